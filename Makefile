@@ -1,0 +1,56 @@
+# Everything runs from one virtual environment in this checkout, made on first use.
+#   make demo   serve the bundled app raw and wrapped, drive both with Locust, print the ratios
+#   make test   run every test
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+# Worker processes for the tests; the live servers wait more than they compute.
+JOBS   ?= 2
+
+.PHONY: demo test test-all lint format coverage clean
+.DEFAULT_GOAL := test
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "wsgifast needs Python 3.10 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Setting up $(VENV) with $$($(PYTHON) --version) (once; a minute or two) ..."
+	@$(PYTHON) -m venv $(VENV) \
+	  || { echo "Python's venv module is missing: apt-get install python3-venv (Debian, Ubuntu)"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+	@echo "$(VENV) is ready."
+
+demo: $(READY)
+	@$(BIN)/python -m loadtests.demo
+
+test: $(READY)
+	@echo "Running the tests on $$($(BIN)/python --version), $(JOBS) at a time ..."
+	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+# Every supported Python that this machine has, each in an environment of its own.
+test-all:
+	@for version in 3.10 3.11 3.12 3.13; do \
+	  python=$$(sh tests/support/find_python.sh $$version) \
+	    || { echo "Python $$version is not installed here (pyenv install $$version)"; exit 1; }; \
+	  $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$version || exit 1; \
+	done
+
+lint: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(READY)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+coverage: $(READY)
+	@rm -f .coverage .coverage.*
+	@$(BIN)/python -m coverage run -m pytest -n $(JOBS) $(ARGS)
+	@$(BIN)/python -m coverage combine --quiet
+	@$(BIN)/python -m coverage report
+
+clean:
+	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis reports build dist

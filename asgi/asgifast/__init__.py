@@ -1,0 +1,3 @@
+"""asgifast: the ASGI half of wsgifast."""
+
+__all__: list[str] = []

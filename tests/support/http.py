@@ -1,0 +1,199 @@
+"""A plain HTTP/1.1 client over a raw socket: tests see every byte that a server sends."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import TracebackType
+
+__all__ = ["Address", "Connection", "Response", "get"]
+
+# (host, port), or the path of a Unix socket.
+Address = tuple[str, int] | str
+# No answer that a test waits for takes this long; a hung server fails the test instead of the run.
+TIMEOUT_S = 20.0
+
+
+@dataclass
+class Response:
+    """One parsed response."""
+
+    status: int
+    reason: str
+    headers: list[tuple[str, str]]
+    body: bytes
+    version: str = "HTTP/1.1"
+    # Whether the server said that the connection stays open.
+    keep_alive: bool = True
+    trailers: list[tuple[str, str]] = field(default_factory=list)
+
+    def header(self, name: str) -> str | None:
+        """The one value of a header; None if absent, an error if it was sent twice."""
+        values = [value for key, value in self.headers if key.lower() == name.lower()]
+        assert len(values) <= 1, f"{name} was sent {len(values)} times: {values}"
+        return values[0] if values else None
+
+    def __str__(self) -> str:
+        head = "".join(f"{key}: {value}\n" for key, value in self.headers)
+        return f"{self.version} {self.status} {self.reason}\n{head}\n{self.body[:200]!r}"
+
+
+class Connection:
+    """A client connection that can send anything and reads responses one at a time."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        tls: ssl.SSLContext | None = None,
+        timeout: float = TIMEOUT_S,
+        receive_buffer: int | None = None,
+    ) -> None:
+        family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout)
+            if receive_buffer is not None:  # before connect: the window is agreed there
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+            sock.connect(address)
+            if tls is not None:
+                sock = tls.wrap_socket(sock, server_hostname="localhost")
+        except BaseException:
+            sock.close()
+            raise
+        self.sock = sock
+        self._stream = sock.makefile("rb")
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._stream.close()
+        self.sock.close()
+
+    def send(self, data: bytes) -> None:
+        self.sock.sendall(data)
+
+    def request(
+        self,
+        target: str = "/",
+        *,
+        method: str = "GET",
+        headers: Iterable[tuple[str, str]] = (),
+        body: bytes = b"",
+        version: str = "1.1",
+    ) -> Response:
+        """Send one request and read its response."""
+        self.send_request(target, method=method, headers=headers, body=body, version=version)
+        return self.read_response(method)
+
+    def send_request(
+        self,
+        target: str = "/",
+        *,
+        method: str = "GET",
+        headers: Iterable[tuple[str, str]] = (),
+        body: bytes = b"",
+        version: str = "1.1",
+    ) -> None:
+        fields = list(headers)
+        names = {name.lower() for name, _ in fields}
+        if "host" not in names:
+            fields.insert(0, ("Host", "localhost"))
+        if body and not names & {"content-length", "transfer-encoding"}:
+            fields.append(("Content-Length", str(len(body))))
+        head = f"{method} {target} HTTP/{version}\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in fields)
+        self.send(head.encode("latin-1") + b"\r\n" + body)
+
+    def read_response(self, method: str = "GET") -> Response:
+        """Read one response whole, as RFC 9112 section 6 delimits it.
+
+        :raises EOFError: if the connection ends before the response does.
+        """
+        head = self.read_head()
+        lengths = {v for k, v in head.headers if k.lower() == "content-length"}
+        codings = [v.lower() for k, v in head.headers if k.lower() == "transfer-encoding"]
+        assert not (lengths and codings), f"Content-Length and Transfer-Encoding:\n{head}"
+        if method == "HEAD" or head.status in (204, 304) or head.status < 200:
+            return head
+        if codings:
+            assert codings == ["chunked"], f"unknown transfer coding {codings}"
+            head.body = self._read_chunks(head)
+        elif lengths:
+            assert len(lengths) == 1, f"several Content-Length values: {lengths}"
+            head.body = self.read(int(lengths.pop()))
+        else:
+            head.keep_alive = False
+            head.body = self._stream.read()
+        return head
+
+    def read_head(self) -> Response:
+        """Read a status line and its headers."""
+        line = self._line()
+        version, _, rest = line.partition(" ")
+        status, _, reason = rest.partition(" ")
+        headers: list[tuple[str, str]] = []
+        while field_line := self._line():
+            name, colon, value = field_line.partition(":")
+            assert colon, f"a header line without a colon: {field_line!r}"
+            headers.append((name, value.strip()))
+        said = {v.lower() for k, v in headers if k.lower() == "connection"}
+        keep_alive = "close" not in said if version == "HTTP/1.1" else "keep-alive" in said
+        return Response(int(status), reason, headers, b"", version, keep_alive)
+
+    def read(self, size: int) -> bytes:
+        """Read exactly `size` bytes.
+
+        :raises EOFError: if the connection ends first; the message says how much came.
+        """
+        data = self._stream.read(size)
+        if len(data) < size:
+            raise EOFError(f"the connection ended after {len(data)} of {size} bytes")
+        return data
+
+    def read_to_end(self) -> bytes:
+        """Read until the server closes the connection."""
+        return self._stream.read()
+
+    def _line(self) -> str:
+        line = self._stream.readline()
+        if not line.endswith(b"\n"):
+            raise EOFError(f"the connection ended inside a head: {line!r}")
+        assert line.endswith(b"\r\n"), f"a line that ends without CR LF: {line!r}"
+        return line[:-2].decode("latin-1")
+
+    def _read_chunks(self, response: Response) -> bytes:
+        chunks = []
+        while size := int(self._line().partition(";")[0], 16):
+            chunks.append(self.read(size))
+            assert self.read(2) == b"\r\n", "a chunk does not end where its size says"
+        while trailer := self._line():
+            name, _, value = trailer.partition(":")
+            response.trailers.append((name, value.strip()))
+        return b"".join(chunks)
+
+
+def get(
+    address: Address,
+    target: str = "/",
+    *,
+    method: str = "GET",
+    headers: Iterable[tuple[str, str]] = (),
+    body: bytes = b"",
+    tls: ssl.SSLContext | None = None,
+) -> Response:
+    """One request on a connection of its own."""
+    with Connection(address, tls=tls) as connection:
+        fields = [*headers, ("Connection", "close")]
+        return connection.request(target, method=method, headers=fields, body=body)

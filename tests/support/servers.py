@@ -1,0 +1,139 @@
+"""Live servers: each is a process of its own, ended by its own id when the test is over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .http import Address, Response, get
+
+__all__ = ["LiveServer", "free_port", "live_server", "required_program", "wait_for"]
+
+ROOT = Path(__file__).resolve().parents[2]
+# A server that has not opened its port by then has failed; starting Python and importing a
+# framework takes up to 3 s on a busy machine with two cores.
+START_S = 30.0
+STOP_S = 15.0
+
+
+@dataclass
+class LiveServer:
+    """A running server process."""
+
+    address: Address
+    process: subprocess.Popen[bytes]
+    log_path: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def url(self) -> str:
+        assert isinstance(self.address, tuple), "a Unix socket has no URL"
+        return f"http://{self.address[0]}:{self.address[1]}"
+
+    def log(self) -> str:
+        """Everything that the process has written to stdout and stderr so far."""
+        return self.log_path.read_text(errors="replace")
+
+    def get(self, target: str = "/", **options: object) -> Response:
+        """One request on a connection of its own; see tests.support.http.get."""
+        return get(self.address, target, **options)  # type: ignore[arg-type]
+
+    def stop(self, signal_number: int = signal.SIGTERM) -> int:
+        """End the process; return its exit status (negative: the signal that ended it)."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal_number)
+        try:
+            return self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(
+                f"the server did not stop {STOP_S} s after signal {signal_number}:\n{self.log()}"
+            ) from None
+
+
+@contextlib.contextmanager
+def live_server(
+    argv: Sequence[str],
+    address: Address,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path = ROOT,
+) -> Iterator[LiveServer]:
+    """Start a server and wait until it accepts connections; stop it at the end of the block.
+
+    :param argv: the command; a first item of "python" is this interpreter.
+    :param address: where the command has been told to listen; see :func:`free_port`.
+    """
+    command = [sys.executable if argv[0] == "python" else argv[0], *argv[1:]]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
+    with tempfile.TemporaryDirectory(prefix="wsgifast-") as folder:
+        log_path = Path(folder, "log")
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd, env=environment
+            )
+        server = LiveServer(address, process, log_path)
+        try:
+            _wait_until_listening(server)
+            yield server
+        finally:
+            server.stop()
+
+
+def free_port() -> int:
+    """A TCP port on 127.0.0.1 that nothing listens on at this moment."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def wait_for(
+    condition: Callable[[], object], what: str, timeout: float = 10.0, interval: float = 0.01
+) -> None:
+    """Wait until a condition holds; fail with `what` was waited for."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout} s in vain until {what}")
+        time.sleep(interval)
+
+
+def required_program(name: str, package: str) -> str:
+    """The path of a program that a test needs; its absence is a failure that names the package."""
+    path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    assert path, f"this test needs {name}: apt-get install {package} (.ci/run installs it)"
+    return path
+
+
+def _wait_until_listening(server: LiveServer) -> None:
+    deadline = time.monotonic() + START_S
+    family = socket.AF_UNIX if isinstance(server.address, str) else socket.AF_INET
+    while True:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.settimeout(1.0)
+            try:
+                sock.connect(server.address)
+                return
+            except OSError:
+                pass
+        status = server.process.poll()
+        if status is not None:
+            raise AssertionError(f"the server ended with status {status}:\n{server.log()}")
+        if time.monotonic() > deadline:
+            raise AssertionError(f"nothing listens on {server.address}:\n{server.log()}")
+        time.sleep(0.02)

@@ -1,0 +1,154 @@
+"""Which files the kernel may send by itself, and sending them.
+
+os.sendfile takes a descriptor, not a file object, so it is only right where the descriptor's bytes
+are the file object's bytes: a regular file, opened binary, read from where the file object stands.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import socket
+import stat
+import tempfile
+import time
+from typing import NamedTuple
+
+__all__ = [
+    "FALLBACK_BLOCK_BYTES",
+    "FileSegment",
+    "FileTruncated",
+    "file_segment",
+    "send_file_segment",
+]
+
+# What one os.sendfile call may be asked for: Linux moves at most 0x7ffff000 bytes a call, and some
+# systems fail beyond 2 GiB instead of sending less.
+_MAX_SENDFILE_BYTES = 1 << 30
+# One pread where sendfile cannot be used (TLS, odd file systems): large enough that the calls do
+# not count, small enough to stay in the cache.
+FALLBACK_BLOCK_BYTES = 256 * 1024
+
+
+class FileSegment(NamedTuple):
+    """A run of bytes of an open regular file."""
+
+    fd: int
+    offset: int
+    size: int
+
+
+class FileTruncated(OSError):
+    """The file ended before the promised bytes were sent: only closing the connection is left."""
+
+
+def file_segment(file: object) -> FileSegment | None:
+    """Return the descriptor, position and remaining bytes of a file that sendfile can send.
+
+    :param file: any object. Qualified are raw and buffered binary files on a regular file with a
+        size, temporary files, and a SpooledTemporaryFile that has been rolled to disk.
+    :returns: None for everything else. Text files and gzip files have a descriptor too, but its
+        bytes are not theirs; pipes, devices and /proc files have no size to send.
+    :raises ValueError: if the file is closed.
+    """
+    file = _unwrapped(file)
+    if not isinstance(file, (io.FileIO, io.BufferedReader, io.BufferedRandom)):
+        return None
+    if not isinstance(file, io.FileIO):
+        if not isinstance(file.raw, io.FileIO):
+            return None  # a reader over a socket, a zip member, an object of the app's own
+        if isinstance(file, io.BufferedRandom):
+            file.flush()  # what was written to it is not in the descriptor yet
+    if not file.readable():
+        return None
+    fd = file.fileno()
+    facts = os.fstat(fd)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size == 0:
+        return None
+    # tell(), not the descriptor's own offset: a buffered file that was read from is ahead of it.
+    position = file.tell()
+    return FileSegment(fd, position, max(0, facts.st_size - position))
+
+
+def send_file_segment(sock: socket.socket, segment: FileSegment) -> None:
+    """Send a run of a file's bytes on a blocking socket, or one with a timeout.
+
+    The kernel copies from the page cache to the socket; where it cannot (TLS, a file system
+    without sendfile), large blocks are read and sent. The file's own position does not move.
+
+    :raises FileTruncated: if the file ends early.
+    :raises TimeoutError: if the socket has a timeout and takes no byte for that long.
+    :raises OSError: if the peer has gone.
+    """
+    fd, offset, size = segment
+    end = offset + size
+    if _kernel_can_send_on(sock):
+        offset = _send_by_kernel(sock, fd, offset, end)
+    while offset < end:
+        block = os.pread(fd, min(FALLBACK_BLOCK_BYTES, end - offset), offset)
+        if not block:
+            raise _truncated(segment, offset)
+        sock.sendall(block)
+        offset += len(block)
+
+
+def _send_by_kernel(sock: socket.socket, fd: int, offset: int, end: int) -> int:
+    """Send with os.sendfile; return how far it came: short of `end` only if it does not apply."""
+    start = offset
+    timeout = sock.gettimeout()
+    out = sock.fileno()
+    while offset < end:
+        try:
+            sent = os.sendfile(out, fd, offset, min(_MAX_SENDFILE_BYTES, end - offset))
+        except BlockingIOError:
+            _wait_writable(sock, timeout)
+            continue
+        except OSError:
+            if offset == start and not _peer_is_gone(sock):
+                return offset  # EINVAL, ENOSYS, ENOTSUP ...: this file system has no sendfile
+            raise
+        if sent == 0:
+            raise _truncated(FileSegment(fd, start, end - start), offset)
+        offset += sent
+    return offset
+
+
+def _wait_writable(sock: socket.socket, timeout: float | None) -> None:
+    poller = select.poll()
+    poller.register(sock.fileno(), select.POLLOUT)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while not poller.poll(
+        None if deadline is None else max(0.0, deadline - time.monotonic()) * 1e3
+    ):
+        if deadline is not None and time.monotonic() >= deadline:
+            raise TimeoutError(f"the peer took no byte for {timeout} s")
+
+
+def _peer_is_gone(sock: socket.socket) -> bool:
+    try:
+        sock.getpeername()
+    except OSError:
+        return True
+    return False
+
+
+def _kernel_can_send_on(sock: socket.socket) -> bool:
+    # ssl.SSLSocket is a subclass of socket.socket; its plain text must not go past the encryption.
+    # gevent's sockets are not: a blocking wait here would stop every other greenlet.
+    return hasattr(os, "sendfile") and type(sock) is socket.socket
+
+
+def _unwrapped(file: object) -> object:
+    if isinstance(file, tempfile.SpooledTemporaryFile):
+        return file._file if getattr(file, "_rolled", False) else None
+    if isinstance(file, tempfile._TemporaryFileWrapper):
+        return file.file
+    return file
+
+
+def _truncated(segment: FileSegment, reached: int) -> FileTruncated:
+    missing = segment.offset + segment.size - reached
+    return FileTruncated(
+        f"the file shrank while it was sent: {missing} of {segment.size} bytes are missing"
+    )
