@@ -44,6 +44,7 @@ class WerkzeugRequestHandler(KeepAliveHandler, serving.WSGIRequestHandler):
 
     def basic_environ(self) -> WSGIEnvironment:
         self.environ = self.make_environ()
+        self.environ["REMOTE_PORT"] = str(self.environ["REMOTE_PORT"])  # PEP 3333: all are str
         return self.environ
 
     def error_application(self) -> WSGIApplication:
