@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.http import Connection
 from tests.support.servers import wait_for
-from wsgifast.delivery import FileSlice, SegmentedBody
+from wsgifast.delivery import FileSlice, Segment, SegmentedBody
 from wsgifast.sockets.sendfile import FileSegment
 
 from .serving import KINDS, THREADED, serve
@@ -392,7 +392,7 @@ def test_a_file_slice_and_segments_are_sent_as_runs(kind: str, tmp_path: Path) -
 
     def segmented(environ: WSGIEnvironment) -> Any:
         fd = os.open(path, os.O_RDONLY)
-        parts = [b"<", FileSegment(fd, 5, 60_000), b"|", FileSegment(fd, 0, 7), b">"]
+        parts: list[Segment] = [b"<", FileSegment(fd, 5, 60_000), b"|", FileSegment(fd, 0, 7), b">"]
 
         def close() -> None:
             os.close(fd)

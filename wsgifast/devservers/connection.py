@@ -295,7 +295,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         self.connection.settimeout(self.keep_alive_timeout)
         try:
             return body.drain(_DRAIN_BYTES)
-        except (RequestError, TimeoutError):
+        except (RequestError, ClientGone):
             return False
         finally:
             self.connection.settimeout(self.timeout)

@@ -62,11 +62,11 @@ class RequestBody(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """:raises ClientGone: if the connection ends before the body does.
+        """:raises ClientGone: if the connection ends before the body does, or the client sends
+            nothing for longer than the socket's timeout.
 
         :raises RequestError: if the chunks are malformed.
         :raises ValueError: if the request has been answered.
-        :raises TimeoutError: if the client sends nothing for longer than the socket's timeout.
         """
         if self._over:
             raise ValueError("this request is over: read its body before the response ends")
@@ -102,9 +102,12 @@ class RequestBody(io.RawIOBase):
         if self._chunked and self._left == 0 and not self._next_chunk():
             return 0
         view = memoryview(buffer).cast("B")
-        size = self._stream.readinto1(view[: self._left])
+        try:
+            size = self._stream.readinto1(view[: self._left])
+        except OSError as error:
+            raise _gone() from error
         if not size:
-            raise ClientGone("the client left before it had sent the whole request body")
+            raise _gone()
         self._left -= size
         if self._left == 0 and not self._chunked:
             self._at_end = True
@@ -113,10 +116,10 @@ class RequestBody(io.RawIOBase):
     def _next_chunk(self) -> bool:
         """Read to the next chunk's data; False at the end of the body."""
         if self._between_chunks and self._line() != b"\r\n":
-            raise self._malformed()
+            raise _malformed()
         size = _CHUNK_SIZE.fullmatch(self._line())
         if size is None:
-            raise self._malformed()
+            raise _malformed()
         self._between_chunks = True
         self._left = int(size[1], 16)
         if self._left:
@@ -125,16 +128,23 @@ class RequestBody(io.RawIOBase):
             if self._line() == b"\r\n":
                 self._at_end = True
                 return False
-        raise self._malformed()
+        raise _malformed()
 
     def _line(self) -> bytes:
-        line = self._stream.readline(_LINE_BYTES)
+        try:
+            line = self._stream.readline(_LINE_BYTES)
+        except OSError as error:
+            raise _gone() from error
         if not line.endswith(b"\r\n"):
             if len(line) < _LINE_BYTES and not line.endswith(b"\n"):
-                raise ClientGone("the client left before it had sent the whole request body")
-            raise self._malformed()
+                raise _gone()
+            raise _malformed()
         return line
 
-    @staticmethod
-    def _malformed() -> RequestError:
-        return RequestError(HTTPStatus.BAD_REQUEST, "The chunks of the request body are malformed")
+
+def _gone() -> ClientGone:
+    return ClientGone("the client left, or stalled, before it had sent the whole request body")
+
+
+def _malformed() -> RequestError:
+    return RequestError(HTTPStatus.BAD_REQUEST, "The chunks of the request body are malformed")
