@@ -186,14 +186,16 @@ class _Exchange:
                 return self._stream((body,))
             chunk = self.convert(body)
             return self._whole("rescued", [chunk], len(chunk))
-        error = bodies.refuse(body, self.middleware.app)
-        if error is not None:
-            raise error
         file = bodies.wrapped_file(body)
         if file is None and bodies.is_readable(body):
             file = body
-        if file is not None and self.status is not None and not self.forwarded:
+        if file is not None:
+            if self.status is None:
+                raise self.not_started()
             return self._file(file)
+        error = bodies.refuse(body, self.middleware.app)
+        if error is not None:
+            raise error
         return self._stream(body)
 
     def _chunks(self, body: list[Any] | tuple[Any, ...]) -> Iterable[bytes]:
@@ -206,11 +208,7 @@ class _Exchange:
 
     def _whole(self, route: str, chunks: Iterable[bytes], total: int) -> Iterable[bytes]:
         """Send a body that is all at hand: its length is certain."""
-        if self.no_body:
-            return self._no_body(total, chunks)
-        if self.declared is None:
-            self.add_content_length(total)
-        elif self.declared != total:
+        if self.declared is not None and self.declared != total and (total or not self.no_body):
             logger.warning(
                 "%s declared a Content-Length of %d for a body of %d bytes; corrected",
                 self.app_name,
@@ -219,19 +217,30 @@ class _Exchange:
             )
             self.declared = None
             self.headers = _without_content_length(self.headers)
+        if self.no_body:
+            return self._no_body(total, chunks)
+        if self.declared is None:
             self.add_content_length(total)
         self.forward()
         self.environ[ROUTE] = route
         return chunks
 
     def _file(self, file: Any) -> Iterable[bytes]:
+        if self.forwarded and self.no_body:
+            return _NoBody(file)
+        if self.forwarded:
+            # write() was used: the server counts its bytes towards a Content-Length, which its
+            # sendfile may not, so the rest goes the same way.
+            size = None if self.declared is None else self.declared - self.written
+            self.environ[ROUTE] = "blocks"
+            return FileReader(file, size, self.convert)
         declared = self.declared
         segment = file_segment(file)
         reader: FileSlice | FileReader
         if segment is not None and (declared is None or declared <= segment.size):
             if declared is not None:
                 segment = segment._replace(size=declared)
-            size: int | None = segment.size
+            size = segment.size
             reader = FileSlice(segment, file)
         else:
             size = bodies.known_size(file) if declared is None else declared
@@ -301,8 +310,10 @@ class _Exchange:
         self.status = status
         self.headers = list(headers)
         self.no_body = no_body_status or self.environ["REQUEST_METHOD"] == "HEAD"
-        if no_body_status and code != "304" and declared is not None:
-            self.headers = _without_content_length(headers)  # RFC 9110 8.6: they have none
+        if no_body_status and declared is not None:
+            # RFC 9110 8.6 forbids it with 1xx and 204; with 304 it is better left out (15.4.5),
+            # and gevent's pywsgi answers 500 if it is there.
+            self.headers = _without_content_length(headers)
             self.declared = None
 
     def add_content_length(self, size: int) -> None:
@@ -375,7 +386,7 @@ class _Stream:
         # The first chunk is where a lazy app calls start_response.
         for chunk in chunks:
             if exchange.status is None:
-                raise exchange.not_started()
+                raise self._never_started()
             if exchange.no_body:
                 yield b""
                 return
@@ -386,7 +397,7 @@ class _Stream:
             break
         else:
             if exchange.status is None:
-                raise exchange.not_started()
+                raise self._never_started()
             if exchange.declared is not None:
                 self._check_complete()
             return
@@ -415,6 +426,12 @@ class _Stream:
             except StopIteration:
                 break
         self._check_complete()
+
+    def _never_started(self) -> BodyError:
+        # cheroot sends whatever head it has when an iterable fails: without one, it sends nothing.
+        headers = [("Content-Type", "text/plain"), ("Content-Length", "0")]
+        self._exchange.server_start("500 Internal Server Error", headers)
+        return self._exchange.not_started()
 
     def _check_complete(self) -> None:
         exchange = self._exchange
