@@ -6,11 +6,13 @@ The behaviour suite serves `app` (wrapped) on every server; `raw` is the same wi
 from __future__ import annotations
 
 import array
+import contextlib
 import gzip
 import io
 import os
 import sys
 import tempfile
+import threading
 import wsgiref.util
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -263,7 +265,14 @@ def text_file() -> Any:
 
 @shape(FILE_BYTES, sized=False)
 def pipe() -> Any:
-    return os.popen(f"cat '{file_path()}'").buffer  # type: ignore[attr-defined]
+    read, write = os.pipe()
+
+    def fill() -> None:
+        with contextlib.suppress(BrokenPipeError), open(write, "wb") as stream:
+            stream.write(FILE_BYTES)
+
+    threading.Thread(target=fill).start()
+    return open(read, "rb")
 
 
 class OnlyRead:
