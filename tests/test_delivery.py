@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsgifast.delivery import BodyTooShort, FileReader, FileSlice, SegmentedBody
+from wsgifast.delivery import BodyTooShort, FileReader, FileSlice, Segment, SegmentedBody
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sendfile import FileTruncated
 
@@ -94,13 +94,9 @@ def test_a_file_that_grows_sends_what_was_promised(path: Path) -> None:
 def test_a_segmented_body_is_iterated_in_order(path: Path) -> None:
     closed: list[bool] = []
     with path.open("rb") as file:
-        segments = [
-            b"head",
-            FileSegment(file.fileno(), 5, 10),
-            b"-",
-            FileSegment(file.fileno(), 0, 2),
-        ]
-        body = SegmentedBody(segments, lambda: closed.append(True))
+        first, second = FileSegment(file.fileno(), 5, 10), FileSegment(file.fileno(), 0, 2)
+        parts: list[Segment] = [b"head", first, b"-", second]
+        body = SegmentedBody(parts, lambda: closed.append(True))
         assert b"".join(body) == b"head" + DATA[5:15] + b"-" + DATA[:2]
     body.close()
     body.close()

@@ -6,13 +6,12 @@ The behaviour suite serves `app` (wrapped) on every server; `raw` is the same wi
 from __future__ import annotations
 
 import array
-import contextlib
 import gzip
 import io
 import os
+import subprocess
 import sys
 import tempfile
-import threading
 import wsgiref.util
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -263,16 +262,27 @@ def text_file() -> Any:
     return open(sibling("text"), encoding="utf-16")
 
 
+class CommandOutput:
+    """What a command prints, as a file that is read once and has no size."""
+
+    def __init__(self, *command: str) -> None:
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        self._stream = self._process.stdout
+        self.read = self._stream.read
+        self.read1 = self._stream.read1  # type: ignore[attr-defined]
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._stream.close()
+        self._process.wait()
+
+
 @shape(FILE_BYTES, sized=False)
 def pipe() -> Any:
-    read, write = os.pipe()
-
-    def fill() -> None:
-        with contextlib.suppress(BrokenPipeError), open(write, "wb") as stream:
-            stream.write(FILE_BYTES)
-
-    threading.Thread(target=fill).start()
-    return open(read, "rb")
+    return CommandOutput("cat", file_path())
 
 
 class OnlyRead:
