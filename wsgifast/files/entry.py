@@ -15,7 +15,7 @@ from .conditions import FIRST_KNOWN_SECOND, http_date, is_etag, parse_http_date
 from .ranges import ByteRange, content_range
 from .variants import preferred_coding
 
-__all__ = ["Entry", "FileSlice", "Header", "Plan", "Representation", "describe"]
+__all__ = ["Entry", "FilePart", "Header", "Plan", "Representation", "describe"]
 
 Header = tuple[str, str]
 
@@ -26,7 +26,7 @@ _BODY_HEADERS = frozenset(
 )
 
 
-class FileSlice(NamedTuple):
+class FilePart(NamedTuple):
     """Bytes of a representation's file: what an adapter sends by sendfile, or reads."""
 
     # Whatever the maker of the representation put there (a path, an open file, bytes).
@@ -50,7 +50,7 @@ class Plan:
         self,
         status: int,
         headers: Sequence[Header],
-        segments: Sequence[bytes | FileSlice] = (),
+        segments: Sequence[bytes | FilePart] = (),
     ) -> None:
         self.status = status
         self.headers = headers
@@ -76,7 +76,7 @@ class Plan:
 class Representation:
     """A file as it is sent in one encoding (RFC 9110, section 3.2), with the headers of its 200.
 
-    :param file: opaque here; it comes back in each :class:`FileSlice`.
+    :param file: opaque here; it comes back in each :class:`FilePart`.
     :param size: bytes; the Content-Length among `headers`, if there is one, says the same.
     :param headers: of the whole 200 answer. A Content-Length is added where there is none.
     :param etag: as sent, quotes and `W/` included; default: what the headers say. One that section
@@ -119,7 +119,7 @@ class Representation:
     @cached_property
     def whole(self) -> Plan:
         """200 with the whole file."""
-        segments = (FileSlice(self.file, 0, self.size),) if self.size else ()
+        segments = (FilePart(self.file, 0, self.size),) if self.size else ()
         return Plan(200, self.headers, segments)
 
     @cached_property
@@ -158,7 +158,7 @@ class Representation:
             ("Content-Range", content_range(part, self.size)),
             ("Content-Length", str(size)),
         ]
-        return Plan(206, headers, (FileSlice(self.file, part.start, size),))
+        return Plan(206, headers, (FilePart(self.file, part.start, size),))
 
     @cached_property
     def _bodyless(self) -> list[Header]:
@@ -208,7 +208,7 @@ def describe(
 ) -> Representation:
     """Describe a file on disk, with the headers that a file server sends.
 
-    :param file: opaque; it comes back in each :class:`FileSlice`.
+    :param file: opaque; it comes back in each :class:`FilePart`.
     :param size: bytes.
     :param mtime_ns: nanoseconds since 1970 (UTC), as stat() says; below 2 s is "not known".
     :param now: seconds since 1970 (UTC). A Last-Modified in the future is not allowed (RFC 9110,

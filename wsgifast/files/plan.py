@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .conditions import evaluate, if_range_holds
-from .entry import Entry, FileSlice, Plan, Representation
+from .entry import Entry, FilePart, Plan, Representation
 from .ranges import ByteRange, multipart_heads, new_boundary, parse
 
 __all__ = ["RequestFacts", "plan", "plan_representation"]
@@ -97,9 +97,9 @@ def _multipart(ranges: list[ByteRange], representation: Representation, boundary
     """206 with several ranges (section 15.3.7.2)."""
     file, size = representation.file, representation.size
     heads = multipart_heads(ranges, size, representation.content_type, boundary)
-    segments: list[bytes | FileSlice] = []
+    segments: list[bytes | FilePart] = []
     for head, part in zip(heads, ranges, strict=False):
-        segments += head, FileSlice(file, part.start, part.stop - part.start)
+        segments += head, FilePart(file, part.start, part.stop - part.start)
     segments.append(heads[-1])
     length = sum(map(len, heads)) + sum(part.stop - part.start for part in ranges)
     headers = [
