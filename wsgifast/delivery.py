@@ -90,6 +90,11 @@ class FileSlice:
         self._position = min(max(self._start, base + offset), self._end)
         return self._position
 
+    def rest(self) -> FileSegment:
+        """What has not been read yet, for a server that sends it by itself."""
+        self._check_open()
+        return FileSegment(self._fd, self._position, self._end - self._position)
+
     def __iter__(self) -> Iterator[bytes]:
         return iter(lambda: self.read(BLOCK_BYTES), b"")
 
