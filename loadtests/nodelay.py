@@ -1,6 +1,6 @@
 """The dev servers before and after: the 40 ms of a head and a body in two writes; large bodies.
 
-    python -m loadtests.nodelay        a minute and a half; prints tables, writes reports/nodelay.json
+    python -m loadtests.nodelay     a minute and a half; prints tables, writes reports/nodelay.json
     python -m loadtests.nodelay --rounds 1 --seconds 0.3
 
 Stock wsgiref and Werkzeug close every connection, which hides the stall behind the price of a new
@@ -23,8 +23,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 from wsgiref import simple_server
+from wsgiref.util import FileWrapper
 
 from werkzeug.serving import run_simple
 
@@ -85,8 +86,8 @@ def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[byt
     if path == "/report":
         return [_BLOCK]
     file = Path(os.environ[FILES_VARIABLE], path[1:]).open("rb")
-    wrapper = environ.get("wsgi.file_wrapper", simple_server.ServerHandler.wsgi_file_wrapper)
-    return wrapper(file)  # type: ignore[no-any-return]
+    wrapped: Iterable[bytes] = environ.get("wsgi.file_wrapper", FileWrapper)(file)
+    return wrapped
 
 
 class _ThreadingWSGIServer(ThreadingMixIn, simple_server.WSGIServer):
@@ -106,8 +107,9 @@ class _KeepAliveRecipe(simple_server.WSGIRequestHandler):
         if not self.raw_requestline or not self.parse_request():
             self.close_connection = True
             return
+        out = cast(IO[bytes], self.wfile)
         handler = simple_server.ServerHandler(
-            self.rfile, self.wfile, self.get_stderr(), self.get_environ()
+            self.rfile, out, self.get_stderr(), self.get_environ()
         )
         handler.http_version = "1.1"
         handler.request_handler = self  # type: ignore[attr-defined]

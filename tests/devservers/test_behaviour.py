@@ -18,6 +18,7 @@ import pytest
 from tests.support.http import Connection
 from tests.support.servers import wait_for
 from wsgifast.delivery import FileSlice, Segment, SegmentedBody
+from wsgifast.devservers import connection
 from wsgifast.sockets.sendfile import FileSegment
 
 from .serving import KINDS, THREADED, serve
@@ -496,13 +497,34 @@ def test_an_idle_connection_does_not_lock_others_out(kind: str) -> None:
     with (
         serve(answering(path_of), kind, keep_alive_timeout=60.0) as served,
         Connection(served.address) as idle,
-        Connection(served.address) as silent,
     ):
-        assert idle.request("/").keep_alive or idle.read_to_end() == b""
+        assert idle.request("/").keep_alive
         with Connection(served.address) as other:
             assert_alive(other)
         assert idle.read_to_end() == b""
+
+
+@pytest.mark.parametrize("kind", ["wsgiref-single", "werkzeug-single"])
+def test_a_silent_connection_is_sent_away_after_a_grace(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "FRESH_GRACE_S", 0.05)
+    with (
+        serve(answering(path_of), kind) as served,
+        Connection(served.address) as silent,
+        Connection(served.address) as other,
+    ):
+        assert_alive(other)
         assert silent.read_to_end() == b""
+
+
+@pytest.mark.parametrize("kind", ["wsgiref-single", "werkzeug-single"])
+def test_who_has_just_connected_gets_an_answer_although_others_wait(kind: str) -> None:
+    with serve(answering(path_of), kind) as served:
+        clients = [Connection(served.address) for _ in range(3)]
+        for client in clients:
+            assert_alive(client)
+            client.close()
 
 
 @pytest.mark.parametrize("kind", ["wsgiref-single", "werkzeug-single"])

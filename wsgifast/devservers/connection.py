@@ -59,6 +59,9 @@ _LINGER_IDLE_S = 1.0
 # Where processes serve connections, the parent accepts within this time unless it may not start
 # another: only then is a waiting client locked out.
 _FORKING_GRACE_S = 0.05
+# Who has just connected is about to send a request, and would take the end of the connection for an
+# error. A browser that has connected only for later is silent for longer than this.
+FRESH_GRACE_S = 0.5
 
 
 class KeepAliveHandler(BaseHTTPRequestHandler):
@@ -124,11 +127,11 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
 
     def handle(self) -> None:
         self.close_connection = False
-        patience_s = self.timeout
+        patience_s, grace_s = self.timeout, FRESH_GRACE_S
         try:
-            while not self.close_connection and self._has_request(patience_s):
+            while not self.close_connection and self._has_request(patience_s, grace_s):
                 self.handle_one_request()
-                patience_s = self.keep_alive_timeout
+                patience_s, grace_s = self.keep_alive_timeout, 0.0
             if self._may_send_on or self._input.holds_more(self._stream):
                 self._linger()
         except (OSError, EOFError) as error:  # the connection's: the application's were caught
@@ -278,8 +281,10 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
 
     # The input between requests.
 
-    def _has_request(self, patience_s: float | None) -> bool:
-        return self._input.holds_more(self._stream) or self._waiting.for_request(patience_s)
+    def _has_request(self, patience_s: float | None, grace_s: float) -> bool:
+        if self._input.holds_more(self._stream):
+            return True
+        return self._waiting.for_request(patience_s, grace_s)
 
     def _read_request_line(self) -> bytes:
         line = self._stream.readline(_MAX_REQUEST_LINE_BYTES + 1)
@@ -371,8 +376,12 @@ class _Waiting:
         if stop_fd >= 0:
             self._poll.register(stop_fd, select.POLLIN)
 
-    def for_request(self, patience_s: float | None) -> bool:
-        """Wait until the client sends something; False if it has to be sent away."""
+    def for_request(self, patience_s: float | None, grace_s: float) -> bool:
+        """Wait until the client sends something; False if it has to be sent away.
+
+        :param patience_s: seconds; None for no limit.
+        :param grace_s: what the client is given although others wait.
+        """
         deadline = math.inf if patience_s is None else time.monotonic() + patience_s
         while (left := deadline - time.monotonic()) > 0:
             ready = {fd for fd, _ in self._poll.poll(None if left == math.inf else left * 1e3)}
@@ -380,19 +389,21 @@ class _Waiting:
                 return True
             if self.is_server_stopping():
                 return False
-            if ready and self.is_other_client_locked_out():
+            if ready and self.is_other_client_locked_out(grace_s):
                 return bool(self._connection_poll.poll(0))
         return False
 
-    def is_other_client_locked_out(self) -> bool:
-        """Whether someone waits to be accepted until this connection ends."""
+    def is_other_client_locked_out(self, grace_s: float = 0.0) -> bool:
+        """Whether someone waits to be accepted until this connection ends.
+
+        :param grace_s: how long to wait for this client's request before saying so.
+        """
         if self.has_thread_of_its_own or not self._listener_poll.poll(0):
             return False
-        if not self._grace_s:
+        grace_s = max(grace_s, self._grace_s)
+        if not grace_s:
             return True
-        return not self._connection_poll.poll(self._grace_s * 1e3) and bool(
-            self._listener_poll.poll(0)
-        )
+        return not self._connection_poll.poll(grace_s * 1e3) and bool(self._listener_poll.poll(0))
 
     def is_server_stopping(self) -> bool:
         return self._server.fileno() < 0 or bool(getattr(self._server, "is_stopping", False))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+from ..body import joined
 from ..delivery import Segment, SegmentedBody
 from ..errors import WSGIFastError
 from ..sockets.sendfile import FileSegment, FileTruncated
@@ -27,13 +28,8 @@ _LENGTH = re.compile(r"[0-9]{1,18}")
 # A file up to this size is read and leaves with the head in one call; beyond it, sendfile's second
 # call costs less than the copy.
 _SMALL_FILE_BYTES = 16 * 1024
-# Lists of chunks are joined into runs of about this size: large enough that the calls do not
-# count, small enough that memory does not either.
-_RUN_BYTES = 256 * 1024
 # Blocks are held in a gathering send up to here: a list of large ones needs no copy and few calls.
 _GATHERED_BYTES = 1 << 20
-# A chunk of this size is worth a place of its own in a gathering send.
-_LARGE_CHUNK_BYTES = 16 * 1024
 
 
 class ApplicationError(WSGIFastError):
@@ -359,16 +355,8 @@ def _known_segments(body: object) -> tuple[int, Iterable[Segment]] | None:
         return sum(sizes), body.segments
     if (type(body) is list or type(body) is tuple) and set(map(type, body)) <= {bytes}:
         size = sum(map(len, body))
-        return size, _runs(body, size)
+        return size, joined(body, size)
     return None
-
-
-def _runs(blocks: Sequence[bytes], size: int) -> Iterable[bytes]:
-    """Join many small blocks into few large ones, a run at a time; leave large ones alone."""
-    if len(blocks) < 2 or size >= _LARGE_CHUNK_BYTES * len(blocks):
-        return blocks
-    step = max(1, _RUN_BYTES * len(blocks) // max(1, size))
-    return (b"".join(blocks[at : at + step]) for at in range(0, len(blocks), step))
 
 
 def _clip(segments: Iterable[Segment], size: int) -> Iterator[Segment]:
