@@ -214,6 +214,17 @@ def test_write_keeps_to_the_content_length(kind: str) -> None:
 
 
 @each_kind
+def test_write_takes_bytes_only(kind: str) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        start_response("200 OK", [])("text")  # type: ignore[arg-type]
+        return []
+
+    with serve(app, kind) as served:
+        assert get(served.address).status == 500
+    assert "a block of it is str" in served.log
+
+
+@each_kind
 @pytest.mark.parametrize(
     "sent",
     [

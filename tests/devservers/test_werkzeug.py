@@ -163,6 +163,15 @@ def test_a_bad_request_is_not_logged_as_the_last_one() -> None:
     assert served.log.count("/first") == 1
 
 
+def test_a_target_that_is_no_url_is_refused() -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        raise NotImplementedError
+
+    with serve(app, "werkzeug") as served, Connection(served.address) as client:
+        assert client.request("http://[").status == 400
+        assert client.read_to_end() == b""
+
+
 def test_an_app_that_took_the_socket_over_is_left_alone() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         environ["werkzeug.socket"].sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\nhello")

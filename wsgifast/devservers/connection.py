@@ -196,6 +196,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             return (
                 wants_more
                 and not body.awaits_continue
+                and not body.exceeds(_DRAIN_BYTES)
                 and not self._waiting.is_server_stopping()
                 and not self._waiting.is_other_client_locked_out()
             )
@@ -215,7 +216,12 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
 
         response = new_response()
         body = RequestBody(self._stream, framing, send_continue)
-        environ = self._environ(body, framing)
+        try:
+            environ = self._environ(body, framing)
+        except ValueError as error:  # a target such as "http://[" is no URL, nor can it be logged
+            del self.path
+            self.send_error(HTTPStatus.BAD_REQUEST, str(error))
+            return
         try:
             try:
                 _run(self.application(), environ, response)

@@ -62,10 +62,10 @@ class RequestBody(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """:raises ClientGone: if the connection ends before the body does, or the client sends
-            nothing for longer than the socket's timeout.
+        """:raises ClientGone: if the connection ends before the body does.
 
-        :raises RequestError: if the chunks are malformed.
+        :raises RequestError: if the chunks are malformed, or the client sends nothing for longer
+            than the socket's timeout.
         :raises ValueError: if the request has been answered.
         """
         if self._over:
@@ -77,6 +77,10 @@ class RequestBody(io.RawIOBase):
         """Whether the connection's input stands behind this request."""
         return self._at_end
 
+    def exceeds(self, limit: int) -> bool:
+        """Whether it is known that more than `limit` bytes have not been read."""
+        return self._left > limit and not self._chunked
+
     def drain(self, limit: int) -> bool:
         """Read what the application has left, up to a limit.
 
@@ -85,7 +89,7 @@ class RequestBody(io.RawIOBase):
         :raises OSError: as :meth:`readinto`.
         """
         scratch = memoryview(bytearray(min(limit, _SCRATCH_BYTES)))
-        while not self._at_end and limit > 0 and (self._chunked or self._left <= limit):
+        while not self._at_end and limit > 0 and not self.exceeds(limit):
             limit -= self._receive(scratch[:limit])
         return self._at_end
 
@@ -105,7 +109,7 @@ class RequestBody(io.RawIOBase):
         try:
             size = self._stream.readinto1(view[: self._left])
         except OSError as error:
-            raise _gone() from error
+            raise _failed(error) from error
         if not size:
             raise _gone()
         self._left -= size
@@ -134,7 +138,7 @@ class RequestBody(io.RawIOBase):
         try:
             line = self._stream.readline(_LINE_BYTES)
         except OSError as error:
-            raise _gone() from error
+            raise _failed(error) from error
         if not line.endswith(b"\r\n"):
             if len(line) < _LINE_BYTES and not line.endswith(b"\n"):
                 raise _gone()
@@ -142,8 +146,14 @@ class RequestBody(io.RawIOBase):
         return line
 
 
+def _failed(error: OSError) -> OSError:
+    if isinstance(error, TimeoutError):
+        return RequestError(HTTPStatus.REQUEST_TIMEOUT, "The request body stopped coming")
+    return _gone()
+
+
 def _gone() -> ClientGone:
-    return ClientGone("the client left, or stalled, before it had sent the whole request body")
+    return ClientGone("the client left before it had sent the whole request body")
 
 
 def _malformed() -> RequestError:
