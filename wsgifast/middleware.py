@@ -205,10 +205,11 @@ class _Exchange:
     def _chunks(self, body: list[Any] | tuple[Any, ...]) -> Iterable[bytes]:
         if len(body) == 1 and type(body[0]) is bytes:
             return self._whole("as-is", body, len(body[0]))
-        chunks = bodies.byte_chunks(body, self.get_charset, self.middleware.app)
-        total = sum(map(len, chunks))
-        few = bodies.joined(chunks, total)
-        route = "as-is" if few is body else "rescued" if few is chunks else "joined"
+        few, total = bodies.few_chunks(body, self.convert)
+        if few is body:
+            route = "as-is"
+        else:
+            route = "joined" if len(body) > 1 else "rescued"
         return self._whole(route, few, total)
 
     def _whole(self, route: str, chunks: Iterable[bytes], total: int) -> Iterable[bytes]:
