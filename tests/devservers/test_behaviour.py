@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.http import Connection
 from tests.support.servers import wait_for
+from wsgifast import WSGIFast
 from wsgifast.delivery import FileSlice, Segment, SegmentedBody
 from wsgifast.devservers import connection
 from wsgifast.sockets.sendfile import FileSegment
@@ -613,6 +614,23 @@ def test_a_response_ends_its_connection_while_the_server_stops(kind: str) -> Non
         assert (response.body, response.header("Connection")) == (b"whole", "close")
         closer.join(10)
         assert not closer.is_alive()
+
+
+@each_kind
+def test_wrapped_apps(kind: str, tmp_path: Path) -> None:
+    path, content = sized_file(tmp_path, 300_000)
+    apps = {
+        "text": answering(lambda _: "text"),
+        "file": answering(lambda _: path.open("rb")),
+        "wrapper": answering(lambda environ: environ["wsgi.file_wrapper"](path.open("rb"))),
+    }
+    with serve(WSGIFast(router(**apps)), kind) as served, Connection(served.address) as client:
+        assert client.request("/text").body == b"text"
+        for name in ("file", "wrapper"):
+            response = client.request(f"/{name}")
+            assert response.body == content
+            assert response.header("Content-Length") == "300000"
+        assert_alive(client)
 
 
 @each_kind

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from ..body import joined
+from ..body import few_chunks
 from ..delivery import Segment, SegmentedBody
 from ..errors import WSGIFastError
 from ..sockets.sendfile import FileSegment, FileTruncated
@@ -149,11 +149,7 @@ class ResponseWriter:
         :raises ApplicationError: for data that is not bytes, or too many of them.
         :raises ClientGone: if the client takes no more.
         """
-        if type(data) is not bytes and not isinstance(data, bytes):
-            raise ApplicationError(
-                f"the body has to be made of bytes, and a block of it is {type(data).__name__}"
-            )
-        self._send_block(data, None)
+        self._send_block(_checked(data), None)
         if self.complaint:
             raise ApplicationError(self.complaint)
 
@@ -165,8 +161,8 @@ class ResponseWriter:
         :raises FileTruncated: if a file ends before its promised length.
         :raises Exception: whatever the application's iterable raises.
         """
-        known = _known_segments(body)
-        if known is not None and self.status is not None:
+        known = _known_segments(body) if self.status is not None else None
+        if known is not None:
             self._send_segments(*known)
             return
         if isinstance(body, (str, bytes, bytearray, memoryview)):
@@ -180,11 +176,7 @@ class ResponseWriter:
         # PEP 3333: what says that it has one block has told its Content-Length with it.
         is_single = _length_of(body) == 1
         for block in body:
-            if type(block) is not bytes and not isinstance(block, bytes):
-                raise ApplicationError(
-                    f"the body has to be made of bytes, and a block of it is {type(block).__name__}"
-                )
-            if not block:
+            if not _checked(block):
                 continue  # nothing to send, and no reason to send the head either
             self._send_block(block, len(block) if is_single else None)
             if self.complaint or not self._framing.has_body:
@@ -353,10 +345,18 @@ def _known_segments(body: object) -> tuple[int, Iterable[Segment]] | None:
     if isinstance(body, SegmentedBody):
         sizes = (s.size if isinstance(s, FileSegment) else len(s) for s in body.segments)
         return sum(sizes), body.segments
-    if (type(body) is list or type(body) is tuple) and set(map(type, body)) <= {bytes}:
-        size = sum(map(len, body))
-        return size, joined(body, size)
+    if type(body) is list or type(body) is tuple:
+        chunks, size = few_chunks(body, _checked)
+        return size, chunks
     return None
+
+
+def _checked(block: object) -> bytes:
+    if isinstance(block, bytes):
+        return block
+    raise ApplicationError(
+        f"the body has to be made of bytes, and a block of it is {type(block).__name__}"
+    )
 
 
 def _clip(segments: Iterable[Segment], size: int) -> Iterator[Segment]:
