@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.http import Connection, get
 from tests.support.servers import free_port, live_server, wait_for
+from wsgifast import devservers
 from wsgifast.devservers import (
     ThreadingWSGIServer,
     WSGIRequestHandler,
@@ -48,6 +49,22 @@ class QuietHandler(WSGIRequestHandler):
 def ok(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
     start_response("200 OK", [("Content-Type", "text/plain")])
     return [environ["PATH_INFO"].encode("latin-1")]
+
+
+def test_exported_names() -> None:
+    assert devservers.__all__ == [
+        "ThreadingWSGIServer",
+        "WSGIRequestHandler",
+        "WSGIServer",
+        "WerkzeugRequestHandler",
+        "make_server",
+    ]
+    assert ours.__all__ == [
+        "ThreadingWSGIServer",
+        "WSGIRequestHandler",
+        "WSGIServer",
+        "make_server",
+    ]
 
 
 def test_it_stands_in_for_the_standard_librarys() -> None:
