@@ -190,6 +190,7 @@ def main() -> None:
         "--seconds", type=float, default=0.4, help="of each measurement (default 0.4)"
     )
     parser.add_argument("--paths", nargs="*", default=list(PATHS), choices=list(PATHS))
+    parser.add_argument("--name", default="nodelay", help="of the JSON file (default nodelay)")
     parser.add_argument("--serve", nargs=2, metavar=("SERVER", "PORT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -204,7 +205,7 @@ def main() -> None:
         rows, figures[path] = _rows(results)
         print(f"\n{path}: {TITLES[path]}")
         print(table(["", "requests/s", "MB/s", "p50 ms", "CPU us/req", "vs stock", "failed"], rows))
-    print(f"\n{save('nodelay', {'paths': figures})}")
+    print(f"\n{save(options.name, {'paths': figures})}")
 
 
 def _measure(

@@ -114,6 +114,10 @@ def test_flask_sends_files_and_ranges(kind: str, large_file: Path) -> None:
         headers = [("Content-Type", "application/x-www-form-urlencoded")]
         response = client.request("/form", method="POST", headers=headers, body=b"name=value")
         assert response.body == b"value"
+        headers = [("Content-Type", "multipart/form-data; boundary=b")]
+        part = b'--b\r\nContent-Disposition: form-data; name="name"\r\n\r\nmultipart\r\n--b--\r\n'
+        response = client.request("/form", method="POST", headers=headers, body=part)
+        assert response.body == b"multipart"
         assert client.request("/file").keep_alive
 
 
