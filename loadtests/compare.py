@@ -1,7 +1,7 @@
 """Load your own WSGI app with Locust, as it is and wrapped with WSGIFast, and compare.
 
-    python -m loadtests.compare myproject.wsgi:application / /download/big.pdf
-    python -m loadtests.compare 'myapp:create_app()' /report --server wsgiref --users 4
+python -m loadtests.compare myproject.wsgi:application / /download/big.pdf
+python -m loadtests.compare 'myapp:create_app()' /report --server wsgiref --users 4
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from .comparison import Comparison, Row
+from .comparison import Row
 from .measuring import ServerFailed, machine, save
 from .report import write_report
 from .runner import compare
 from .serving import SERVERS, Serving
 from .terminal import ProgressLine, problems, results_table
-from .wrapping import load_app
 
 __all__ = ["main", "run_and_report"]
 
@@ -35,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("app", help="what gunicorn takes: module:app, or 'module:factory()'")
     parser.add_argument("paths", nargs="+", metavar="path", help="such as / or /files/a.zip?v=2")
     add_serving_options(parser)
-    add_load_options(parser, seconds=3.0, rounds=5)
-    parser.add_argument("--users", type=int, default=1, help="asking at the same time (1)")
+    add_load_options(parser, seconds=3.0, rounds=5, row_seconds=60.0)
+    parser.add_argument("--users", type=_count, default=1, help="asking at the same time (1)")
     parser.add_argument("--coalesce", action="store_true", help="join small chunks of generators")
     parser.add_argument("--name", default="comparison", help="of the report's files (comparison)")
     given = parser.parse_args(arguments)
@@ -63,17 +62,37 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--port", type=int, help="the first of the servers' ports (free ones)")
 
 
-def add_load_options(parser: argparse.ArgumentParser, *, seconds: float, rounds: int) -> None:
-    """The options that bound a run."""
+def add_load_options(
+    parser: argparse.ArgumentParser,
+    *,
+    seconds: float | None,
+    rounds: int | None,
+    row_seconds: float | None = None,
+) -> None:
+    """The options that bound a run, and their defaults."""
     group = parser.add_argument_group("load")
-    group.add_argument("--seconds", type=float, default=seconds, help=f"of one run ({seconds:g})")
-    group.add_argument("--rounds", type=int, default=rounds, help=f"runs of each side ({rounds})")
+    group.add_argument("--seconds", type=_positive, default=seconds, help="of one run")
+    group.add_argument("--rounds", type=_count, default=rounds, help="runs of each side")
     group.add_argument(
         "--row-seconds",
-        type=float,
-        default=60.0,
-        help="begin no further round of a path after this time (60)",
+        type=_positive,
+        default=row_seconds,
+        help="begin no further round of a path after this time",
     )
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
 
 
 def serving_of(given: argparse.Namespace, app: str) -> Serving:

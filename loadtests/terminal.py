@@ -20,7 +20,7 @@ BAR_CELLS = 24
 class ProgressLine:
     """One line that is written over on a terminal; elsewhere a line for each new step.
 
-    Call it with what runs now and the share that is done, 0 to 1.
+    Call it with what runs now and the share that is done, 0 to 1; it never runs backwards.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -28,8 +28,10 @@ class ProgressLine:
         self._begun = time.monotonic()
         self._on_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._last = ""
+        self._done = 0.0
 
-    def __call__(self, what: str, done: float) -> None:
+    def __call__(self, what: str, done: float = 0.0) -> None:
+        done = self._done = max(self._done, done)
         elapsed = time.monotonic() - self._begun
         if self._on_terminal:
             filled = round(done * BAR_CELLS)
