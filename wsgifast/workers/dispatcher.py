@@ -47,6 +47,9 @@ Event = tuple[int, int]
 class Dispatcher(Protocol):
     """Waits for descriptors. Every method but :meth:`close` may be called from any thread."""
 
+    # Whether a descriptor must be forgotten before it is closed; epoll forgets by itself.
+    must_forget: bool
+
     def add(self, fd: int, events: int) -> None:
         """Arm a descriptor that is new here for one event.
 
@@ -111,6 +114,8 @@ class _WakePipe:
 class EpollDispatcher:
     """Linux: the kernel keeps the descriptors, and gives each event to one thread only."""
 
+    must_forget = False
+
     def __init__(self) -> None:
         self._epoll = epoll = select.epoll()
         self._pipe = _WakePipe()
@@ -151,6 +156,8 @@ class EpollDispatcher:
 
 class SelectorsDispatcher:
     """Any system with :mod:`selectors`; one thread polls, a second one that comes waits for it."""
+
+    must_forget = True
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
