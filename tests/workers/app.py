@@ -198,13 +198,19 @@ def do_segments(environ: Any, start_response: Any, argument: str) -> Iterable[by
 
 
 def do_shrinking(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    path = Path(_folder.name, f"shrinking-{time.monotonic_ns()}")
+    """A file of which the second half is cut off as soon as /shrunk is asked for."""
+    path = Path(_folder.name, "shrinking")
     path.write_bytes(block(FILE_BYTES))
     file = path.open("rb")
     _ok(start_response, FILE_BYTES)
-    threading.Timer(0.2, os.truncate, (path, FILE_BYTES // 2)).start()
     wrapped: Iterable[bytes] = environ["wsgi.file_wrapper"](file)
     return wrapped
+
+
+def do_shrunk(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
+    os.truncate(Path(_folder.name, "shrinking"), FILE_BYTES // 2)
+    _ok(start_response, 4)
+    return [b"True"]
 
 
 def do_echo(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
@@ -240,6 +246,17 @@ def do_sleep(environ: Any, start_response: Any, argument: str) -> Iterable[bytes
     time.sleep(float(argument))
     _ok(start_response, 2)
     return [b"ok"]
+
+
+_meetings: dict[int, threading.Barrier] = {}
+
+
+def do_meet(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
+    """Answers once so many requests are here at the same time."""
+    count = int(argument)
+    _meetings.setdefault(count, threading.Barrier(count)).wait(FOREVER_S)
+    _ok(start_response, 0)
+    return []
 
 
 def do_stuck(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:

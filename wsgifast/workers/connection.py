@@ -561,7 +561,7 @@ class Connection:
         try:
             while req.body.read(_LINGER_BYTES):
                 pass
-        except Exception:  # not all here, or malformed: where a next request begins is unknown
+        except Exception:  # noqa: BLE001 - not all here, or malformed: the next one's start is lost
             return False
         return True
 
