@@ -329,9 +329,7 @@ class Connection:
     def _parse(self, data: bytes) -> bool:
         server = self.server
         try:
-            req = server.request_class(
-                self._settings, self.received, self.peer, self._requests + 1
-            )
+            req = server.request_class(self._settings, self.received, self.peer, self._requests + 1)
         except NeedMoreData:
             self.received.data = data
             if len(data) > server.head_limit:
@@ -559,18 +557,13 @@ class Connection:
         """Throw away what the app has not read of a streamed body, if it is all here."""
         if getattr(req.body, "failed", False):
             return False
-        self.received.wait = None
+        self.received.wait = self.sock.recv  # non-blocking
         try:
-            while True:
-                if not req.body.read(_LINGER_BYTES):
-                    return True
-                if not self.received.data:
-                    more = self.sock.recv(_LINGER_BYTES)
-                    if not more:
-                        return False
-                    self.received.data = more
-        except Exception:  # noqa: BLE001 - not all here, or malformed: the connection ends
+            while req.body.read(_LINGER_BYTES):
+                pass
+        except Exception:  # noqa: BLE001 - not all here, or malformed: the next one's start is lost
             return False
+        return True
 
     # Ends
 
@@ -677,4 +670,3 @@ class Connection:
         except OSError:
             pass
         server.on_closed(self)
-
