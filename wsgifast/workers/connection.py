@@ -84,14 +84,24 @@ class Exchange:
         self.started = time.monotonic()
 
 
+# What may be asked of a connection's socket, and set on it, without taking it over.
+_HARMLESS = frozenset(
+    {
+        "cipher", "family", "getpeercert", "getpeername", "getsockname", "getsockopt",
+        "gettimeout", "proto", "selected_alpn_protocol", "setsockopt", "type", "version",
+    }
+)  # fmt: skip
+
+
 class AppSocket:
     """What an app finds as `gunicorn.socket`: the client's socket, for those who take it over.
 
-    The first use makes it a blocking socket, as the app expects it, and ends HTTP on it: after
-    the app the connection is closed.
+    Its addresses, its certificate and its options can be looked at, and options set, as middleware
+    does. Any other use makes it a blocking socket, as the app expects it, and ends HTTP on it:
+    after the app the connection is closed.
     """
 
-    __slots__ = ("_connection",)
+    __slots__ = ("__weakref__", "_connection")
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -99,6 +109,10 @@ class AppSocket:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in _HARMLESS:
+            return getattr(self._connection.sock, name)
+        if not hasattr(socket.socket, name) and not hasattr(self._connection.sock, name):
+            raise AttributeError(f"a socket has no attribute {name!r}")
         return getattr(self._connection.hijack(), name)
 
 
