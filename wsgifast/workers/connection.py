@@ -88,13 +88,24 @@ class AppSocket:
     """What an app finds as `gunicorn.socket`: the client's socket, for those who take it over.
 
     The first use makes it a blocking socket, as the app expects it, and ends HTTP on it: after
-    the app the connection is closed.
+    the app the connection is closed. Looking at its options, or setting one, is no such use:
+    middleware does so for every connection, and remembers those it has done by weak reference.
     """
 
-    __slots__ = ("_connection",)
+    __slots__ = ("__weakref__", "_connection")
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+    @property
+    def family(self) -> int:
+        return self._connection.sock.family
+
+    def getsockopt(self, *arguments: int) -> Any:
+        return self._connection.sock.getsockopt(*arguments)
+
+    def setsockopt(self, *arguments: Any) -> None:
+        self._connection.sock.setsockopt(*arguments)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
