@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .delivery import BLOCK_BYTES, FileSlice, SegmentedBody
 from .environ import request_facts
@@ -12,7 +12,7 @@ from .files.site import Answer, FileSite
 from .sockets.sendfile import FileSegment
 
 if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIEnvironment  # Python 3.11
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment  # noqa: F401, Python 3.11
 
 __all__ = ["StaticFiles"]
 
@@ -24,8 +24,6 @@ class StaticFiles(FileSite["WSGIApplication"]):
     `wsgi.file_wrapper` (sendfile, where the server has it), several ranges as a SegmentedBody.
     Other methods than GET and HEAD are the app's; without an app they are answered 405.
     """
-
-    __doc__ = f"{__doc__}\n{(FileSite.__doc__ or '').partition(chr(10))[2]}"
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         method = environ["REQUEST_METHOD"]
@@ -46,16 +44,16 @@ def _send(
     answer: Answer, environ: WSGIEnvironment, start_response: StartResponse
 ) -> Iterable[bytes]:
     plan, fd = answer
-    body: Any = answer.segments()
-    if fd is not None:
-        body = _file_body(body, fd, environ)
+    if fd is None:
+        start_response(plan.status_line, list(plan.headers))
+        return cast("list[bytes]", list(plan.segments))  # parts of files come with an `fd`
+    body = _file_body(answer.segments(), fd, environ)
     try:
         start_response(plan.status_line, list(plan.headers))
     except BaseException:
-        if fd is not None:
-            body.close()
+        body.close()
         raise
-    return body  # type: ignore[no-any-return]
+    return cast("Iterable[bytes]", body)
 
 
 def _file_body(segments: list[bytes | FileSegment], fd: int, environ: WSGIEnvironment) -> Any:

@@ -8,30 +8,24 @@ described by what fstat() says of the descriptor that is sent.
 
 from __future__ import annotations
 
-import errno
-import logging
 import os
-import posixpath
 import re
-import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from ..errors import ConfigurationError
 from ..sockets.sendfile import FileSegment
-from .conditions import content_etag, stat_etag
-from .directory import Directory, Identity, Opened, identity_of, names_of
-from .entry import Entry, Header, Plan, Representation, describe
-from .listing import Listed, listing_plan
-from .memory import Kept, MemoryCache
+from .directory import Directory, names_of
+from .entry import FilePart, Header, Plan, Representation
+from .listing import listing_plan
+from .lookup import Found, FoundDirectory, Located, Lookup, Refused, Source, listed
+from .memory import MemoryCache
 from .plan import RequestFacts, plan_representation
 from .rules import AddHeaders, HeaderRules, ImmutableTest
 
-__all__ = ["DEFAULT_CACHE_BYTES", "SIBLING_SUFFIXES", "Answer", "FileSite"]
-
-log = logging.getLogger("wsgifast.files")
+__all__ = ["DEFAULT_CACHE_BYTES", "Answer", "FileSite"]
 
 DEFAULT_CACHE_BYTES = 32 * 1024 * 1024
 # Up to this size a copy from memory costs a server less than opening the file and a sendfile of its
@@ -39,72 +33,36 @@ DEFAULT_CACHE_BYTES = 32 * 1024 * 1024
 _MEMORY_FILE_BYTES = 128 * 1024
 # No file may take more than this share of the cache: it would drive out too many others.
 _MEMORY_FILE_SHARE = 8
-# What is not a file's body: the objects kept for it in each encoding, when all answers that they
-# remember have been asked for. Measured with tracemalloc: up to 9 KB; a test holds it to that.
-_REPRESENTATION_COST_BYTES = 10_000
-# Each header's text is in memory at most this often: as made, and again as ASGI's bytes, in the
-# answers to GET, HEAD, a range, and those without a body.
-_HEADER_COPIES = 6
-# A file that was changed less than this ago may change again without a sign: the kernel's file
-# times move in steps of 1 to 10 ms (one tick). It is served, but not kept until it is older.
-_SETTLED_NS = 50_000_000
 # Lookups for one request. A file that has changed between a lookup and its opening is looked up
 # again; one that always has (a log) is then sent as it is found, without its siblings.
 _LOOKUPS = 2
-_READ_BYTES = 1 << 20
-
-SIBLING_SUFFIXES: Mapping[str, str] = {"zstd": ".zst", "br": ".br", "gzip": ".gz"}
 
 AppT = TypeVar("AppT")
 
 
 class Answer(NamedTuple):
-    """What to send: see :meth:`segments`. Whoever takes the answer closes `fd`, if there is one."""
+    """What to send: its plan's segments are bytes, or parts of the file that is open as `fd`.
+
+    Whoever takes the answer closes `fd`, if there is one.
+    """
 
     plan: Plan
     fd: int | None = None
 
     def segments(self) -> list[bytes | FileSegment]:
-        """The body in order: bytes, or runs of the file that is open as `fd`."""
+        """The body in order, for whoever sends by descriptor."""
+        if self.fd is None:
+            return [segment for segment in self.plan.segments if isinstance(segment, bytes)]
         return [
             segment
             if isinstance(segment, bytes)
-            else _resolved(segment.file, segment.offset, segment.size, self.fd)
+            else FileSegment(self.fd, segment.offset, segment.size)
             for segment in self.plan.segments
         ]
 
 
 class FileSite(Generic[AppT]):
-    """A directory, or several, that files are served from.
-
-    :param app: asked for everything that is no file here; None to answer 404 instead.
-    :param directory: one directory or a sequence of them; the first that has a file wins.
-    :param prefix: the URL path under which the directory's files are.
-    :param index: the file that stands for its directory. `/docs` is redirected to `/docs/` (302)
-        if there is an index (or a listing); `/docs/index.html` is served as well. None for none.
-    :param max_age: seconds for which caches may use a file unasked; None sends no Cache-Control.
-    :param immutable: which files never change under their name, so that caches need not ask for a
-        year: a regular expression searched in the URL path, or a function of (path, url).
-    :param mimetypes: types by extension (".js") or by a file's whole name, before the built-in ones.
-    :param charset: of every `text/` type; None sends none.
-    :param add_headers: called as (headers, path, url) when a file is looked up, to change the
-        headers of its answers; `headers` is a wsgiref.headers.Headers. What it raises, the request
-        raises.
-    :param allow_all_origins: send `Access-Control-Allow-Origin: *`.
-    :param follow_symlinks: follow links out of the directory. Those that stay in it always work.
-    :param hidden_files: serve names that begin with a dot. `/.well-known/` is never hidden.
-    :param fallback: a file below the directory, such as "index.html", that answers 200 for every
-        path without a file and without a dot in its last segment (a single-page app's routes).
-    :param listing: show a directory without an index as a page of links.
-    :param cache_bytes: bound on the memory for small files and everything kept about files; 0 to
-        keep nothing.
-    :param etag: "stat" makes entity tags of size and modification time; "content" of the bytes,
-        which are read once a lookup, for hosts whose copies have different times; None sends none.
-    :param recheck: seconds for which a look at the disk is good; 0 looks at each request. For file
-        systems on which stat() is slow.
-    :raises ConfigurationError: if a directory does not exist or cannot be read, or an option has
-        a value that cannot work.
-    """
+    """A directory, or several, that files are served from; protocols are added by subclasses."""
 
     def __init__(
         self,
@@ -127,48 +85,88 @@ class FileSite(Generic[AppT]):
         etag: str | None = "stat",
         recheck: float = 0,
     ) -> None:
+        """Check the options; nothing is read from the directory before it is asked for.
+
+        :param app: asked for everything that is no file here; None to answer 404 instead.
+        :param directory: one directory or a sequence of them; the first that has a file wins.
+        :param prefix: the URL path under which the directory's files are.
+        :param index: the file that stands for its directory. `/docs` is redirected to `/docs/`
+            (302) if there is an index (or a listing); `/docs/index.html` is served as well. None
+            for none.
+        :param max_age: seconds for which caches may use a file unasked; None sends no
+            Cache-Control.
+        :param immutable: which files never change under their name, so that caches need not ask for
+            a year: a regular expression searched in the URL path, or a function of (path, url).
+        :param mimetypes: types by extension (".js") or by a file's whole name; they go before the
+            built-in ones.
+        :param charset: of every `text/` type; None sends none.
+        :param add_headers: called as (headers, path, url) when a file is looked up, to change the
+            headers of its answers; `headers` is a wsgiref.headers.Headers. What it raises, the
+            request raises.
+        :param allow_all_origins: send `Access-Control-Allow-Origin: *`.
+        :param follow_symlinks: follow links out of the directory. Those that stay in it always
+            work.
+        :param hidden_files: serve names that begin with a dot. `/.well-known/` is never hidden.
+        :param fallback: a file below the directory, such as "index.html", that answers 200 for
+            every path without a file and without a dot in its last segment (a single-page app's
+            routes).
+        :param listing: show a directory without an index as a page of links.
+        :param cache_bytes: bound on the memory for small files and everything kept about files; 0
+            to keep nothing.
+        :param etag: "stat" makes entity tags of size and modification time; "content" of the bytes,
+            which are read once a lookup, for hosts whose copies have different times; None sends
+            none.
+        :param recheck: seconds for which a look at the disk is good; 0 looks at each request. For
+            file systems on which stat() is slow.
+        :raises ConfigurationError: if a directory does not exist or cannot be read, or an option
+            has a value that cannot work.
+        """
         if app is not None and not callable(app):
             raise ConfigurationError(f"app={app!r}: an application, or None")
         self.app = app
         paths = [directory] if isinstance(directory, (str, os.PathLike)) else list(directory)
         if not paths:
             raise ConfigurationError("directory=[]: name at least one directory")
-        self._directories = [Directory(path, follow_symlinks=follow_symlinks) for path in paths]
         if not isinstance(prefix, str) or not prefix.startswith("/"):
             raise ConfigurationError(f"prefix={prefix!r}: a URL path that begins with '/'")
-        self._prefix = prefix.rstrip("/") + "/"
-        if index is not None and (not index or "/" in index or names_of(index) is None):
+        if index is not None and (not index or "/" in index or not names_of(index)):
             raise ConfigurationError(f"index={index!r}: a file's name, or None")
-        self._index = index
-        self._rules = HeaderRules(
-            max_age=max_age,
-            immutable=immutable,
-            mimetypes=mimetypes,
-            charset=charset,
-            add_headers=add_headers,
-            allow_all_origins=allow_all_origins,
-        )
-        self._hidden_files = hidden_files
+        if not isinstance(cache_bytes, int) or cache_bytes < 0:
+            raise ConfigurationError(f"cache_bytes={cache_bytes!r}: bytes, from 0 on")
+        if etag not in ("stat", "content", None):
+            raise ConfigurationError(f"etag={etag!r}: 'stat', 'content' or None")
+        if not isinstance(recheck, (int, float)) or not recheck >= 0:
+            raise ConfigurationError(f"recheck={recheck!r}: seconds, from 0 on")
         if fallback is not None:
             if app is not None:
                 raise ConfigurationError(
                     f"fallback={fallback!r} leaves nothing for app={app!r}: give one of the two"
                 )
-            if not fallback or fallback.endswith("/") or not names_of(fallback, hidden_files=True):
+            if fallback.endswith("/") or not names_of(fallback, hidden_files=hidden_files):
                 raise ConfigurationError(
                     f"fallback={fallback!r}: a file's path relative to the directory, or None"
                 )
-        self._fallback = None if fallback is None else self._prefix + fallback
-        self._listing = listing
-        if not isinstance(cache_bytes, int) or cache_bytes < 0:
-            raise ConfigurationError(f"cache_bytes={cache_bytes!r}: bytes, from 0 on")
-        self._cache: MemoryCache[_Found] = MemoryCache(cache_bytes)
-        self._memory_file_bytes = min(_MEMORY_FILE_BYTES, cache_bytes // _MEMORY_FILE_SHARE)
-        if etag not in ("stat", "content", None):
-            raise ConfigurationError(f"etag={etag!r}: 'stat', 'content' or None")
-        self._etag = etag
-        if not recheck >= 0:
-            raise ConfigurationError(f"recheck={recheck!r}: seconds, from 0 on")
+        prefix = prefix.rstrip("/") + "/"
+        self._lookup = Lookup(
+            directories=[Directory(path, follow_symlinks=follow_symlinks) for path in paths],
+            prefix=prefix,
+            index=index,
+            hidden_files=hidden_files,
+            rules=HeaderRules(
+                max_age=max_age,
+                immutable=immutable,
+                mimetypes=mimetypes,
+                charset=charset,
+                add_headers=add_headers,
+                allow_all_origins=allow_all_origins,
+            ),
+            etag=etag,
+            body_bytes=min(_MEMORY_FILE_BYTES, cache_bytes // _MEMORY_FILE_SHARE),
+            listing=listing,
+        )
+        self._prefix = prefix
+        self._fallback = None if fallback is None else prefix + fallback
+        self._cache: MemoryCache[Found] = MemoryCache(cache_bytes)
         self._recheck = recheck
 
     @property
@@ -193,10 +191,10 @@ class FileSite(Generic[AppT]):
                     self._cache.drop(path, found)
                     found = None
             if found is None:
-                looked_up = self._look_up(path)
-                if not isinstance(looked_up, _Found):
-                    return self._without_file(facts, path, query, looked_up)
-                found = looked_up
+                located = self._lookup.locate(path)
+                if not isinstance(located, Located):
+                    return self._without_file(facts, path, query, located)
+                found = self._described(located, path)
                 representation = found.entry.select(encodings)
             if (
                 facts.if_none_match is not None
@@ -204,13 +202,14 @@ class FileSite(Generic[AppT]):
                 and facts.if_match is None
                 and facts.if_unmodified_since is None
             ):
-                plan = representation.not_modified  # as plan_representation says, at half the cost
-            else:
-                plan = plan_representation(facts, representation)
-            source: _Source = representation.file
-            if source.body is not None or not plan.segments:
+                return Answer(representation.not_modified)  # as a plan would say, at half the cost
+            plan = plan_representation(facts, representation)
+            source: Source = representation.file
+            if source.body is not None:
+                return Answer(_from_memory(plan, source.body))
+            if not plan.segments:
                 return Answer(plan)
-            fd = source.directory.reopen(source.path, source.identity)
+            fd = source.open()
             if fd is not None:
                 return Answer(plan, fd)
             self._cache.drop(path, found)
@@ -225,7 +224,7 @@ class FileSite(Generic[AppT]):
         """405, for methods other than GET and HEAD."""
         return _NOT_ALLOWED
 
-    def _is_fresh(self, found: _Found, representation: Representation, negotiates: bool) -> bool:
+    def _is_fresh(self, found: Found, representation: Representation, negotiates: bool) -> bool:
         if not self._recheck:
             return found.is_unchanged(representation, negotiates)
         now = time.monotonic()
@@ -234,349 +233,77 @@ class FileSite(Generic[AppT]):
         found.good_until = now + self._recheck
         return found.is_unchanged(representation, negotiates)
 
-    def _without_file(
-        self, facts: RequestFacts, path: str, query: str, instead: Plan | _Redirect | None
-    ) -> Answer | None:
-        if isinstance(instead, _Redirect):
-            instead = instead.plan(path, query)
-        if instead is None:
-            last = path.rpartition("/")[2]
-            if self._fallback is None or path == self._fallback or "." in last:
-                return None
-            return self.answer(facts, self._fallback) if path.startswith(self._prefix) else None
-        if facts.method == "HEAD" and instead.segments:
-            instead = Plan(instead.status, instead.headers)
-        return Answer(instead)
-
-    # Looking things up on the disk.
-
-    def _look_up(self, path: str) -> _Found | _Redirect | Plan | None:
-        candidate = self._locate(path)
-        if not isinstance(candidate, _Candidate):
-            return candidate
+    def _described(self, located: Located, path: str) -> Found:
         try:
-            found = self._describe_all(candidate, path)
+            found = self._lookup.describe(located, path)
         finally:
-            os.close(candidate.opened.fd)
+            os.close(located.opened.fd)
         if found.cost:
+            found.good_until = time.monotonic() + self._recheck
             self._cache.put(path, found)
         return found
 
-    def _locate(self, path: str) -> _Candidate | _Redirect | Plan | None:
-        """Open the file that a path stands for, or tell what is answered instead."""
-        if not path.startswith(self._prefix):
-            return None
-        relative = path[len(self._prefix) :]
-        names = names_of(relative, hidden_files=self._hidden_files or path == self._fallback)
-        if names is None:
-            return None
-        wants_directory = not relative or relative.endswith("/")
-        absent: list[str] = []
-        listed: list[Directory] = []
-        for directory in self._directories:
-            try:
-                opened = directory.open(names)
-                if opened is not None and opened.is_directory:
-                    os.close(opened.fd)
-                    listed.append(directory)
-                    if self._index is None:
-                        continue
-                    index_names = [*names, self._index]
-                    opened = directory.open(index_names)
-                    if opened is None or opened.is_directory:
-                        if opened is not None:
-                            os.close(opened.fd)
-                        absent.append(directory.full_path(index_names))
-                        continue
-                    if not wants_directory:
-                        os.close(opened.fd)
-                        return _Redirect()
-                    return _Candidate(directory, index_names, opened, tuple(absent))
-            except PermissionError as error:
-                log.warning("%s may not be read: %s", directory.full_path(names), error.strerror)
-                return _FORBIDDEN
-            if opened is None or wants_directory:
-                if opened is not None:
-                    os.close(opened.fd)
-                below = [*names, self._index] if wants_directory and self._index else names
-                absent.append(directory.full_path(below))
-                continue
-            return _Candidate(directory, names, opened, tuple(absent))
-        if self._listing and listed:
-            return self._list(path, names, listed) if wants_directory else _Redirect()
-        return None
-
-    def _describe_all(self, candidate: _Candidate, url: str) -> _Found:
-        """Describe a file and its encoded siblings."""
-        directory, names, opened, absent = candidate
-        full_path = directory.full_path(names)
-        folder = posixpath.dirname(full_path)
-        # Looked at before the siblings: one that comes meanwhile changes the directory's identity.
-        folder_facts = os.stat(folder)
-        headers = self._rules.headers(full_path, url)
-        siblings = list(self._siblings(directory, names, opened.facts))
-        try:
-            now = time.time()
-            identity = self._described(
-                directory, full_path, opened, headers, now, negotiated=bool(siblings)
-            )
-            encoded = {}
-            siblings.sort(key=lambda sibling: sibling[1].facts.st_size)
-            for coding, sibling in siblings:
-                encoded[coding] = self._described(
-                    directory,
-                    full_path + SIBLING_SUFFIXES[coding],
-                    sibling,
-                    headers,
-                    now,
-                    coding=coding,
-                    negotiated=True,
-                )
-        finally:
-            for _, sibling in siblings:
-                os.close(sibling.fd)
-        looks = [folder_facts, opened.facts, *(sibling.facts for _, sibling in siblings)]
-        entry = Entry(identity, encoded)
-        return _Found(
-            entry,
-            folder,
-            identity_of(folder_facts),
-            absent,
-            cost=_cost(entry, url, absent) if _all_settled(looks) else 0,
-            good_until=time.monotonic() + self._recheck if self._recheck else 0.0,
-        )
-
-    def _siblings(
-        self, directory: Directory, names: list[str], original: os.stat_result
-    ) -> Iterator[tuple[str, Opened]]:
-        for coding, suffix in SIBLING_SUFFIXES.items():
-            try:
-                sibling = directory.open([*names[:-1], names[-1] + suffix])
-            except PermissionError:
-                continue
-            if sibling is None:
-                continue
-            facts = sibling.facts
-            if (
-                stat.S_ISREG(facts.st_mode)
-                and 0 < facts.st_size < original.st_size
-                # An older one was made from an earlier content.
-                and facts.st_mtime_ns >= original.st_mtime_ns
-            ):
-                yield coding, sibling
-            else:
-                os.close(sibling.fd)
-
-    def _described(
-        self,
-        directory: Directory,
-        full_path: str,
-        opened: Opened,
-        headers: Sequence[Header],
-        now: float,
-        *,
-        coding: str | None = None,
-        negotiated: bool = False,
-    ) -> Representation:
-        fd, facts = opened
-        body = self._small_body(fd, facts)
-        size, mtime_ns = facts.st_size, facts.st_mtime_ns
-        etag = None
-        if self._etag == "stat":
-            etag = stat_etag(size, mtime_ns, coding)
-        elif self._etag == "content":
-            etag = content_etag(_blocks(fd, size) if body is None else [body], coding)
-        source = _Source(full_path, directory, identity_of(facts), body)
-        representation = describe(
-            source,
-            size=size,
-            mtime_ns=mtime_ns,
-            now=now,
-            etag=etag,
-            content_type=None,  # among the headers
-            coding=coding,
-            negotiated=negotiated,
-            headers=headers,
-        )
-        if body:
-            # Ready to send: no look at a segment's kind for the most frequent answer.
-            representation.__dict__["whole"] = Plan(200, representation.headers, (body,))
-        return representation
-
-    def _small_body(self, fd: int, facts: os.stat_result) -> bytes | None:
-        size = facts.st_size
-        if size > self._memory_file_bytes:
-            return None
-        body = os.pread(fd, size + 1, 0)
-        if len(body) != size or identity_of(os.fstat(fd)) != identity_of(facts):
-            return None  # it is being written to: what is sent is what the descriptor says then
-        return body
-
     def _answer_as_found(self, facts: RequestFacts, path: str) -> Answer | None:
-        """Answer from one descriptor, for a file that changes faster than it is looked at."""
-        candidate = self._locate(path)
-        if not isinstance(candidate, _Candidate):
-            return self._without_file(facts, path, "", candidate)
-        directory, names, opened, _ = candidate
-        full_path = directory.full_path(names)
+        located = self._lookup.locate(path)
+        if not isinstance(located, Located):
+            return self._without_file(facts, path, "", located)
         try:
-            representation = describe(
-                _Source(full_path, directory, identity_of(opened.facts), None),
-                size=opened.facts.st_size,
-                mtime_ns=opened.facts.st_mtime_ns,
-                now=time.time(),
-                etag=None,  # the next answer's bytes may differ under the same one
-                content_type=None,  # among the headers
-                headers=self._rules.headers(full_path, path),
-            )
-            return Answer(plan_representation(facts, representation), opened.fd)
+            plan = plan_representation(facts, self._lookup.describe_as_found(located, path))
         except BaseException:
-            os.close(opened.fd)
+            os.close(located.opened.fd)
             raise
+        if plan.segments:
+            return Answer(plan, located.opened.fd)
+        os.close(located.opened.fd)
+        return Answer(plan)
 
-    def _list(self, path: str, names: list[str], directories: list[Directory]) -> Plan:
-        entries: dict[str, Listed] = {}
-        for directory in reversed(directories):  # the first one's names win
-            opened = directory.open(names)
-            if opened is None:
-                continue
-            try:
-                for entry in os.scandir(opened.fd):
-                    if entry.name.startswith(".") and not self._hidden_files:
-                        if names or entry.name != ".well-known":
-                            continue
-                    listed = _listed(directory, names, entry)
-                    if listed is not None:
-                        entries[entry.name] = listed
-            finally:
-                os.close(opened.fd)
-        return listing_plan(path, entries.values(), is_root=not names)
-
-
-class _Candidate(NamedTuple):
-    directory: Directory
-    names: list[str]
-    opened: Opened
-    # Paths in directories before this one; a file that appears there goes before this one.
-    absent: tuple[str, ...]
-
-
-class _Source:
-    """Where a representation's bytes are."""
-
-    __slots__ = ("body", "directory", "identity", "path")
-
-    def __init__(
-        self, path: str, directory: Directory, identity: Identity, body: bytes | None
-    ) -> None:
-        self.path = path
-        self.directory = directory
-        self.identity = identity
-        self.body = body
-
-
-class _Found(Kept):
-    """A file that was looked up: all that its answers need, and what shows that it has changed.
-
-    `cost` is 0 for what may not be kept. The path is looked at by stat(), which follows links: it
-    only has to tell the same file from another, and the same was let through when it was opened.
-    """
-
-    __slots__ = ("absent", "entry", "folder", "folder_identity", "good_until", "identity", "path")
-
-    def __init__(
+    def _without_file(
         self,
-        entry: Entry,
-        folder: str,
-        folder_identity: Identity,
-        absent: tuple[str, ...],
-        *,
-        cost: int,
-        good_until: float,
-    ) -> None:
-        super().__init__(cost)
-        self.entry = entry
-        source: _Source = entry.identity.file
-        self.path = source.path
-        self.identity = source.identity
-        self.folder = folder
-        self.folder_identity = folder_identity
-        self.absent = absent
-        self.good_until = good_until
-
-    def is_unchanged(self, representation: Representation, negotiates: bool) -> bool:
-        try:
-            if identity_of(os.stat(self.path)) != self.identity:
-                return False
-            if negotiates:
-                if identity_of(os.stat(self.folder)) != self.folder_identity:
-                    return False
-                if representation is not self.entry.identity:
-                    source: _Source = representation.file
-                    if identity_of(os.stat(source.path)) != source.identity:
-                        return False
-        except OSError:
-            return False
-        return not any(map(os.path.lexists, self.absent))
-
-
-class _Redirect:
-    """To the same path with a slash: relative, since a proxy may serve the site elsewhere."""
-
-    def plan(self, path: str, query: str) -> Plan:
-        last = path.rpartition("/")[2].encode("utf-8", "surrogateescape")
-        location = f"./{quote(last)}/"
-        if query:
-            location += "?" + quote(query, safe="%/?:@!$&'()*+,;=[]", encoding="latin-1")
-        return Plan(302, [("Location", location), ("Content-Length", "0")])
-
-
-def _resolved(source: _Source, offset: int, size: int, fd: int | None) -> bytes | FileSegment:
-    if source.body is not None:
-        return source.body[offset : offset + size]
-    if fd is None:
-        raise OSError(errno.EBADF, "the answer's file has not been opened")
-    return FileSegment(fd, offset, size)
-
-
-def _listed(directory: Directory, names: list[str], entry: os.DirEntry[str]) -> Listed | None:
-    """None for what is not served."""
-    try:
-        if entry.is_symlink():
-            opened = directory.open([*names, entry.name])
-            if opened is None:
-                return None
-            os.close(opened.fd)
-            facts = opened.facts
+        facts: RequestFacts,
+        path: str,
+        query: str,
+        instead: FoundDirectory | Refused | None,
+    ) -> Answer | None:
+        if instead is None:
+            return self._answer_fallback(facts, path)
+        if instead == "refused":
+            plan = _FORBIDDEN
+        elif instead.lacks_slash:
+            plan = _redirect(path, query)
         else:
-            facts = entry.stat()
-    except OSError:
-        return None
-    is_directory = stat.S_ISDIR(facts.st_mode)
-    if not is_directory and not stat.S_ISREG(facts.st_mode):
-        return None
-    return Listed(entry.name, is_directory, facts.st_size, int(facts.st_mtime))
+            entries = listed(instead, hidden_files=self._lookup.hidden_files)
+            plan = listing_plan(path, entries, is_root=not instead.names)
+        if facts.method == "HEAD":
+            plan = Plan(plan.status, plan.headers)
+        return Answer(plan)
+
+    def _answer_fallback(self, facts: RequestFacts, path: str) -> Answer | None:
+        fallback = self._fallback
+        if fallback is None or path == fallback or not path.startswith(self._prefix):
+            return None
+        return None if "." in path.rpartition("/")[2] else self.answer(facts, fallback)
 
 
-def _all_settled(looks: Sequence[os.stat_result]) -> bool:
-    now = time.time_ns()
-    return all(abs(now - facts.st_ctime_ns) > _SETTLED_NS for facts in looks)
+def _from_memory(plan: Plan, body: bytes) -> Plan:
+    """The plan with bytes for every part of the file."""
+    if not any(isinstance(segment, FilePart) for segment in plan.segments):
+        return plan
+    segments = [
+        segment
+        if isinstance(segment, bytes)
+        else body[segment.offset : segment.offset + segment.size]
+        for segment in plan.segments
+    ]
+    return Plan(plan.status, plan.headers, segments)
 
 
-def _cost(entry: Entry, url: str, absent: Sequence[str]) -> int:
-    total = 4 * len(url) + sum(4 * len(path) for path in absent)
-    for representation in (entry.identity, *entry.encoded.values()):
-        source: _Source = representation.file
-        total += _REPRESENTATION_COST_BYTES + 4 * len(source.path) + len(source.body or b"")
-        total += _HEADER_COPIES * sum(len(n) + len(v) for n, v in representation.headers)
-    return total
-
-
-def _blocks(fd: int, size: int) -> Iterator[bytes]:
-    offset = 0
-    while offset < size and (block := os.pread(fd, min(_READ_BYTES, size - offset), offset)):
-        offset += len(block)
-        yield block
+def _redirect(path: str, query: str) -> Plan:
+    """To the same path with a slash: relative, since a proxy may serve the site elsewhere."""
+    last = path.rpartition("/")[2].encode("utf-8", "surrogateescape")
+    location = f"./{quote(last)}/"  # "./": "a:b" would be taken for a scheme
+    if query:
+        location += "?" + quote(query, safe="%/?:@!$&'()*+,;=[]", encoding="latin-1")
+    return Plan(302, [("Location", location), ("Content-Length", "0")])
 
 
 def _text_plan(status: int, text: str, *headers: Header) -> Plan:
