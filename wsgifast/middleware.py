@@ -27,6 +27,7 @@ logger = logging.getLogger("wsgifast")
 
 # With these, and with 1xx, a response ends at its head (RFC 9110 6.4.1).
 _NO_BODY_STATUSES = frozenset({"204", "304"})
+_ABSENT = object()
 # A stream with one of these types is read event by event: it is never coalesced.
 _EVENT_STREAMS = ("text/event-stream", "multipart/x-mixed-replace", "application/x-ndjson")
 
@@ -193,6 +194,9 @@ class _Exchange:
             if self.status is None:
                 raise self.not_started()
             return self._file(file)
+        wrapper = self.environ.get("wsgi.file_wrapper")
+        if isinstance(wrapper, type) and isinstance(body, wrapper):
+            return self._servers_own(body)
         error = bodies.refuse(body, self.middleware.app)
         if error is not None:
             raise error
@@ -201,10 +205,12 @@ class _Exchange:
     def _chunks(self, body: list[Any] | tuple[Any, ...]) -> Iterable[bytes]:
         if len(body) == 1 and type(body[0]) is bytes:
             return self._whole("as-is", body, len(body[0]))
-        chunks = bodies.byte_chunks(body, self.get_charset, self.middleware.app)
-        total = sum(map(len, chunks))
-        few = bodies.joined(chunks, total)
-        return self._whole("as-is" if few is body else "joined", few, total)
+        few, total = bodies.few_chunks(body, self.convert)
+        if few is body:
+            route = "as-is"
+        else:
+            route = "joined" if len(body) > 1 else "rescued"
+        return self._whole(route, few, total)
 
     def _whole(self, route: str, chunks: Iterable[bytes], total: int) -> Iterable[bytes]:
         """Send a body that is all at hand: its length is certain."""
@@ -227,7 +233,7 @@ class _Exchange:
 
     def _file(self, file: Any) -> Iterable[bytes]:
         if self.forwarded and self.no_body:
-            return _NoBody(file)
+            return self._no_body(None, file)
         if self.forwarded:
             # write() was used: the server counts its bytes towards a Content-Length, which its
             # sendfile may not, so the rest goes the same way.
@@ -258,6 +264,18 @@ class _Exchange:
         wrapped: Iterable[bytes] = wrapper(reader, BLOCK_BYTES)
         return wrapped
 
+    def _servers_own(self, body: Any) -> Iterable[bytes]:
+        """Let a wrapper pass that only its server knows how to look into."""
+        if self.status is None:
+            raise self.not_started()
+        if self.no_body:
+            return self._no_body(None, body)
+        if not self.forwarded:
+            self.forward()
+        self.environ[ROUTE] = "file"
+        wrapped: Iterable[bytes] = body
+        return wrapped
+
     def _stream(self, body: Iterable[Any]) -> Iterable[bytes]:
         if self.status is not None and not self.forwarded:
             if self.no_body:
@@ -275,6 +293,8 @@ class _Exchange:
 
     def _no_body(self, size: int | None, body: Iterable[bytes]) -> Iterable[bytes]:
         """Answer without a body: the response to HEAD, and 1xx, 204 and 304 (RFC 9110 6.4.1)."""
+        if self.forwarded:  # by write()
+            return _NoBody(body)
         if size and self.declared is None and self.environ["REQUEST_METHOD"] == "HEAD":
             self.add_content_length(size)  # what GET would have said (RFC 9110 8.6)
         self.forward()
@@ -285,32 +305,30 @@ class _Exchange:
 
     def _take(self, status: str, headers: list[tuple[str, str]]) -> None:
         """Note what the app says of its response; refuse what no server could send."""
-        declared: str | None = None
+        declared: Any = _ABSENT
         for name, value in headers:
             # The length is compared first: it costs a third of lower() and nearly always decides.
             if len(name) == 14 and name.lower() == "content-length":
-                if declared is not None and value != declared:
+                if declared is not _ABSENT and value != declared:
                     raise self._bad_length(f"{declared!r} and to {value!r}")
                 declared = value
-        if declared is None:
+        if declared is _ABSENT:
             self.declared = None
         elif isinstance(declared, str) and declared.isascii() and declared.isdigit():
             # RFC 9110 8.6: ASCII digits. (What a regex would say, at a quarter of its time.)
             self.declared = int(declared)
         else:
             raise self._bad_length(repr(declared))
-        try:
-            code = status[:3]
-            no_body_status = code in _NO_BODY_STATUSES or code[0] == "1"
-        except (TypeError, IndexError):
+        if not isinstance(status, str) or not status:
             raise BodyError(
                 f"{self.app_name} called start_response with the status {status!r}; "
                 "give a str such as '200 OK'"
-            ) from None
+            )
+        no_body_status = status[:3] in _NO_BODY_STATUSES or status[0] == "1"
         self.status = status
         self.headers = list(headers)
         self.no_body = no_body_status or self.environ["REQUEST_METHOD"] == "HEAD"
-        if no_body_status and declared is not None:
+        if no_body_status and self.declared is not None:
             # RFC 9110 8.6 forbids it with 1xx and 204; with 304 it is better left out (15.4.5),
             # and gevent's pywsgi answers 500 if it is there.
             self.headers = _without_content_length(headers)

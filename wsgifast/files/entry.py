@@ -241,3 +241,4 @@ def describe(
 
 
 _STATUS_LINES = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
+_STATUS_LINES[416] = "416 Range Not Satisfiable"  # Python before 3.13 has an older RFC's phrase
