@@ -119,7 +119,7 @@ def _serve_with_gunicorn(app: StaticFiles, listener: socket.socket) -> int:
 
     class Application(BaseApplication):  # type: ignore[misc]
         def load_config(self) -> None:
-            self.cfg.set("bind", f"fd://{listener.fileno()}")
+            self.cfg.set("bind", f"fd://{listener.detach()}")  # gunicorn closes it
             self.cfg.set("worker_class", "gthread")
             self.cfg.set("threads", _THREADS)
             self.cfg.set("loglevel", "warning")

@@ -33,40 +33,9 @@ _MANIFEST_VERSION = 1
 _MIN_SAVING = 0.05
 # What is compressed already; trying would cost time and never pay.
 _COMPRESSED_EXTENSIONS = frozenset(
-    [
-        ".7z",
-        ".avif",
-        ".br",
-        ".bz2",
-        ".flac",
-        ".flv",
-        ".gif",
-        ".gz",
-        ".jpeg",
-        ".jpg",
-        ".jxl",
-        ".m4a",
-        ".m4v",
-        ".mov",
-        ".mp3",
-        ".mp4",
-        ".mpeg",
-        ".ogg",
-        ".opus",
-        ".png",
-        ".rar",
-        ".tbz",
-        ".tgz",
-        ".txz",
-        ".webm",
-        ".webp",
-        ".whl",
-        ".woff",
-        ".woff2",
-        ".xz",
-        ".zip",
-        ".zst",
-    ]
+    {".7z", ".avif", ".br", ".bz2", ".flac", ".flv", ".gif", ".gz", ".jpeg", ".jpg", ".jxl"}
+    | {".m4a", ".m4v", ".mov", ".mp3", ".mp4", ".mpeg", ".ogg", ".opus", ".png", ".rar", ".tbz"}
+    | {".tgz", ".txz", ".webm", ".webp", ".whl", ".woff", ".woff2", ".xz", ".zip", ".zst"}
 )
 # Files are compressed in memory, one in each thread.
 _MAX_FILE_BYTES = 256 * 1024 * 1024
