@@ -131,12 +131,12 @@ class _Exchange:
         """The send() that the app is given."""
         kind = message["type"]
         if kind == "http.response.body":
-            if self._start is not None:
-                await self._forward_start()
             body = message.get("body", b"")
             if type(body) is not bytes:
                 body = to_bytes(body, self._charset, self._middleware.app)
                 message = {**message, "body": body}
+            if self._start is not None:
+                await self._forward_start()
             if self._loop is not None:
                 if message.get("more_body") and len(body) <= _SMALL_MESSAGE_BYTES:
                     await self._gather(body)

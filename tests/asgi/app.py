@@ -22,6 +22,17 @@ ZEROCOPYSEND = "http.response.zerocopysend"
 EVENTS = os.environ.get("ASGIFAST_TEST_EVENTS")
 
 
+if EVENTS:
+    # Whether the kernel sent a file, or reads did, shows in no answer.
+    _sendfile = os.sendfile
+
+    def sendfile(out: int, fd: int, offset: int, count: int) -> int:
+        note("sendfile")
+        return _sendfile(out, fd, offset, count)
+
+    os.sendfile = sendfile  # type: ignore[assignment]
+
+
 def crumbs() -> list[bytes]:
     return [b"%05d," % number for number in range(5000)]
 
