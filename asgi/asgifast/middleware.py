@@ -72,9 +72,7 @@ class ASGIFast:
         for name, value in (("coalesce", coalesce), ("conditional", conditional)):
             if not isinstance(value, bool):
                 raise ConfigurationError(f"{name} is True or False, not {value!r}")
-        if ranges not in (True, False, "take-over") or isinstance(ranges, int) > isinstance(
-            ranges, bool
-        ):
+        if not (isinstance(ranges, bool) or ranges == "take-over"):
             raise ConfigurationError(f"ranges is True, False or 'take-over', not {ranges!r}")
         self.app = app
         self.coalesce = coalesce
@@ -85,22 +83,25 @@ class ASGIFast:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        exchange = _Exchange(self, scope, receive, send)
-        extensions = {**(scope.get("extensions") or {}), PATHSEND: {}, ZEROCOPYSEND: {}}
-        inner: Scope = {**scope, "extensions": extensions}
+        exchange = _Exchange(scope, receive, send)
+        exchange._middleware = self
+        inner: Scope = {**scope, "extensions": {PATHSEND: {}, ZEROCOPYSEND: {}}}
+        if offered := scope.get("extensions"):
+            inner["extensions"].update(offered)
         if self.ranges == "take-over":
             inner["headers"] = [
                 header for header in scope["headers"] if header[0].lower() not in _RANGE_HEADERS
             ]
         try:
-            await self.app(inner, exchange.delivery.receive, exchange.send)
+            await self.app(inner, exchange.receive, exchange.send)
         except Exception:
             await exchange.abandon()
             raise
-        await exchange.finish()
+        if exchange._start or exchange._chunks or exchange._task:
+            await exchange.finish()
 
 
-class _Exchange:
+class _Exchange(Delivery):
     """One request's way through the middleware.
 
     `_start` is the head, held until the first message behind it, as servers hold it (ASGI,
@@ -109,23 +110,17 @@ class _Exchange:
     that order and backpressure stay, and what the server's send() raises reaches the app.
     """
 
-    def __init__(self, middleware: ASGIFast, scope: Scope, receive: Receive, send: Send) -> None:
-        self._middleware = middleware
-        self._scope = scope
-        self._server_send = send
-        self.delivery = Delivery(scope, receive, send)
-        self._start: Message | None = None
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._chunks: list[bytes] = []
-        self._size = 0
-        self._turn: asyncio.Handle | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._loop = None
-        if middleware.coalesce and not self.delivery.offers(GATHERING):
-            try:
-                self._loop = asyncio.get_running_loop()
-            except RuntimeError:
-                pass  # trio has no way to run something at the turn's end
+    _start: Message | None = None
+    _headers: list[tuple[bytes, bytes]] = []  # noqa: RUF012 - replaced by the head's, never changed
+    _chunks: list[bytes] | None = None
+    _size = 0
+    _turn: asyncio.Handle | None = None
+    _task: asyncio.Task[None] | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+    # Whether small messages are gathered here; None until the first one asks.
+    _gathers: bool | None = None
+
+    _middleware: ASGIFast
 
     async def send(self, message: Message) -> None:
         """The send() that the app is given."""
@@ -135,19 +130,22 @@ class _Exchange:
             if type(body) is not bytes:
                 body = to_bytes(body, self._charset, self._middleware.app)
                 message = {**message, "body": body}
-            if self._start is not None:
-                await self._forward_start()
-            if self._loop is not None:
-                if message.get("more_body") and len(body) <= _SMALL_MESSAGE_BYTES:
+            start = self._start
+            if start is not None:
+                self._start = None
+                await self._server_send(start)
+            if self._gathers is not False and message.get("more_body"):
+                if len(body) <= _SMALL_MESSAGE_BYTES and self._can_gather():
                     await self._gather(body)
                     return
-                if self._chunks:
-                    if len(body) > _GATHER_BYTES:
-                        await self._flush()
-                    else:
-                        message = {**message, "body": self._take(body)}
-                if self._task is not None:
-                    await self._settle()
+                await self._flush()
+            elif self._chunks:
+                if len(body) > _GATHER_BYTES:
+                    await self._flush()
+                else:
+                    message = {**message, "body": self._take(body)}
+            if self._task is not None:
+                await self._settle()
             await self._server_send(message)
         elif kind == "http.response.start":
             if self._start is not None:
@@ -193,9 +191,22 @@ class _Exchange:
 
     # Gathering
 
+    def _can_gather(self) -> bool:
+        if self._gathers is None:
+            self._gathers = False
+            if self._middleware.coalesce and not self.offers(GATHERING):
+                try:
+                    self._loop = asyncio.get_running_loop()
+                    self._gathers = True
+                except RuntimeError:
+                    pass  # trio has no way to run something at the turn's end
+        return self._gathers
+
     async def _gather(self, body: bytes) -> None:
         if self._task is not None:
             await self._settle()
+        if self._chunks is None:
+            self._chunks = []
         self._chunks.append(body)
         self._size += len(body)
         if self._size >= _GATHER_BYTES:
@@ -220,15 +231,15 @@ class _Exchange:
             await task
 
     async def _flush(self) -> None:
-        await self._settle()
-        await self._send_gathered()
+        if self._task is not None:
+            await self._settle()
+        if self._chunks:
+            await self._send_gathered()
 
     def _take(self, last: bytes = b"") -> bytes:
-        self._chunks.append(last)
-        data = b"".join(self._chunks)
-        self._chunks.clear()
-        self._size = 0
-        return data
+        chunks, self._chunks, self._size = self._chunks or [], None, 0
+        chunks.append(last)
+        return b"".join(chunks)
 
     # Files
 
@@ -262,7 +273,7 @@ class _Exchange:
             await self._server_send(
                 {**start, "status": plan.status, "headers": list(plan.raw_headers)}
             )
-            await self.delivery.send_segments(plan.segments, fd)
+            await self.send_segments(plan.segments, fd)
         finally:
             os.close(fd)
 
@@ -293,7 +304,7 @@ class _Exchange:
 
     async def _send_whole(self, path: Any) -> None:
         """The file as it is, behind the head as it is."""
-        if self.delivery.offers(PATHSEND):
+        if self.offers(PATHSEND):
             await self._forward_start()
             await self._server_send({"type": PATHSEND, "path": os.fspath(path)})
             return
@@ -301,14 +312,14 @@ class _Exchange:
         try:
             await self._forward_start()
             declared = declared_length(self._headers)
-            await self.delivery.send_file(fd, 0, size if declared is None else declared)
+            await self.send_file(fd, 0, size if declared is None else declared)
         finally:
             os.close(fd)
 
     async def _send_zero_copy(self, message: Message) -> None:
         if self._start is not None:
             await self._forward_start()
-        if self.delivery.offers(ZEROCOPYSEND):
+        if self.offers(ZEROCOPYSEND):
             await self._server_send(message)
             return
         file = located(message)

@@ -47,20 +47,25 @@ class Delivery:
     its end for nobody), and what comes meanwhile is kept.
     """
 
+    # What came while a disconnect was listened for. Class attributes: most requests, for which
+    # nothing of this happens, never pay for setting them.
+    _kept: tuple[Message, ...] = ()
+    _receiving = False
+
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._extensions = scope.get("extensions") or {}
+        self._scope = scope
         self._server_receive = receive
-        self._send = send
-        self._receiving = False
-        self._kept: list[Message] = []
+        self._server_send = send
 
     def offers(self, name: str) -> bool:
         """Whether the server has an extension, such as http.response.pathsend."""
-        return name in self._extensions
+        return name in (self._scope.get("extensions") or ())
 
     async def receive(self) -> Message:
         if self._kept:
-            return self._kept.pop(0)
+            message, *kept = self._kept
+            self._kept = tuple(kept)
+            return message
         self._receiving = True
         try:
             return await self._server_receive()
@@ -73,20 +78,22 @@ class Delivery:
         :param fd: the descriptor that the file parts are of.
         """
         if not segments:
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._server_send({"type": "http.response.body", "body": b"", "more_body": False})
             return
         last = len(segments) - 1
         for index, segment in enumerate(segments):
             more = index < last
             if isinstance(segment, bytes):
-                await self._send({"type": "http.response.body", "body": segment, "more_body": more})
+                await self._server_send(
+                    {"type": "http.response.body", "body": segment, "more_body": more}
+                )
             elif fd is not None:
                 await self.send_file(fd, segment.offset, segment.size, more_body=more)
 
     async def send_file(self, fd: int, offset: int, size: int, *, more_body: bool = False) -> None:
         """Send a run of a file's bytes, by the server's zerocopysend or by reads."""
         if self.offers(ZEROCOPYSEND) and size:
-            await self._send(
+            await self._server_send(
                 {
                     "type": ZEROCOPYSEND,
                     "file": fd,
@@ -98,16 +105,16 @@ class Delivery:
             return
         segment = FileSegment(fd, offset, size)
         if size < _WATCHED_FILE_BYTES or self._receiving:
-            await send_run(self._send, segment, more_body=more_body)
+            await send_run(self._server_send, segment, more_body=more_body)
             return
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # trio: the server's send() ends with its connection
-            await send_run(self._send, segment, more_body=more_body)
+            await send_run(self._server_send, segment, more_body=more_body)
             return
         watch = loop.create_task(self._disconnected())
         try:
-            await send_run(self._send, segment, more_body=more_body, stop=watch.done)
+            await send_run(self._server_send, segment, more_body=more_body, stop=watch.done)
         finally:
             watch.cancel()
             await asyncio.wait([watch])
@@ -115,7 +122,7 @@ class Delivery:
     async def _disconnected(self) -> None:
         while True:
             message = await self._server_receive()
-            self._kept.append(message)
+            self._kept += (message,)
             if message["type"] == "http.disconnect":
                 return
 

@@ -6,7 +6,7 @@ import os
 
 from wsgifast.files.site import Answer, FileSite
 
-from .messages import Receive, Scope, Send
+from .messages import ASGIApp, Receive, Scope, Send
 from .pages import in_thread
 from .requests import request_facts
 from .sending import Delivery
@@ -14,7 +14,7 @@ from .sending import Delivery
 __all__ = ["StaticFiles"]
 
 
-class StaticFiles(FileSite["ASGIApp"]):
+class StaticFiles(FileSite[ASGIApp]):
     """Serve files: `StaticFiles(directory="site")`, or `StaticFiles(app, directory=...)` in front.
 
     The twin of wsgifast.StaticFiles: the same options, the same answers. Mountable in Starlette and

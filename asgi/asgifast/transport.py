@@ -184,7 +184,7 @@ class GatheringTransport(asyncio.Transport):
         )
         self._socket = sock
         try:
-            limit_send_buffer(sock)
+            limit_send_buffer(theirs)
         except OSError:
             pass  # the peer has gone; sending will tell
         return sock

@@ -44,7 +44,7 @@ except ImportError:
     httptools_impl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    _Base = h11_impl.H11Protocol
+    _Base = asyncio.Protocol
 else:
     _Base = object
 
@@ -72,6 +72,33 @@ class UnsupportedUvicorn(WSGIFastError, ImportError):
             f"tested with {OLDEST_UVICORN} to {NEWEST_UVICORN}: install one of these, or use "
             "uvicorn's own --http"
         )
+
+
+def _check(module: Any, protocol: str, request_handler: str, attributes: set[str]) -> None:
+    """Look for everything that is used of uvicorn's internals; its wrong bytes would be ours."""
+    cycle = getattr(module, "RequestResponseCycle", None)
+    base = getattr(module, protocol, None)
+    if cycle is None or base is None:
+        raise UnsupportedUvicorn(f"{module.__name__} has no RequestResponseCycle or {protocol}")
+    found = set(cycle.send.__code__.co_names)
+    if missing := attributes - found:
+        raise UnsupportedUvicorn(f"RequestResponseCycle.send has no {', '.join(sorted(missing))}")
+    handler = set(getattr(base, request_handler).__code__.co_names)
+    if missing := {"RequestResponseCycle", "app", "transport", "flow"} - handler:
+        raise UnsupportedUvicorn(
+            f"{protocol}.{request_handler} has no {', '.join(sorted(missing))}"
+        )
+
+
+_COMMON = {"flow", "write_paused", "disconnected", "response_started", "response_complete"}
+_check(h11_impl, "H11Protocol", "handle_events", _COMMON | {"conn", "transport"})
+if httptools_impl is not None:
+    _check(
+        httptools_impl,
+        "HttpToolsProtocol",
+        "on_headers_complete",
+        _COMMON | {"transport", "chunked_encoding", "expected_content_length"},
+    )
 
 
 class _Response:
@@ -261,8 +288,8 @@ class _H11Response(_Response):
     def _announce(self, size: int) -> tuple[bytes, bytes]:
         import h11
 
-        stand_in = _Bytes(size)
-        parts = self._cycle.conn.send_with_data_passthrough(h11.Data(data=stand_in))  # type: ignore[arg-type]
+        stand_in: Any = _Bytes(size)
+        parts = self._cycle.conn.send_with_data_passthrough(h11.Data(data=stand_in))
         place = parts.index(stand_in)
         return b"".join(parts[:place]), b"".join(parts[place + 1 :])
 
@@ -285,31 +312,32 @@ class _FileSending(_Base):
     """What both protocols add to uvicorn's."""
 
     _response_class: type[_Response]
-    transport: GatheringTransport  # type: ignore[assignment]
+    _gathering: GatheringTransport
+    app: Any
+    loop: asyncio.AbstractEventLoop
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.app = _Answering(self.app, self._response_class)  # type: ignore[assignment]
+        self.app = _Answering(self.app, self._response_class)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(GatheringTransport(transport, self.loop))
+        self._gathering = GatheringTransport(transport, self.loop)
+        super().connection_made(self._gathering)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.transport.lost()
+        self._gathering.lost()
         super().connection_lost(exc)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.transport.drained()
+        self._gathering.drained()
 
     def handle_websocket_upgrade(self, *args: Any) -> None:
-        # The WebSocket protocol takes the connection over, and uvicorn makes it its own.
-        transport, self.transport = self.transport, self.transport.real  # type: ignore[assignment]
-        transport.flush()
-        try:
-            super().handle_websocket_upgrade(*args)
-        finally:
-            self.transport = transport
+        # uvicorn hands the connection over to its WebSocket protocol, which needs none of this.
+        self._gathering.flush()
+        self._gathering.lost()
+        self.transport = self._gathering.real
+        super().handle_websocket_upgrade(*args)  # type: ignore[misc]
 
 
 class H11Protocol(_FileSending, h11_impl.H11Protocol):
@@ -331,30 +359,3 @@ else:  # pragma: no cover
         if name == "HttpToolsProtocol":
             raise MissingExtra("asgifast.uvicorn.HttpToolsProtocol", "httptools", "asgi")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _check(module: Any, protocol: str, request_handler: str, attributes: set[str]) -> None:
-    """Look for everything that is used of uvicorn's internals; its wrong bytes would be ours."""
-    cycle = getattr(module, "RequestResponseCycle", None)
-    base = getattr(module, protocol, None)
-    if cycle is None or base is None:
-        raise UnsupportedUvicorn(f"{module.__name__} has no RequestResponseCycle or {protocol}")
-    found = set(cycle.send.__code__.co_names)
-    if missing := attributes - found:
-        raise UnsupportedUvicorn(f"RequestResponseCycle.send has no {', '.join(sorted(missing))}")
-    handler = set(getattr(base, request_handler).__code__.co_names)
-    if missing := {"RequestResponseCycle", "app", "transport", "flow"} - handler:
-        raise UnsupportedUvicorn(
-            f"{protocol}.{request_handler} has no {', '.join(sorted(missing))}"
-        )
-
-
-_COMMON = {"flow", "write_paused", "disconnected", "response_started", "response_complete"}
-_check(h11_impl, "H11Protocol", "handle_events", _COMMON | {"conn", "transport"})
-if httptools_impl is not None:
-    _check(
-        httptools_impl,
-        "HttpToolsProtocol",
-        "on_headers_complete",
-        _COMMON | {"transport", "chunked_encoding", "expected_content_length"},
-    )

@@ -347,7 +347,7 @@ def _events(path: Path) -> dict[str, str]:
 
 def _refuses(server: LiveServer) -> bool:
     try:
-        with socket.create_connection(("127.0.0.1", server.address[1]), 1.0):  # type: ignore[arg-type]
+        with socket.create_connection(("127.0.0.1", server.address[1]), 1.0):
             return False
     except OSError:
         return True
