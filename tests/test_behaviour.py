@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conftest import WSGI_SERVERS, wsgi_server
+from tests.conftest import WSGI_SERVERS, gunicorn, wsgi_server
 from tests.support.http import Connection, Response
-from tests.support.servers import LiveServer, wait_for
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.support.shapes import BROKEN_NAMES, FAILING_NAMES, SHAPES
 
 # One process serves all tests of a server: the group keeps them on one test runner.
@@ -155,3 +155,28 @@ def test_close_is_called_once_for_each_body(server: LiveServer) -> None:
 def test_a_request_body_arrives(server: LiveServer) -> None:
     response = server.get("/post", method="POST", body=b"x" * 100_000)
     assert response.body == b"echo of 100000"
+
+
+def test_nodelay_is_on_wherever_the_socket_can_be_reached(server: LiveServer) -> None:
+    # These two set it by themselves.
+    unreachable = any(name in str(server.process.args) for name in ("waitress", "fast-wsgiref"))
+    expected = b"out of reach" if unreachable else b"True"
+    with Connection(server.address) as connection:
+        assert connection.request("/nodelay").body == expected
+
+
+def test_gunicorns_access_log_can_print_the_route() -> None:
+    port = free_port()
+    log_format = "%(U)s went out as %({wsgifast.route}e)s, %(B)s bytes"
+    options = ("--threads=4", "--access-logfile=-", f"--access-logformat={log_format}")
+    command = gunicorn("gthread", port, "tests.support.shapes:app", *options)
+    with live_server(command, ("127.0.0.1", port)) as server:
+        for name in ("bare-bytes", "generator", "one-chunk"):
+            server.get(f"/{name}")
+        size = len(SHAPES["bare-bytes"].expected)
+        for line in (
+            f"/bare-bytes went out as rescued, {size} bytes",
+            f"/generator went out as stream, {20_000 * 7} bytes",
+            "/one-chunk went out as as-is, 5 bytes",
+        ):
+            wait_for(lambda line=line: line in server.log(), f"the log says {line!r}")  # type: ignore[misc]

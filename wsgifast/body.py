@@ -17,13 +17,13 @@ from .errors import BodyError, ConfigurationError
 
 __all__ = [
     "JOINED_BLOCK_BYTES",
+    "JOINED_WHOLE_BYTES",
     "LARGE_CHUNK_BYTES",
-    "byte_chunks",
     "charset_of",
     "coalesced",
     "describe",
+    "few_chunks",
     "is_readable",
-    "joined",
     "known_size",
     "refuse",
     "register_file_wrapper",
@@ -32,9 +32,10 @@ __all__ = [
 ]
 
 # A chunk of this size is sent as it is: beyond it a send costs more than the call around it, and
-# copying it into a larger block only costs memory. Measured with loadtests/joining.py.
+# copying it into a larger block only costs memory. Measured: loadtests/block_sizes.py.
 LARGE_CHUNK_BYTES = 64 * 1024
-# Smaller chunks are joined into blocks of about this size.
+# A body of crumbs up to this size is joined whole; of a larger one a block at a time.
+JOINED_WHOLE_BYTES = 1024 * 1024
 JOINED_BLOCK_BYTES = 256 * 1024
 
 # Wrappers around a file that frameworks and servers hand out, and the attribute that holds the
@@ -48,6 +49,7 @@ _FILE_WRAPPERS = {
     "waitress.buffers.ReadOnlyFileBasedBuffer": "file",
     "webob.static.FileIter": "file",
     "werkzeug.wsgi.FileWrapper": "file",
+    "wsgifast.devservers.filewrapper.FileWrapper": "file",
     "wsgiref.util.FileWrapper": "filelike",
 }
 # Wrappers that users have registered, by class.
@@ -142,33 +144,37 @@ def _encoded(text: str, charset: str, app: object) -> bytes:
         ) from None
 
 
-def byte_chunks(
-    chunks: list[Any] | tuple[Any, ...], charset: Callable[[], str], app: object
-) -> list[bytes] | tuple[bytes, ...]:
-    """Return a list or tuple of chunks as bytes; the same object if nothing had to be converted.
+def few_chunks(
+    chunks: list[Any] | tuple[Any, ...], convert: Callable[[object], bytes]
+) -> tuple[Iterable[bytes], int]:
+    """Turn a list or tuple of chunks into few large chunks of bytes; return them and their length.
 
-    :raises BodyError: see :func:`to_bytes`.
+    What comes back is the same object where there is nothing to repair or to gain, one block
+    where all of it is small, and else an iterator that holds one block at a time beside the app's
+    own list. Large chunks are never copied.
+
+    :param convert: turns one chunk into bytes, see :func:`to_bytes`.
+    :raises BodyError: from `convert`.
     """
-    if set(map(type, chunks)) <= {bytes}:
-        return chunks
-    return [to_bytes(chunk, charset, app) for chunk in chunks]
+    try:
+        total = sum(map(len, chunks))
+        if _worth_joining(chunks, total) and total <= JOINED_WHOLE_BYTES:
+            block = b"".join(chunks)  # takes anything bytes-like, and nothing else
+            return [block], len(block)
+    except TypeError:
+        pass  # a chunk is text, or nothing that could be sent: see below
+    if not set(map(type, chunks)) <= {bytes}:
+        chunks = [convert(chunk) for chunk in chunks]
+    total = sum(map(len, chunks))
+    if not _worth_joining(chunks, total):
+        return chunks, total
+    if total <= JOINED_WHOLE_BYTES:
+        return [b"".join(chunks)], total
+    return _joined_blocks(chunks), total
 
 
-def joined(
-    chunks: list[bytes] | tuple[bytes, ...], total: int
-) -> list[bytes] | tuple[bytes, ...] | Iterator[bytes]:
-    """Join small chunks into few large ones; large ones pass uncopied.
-
-    What comes back is the same object where there is nothing to gain, one block where all of it
-    is small, and else an iterator that holds one block at a time beside the app's own list.
-
-    :param total: the sum of the chunks' lengths, in bytes.
-    """
-    if len(chunks) <= 1 or total >= len(chunks) * LARGE_CHUNK_BYTES:
-        return chunks
-    if total <= JOINED_BLOCK_BYTES:
-        return [b"".join(chunks)]
-    return _joined_blocks(chunks)
+def _worth_joining(chunks: list[Any] | tuple[Any, ...], total: int) -> bool:
+    return len(chunks) > 1 and total < len(chunks) * LARGE_CHUNK_BYTES
 
 
 def _joined_blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ import array
 import gzip
 import io
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import werkzeug.wsgi
 
 from wsgifast import WSGIFast
+from wsgifast.sockets import owned_socket
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -511,6 +513,16 @@ def status(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
     return [body]
 
 
+def nodelay(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    """Whether TCP_NODELAY is on for the connection of this request."""
+    sock = environ.get("gunicorn.socket") or environ.get("werkzeug.socket")
+    sock = sock or owned_socket(environ["wsgi.input"])
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    if sock is None:
+        return "out of reach"
+    return str(bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+
+
 class Closings:
     """Counts how often close() was called on the bodies of /closing."""
 
@@ -546,6 +558,8 @@ def closing(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
 def raw(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
     path = environ["PATH_INFO"].lstrip("/")
     first = path.partition("/")[0]
+    if path == "nodelay":
+        return nodelay(environ, start_response)
     areas = {"broken": broken, "failing": failing, "status": status, "closing": closing}
     if first in areas:
         return areas[first](environ, start_response)

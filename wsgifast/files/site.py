@@ -307,7 +307,7 @@ def _redirect(path: str, query: str) -> Plan:
     location = f"./{quote(last)}/"  # "./": "a:b" would be taken for a scheme
     if query:
         location += "?" + quote(query, safe="%/?:@!$&'()*+,;=[]", encoding="latin-1")
-    return Plan(302, [("Location", location), ("Content-Length", "0")])
+    return Plan(302, [("Location", location), *_NO_TEXT])
 
 
 def _text_plan(status: int, text: str, *headers: Header) -> Plan:
@@ -323,6 +323,10 @@ def _text_plan(status: int, text: str, *headers: Header) -> Plan:
     )
 
 
+_NO_TEXT: tuple[Header, ...] = (
+    ("Content-Type", "text/plain; charset=utf-8"),
+    ("Content-Length", "0"),
+)
 _MISSING = _text_plan(404, "Not Found\n")
 _MISSING_HEAD = Plan(404, _MISSING.headers)
 _FORBIDDEN = _text_plan(403, "Forbidden\n")
