@@ -204,9 +204,13 @@ def test_asyncio_streams_transports_and_protocols(
     server_side, client_side = tls_contexts()
 
     async def main() -> None:
+        gone = asyncio.Event()
+
         async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read()
             writer.close()
+            await writer.wait_closed()
+            gone.set()
 
         server = await asyncio.start_server(greet, "127.0.0.1", 0, ssl=server_side if tls else None)
         async with server:
@@ -223,6 +227,7 @@ def test_asyncio_streams_transports_and_protocols(
                     assert nodelay(owned_socket(owner)) is enabled
             writer.close()
             await writer.wait_closed()
+            await gone.wait()
 
     loop = policy()
     try:
