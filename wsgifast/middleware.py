@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import body as bodies
-from .delivery import BLOCK_BYTES, BodyTooShort, FileReader, FileSlice
+from . import front_server
+from .delivery import BLOCK_BYTES, BodyTooShort, FileReader, FileSlice, SegmentedBody
+from .environ import request_facts
 from .errors import BodyError, ConfigurationError
+from .file_answers import file_parts, plan_file_body
+from .front_server import FrontServer
 from .sockets.options import owned_socket, set_nodelay
-from .sockets.sendfile import file_segment
+from .sockets.sendfile import FileSegment, file_segment
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
@@ -43,6 +47,8 @@ class WSGIFast:
     a list or tuple of crumbs               few large chunks                         ``joined``
     a file, or a known wrapper around one   the server's own ``wsgi.file_wrapper``   ``file``
     the same where the server has none      blocks of 256 KiB                        ``blocks``
+    a file, asked for in several ranges     its runs, as a :class:`SegmentedBody`    ``segments``
+    a file in a folder of `accel_redirect`  no body: the front server sends it       ``accel``
     any other iterable                      its chunks, each as it comes             ``stream``
     the same with `coalesce`                its chunks, gathered while they are      ``coalesced``
                                             quick
@@ -59,27 +65,70 @@ class WSGIFast:
         not for event streams. See :func:`wsgifast.body.coalesced` for what may wait, and for how
         long.
     :param nodelay: set TCP_NODELAY on each connection whose socket the server lets us reach.
-    :raises ConfigurationError: if `app` cannot be called, or an option is no bool.
+    :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file. See
+        :func:`wsgifast.file_answers.plan_file_body` for which files, and for their ETag.
+    :param conditional: answer If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
+        for the same.
+    :param hide_range: keep Range and If-Range from the app: one that would cut the range out by
+        reading then answers with the whole file, and the range goes out by sendfile.
+    :param accel_redirect: from folders to nginx's internal locations, such as
+        ``{"/srv/files": "/protected/"}``: files in them are sent by nginx. See
+        :func:`wsgifast.front_server.accel_redirect`, also for the headers that nginx drops.
+    :param x_sendfile: folders whose files Apache or lighttpd sends.
+    :raises ConfigurationError: if `app` cannot be called, or an option has a value that cannot
+        work.
     :raises BodyError: (to the server, for a request) if the app returns what cannot be a body.
     """
 
     def __init__(
-        self, app: WSGIApplication, *, coalesce: bool = False, nodelay: bool = True
+        self,
+        app: WSGIApplication,
+        *,
+        coalesce: bool = False,
+        nodelay: bool = True,
+        ranges: bool = True,
+        conditional: bool = True,
+        hide_range: bool = False,
+        accel_redirect: Mapping[str, str] | None = None,
+        x_sendfile: Iterable[str] | None = None,
     ) -> None:
         if not callable(app):
             raise ConfigurationError(f"WSGIFast wraps a WSGI app, which {app!r} is not")
-        for name, value in (("coalesce", coalesce), ("nodelay", nodelay)):
+        for name, value in (
+            ("coalesce", coalesce),
+            ("nodelay", nodelay),
+            ("ranges", ranges),
+            ("conditional", conditional),
+            ("hide_range", hide_range),
+        ):
             if not isinstance(value, bool):
                 raise ConfigurationError(f"{name} is True or False, not {value!r}")
+        if hide_range and not ranges:
+            raise ConfigurationError("hide_range needs ranges=True, or nobody answers a Range")
+        if accel_redirect is not None and x_sendfile is not None:
+            raise ConfigurationError("accel_redirect and x_sendfile are for different servers")
         self.app = app
         self.coalesce = coalesce
         self.nodelay = nodelay
+        self.ranges = ranges
+        self.conditional = conditional
+        self.hide_range = hide_range
+        self.front_server: FrontServer | None = None
+        if accel_redirect is not None:
+            self.front_server = front_server.accel_redirect(accel_redirect)
+        elif x_sendfile is not None:
+            self.front_server = front_server.x_sendfile(x_sendfile)
         self._nodelay_set: set[weakref.ref[Any]] = set()
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if self.nodelay:
             self._set_nodelay(environ)
         exchange = _Exchange(self, environ, start_response)
+        if self.hide_range and "HTTP_RANGE" in environ:
+            # A copy: the server's own stays whole, for its access log and for us.
+            environ = {**environ}
+            del environ["HTTP_RANGE"]
+            environ.pop("HTTP_IF_RANGE", None)
         result: Any = self.app(environ, exchange.start)
         exchange.returned = True
         try:
@@ -246,6 +295,9 @@ class _Exchange:
         if segment is not None and (declared is None or declared <= segment.size):
             if declared is not None:
                 segment = segment._replace(size=declared)
+            answered = self._answer_file(file, segment)
+            if answered is not None:
+                return answered
             size = segment.size
             reader = FileSlice(segment, file)
         else:
@@ -256,6 +308,47 @@ class _Exchange:
         if declared is None and size is not None:
             self.add_content_length(size)
         self.forward()
+        return self._wrapped(reader)
+
+    def _answer_file(self, file: Any, segment: FileSegment) -> Iterable[bytes] | None:
+        """Answer a 200 with a file as a file server would; None if it is to go out as it is."""
+        environ, middleware = self.environ, self.middleware
+        if (self.status or "")[:3] != "200" or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return None
+        if middleware.front_server is not None:
+            headers = middleware.front_server.hand_over(self.headers, file, segment)
+            if headers is not None:
+                self.headers = headers
+                self.forward()
+                environ[ROUTE] = "accel"
+                return _NoBody(file)
+        if not (middleware.ranges or middleware.conditional):
+            return None
+        plan = plan_file_body(
+            request_facts(environ),
+            self.headers,
+            file,
+            segment,
+            ranges=middleware.ranges,
+            conditional=middleware.conditional,
+        )
+        if plan is None:
+            return None
+        if plan.status != 200:  # the app's own phrase stays
+            self.status = plan.status_line
+        self.headers = list(plan.headers)
+        self.forward()
+        parts = file_parts(plan)
+        if not parts:
+            environ[ROUTE] = "no-body"
+            return _NoBody(file)
+        if len(parts) == 1 and isinstance(parts[0], FileSegment):
+            return self._wrapped(FileSlice(parts[0], file))
+        environ[ROUTE] = "segments"
+        return SegmentedBody(parts, file.close)
+
+    def _wrapped(self, reader: FileSlice | FileReader) -> Iterable[bytes]:
+        """Put a file into the server's own wrapper, if it has one."""
         wrapper = self.environ.get("wsgi.file_wrapper")
         if wrapper is None:
             self.environ[ROUTE] = "blocks"

@@ -32,6 +32,12 @@ def checked(head: bytes, line: str = "POST / HTTP/1.1") -> BodyFraming:
         (b"Host: a\r\nContent-Length: 1\r\nExpect: 100-Continue\r\n", BodyFraming(1, True)),
         (b"Host: a\r\nExpect: 100-continue\r\n", BodyFraming(0, False)),
         (b"Host: a\nContent-Length: 7\n", BodyFraming(7, False)),
+        # To a parser of mail these two announce parts that a request's head does not have.
+        (
+            b"Host: a\r\nContent-Type: multipart/form-data; boundary=x\r\nContent-Length: 7\r\n",
+            BodyFraming(7, False),
+        ),
+        (b"Host: a\r\nContent-Type: message/http\r\nContent-Length: 7\r\n", BodyFraming(7, False)),
     ],
 )
 def test_the_end_of_the_body_is_told_by_the_head(head: bytes, framing: BodyFraming) -> None:

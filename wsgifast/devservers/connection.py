@@ -19,8 +19,6 @@ Theory of operation. `socketserver` makes a handler for each connection and runs
 from __future__ import annotations
 
 import io
-import math
-import select
 import socket
 import socketserver
 import ssl
@@ -33,13 +31,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
 from ..sockets.options import set_nodelay
 from ..sockets.sendfile import FileTruncated
 from .filewrapper import FileWrapper
+from .inlet import Inlet, Waiting
 from .outlet import Outlet
 from .requestbody import ClientGone, RequestBody
 from .requesthead import BodyFraming, CheckedLines, RequestError, check_head, wants_to_stay
 from .response import ResponseWriter
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
     from _typeshed.wsgi import WSGIApplication, WSGIEnvironment
 
 __all__ = ["KeepAliveHandler"]
@@ -56,9 +54,9 @@ _DRAIN_BYTES = 256 * 1024
 # thread for all connections gives it no longer than a pause.
 _LINGER_S = 10.0
 _LINGER_IDLE_S = 1.0
-# Where processes serve connections, the parent accepts within this time unless it may not start
-# another: only then is a waiting client locked out.
-_FORKING_GRACE_S = 0.05
+# Who has just connected is about to send a request, and would take the end of the connection for an
+# error. A browser that has connected only for later is silent for longer than this.
+FRESH_GRACE_S = 0.5
 
 
 class KeepAliveHandler(BaseHTTPRequestHandler):
@@ -114,22 +112,22 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         super().setup()
         set_nodelay(self.connection)
         self.rfile.close()
-        self._input = _Input(self.connection)
-        self._stream: io.BufferedReader = io.BufferedReader(self._input, _INPUT_BYTES)
+        self._inlet = Inlet(self.connection)
+        self._stream: io.BufferedReader = io.BufferedReader(self._inlet, _INPUT_BYTES)
         self.rfile = self._stream
         self._outlet = Outlet(self.connection, kernel_sends_files=self.use_sendfile)
-        self._waiting = _Waiting(self.connection, cast(socketserver.TCPServer, self.server))
+        self._waiting = Waiting(self.connection, cast(socketserver.TCPServer, self.server))
         self._may_send_on = False  # the client, after our last response
         self._passed_through: BaseException | None = None
 
     def handle(self) -> None:
         self.close_connection = False
-        patience_s = self.timeout
+        patience_s, grace_s = self.timeout, FRESH_GRACE_S
         try:
-            while not self.close_connection and self._has_request(patience_s):
+            while not self.close_connection and self._has_request(patience_s, grace_s):
                 self.handle_one_request()
-                patience_s = self.keep_alive_timeout
-            if self._may_send_on or self._input.holds_more(self._stream):
+                patience_s, grace_s = self.keep_alive_timeout, 0.0
+            if self._may_send_on or self._inlet.holds_more(self._stream):
                 self._linger()
         except (OSError, EOFError) as error:  # the connection's: the application's were caught
             self.connection_dropped(error)
@@ -193,6 +191,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             return (
                 wants_more
                 and not body.awaits_continue
+                and not body.exceeds(_DRAIN_BYTES)
                 and not self._waiting.is_server_stopping()
                 and not self._waiting.is_other_client_locked_out()
             )
@@ -212,7 +211,12 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
 
         response = new_response()
         body = RequestBody(self._stream, framing, send_continue)
-        environ = self._environ(body, framing)
+        try:
+            environ = self._environ(body, framing)
+        except ValueError as error:  # a target such as "http://[" is no URL, nor can it be logged
+            del self.path
+            self.send_error(HTTPStatus.BAD_REQUEST, str(error))
+            return
         try:
             try:
                 _run(self.application(), environ, response)
@@ -278,8 +282,10 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
 
     # The input between requests.
 
-    def _has_request(self, patience_s: float | None) -> bool:
-        return self._input.holds_more(self._stream) or self._waiting.for_request(patience_s)
+    def _has_request(self, patience_s: float | None, grace_s: float) -> bool:
+        if self._inlet.holds_more(self._stream):
+            return True
+        return self._waiting.for_request(patience_s, grace_s)
 
     def _read_request_line(self) -> bytes:
         line = self._stream.readline(_MAX_REQUEST_LINE_BYTES + 1)
@@ -295,7 +301,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         self.connection.settimeout(self.keep_alive_timeout)
         try:
             return body.drain(_DRAIN_BYTES)
-        except (RequestError, TimeoutError):
+        except (RequestError, ClientGone):
             return False
         finally:
             self.connection.settimeout(self.timeout)
@@ -320,84 +326,6 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
                 pass
 
 
-class _Input(io.RawIOBase):
-    """The read side of a connection, which can be asked for what has been received already."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._is_asked_only = False
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int | None:
-        if self._is_asked_only:
-            return None  # nothing more without a system call
-        return self._sock.recv_into(buffer)
-
-    def holds_more(self, stream: io.BufferedReader) -> bool:
-        """Whether bytes have been received that nobody has read.
-
-        :param stream: the buffer over this input.
-        """
-        self._is_asked_only = True
-        try:
-            if stream.peek(1):
-                return True
-        finally:
-            self._is_asked_only = False
-        return isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
-
-
-class _Waiting:
-    """Waits for a connection's next request, with an eye on the server and its other clients."""
-
-    def __init__(self, connection: socket.socket, server: socketserver.TCPServer) -> None:
-        self._server = server
-        self._connection_fd = connection.fileno()
-        # One thread for all: as long as it waits here, nobody is accepted.
-        self.has_thread_of_its_own = isinstance(server, socketserver.ThreadingMixIn)
-        self._grace_s = _FORKING_GRACE_S if _is_forking(server) else 0.0
-        self._poll = select.poll()
-        self._poll.register(self._connection_fd, select.POLLIN)
-        self._connection_poll = select.poll()
-        self._connection_poll.register(self._connection_fd, select.POLLIN)
-        self._listener_poll = select.poll()
-        if not self.has_thread_of_its_own and server.fileno() >= 0:
-            self._poll.register(server.fileno(), select.POLLIN)
-            self._listener_poll.register(server.fileno(), select.POLLIN)
-        # Readable once the server stops; Werkzeug's servers have no such thing.
-        stop_fd: int = getattr(server, "stop_fd", -1)
-        if stop_fd >= 0:
-            self._poll.register(stop_fd, select.POLLIN)
-
-    def for_request(self, patience_s: float | None) -> bool:
-        """Wait until the client sends something; False if it has to be sent away."""
-        deadline = math.inf if patience_s is None else time.monotonic() + patience_s
-        while (left := deadline - time.monotonic()) > 0:
-            ready = {fd for fd, _ in self._poll.poll(None if left == math.inf else left * 1e3)}
-            if self._connection_fd in ready:
-                return True
-            if self.is_server_stopping():
-                return False
-            if ready and self.is_other_client_locked_out():
-                return bool(self._connection_poll.poll(0))
-        return False
-
-    def is_other_client_locked_out(self) -> bool:
-        """Whether someone waits to be accepted until this connection ends."""
-        if self.has_thread_of_its_own or not self._listener_poll.poll(0):
-            return False
-        if not self._grace_s:
-            return True
-        return not self._connection_poll.poll(self._grace_s * 1e3) and bool(
-            self._listener_poll.poll(0)
-        )
-
-    def is_server_stopping(self) -> bool:
-        return self._server.fileno() < 0 or bool(getattr(self._server, "is_stopping", False))
-
-
 def _run(application: WSGIApplication, environ: WSGIEnvironment, response: ResponseWriter) -> None:
     body = application(environ, response.start_response)
     try:
@@ -407,8 +335,3 @@ def _run(application: WSGIApplication, environ: WSGIEnvironment, response: Respo
         close: Callable[[], object] | None = getattr(body, "close", None)
         if close is not None:
             close()
-
-
-def _is_forking(server: socketserver.BaseServer) -> bool:
-    forking = getattr(socketserver, "ForkingMixIn", None)
-    return forking is not None and isinstance(server, forking)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import IO
 
 from werkzeug import wsgi
@@ -19,11 +20,11 @@ class FileWrapper(wsgi.FileWrapper):
 
     :param file: a file object; only `read` is needed.
     :param buffer_size: a suggestion for the size of the blocks (PEP 3333), followed where a read
-        may have to wait for the bytes, as in a pipe. A regular file is read in larger ones.
+        may have to wait for the bytes, as in a pipe. What is there at once is read in larger ones.
     """
 
     def __init__(self, file: IO[bytes], buffer_size: int = 8192) -> None:
-        if isinstance(file, FileSlice) or file_segment(file) is not None:
+        if isinstance(file, (FileSlice, io.BytesIO)) or file_segment(file) is not None:
             buffer_size = max(buffer_size, BLOCK_BYTES)
         super().__init__(file, buffer_size)
 

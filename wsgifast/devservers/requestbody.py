@@ -64,9 +64,9 @@ class RequestBody(io.RawIOBase):
     def readinto(self, buffer: WriteableBuffer) -> int:
         """:raises ClientGone: if the connection ends before the body does.
 
-        :raises RequestError: if the chunks are malformed.
+        :raises RequestError: if the chunks are malformed, or the client sends nothing for longer
+            than the socket's timeout.
         :raises ValueError: if the request has been answered.
-        :raises TimeoutError: if the client sends nothing for longer than the socket's timeout.
         """
         if self._over:
             raise ValueError("this request is over: read its body before the response ends")
@@ -77,6 +77,10 @@ class RequestBody(io.RawIOBase):
         """Whether the connection's input stands behind this request."""
         return self._at_end
 
+    def exceeds(self, limit: int) -> bool:
+        """Whether it is known that more than `limit` bytes have not been read."""
+        return self._left > limit and not self._chunked
+
     def drain(self, limit: int) -> bool:
         """Read what the application has left, up to a limit.
 
@@ -85,7 +89,7 @@ class RequestBody(io.RawIOBase):
         :raises OSError: as :meth:`readinto`.
         """
         scratch = memoryview(bytearray(min(limit, _SCRATCH_BYTES)))
-        while not self._at_end and limit > 0 and (self._chunked or self._left <= limit):
+        while not self._at_end and limit > 0 and not self.exceeds(limit):
             limit -= self._receive(scratch[:limit])
         return self._at_end
 
@@ -102,9 +106,12 @@ class RequestBody(io.RawIOBase):
         if self._chunked and self._left == 0 and not self._next_chunk():
             return 0
         view = memoryview(buffer).cast("B")
-        size = self._stream.readinto1(view[: self._left])
+        try:
+            size = self._stream.readinto1(view[: self._left])
+        except OSError as error:
+            raise _failed(error) from error
         if not size:
-            raise ClientGone("the client left before it had sent the whole request body")
+            raise _gone()
         self._left -= size
         if self._left == 0 and not self._chunked:
             self._at_end = True
@@ -113,10 +120,10 @@ class RequestBody(io.RawIOBase):
     def _next_chunk(self) -> bool:
         """Read to the next chunk's data; False at the end of the body."""
         if self._between_chunks and self._line() != b"\r\n":
-            raise self._malformed()
+            raise _malformed()
         size = _CHUNK_SIZE.fullmatch(self._line())
         if size is None:
-            raise self._malformed()
+            raise _malformed()
         self._between_chunks = True
         self._left = int(size[1], 16)
         if self._left:
@@ -125,16 +132,29 @@ class RequestBody(io.RawIOBase):
             if self._line() == b"\r\n":
                 self._at_end = True
                 return False
-        raise self._malformed()
+        raise _malformed()
 
     def _line(self) -> bytes:
-        line = self._stream.readline(_LINE_BYTES)
+        try:
+            line = self._stream.readline(_LINE_BYTES)
+        except OSError as error:
+            raise _failed(error) from error
         if not line.endswith(b"\r\n"):
             if len(line) < _LINE_BYTES and not line.endswith(b"\n"):
-                raise ClientGone("the client left before it had sent the whole request body")
-            raise self._malformed()
+                raise _gone()
+            raise _malformed()
         return line
 
-    @staticmethod
-    def _malformed() -> RequestError:
-        return RequestError(HTTPStatus.BAD_REQUEST, "The chunks of the request body are malformed")
+
+def _failed(error: OSError) -> OSError:
+    if isinstance(error, TimeoutError):
+        return RequestError(HTTPStatus.REQUEST_TIMEOUT, "The request body stopped coming")
+    return _gone()
+
+
+def _gone() -> ClientGone:
+    return ClientGone("the client left before it had sent the whole request body")
+
+
+def _malformed() -> RequestError:
+    return RequestError(HTTPStatus.BAD_REQUEST, "The chunks of the request body are malformed")

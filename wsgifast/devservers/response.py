@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+from ..body import few_chunks
 from ..delivery import Segment, SegmentedBody
 from ..errors import WSGIFastError
 from ..sockets.sendfile import FileSegment, FileTruncated
@@ -27,13 +28,8 @@ _LENGTH = re.compile(r"[0-9]{1,18}")
 # A file up to this size is read and leaves with the head in one call; beyond it, sendfile's second
 # call costs less than the copy.
 _SMALL_FILE_BYTES = 16 * 1024
-# Lists of chunks are joined into runs of about this size: large enough that the calls do not
-# count, small enough that memory does not either.
-_RUN_BYTES = 256 * 1024
 # Blocks are held in a gathering send up to here: a list of large ones needs no copy and few calls.
 _GATHERED_BYTES = 1 << 20
-# A chunk of this size is worth a place of its own in a gathering send.
-_LARGE_CHUNK_BYTES = 16 * 1024
 
 
 class ApplicationError(WSGIFastError):
@@ -153,11 +149,7 @@ class ResponseWriter:
         :raises ApplicationError: for data that is not bytes, or too many of them.
         :raises ClientGone: if the client takes no more.
         """
-        if type(data) is not bytes and not isinstance(data, bytes):
-            raise ApplicationError(
-                f"the body has to be made of bytes, and a block of it is {type(data).__name__}"
-            )
-        self._send_block(data, None)
+        self._send_block(_checked(data), None)
         if self.complaint:
             raise ApplicationError(self.complaint)
 
@@ -169,8 +161,8 @@ class ResponseWriter:
         :raises FileTruncated: if a file ends before its promised length.
         :raises Exception: whatever the application's iterable raises.
         """
-        known = _known_segments(body)
-        if known is not None and self.status is not None:
+        known = _known_segments(body) if self.status is not None else None
+        if known is not None:
             self._send_segments(*known)
             return
         if isinstance(body, (str, bytes, bytearray, memoryview)):
@@ -184,11 +176,7 @@ class ResponseWriter:
         # PEP 3333: what says that it has one block has told its Content-Length with it.
         is_single = _length_of(body) == 1
         for block in body:
-            if type(block) is not bytes and not isinstance(block, bytes):
-                raise ApplicationError(
-                    f"the body has to be made of bytes, and a block of it is {type(block).__name__}"
-                )
-            if not block:
+            if not _checked(block):
                 continue  # nothing to send, and no reason to send the head either
             self._send_block(block, len(block) if is_single else None)
             if self.complaint or not self._framing.has_body:
@@ -201,7 +189,8 @@ class ResponseWriter:
         :raises ClientGone: if the client takes no more.
         """
         if not self.head_sent:
-            self._send(self._head(0), (), b"")
+            # No block to HEAD does not mean that GET would have none (RFC 9110, 8.6).
+            self._send(self._head(None if self._method == "HEAD" else 0), (), b"")
         framing = self._framing
         if not framing.has_body:
             return
@@ -357,18 +346,18 @@ def _known_segments(body: object) -> tuple[int, Iterable[Segment]] | None:
     if isinstance(body, SegmentedBody):
         sizes = (s.size if isinstance(s, FileSegment) else len(s) for s in body.segments)
         return sum(sizes), body.segments
-    if (type(body) is list or type(body) is tuple) and set(map(type, body)) <= {bytes}:
-        size = sum(map(len, body))
-        return size, _runs(body, size)
+    if type(body) is list or type(body) is tuple:
+        chunks, size = few_chunks(body, _checked)
+        return size, chunks
     return None
 
 
-def _runs(blocks: Sequence[bytes], size: int) -> Iterable[bytes]:
-    """Join many small blocks into few large ones, a run at a time; leave large ones alone."""
-    if len(blocks) < 2 or size >= _LARGE_CHUNK_BYTES * len(blocks):
-        return blocks
-    step = max(1, _RUN_BYTES * len(blocks) // max(1, size))
-    return (b"".join(blocks[at : at + step]) for at in range(0, len(blocks), step))
+def _checked(block: object) -> bytes:
+    if isinstance(block, bytes):
+        return block
+    raise ApplicationError(
+        f"the body has to be made of bytes, and a block of it is {type(block).__name__}"
+    )
 
 
 def _clip(segments: Iterable[Segment], size: int) -> Iterator[Segment]:

@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Iterable
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, overload
 from wsgiref import simple_server
 from wsgiref.handlers import BaseHandler
 
@@ -108,6 +108,8 @@ class ThreadingWSGIServer(ThreadingMixIn, WSGIServer):
     """Serves each connection in a thread of its own; see :meth:`server_close` for its end."""
 
     daemon_threads = True
+    # It only waits until the connection has a thread: there is no reason to end it early.
+    handle_request = simple_server.WSGIServer.handle_request
 
     def __init__(
         self,
@@ -183,13 +185,29 @@ class WSGIRequestHandler(KeepAliveHandler, simple_server.WSGIRequestHandler):
         traceback.print_exception(error, file=self.get_stderr())
 
 
+@overload
+def make_server(
+    host: str, port: int, app: WSGIApplication, *, handler_class: type[WSGIRequestHandler] = ...
+) -> WSGIServer: ...
+
+
+@overload
 def make_server(
     host: str,
     port: int,
     app: WSGIApplication,
-    server_class: type[_Server] = WSGIServer,  # type: ignore[assignment]
+    server_class: type[_Server],
+    handler_class: type[WSGIRequestHandler] = ...,
+) -> _Server: ...
+
+
+def make_server(
+    host: str,
+    port: int,
+    app: WSGIApplication,
+    server_class: type[WSGIServer] = WSGIServer,
     handler_class: type[WSGIRequestHandler] = WSGIRequestHandler,
-) -> _Server:
+) -> WSGIServer:
     """Make a server that listens; its serve_forever() serves.
 
     :param host: a name or an IPv4 or IPv6 address; "" for all IPv4 addresses.

@@ -1,0 +1,369 @@
+"""What goes wrong on one connection stays there: nothing hangs, leaks, or is swallowed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.http import Connection, get
+from tests.support.servers import wait_for
+
+from .serving import KINDS, THREADED, Served, serve
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+each_threaded = pytest.mark.parametrize("kind", THREADED)
+# More than the socket buffers of both ends hold.
+LARGE_BYTES = 50_000_000
+
+
+class Body:
+    """An app's iterable that knows whether it was closed."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+        self.closed = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._blocks
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def ok(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [environ["PATH_INFO"].encode("latin-1")]
+
+
+def raising(*blocks: bytes) -> Iterator[bytes]:
+    yield from blocks
+    raise LookupError("the app's own")
+
+
+def assert_serves(served: Served) -> None:
+    assert get(served.address, "/fine").body == b"/fine"
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@each_kind
+@pytest.mark.parametrize("body", [42, None, "text", b"bytes", [b"ok", "text"]])
+def test_a_body_that_is_none_is_a_500_that_says_why(kind: str, body: Any) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        if environ["PATH_INFO"] == "/fine":
+            return ok(environ, start_response)
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return body
+
+    with serve(app, kind) as served:
+        assert get(served.address).status == 500
+        assert "ApplicationError: the " in served.log
+        assert_serves(served)
+
+
+@each_kind
+def test_an_error_before_the_first_byte_is_a_500_and_the_connection_goes_on(kind: str) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        path = environ["PATH_INFO"]
+        if path == "/called":
+            raise LookupError("the app's own")
+        if path == "/iterated":
+            start_response("200 OK", [("X-Secret", "no")])
+            return raising(b"")
+        return ok(environ, start_response)
+
+    with serve(app, kind) as served, Connection(served.address) as client:
+        for path in ("/called", "/iterated"):
+            response = client.request(path, method="POST", body=b"unread")
+            assert response.status == 500
+            assert response.header("X-Secret") is None
+            assert client.request("/fine").body == b"/fine"
+    assert served.log.count("LookupError: the app's own") == 2
+
+
+@each_kind
+def test_an_error_after_the_first_byte_cuts_the_response(kind: str) -> None:
+    bodies = []
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        length = [("Content-Length", "99")] if environ["PATH_INFO"] == "/sized" else []
+        start_response("200 OK", length)
+        bodies.append(Body(raising(b"begin")))
+        return bodies[-1]
+
+    with serve(app, kind) as served:
+        for path in ("/chunked", "/sized"):
+            with Connection(served.address) as client:
+                client.send_request(path)
+                client.read_head()
+                received = client.read_to_end()
+                assert b"begin" in received
+                assert not received.endswith(b"0\r\n\r\n")  # it must not look whole
+    assert served.log.count("LookupError: the app's own") == 2
+    assert [body.closed for body in bodies] == [1, 1]
+
+
+@each_kind
+def test_an_error_in_close_is_logged_and_ends_the_connection(kind: str) -> None:
+    class Unclosable(Body):
+        def close(self) -> None:
+            raise LookupError("the app's own")
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [])
+        return Unclosable(iter([b"whole"]))
+
+    with serve(app, kind) as served, Connection(served.address) as client:
+        assert client.request("/").body == b"whole"
+        assert client.read_to_end() == b""
+        assert "LookupError: the app's own" in served.log
+
+
+@each_kind
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        ("200", [("Good", "a\r\nEvil: b")]),
+        ("200", [("Bad name", "a")]),
+        ("200", [("Number", 1)]),
+        ("200", [("Transfer-Encoding", "chunked")]),
+        ("200", [("Content-Length", "1_0")]),
+        ("200", [("Content-Length", "1"), ("Content-Length", "2")]),
+        ("200", (("A", "b"),)),
+        ("200", [("Name", "\u20ac")]),
+        ("OK", []),
+        ("100 Continue", []),
+        ("200 OK\r\nEvil: b", []),
+        (200, []),
+    ],
+)
+def test_a_malformed_head_is_a_500(kind: str, status: Any, headers: Any) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response(status, headers)
+        return [b"no"]
+
+    with serve(app, kind) as served, Connection(served.address) as client:
+        response = client.request("/")
+        assert response.status == 500
+        assert response.header("Evil") is None
+    assert "ApplicationError" in served.log
+
+
+@each_kind
+def test_start_response_may_be_called_again_only_with_exc_info(kind: str) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        path = environ["PATH_INFO"]
+        if path == "/again":
+            start_response("201 Created", [])
+        if path == "/late":
+            yield b"begun"
+        try:
+            raise LookupError("the app's own")
+        except LookupError:
+            start_response("503 Service Unavailable", [], sys.exc_info())
+        yield b"sorry"
+
+    with serve(app, kind) as served:
+        assert get(served.address, "/again").status == 500
+        response = get(served.address, "/replaced")
+        assert (response.status, response.body) == (503, b"sorry")
+        with pytest.raises((EOFError, ValueError)):
+            get(served.address, "/late")
+    assert "second time" in served.log
+    assert served.log.count("LookupError: the app's own") == 1
+
+
+@each_kind
+def test_no_start_response_is_a_500(kind: str) -> None:
+    with serve(lambda environ, start_response: [b"x"], kind) as served:
+        assert get(served.address).status == 500
+    assert "without calling start_response" in served.log
+
+
+@each_kind
+def test_write_keeps_to_the_content_length(kind: str) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        write = start_response("200 OK", [("Content-Length", "5")])
+        write(b"123")
+        write(b"4567")
+        return []
+
+    with serve(app, kind) as served, Connection(served.address) as client:
+        assert client.request("/").body == b"12345"
+        assert client.read_to_end() == b""
+    assert "longer than its Content-Length" in served.log
+
+
+@each_kind
+def test_write_takes_bytes_only(kind: str) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        start_response("200 OK", [])("text")  # type: ignore[arg-type]
+        return []
+
+    with serve(app, kind) as served:
+        assert get(served.address).status == 500
+    assert "a block of it is str" in served.log
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET",
+        b"GET / HTTP/1.1\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Le",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nhalf",
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nhalf",
+        b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /fine HTTP/1.1\r\nHost: a\r\n\r\n" * 50,
+    ],
+)
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_client_that_leaves_costs_nothing(kind: str, sent: bytes, reset: bool) -> None:
+    requests: list[str] = []
+    bodies: list[Body] = []
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        requests.append(environ["REQUEST_METHOD"])
+        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or -1))
+        if environ["PATH_INFO"] == "/large":
+            start_response("200 OK", [])
+            bodies.append(Body(iter([b"x" * 1_000_000] * (LARGE_BYTES // 1_000_000))))
+            return bodies[-1]
+        return ok(environ, start_response)
+
+    with serve(app, kind) as served:
+        assert_serves(served)
+        threads, descriptors = threading.active_count(), open_descriptors()
+        for _ in range(3):
+            client = Connection(served.address)
+            client.send(sent)
+            if reset:
+                linger = b"\1\0\0\0\0\0\0\0"  # struct linger: on, 0 s: close() resets
+                client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            client.close()
+        assert_serves(served)
+        wait_for(lambda: threading.active_count() <= threads, "the threads end")
+        wait_for(lambda: open_descriptors() <= descriptors, "the descriptors are closed")
+    assert all(body.closed == 1 for body in bodies)
+    assert "Traceback" not in served.log
+    if b"\r\n\r\n" not in sent:
+        assert set(requests) == {"GET"}
+        assert len(requests) == 2  # half a head is no request
+
+
+def stalling(served: Served, target: str) -> Connection:
+    """A client that has asked for much and reads nothing but the first bytes."""
+    client = Connection(served.address, receive_buffer=4096)
+    client.send_request(target)
+    client.read_head()
+    return client
+
+
+@each_threaded
+@pytest.mark.parametrize("sendfile", [True, False])
+@pytest.mark.parametrize("target", ["/file", "/list", "/stream"])
+def test_a_reader_that_stalls_is_given_up(
+    kind: str, target: str, sendfile: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(LARGE_BYTES)
+    files: list[Any] = []
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [])
+        if environ["PATH_INFO"] == "/list":
+            return [b"x" * LARGE_BYTES]
+        if environ["PATH_INFO"] == "/stream":
+            return iter([b"x" * LARGE_BYTES])
+        files.append(path.open("rb"))
+        return environ["wsgi.file_wrapper"](files[-1])
+
+    with (
+        serve(app, kind, timeout=0.2, use_sendfile=sendfile) as served,
+        stalling(served, target),
+    ):
+        wait_for(lambda: " 200 " in served.log, "the server gives the client up")
+    assert all(file.closed for file in files)
+    logged = int(served.log.split(" 200 ")[1].split()[0])
+    assert 0 < logged < LARGE_BYTES
+
+
+@each_kind
+@pytest.mark.parametrize("sendfile", [True, False])
+def test_a_file_that_shrinks_while_it_is_sent_ends_the_connection(
+    kind: str, sendfile: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(LARGE_BYTES)
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [])
+        return environ["wsgi.file_wrapper"](path.open("rb"))
+
+    with serve(app, kind, use_sendfile=sendfile) as served:
+        with stalling(served, "/") as client:
+            os.truncate(path, 1_000_000)
+            received = client.read_to_end()
+            assert len(received) < LARGE_BYTES
+        wait_for(lambda: "shrank" in served.log, "the log says so")
+    assert f" 200 {len(received)}" in served.log
+
+
+@each_kind
+def test_the_request_body_cannot_be_read_after_its_request(kind: str) -> None:
+    kept: list[Any] = []
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        stolen: object = None
+        if kept:
+            try:
+                stolen = kept[0].read()
+            except ValueError as error:
+                stolen = error
+        kept.append(environ["wsgi.input"])
+        start_response("200 OK", [])
+        return [repr(stolen).encode(), environ["wsgi.input"].read()]
+
+    with serve(app, kind) as served, Connection(served.address) as client:
+        assert client.request("/", method="POST", body=b"first").body == b"Nonefirst"
+        second = client.request("/", method="POST", body=b"second").body
+        assert second.startswith(b"ValueError")
+        assert second.endswith(b"second")
+
+
+@each_threaded
+def test_connections_leave_nothing_behind(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100_000)
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        if environ["PATH_INFO"] == "/file":
+            start_response("200 OK", [])
+            return environ["wsgi.file_wrapper"](path.open("rb"))
+        return ok(environ, start_response)
+
+    threads, descriptors = threading.active_count(), open_descriptors()
+    with serve(app, kind) as served:
+        for _ in range(30):
+            with Connection(served.address) as client:
+                client.request("/file")
+                assert client.request("/fine").body == b"/fine"
+    wait_for(lambda: threading.active_count() == threads, "all threads have ended")
+    wait_for(lambda: open_descriptors() == descriptors, "all descriptors are closed")

@@ -1,0 +1,275 @@
+"""What Werkzeug's development server is used for works on: debugger, reloader, TLS, processes."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import ssl
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import flask
+import pytest
+import trustme
+from werkzeug.debug import DebuggedApplication
+from werkzeug.middleware.proxy_fix import ProxyFix
+
+from tests.support.http import Connection, get
+from tests.support.servers import free_port, live_server, wait_for
+
+from .serving import KINDS, serve
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+SCRIPT = """
+import sys, werkzeug.serving
+from wsgifast.devservers.serving import WerkzeugRequestHandler
+import {module}
+werkzeug.serving.run_simple(
+    "127.0.0.1", int(sys.argv[1]), {module}.app, request_handler=WerkzeugRequestHandler, {options}
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def server_tls(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    return context
+
+
+@pytest.fixture
+def client_tls(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+@pytest.fixture
+def large_file(tmp_path: Path) -> Path:
+    path = tmp_path / "large.bin"
+    path.write_bytes(os.urandom(1_000_000))
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tls(
+    kind: str, server_tls: ssl.SSLContext, client_tls: ssl.SSLContext, large_file: Path
+) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        assert environ["wsgi.url_scheme"] == "https"
+        start_response("200 OK", [])
+        if environ["PATH_INFO"] == "/file":
+            return environ["wsgi.file_wrapper"](large_file.open("rb"))
+        if environ["PATH_INFO"] == "/stream":
+            return iter([b"x" * 10, b"y" * 400_000])
+        return [b"read ", environ["wsgi.input"].read()]
+
+    with (
+        serve(app, kind, tls=server_tls) as served,
+        Connection(served.address, tls=client_tls) as client,
+    ):
+        for _ in range(2):
+            assert client.request("/file").body == large_file.read_bytes()
+            assert client.request("/stream").body == b"x" * 10 + b"y" * 400_000
+            response = client.request("/", method="POST", body=b"b" * 100_000)
+            assert response.body == b"read " + b"b" * 100_000
+        # Two requests in one TLS record: the second is decrypted already.
+        client.send(b"GET /1 HTTP/1.1\r\nHost: a\r\n\r\nGET /2 HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert [client.read_response().status for _ in range(2)] == [200, 200]
+        # A body that ends with the connection: the end has to be told, or it looks cut off.
+        response = client.request("/stream", version="1.0")
+        assert response.body == b"x" * 10 + b"y" * 400_000
+    assert "Traceback" not in served.log
+
+
+@pytest.mark.parametrize("kind", ["werkzeug", "werkzeug-single"])
+def test_flask_sends_files_and_ranges(kind: str, large_file: Path) -> None:
+    app = flask.Flask(__name__)
+
+    @app.get("/file")
+    def file() -> flask.Response:
+        return flask.send_file(large_file)
+
+    @app.post("/form")
+    def form() -> str:
+        return flask.request.form["name"]
+
+    content = large_file.read_bytes()
+    with serve(app, kind) as served, Connection(served.address) as client:
+        assert client.request("/file").body == content
+        response = client.request("/file", headers=[("Range", "bytes=500000-500099")])
+        assert (response.status, response.body) == (206, content[500_000:500_100])
+        etag = client.request("/file", method="HEAD").header("ETag")
+        assert etag
+        assert client.request("/file", headers=[("If-None-Match", etag)]).status == 304
+        assert client.request("/missing").status == 404
+        headers = [("Content-Type", "application/x-www-form-urlencoded")]
+        response = client.request("/form", method="POST", headers=headers, body=b"name=value")
+        assert response.body == b"value"
+        headers = [("Content-Type", "multipart/form-data; boundary=b")]
+        part = b'--b\r\nContent-Disposition: form-data; name="name"\r\n\r\nmultipart\r\n--b--\r\n'
+        response = client.request("/form", method="POST", headers=headers, body=part)
+        assert response.body == b"multipart"
+        assert client.request("/file").keep_alive
+
+
+@pytest.mark.parametrize("kind", ["werkzeug", "werkzeug-single"])
+def test_the_debugger_shows_its_page_and_the_connection_goes_on(
+    kind: str, large_file: Path
+) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        if environ["PATH_INFO"] == "/fails":
+            raise LookupError("look here")
+        start_response("200 OK", [])
+        return environ["wsgi.file_wrapper"](large_file.open("rb"))
+
+    with (
+        serve(DebuggedApplication(app, evalex=True), kind) as served,
+        Connection(served.address) as client,
+    ):
+        response = client.request("/fails")
+        assert response.status == 500
+        assert b"look here" in response.body
+        assert b"EVALEX" in response.body
+        resource = client.request("/?__debugger__=yes&cmd=resource&f=debugger.js")
+        assert (resource.status, b"function" in resource.body) == (200, True)
+        assert client.request("/file").body == large_file.read_bytes()
+
+
+def test_a_clients_address_is_not_the_one_of_the_last_request() -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        start_response("200 OK", [])
+        return [environ["REMOTE_ADDR"].encode()]
+
+    with serve(ProxyFix(app), "werkzeug") as served, Connection(served.address) as client:
+        forwarded = [("X-Forwarded-For", "10.9.8.7")]
+        assert client.request("/", headers=forwarded).body == b"10.9.8.7"
+        assert client.request("/").body == b"127.0.0.1"
+
+
+def test_a_bad_request_is_not_logged_as_the_last_one() -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        start_response("200 OK", [])
+        return [b"ok"]
+
+    with serve(app, "werkzeug") as served, Connection(served.address) as client:
+        client.request("/first")
+        client.send(b"nonsense\r\n\r\n")
+        assert client.read_response().status == 400
+    assert served.log.count("/first") == 1
+
+
+def test_a_target_that_is_no_url_is_refused() -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        raise NotImplementedError
+
+    with serve(app, "werkzeug") as served, Connection(served.address) as client:
+        assert client.request("http://[").status == 400
+        assert client.read_to_end() == b""
+
+
+def test_an_app_that_took_the_socket_over_is_left_alone() -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        environ["werkzeug.socket"].sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\nhello")
+        raise ConnectionError  # as Flask-Sock ends
+
+    with serve(app, "werkzeug") as served, Connection(served.address) as client:
+        client.send_request("/")
+        assert client.read_head().status == 101
+        assert client.read_to_end() == b"hello"
+    assert served.log == ""
+
+
+def test_an_apps_own_connection_error_is_not_swallowed() -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        raise ConnectionRefusedError("the database is down")
+
+    with serve(app, "werkzeug") as served:
+        assert get(served.address).status == 500
+    assert "the database is down" in served.log
+
+
+def test_errors_pass_through_when_asked() -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        raise OSError("through")
+
+    caught: list[BaseException] = []
+    with serve(app, "werkzeug") as served, Connection(served.address) as client:
+        served.server.passthrough_errors = True
+
+        def handle_error(*_: object) -> None:
+            error = sys.exc_info()[1]
+            assert error is not None
+            caught.append(error)
+
+        served.server.handle_error = handle_error
+        client.send_request("/")
+        assert client.read_to_end() == b""
+    assert [str(error) for error in caught] == ["through"]
+
+
+def module(folder: Path, answer: str) -> None:
+    (folder / "dev_app.py").write_text(
+        "import os\n"
+        "def app(environ, start_response):\n"
+        "    start_response('200 OK', [])\n"
+        f"    return [b'{answer} %d' % os.getpid()]\n"
+    )
+    # The reloader and the bytecode cache look at the time in whole seconds.
+    stamp = datetime.datetime.now().timestamp() - (1000 if answer == "first" else 0)
+    os.utime(folder / "dev_app.py", (stamp, stamp))
+
+
+@pytest.fixture
+def run_simple(tmp_path: Path) -> Any:
+    def run(port: int, options: str) -> Any:
+        script = SCRIPT.format(module="dev_app", options=options)
+        (tmp_path / "run.py").write_text(script)
+        root = str(Path(__file__).resolve().parents[2])
+        return live_server(
+            ["python", "run.py", str(port)],
+            ("127.0.0.1", port),
+            cwd=tmp_path,
+            env={"PYTHONPATH": f"{tmp_path}:{root}", "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+
+    return run
+
+
+def test_the_reloader_and_threads(run_simple: Any, tmp_path: Path) -> None:
+    module(tmp_path, "first")
+    options = "threaded=True, use_reloader=True, reloader_type='stat', use_debugger=True"
+    with run_simple(free_port(), options) as server:
+
+        def answer() -> bytes:
+            try:
+                return bytes(get(server.address).body)
+            except OSError:
+                return b""  # it is starting again
+
+        wait_for(lambda: answer().startswith(b"first"), "the first version answers")
+        module(tmp_path, "second")
+        wait_for(lambda: answer().startswith(b"second"), "the second version answers", 30.0)
+        with Connection(server.address) as client:
+            assert client.request("/").keep_alive
+            assert client.request("/").body.startswith(b"second")
+
+
+def test_processes(run_simple: Any, tmp_path: Path) -> None:
+    module(tmp_path, "first")
+    with run_simple(free_port(), "processes=2") as server:
+        # Idle connections are in the way of the third: one of them has to go.
+        with Connection(server.address) as one, Connection(server.address) as two:
+            pids = {client.request("/").body for client in (one, two)}
+            assert len(pids) == 2
+            with Connection(server.address) as three:
+                assert three.request("/").body not in pids
+        assert "Traceback" not in server.log()

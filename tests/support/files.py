@@ -1,0 +1,93 @@
+"""An app that serves the folder FILES_ROOT and knows nothing of ranges or conditions."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+from wsgifast import WSGIFast
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+ROOT = os.environ.get("FILES_ROOT", "/nonexistent")
+DATE = "Sun, 06 Nov 1994 08:49:37 GMT"
+
+
+def raw(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    """Answer with the file that the path names.
+
+    The query changes the answer:
+
+    etag=..., date, encoded, none   headers (the last one: Accept-Ranges: none)
+    length=..., status=...          its Content-Length, its status
+    temporary, named                a copy of the file without a name, with one
+    read                            the file without its first ten bytes, which were read
+    part                            an answer to Range of the app's own, made by reading
+    """
+    query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
+    headers = [
+        ("Content-Type", "text/plain"),
+        ("Access-Control-Allow-Origin", "*"),
+        ("Cache-Control", "max-age=60"),
+        ("X-App", "was here"),
+    ]
+    headers += [("ETag", value) for value in query.get("etag", ())]
+    headers += [("Content-Length", value) for value in query.get("length", ())]
+    if "date" in query:
+        headers.append(("Last-Modified", DATE))
+    if "encoded" in query:
+        headers.append(("Content-Encoding", "x-made-up"))
+    if "none" in query:
+        headers.append(("Accept-Ranges", "none"))
+    path = ROOT + environ["PATH_INFO"].encode("latin-1").decode(errors="surrogateescape")
+    file = open(path, "rb")
+    if "part" in query and environ.get("HTTP_RANGE"):
+        file.close()
+        start_response("206 Partial Content", [*headers, ("Content-Range", "bytes 0-3/9")])
+        return [b"part"]
+    for name, make in (
+        ("temporary", tempfile.TemporaryFile),
+        ("named", tempfile.NamedTemporaryFile),
+    ):
+        if name in query:
+            copy = make()
+            copy.write(file.read())
+            copy.seek(0)
+            file.close()
+            start_response("200 OK", headers)
+            return copy
+    if "read" in query:
+        file.read(10)
+    start_response(query.get("status", ["200 OK"])[0], headers)
+    return file
+
+
+app = WSGIFast(raw)
+hiding_app = WSGIFast(raw, hide_range=True)
+
+
+def shrinking_app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    """Answer with a file that is cut to 1,000 bytes between the plan and the sending."""
+    body = app(environ, start_response)
+    os.truncate(ROOT + environ["PATH_INFO"], 1000)
+    return body
+
+
+def front_served_app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    """The files of two folders are nginx's to send."""
+    return _front_served()(environ, start_response)
+
+
+def _front_served() -> WSGIFast:
+    global _wrapped
+    if _wrapped is None:
+        locations = {f"{ROOT}/shared": "/internal/", f"{ROOT}/shared/inner": "/inner"}
+        _wrapped = WSGIFast(raw, accel_redirect=locations)
+    return _wrapped
+
+
+_wrapped: WSGIFast | None = None

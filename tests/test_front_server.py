@@ -1,0 +1,237 @@
+"""Files handed to the front server: which, under what name, and by a real nginx."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import pytest
+
+from tests.conftest import WSGI_SERVERS
+from tests.support.http import Response
+from tests.support.servers import LiveServer, free_port, live_server, required_program
+from wsgifast.front_server import FrontServer, accel_redirect, x_sendfile
+from wsgifast.sockets.sendfile import FileSegment, file_segment
+
+HEADERS = [("Content-Type", "a/b"), ("content-length", "5")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with one file, and beside it one that must not be handed over."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    Path(shared, "file").write_bytes(b"hello")
+    Path(tmp_path, "secret").write_bytes(b"hello")
+    Path(tmp_path, "shared-too").mkdir()
+    Path(tmp_path, "shared-too", "file").write_bytes(b"hello")
+    return shared
+
+
+def handed(front: FrontServer, path: Any, headers: Any = HEADERS) -> str | None:
+    with open(path, "rb") as file:
+        segment = file_segment(file)
+        assert segment
+        return named(front.hand_over(headers, file, segment))
+
+
+def named(headers: list[tuple[str, str]] | None) -> str | None:
+    if headers is None:
+        return None
+    kept = dict(headers)
+    assert kept.pop("Content-Length") == "0"
+    assert kept.pop("Content-Type") == "a/b"
+    (_, value), *others = kept.items()
+    assert others == []
+    return value
+
+
+def test_names(folder: Path) -> None:
+    for location in ("/internal/", "/internal"):
+        front = accel_redirect({str(folder): location})
+        assert handed(front, folder / "file") == "/internal/file"
+        assert handed(front, os.fsencode(folder / "file")) == "/internal/file"
+    front = x_sendfile([f"{folder}/"])
+    assert handed(front, folder / "file") == quote(f"{folder}/file")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"with space",
+        b"100%25?#&+;",
+        b"a\r\nSet-Cookie: b",
+        "größe".encode(),
+        b"\xff\xfe",
+        b"\\..\\",
+    ],
+)
+def test_names_are_escaped(folder: Path, name: bytes) -> None:
+    path = os.path.join(os.fsencode(folder), name)
+    Path(os.fsdecode(path)).write_bytes(b"hello")
+    value = handed(accel_redirect({str(folder): "/internal/"}), path)
+    assert value
+    assert value.isascii()
+    assert not set(value) & set(' \r\n?#"')
+    assert unquote(value, errors="surrogateescape") == "/internal/" + os.fsdecode(name)
+
+
+def test_the_longest_prefix_decides(folder: Path) -> None:
+    inner = folder / "inner"
+    inner.mkdir()
+    Path(inner, "file").write_bytes(b"hello")
+    for order in (1, -1):
+        locations = dict([(str(folder), "/outer/"), (str(inner), "/inner/")][::order])
+        front = accel_redirect(locations)
+        assert handed(front, inner / "file") == "/inner/file"
+        assert handed(front, folder / "file") == "/outer/file"
+
+
+def test_what_is_not_handed_over(folder: Path) -> None:
+    front = accel_redirect({str(folder): "/internal/"})
+    assert handed(front, folder.parent / "secret") is None
+    assert handed(front, folder.parent / "shared-too" / "file") is None
+    assert handed(front, f"{folder}/../secret") is None
+    for header in (("Content-Encoding", "gzip"), ("x-accel-redirect", "/elsewhere")):
+        assert handed(front, folder / "file", [*HEADERS, header]) is None
+    with open(folder / "file", "rb") as file:
+        fd = file.fileno()
+        assert named(front.hand_over(HEADERS, file, FileSegment(fd, 0, 5))) == "/internal/file"
+        assert front.hand_over(HEADERS, file, FileSegment(fd, 1, 4)) is None
+        assert front.hand_over(HEADERS, file, FileSegment(fd, 0, 4)) is None
+        with open(fd, "rb", closefd=False) as nameless:
+            assert front.hand_over(HEADERS, nameless, FileSegment(fd, 0, 5)) is None
+        assert front.hand_over(HEADERS, object(), FileSegment(fd, 0, 5)) is None
+
+
+def test_symbolic_links_are_resolved(folder: Path) -> None:
+    front = accel_redirect({str(folder): "/internal/"})
+    Path(folder, "out").symlink_to("../secret")
+    assert handed(front, folder / "out") is None
+    Path(folder.parent, "in").symlink_to("shared/file")
+    assert handed(front, folder.parent / "in") == "/internal/file"
+    # The folder may itself be given by a link.
+    Path(folder.parent, "alias").symlink_to("shared")
+    aliased = accel_redirect({str(folder.parent / "alias"): "/internal/"})
+    assert handed(aliased, folder / "file") == "/internal/file"
+
+
+def test_the_name_must_still_be_the_open_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = accel_redirect({str(folder): "/internal/"})
+    path = folder / "file"
+    with open(path, "rb") as file:
+        segment = FileSegment(file.fileno(), 0, 5)
+        Path(folder, "new").write_bytes(b"world")
+        os.replace(folder / "new", path)
+        assert front.hand_over(HEADERS, file, segment) is None
+        path.unlink()
+        assert front.hand_over(HEADERS, file, segment) is None
+    # A relative name means another file once the working directory has changed.
+    path.write_bytes(b"hello")
+    monkeypatch.chdir(folder.parent / "shared-too")
+    with open("file", "rb") as file:
+        monkeypatch.chdir(folder)
+        assert front.hand_over(HEADERS, file, FileSegment(file.fileno(), 0, 5)) is None
+
+
+# nginx
+
+CONF = """
+daemon off;
+master_process off;
+pid {folder}/pid;
+error_log stderr;
+events {{ worker_connections 64; }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/a; proxy_temp_path {folder}/b;
+    fastcgi_temp_path {folder}/c; uwsgi_temp_path {folder}/d; scgi_temp_path {folder}/e;
+    server {{
+        listen 127.0.0.1:{port};
+        location / {{ proxy_pass http://127.0.0.1:{backend}; }}
+        location /internal/ {{
+            internal;
+            alias {root}/shared/;
+            add_header X-Copied $upstream_http_x_app;
+        }}
+        location /inner/ {{ internal; alias {root}/shared/inner/; }}
+    }}
+}}
+"""
+CONTENT = os.urandom(300_000)
+NAMES = ["file", "with space", "100%25 ?#&+;", "größe", "a\nb", "inner/file"]
+
+
+@pytest.fixture(scope="module")
+def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """nginx in front of the wrapped app, on folders that both can read."""
+    program = required_program("nginx", "nginx-light")
+    root, folder = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("nginx")
+    (root / "shared" / "inner").mkdir(parents=True)
+    for name in (*(f"shared/{name}" for name in NAMES), "unshared"):
+        Path(root, name).write_bytes(CONTENT)
+    Path(root, "shared", "out").symlink_to("../unshared")
+    port, backend = free_port(), free_port()
+    conf = folder / "nginx.conf"
+    conf.write_text(CONF.format(folder=folder, root=root, port=port, backend=backend))
+    argv = WSGI_SERVERS["gunicorn-gthread"](backend, "tests.support.files:front_served_app")
+    with (
+        live_server(argv, ("127.0.0.1", backend), env={"FILES_ROOT": str(root)}),
+        live_server(
+            [program, "-e", "stderr", "-p", str(folder), "-c", str(conf)], ("127.0.0.1", port)
+        ) as started,
+    ):
+        yield started
+
+
+def sent_by_nginx(response: Response) -> bool:
+    """nginx drops headers of the app that it does not know."""
+    return response.header("X-App") is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nginx_sends_the_file(nginx: LiveServer, name: str) -> None:
+    response = nginx.get(f"/shared/{quote(name)}")
+    assert response.status == 200, f"{response}\n{nginx.log()}"
+    assert response.body == CONTENT
+    assert sent_by_nginx(response)
+    assert response.header("Content-Type") == "text/plain"
+    assert response.header("Cache-Control") == "max-age=60"
+    if not name.startswith("inner"):
+        assert response.header("X-Copied") == "was here"
+
+
+def test_nginx_answers_ranges_and_conditions(nginx: LiveServer) -> None:
+    response = nginx.get("/shared/file", headers=[("Range", "bytes=5-9")])
+    assert (response.status, response.body) == (206, CONTENT[5:10])
+    assert sent_by_nginx(response)
+    etag = response.header("ETag") or ""
+    assert nginx.get("/shared/file", headers=[("If-None-Match", etag)]).status == 304
+    head = nginx.get("/shared/file", method="HEAD")
+    assert head.header("Content-Length") == str(len(CONTENT))
+
+
+@pytest.mark.parametrize(
+    "target", ["/unshared", "/shared/out", "/shared/file?temporary", "/shared/file?encoded"]
+)
+def test_the_rest_is_sent_by_the_app(nginx: LiveServer, target: str) -> None:
+    response = nginx.get(target)
+    assert response.body == CONTENT
+    assert not sent_by_nginx(response)
+
+
+def test_a_client_cannot_choose(nginx: LiveServer) -> None:
+    assert nginx.get("/internal/file").status == 404
+    headers = [
+        (name, value)
+        for name in ("X-Accel-Redirect", "X-Accel-Mapping", "X-Sendfile", "X-Sendfile-Type")
+        for value in ("/internal/file", "/=/internal/", "X-Accel-Redirect")
+    ]
+    response = nginx.get("/unshared", headers=headers)
+    assert response.body == CONTENT
+    assert not sent_by_nginx(response)

@@ -1,0 +1,105 @@
+"""Ranges and conditions for the files that apps return without knowing of either.
+
+What nginx's output filters do for its own files: the app answers 200 with a file, and the answer to
+Range, If-Range and the preconditions is made of that.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from .files import (
+    FilePart,
+    Header,
+    Plan,
+    Representation,
+    RequestFacts,
+    plan_representation,
+    stat_etag,
+)
+from .sockets.sendfile import FileSegment
+
+__all__ = ["file_parts", "plan_file_body"]
+
+# An app that sends one of these has settled the matter itself: a part, or a framing of its own.
+_SETTLED = frozenset({"content-range", "transfer-encoding"})
+_VALIDATORS = frozenset({"etag", "last-modified"})
+
+
+def plan_file_body(
+    facts: RequestFacts,
+    headers: Sequence[Header],
+    file: object,
+    segment: FileSegment,
+    *,
+    ranges: bool = True,
+    conditional: bool = True,
+) -> Plan | None:
+    """Plan the answer to a GET or HEAD that the app answered with 200 and a file.
+
+    The app's headers and validators are kept. Where it gave neither an ETag nor a Last-Modified,
+    an ETag is made of the file's facts; no Last-Modified, from which caches may conclude that an
+    answer without Cache-Control is good for days (RFC 9111, section 4.2.2).
+
+    :param headers: the app's, with the whole body's Content-Length or none.
+    :param file: the app's file object; asked for its name.
+    :param segment: what of the file the app wants sent: the representation is these bytes.
+    :param ranges: answer Range and If-Range, and say so with Accept-Ranges. An app's own
+        `Accept-Ranges: none` stands.
+    :param conditional: answer the four preconditions.
+    :returns: None if the answer is better left as it is: the app has settled it, or the file has
+        no validator (a temporary one, made for this answer), so that no client could know whether
+        a part it has is of the same bytes.
+    """
+    given = {name.lower(): value for name, value in headers}
+    if not _SETTLED.isdisjoint(given):
+        return None
+    added: list[Header] = []
+    if _VALIDATORS.isdisjoint(given):
+        etag = _file_etag(file, segment)
+        if etag is None:
+            return None
+        added.append(("ETag", etag))
+    accepted = given.get("accept-ranges")
+    if accepted is not None:
+        ranges = ranges and accepted.strip().lower() != "none"
+    elif ranges:
+        added.append(("Accept-Ranges", "bytes"))
+    if not ranges:
+        facts = facts._replace(range=None)
+    if not conditional:
+        facts = RequestFacts(facts.method, None, facts.range, facts.if_range)
+    whole = Representation(segment, segment.size, [*headers, *added])
+    return plan_representation(facts, whole)
+
+
+def file_parts(plan: Plan) -> list[bytes | FileSegment]:
+    """Return a plan's body as bytes and runs of the file: positions within it, not within the body.
+
+    :param plan: made by :func:`plan_file_body`.
+    """
+    return [
+        FileSegment(part.file.fd, part.file.offset + part.offset, part.size)
+        if isinstance(part, FilePart)
+        else part
+        for part in plan.segments
+    ]
+
+
+def _file_etag(file: Any, segment: FileSegment) -> str | None:
+    if isinstance(file, tempfile._TemporaryFileWrapper):
+        return None
+    facts = os.fstat(segment.fd)
+    if facts.st_nlink == 0:
+        return None  # unlinked: a temporary file
+    etag = stat_etag(segment.size, facts.st_mtime_ns)
+    if etag is None:
+        return None
+    # Behind one URL there may be several files (by user, by language), and two of one size may
+    # have been unpacked in one second: the name tells them apart, on every host.
+    name = repr((getattr(file, "name", None), segment.offset))
+    return f'{etag[:-1]}-{zlib.crc32(name.encode()):x}"'
