@@ -153,10 +153,10 @@ class SMTP(smtplib.SMTP):
             if not self.has_extn("smtputf8"):
                 raise smtplib.SMTPNotSupportedError("SMTPUTF8 not supported by server")
             self.command_encoding = "utf-8"
-        return self._command("mail FROM:", sender, options)
+        return self._command("mail from:", sender, options)
 
     def _rcpt_command(self, recipient: str, rcpt_options: Sequence[str]) -> bytes:
-        return self._command("rcpt TO:", recipient, rcpt_options if self.does_esmtp else ())
+        return self._command("rcpt to:", recipient, rcpt_options if self.does_esmtp else ())
 
     def _command(self, verb: str, address: str, options: Iterable[str]) -> bytes:
         line = " ".join((verb + smtplib.quoteaddr(address), *options))
