@@ -1,0 +1,112 @@
+"""Mail servers that are not ours, each started from a configuration of its own.
+
+Debian's packages are enough; nothing of the system's configuration, spool or mailboxes is touched.
+Run by root they drop to `nobody` for mail, as they refuse to handle it as root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .servers import LiveServer, free_port, live_server, required_program
+
+__all__ = ["PASSWORD", "USER", "Dovecot", "dovecot"]
+
+USER, PASSWORD = "anne", "secret"
+
+
+@dataclass
+class Dovecot:
+    """A running Dovecot with a mailbox for anybody who knows the password."""
+
+    server: LiveServer
+    port: int
+    tls_port: int
+
+
+@contextlib.contextmanager
+def dovecot(
+    *, certificate: tuple[Path, Path] | None = None, capability: str | None = None
+) -> Iterator[Dovecot]:
+    """Start Dovecot's IMAP server.
+
+    :param certificate: files with the certificate and its key; without them there is no TLS.
+    :param capability: what to announce in place of what it can do, such as "IMAP4rev1".
+    """
+    program = required_program("dovecot", "dovecot-imapd")
+    port, tls_port = free_port(), free_port() if certificate else 0
+    # Not a test's own folder: the path of a Unix socket must be shorter than 108 octets.
+    with _mail_folder("wsgifast-imap-") as (folder, owner):
+        tls = "ssl = no"
+        if certificate:
+            tls = "ssl = yes\nssl_cert = <{}\nssl_key = <{}".format(*certificate)
+        announce = f"imap_capability = {capability}" if capability else ""
+        config = folder / "dovecot.conf"
+        config.write_text(f"""\
+base_dir = {folder}/run
+state_dir = {folder}/run
+log_path = /dev/stderr
+protocols = imap
+listen = 127.0.0.1
+{tls}
+disable_plaintext_auth = no
+default_internal_user = {owner.pw_name}
+default_internal_group = {_group(owner)}
+default_login_user = {owner.pw_name}
+mail_location = maildir:{folder}/mail/%u
+{announce}
+passdb {{
+  driver = static
+  args = password={PASSWORD}
+}}
+userdb {{
+  driver = static
+  args = uid={owner.pw_uid} gid={owner.pw_gid} home={folder}/mail/%u
+}}
+first_valid_uid = {owner.pw_uid}
+service imap-login {{
+  chroot =
+  inet_listener imap {{
+    port = {port}
+  }}
+  inet_listener imaps {{
+    port = {tls_port}
+    ssl = yes
+  }}
+}}
+service anvil {{
+  chroot =
+}}
+""")
+        argv = [program, "-F", "-c", str(config)]
+        with live_server(argv, ("127.0.0.1", port)) as server:
+            yield Dovecot(server, port, tls_port)
+
+
+@contextlib.contextmanager
+def _mail_folder(prefix: str) -> Iterator[tuple[Path, pwd.struct_passwd]]:
+    """A short-named folder, and the user who handles mail in it."""
+    owner = pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        folder.chmod(0o755)
+        mail = folder / "mail"
+        mail.mkdir()
+        if os.geteuid() == 0:
+            os.chown(mail, owner.pw_uid, owner.pw_gid)
+        yield folder, owner
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _group(owner: pwd.struct_passwd) -> str:
+    import grp
+
+    return grp.getgrgid(owner.pw_gid).gr_name
