@@ -1,12 +1,13 @@
 """Mail servers that are not ours, each started from a configuration of its own.
 
 Debian's packages are enough; nothing of the system's configuration, spool or mailboxes is touched.
-Run by root they drop to `nobody` for mail, as they refuse to handle it as root.
+Run by root they drop to another user for mail, as they refuse to handle it as root.
 """
 
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
 import pwd
 import shutil
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from .servers import LiveServer, free_port, live_server, required_program
 
-__all__ = ["PASSWORD", "USER", "Dovecot", "dovecot"]
+__all__ = ["PASSWORD", "USER", "Dovecot", "Exim", "dovecot", "exim"]
 
 USER, PASSWORD = "anne", "secret"
 
@@ -43,7 +44,7 @@ def dovecot(
     program = required_program("dovecot", "dovecot-imapd")
     port, tls_port = free_port(), free_port() if certificate else 0
     # Not a test's own folder: the path of a Unix socket must be shorter than 108 octets.
-    with _mail_folder("wsgifast-imap-") as (folder, owner):
+    with _mail_folder("wsgifast-imap-", "nobody") as (folder, owner):
         tls = "ssl = no"
         if certificate:
             tls = "ssl = yes\nssl_cert = <{}\nssl_key = <{}".format(*certificate)
@@ -90,10 +91,84 @@ service anvil {{
             yield Dovecot(server, port, tls_port)
 
 
+@dataclass
+class Exim:
+    """A running Exim that delivers all mail into one folder, but none to refused@..."""
+
+    server: LiveServer
+    port: int
+    delivered: Path
+
+    def messages(self) -> list[bytes]:
+        """The messages delivered so far, oldest first, with LF line ends, as Unix mailboxes have."""
+        files = sorted(self.delivered.glob("new/*"), key=lambda file: file.stat().st_mtime_ns)
+        return [file.read_bytes() for file in files]
+
+
 @contextlib.contextmanager
-def _mail_folder(prefix: str) -> Iterator[tuple[Path, pwd.struct_passwd]]:
-    """A short-named folder, and the user who handles mail in it."""
-    owner = pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
+def exim(*, options: str = "") -> Iterator[Exim]:
+    """Start Exim, with PIPELINING, CHUNKING, SMTPUTF8 and 8BITMIME.
+
+    :param options: more lines for the main part of its configuration.
+    """
+    program = required_program("exim4", "exim4-daemon-light")
+    port = free_port()
+    with _mail_folder("wsgifast-smtp-", "Debian-exim") as (folder, owner):
+        config = folder / "exim.conf"
+        config.write_text(f"""\
+exim_user = {owner.pw_name}
+exim_group = {_group(owner)}
+never_users =
+spool_directory = {folder}/mail/spool
+log_file_path = {folder}/mail/%slog
+pid_file_path = {folder}/mail/pid
+primary_hostname = localhost
+daemon_smtp_ports = {port}
+local_interfaces = 127.0.0.1
+disable_ipv6
+rfc1413_query_timeout = 0s
+pipelining_advertise_hosts = *
+chunking_advertise_hosts = *
+smtputf8_advertise_hosts = *
+accept_8bitmime
+message_size_limit = 100M
+acl_smtp_rcpt = recipients
+acl_smtp_mail = senders
+{options}
+begin acl
+senders:
+  deny senders = ^refused@
+  accept
+recipients:
+  deny local_parts = refused
+       message = no such user
+  accept
+begin routers
+all:
+  driver = accept
+  transport = folder
+begin transports
+folder:
+  driver = appendfile
+  directory = {folder}/mail/delivered
+  create_directory
+  maildir_format
+  user = {owner.pw_name}
+  group = {_group(owner)}
+""")
+        config.chmod(0o644)
+        argv = [program, "-bdf", "-q1h", "-C", str(config)]
+        with live_server(argv, ("127.0.0.1", port)) as server:
+            yield Exim(server, port, folder / "mail" / "delivered")
+
+
+@contextlib.contextmanager
+def _mail_folder(prefix: str, user: str) -> Iterator[tuple[Path, pwd.struct_passwd]]:
+    """A short-named folder, and the user who handles mail in its part `mail`.
+
+    :param user: that user, if this process is root's.
+    """
+    owner = pwd.getpwnam(user) if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     try:
         folder.chmod(0o755)
@@ -107,6 +182,4 @@ def _mail_folder(prefix: str) -> Iterator[tuple[Path, pwd.struct_passwd]]:
 
 
 def _group(owner: pwd.struct_passwd) -> str:
-    import grp
-
     return grp.getgrgid(owner.pw_gid).gr_name

@@ -10,6 +10,7 @@ What smtplib does in one way is done in the quickest that the server offers:
 
 from __future__ import annotations
 
+import email.message
 import os
 import smtplib
 from collections.abc import Iterable, Iterator, Sequence
@@ -190,9 +191,8 @@ class SMTP(smtplib.SMTP):
                 else:
                     self.send(data)
             else:
-                for block in body.blocks():
-                    if out := quoter.feed(block):
-                        self.send(out)
+                for block in _gathered(map(quoter.feed, body.blocks())):
+                    self.send(block)
                 end = quoter.finish()
         except BaseException:
             # With the end of the data, half a message would be delivered as a whole one.
@@ -326,6 +326,8 @@ class _Body:
             self.data = with_crlf(message.encode("ascii"))
         elif isinstance(message, (bytes, bytearray, memoryview)):
             self.data = bytes(message)
+        elif isinstance(message, email.message.Message):  # it iterates, over its headers' names
+            raise TypeError("sendmail takes a message's bytes: use send_message for the object")
         elif hasattr(message, "read") or isinstance(message, Iterable):
             self.segment = file_segment(message)
             self._source = message
@@ -365,7 +367,7 @@ def _missing_line_end(segment: FileSegment) -> bytes:
 
 
 def _gathered(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Join small blocks: each chunk of BDAT costs a reply."""
+    """Join small blocks: each costs a send, and as a chunk of BDAT a reply."""
     held: list[bytes] = []
     size = 0
     for block in blocks:
