@@ -33,13 +33,10 @@ class Dovecot:
 
 
 @contextlib.contextmanager
-def dovecot(
-    *, certificate: tuple[Path, Path] | None = None, capability: str | None = None
-) -> Iterator[Dovecot]:
+def dovecot(*, certificate: tuple[Path, Path] | None = None) -> Iterator[Dovecot]:
     """Start Dovecot's IMAP server.
 
     :param certificate: files with the certificate and its key; without them there is no TLS.
-    :param capability: what to announce in place of what it can do, such as "IMAP4rev1".
     """
     program = required_program("dovecot", "dovecot-imapd")
     port, tls_port = free_port(), free_port() if certificate else 0
@@ -48,7 +45,6 @@ def dovecot(
         tls = "ssl = no"
         if certificate:
             tls = "ssl = yes\nssl_cert = <{}\nssl_key = <{}".format(*certificate)
-        announce = f"imap_capability = {capability}" if capability else ""
         config = folder / "dovecot.conf"
         config.write_text(f"""\
 base_dir = {folder}/run
@@ -62,7 +58,6 @@ default_internal_user = {owner.pw_name}
 default_internal_group = {_group(owner)}
 default_login_user = {owner.pw_name}
 mail_location = maildir:{folder}/mail/%u
-{announce}
 passdb {{
   driver = static
   args = password={PASSWORD}
@@ -100,17 +95,14 @@ class Exim:
     delivered: Path
 
     def messages(self) -> list[bytes]:
-        """The messages delivered so far, oldest first, with LF line ends, as Unix mailboxes have."""
+        """The messages delivered so far, oldest first; their line ends are LF, as Exim stores."""
         files = sorted(self.delivered.glob("new/*"), key=lambda file: file.stat().st_mtime_ns)
         return [file.read_bytes() for file in files]
 
 
 @contextlib.contextmanager
-def exim(*, options: str = "") -> Iterator[Exim]:
-    """Start Exim, with PIPELINING, CHUNKING, SMTPUTF8 and 8BITMIME.
-
-    :param options: more lines for the main part of its configuration.
-    """
+def exim() -> Iterator[Exim]:
+    """Start Exim, with PIPELINING, CHUNKING, SMTPUTF8 and 8BITMIME."""
     program = required_program("exim4", "exim4-daemon-light")
     port = free_port()
     with _mail_folder("wsgifast-smtp-", "Debian-exim") as (folder, owner):
@@ -134,7 +126,6 @@ accept_8bitmime
 message_size_limit = 100M
 acl_smtp_rcpt = recipients
 acl_smtp_mail = senders
-{options}
 begin acl
 senders:
   deny senders = ^refused@
