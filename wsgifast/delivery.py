@@ -1,0 +1,156 @@
+"""Bodies in the shape that a WSGI server sends fastest: files and runs of files.
+
+A server that has a `wsgi.file_wrapper` is given a :class:`FileSlice` in it and may use sendfile; a
+server that has none, or a body that is more than one run of bytes, gets an iterable of large
+blocks. Servers of ours recognise :class:`SegmentedBody` and send its file segments by sendfile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from .sockets.sendfile import FALLBACK_BLOCK_BYTES, FileSegment, FileTruncated
+
+__all__ = ["BLOCK_BYTES", "FileSlice", "Segment", "SegmentedBody"]
+
+# Blocks in which files are read where the server cannot send them by itself.
+BLOCK_BYTES = FALLBACK_BLOCK_BYTES
+
+Segment = bytes | FileSegment
+
+
+class Closeable(Protocol):
+    """All that is asked of a file here: its bytes are read through its descriptor."""
+
+    def close(self) -> object: ...
+
+
+class FileSlice:
+    """A run of a regular file's bytes, as the file object that `wsgi.file_wrapper` wants.
+
+    Positions are those of the whole file: servers that send by descriptor (gunicorn) ask the
+    descriptor where to start and hand that position back to seek(). Servers that read (waitress,
+    wsgiref) meet the end of the slice as the end of the file. The descriptor itself is only moved
+    once, to the start of the slice; reading is done by position and leaves it there.
+
+    :param segment: what to send; the descriptor belongs to `file`.
+    :param file: closed with the slice.
+    :raises FileTruncated: (from read and close) if the file has become shorter than the slice, so
+        that the server closes a connection on which it has promised more bytes than it sent.
+    """
+
+    mode = "rb"
+
+    def __init__(self, segment: FileSegment, file: Closeable) -> None:
+        self._fd, self._start, size = segment
+        self._end = self._start + size
+        self._position = self._start
+        self._file: Closeable | None = file
+        os.lseek(self._fd, self._start, os.SEEK_SET)
+
+    def fileno(self) -> int:
+        self._check_open()
+        return self._fd
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._check_open()
+        rest = self._end - self._position
+        if size is None or size < 0 or size > rest:
+            size = rest
+        if size <= 0:
+            return b""
+        data = os.pread(self._fd, size, self._position)
+        if not data:
+            raise self._truncated(self._position)
+        self._position += len(data)
+        return data
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        base = (0, self._position, self._end)[whence]
+        self._position = min(max(self._start, base + offset), self._end)
+        return self._position
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(lambda: self.read(BLOCK_BYTES), b"")
+
+    @property
+    def closed(self) -> bool:
+        return self._file is None
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        try:
+            size = os.fstat(self._fd).st_size
+        finally:
+            file.close()
+        if size < self._end:
+            raise self._truncated(size)
+
+    def _check_open(self) -> None:
+        if self._file is None:
+            raise ValueError("this file slice is closed")
+
+    def _truncated(self, reached: int) -> FileTruncated:
+        return FileTruncated(
+            f"the file shrank while it was sent: {self._end - reached} of "
+            f"{self._end - self._start} bytes are missing"
+        )
+
+
+class SegmentedBody:
+    """A WSGI body made of byte strings and runs of files.
+
+    A server that knows this class sends `segments` in order, files by sendfile, and then calls
+    close(). Every other server iterates it and meets blocks of at most BLOCK_BYTES of a file.
+
+    :param segments: in the order in which they are sent.
+    :param close: called once, when the server is done with the body.
+    :raises FileTruncated: (while iterated) if a file is shorter than its segment.
+    """
+
+    def __init__(self, segments: Sequence[Segment], close: Callable[[], object]) -> None:
+        self.segments = segments
+        self._close: Callable[[], object] | None = close
+
+    def __iter__(self) -> Iterator[bytes]:
+        for segment in self.segments:
+            if isinstance(segment, bytes):
+                yield segment
+            else:
+                yield from read_segment(segment)
+
+    def close(self) -> None:
+        close, self._close = self._close, None
+        if close is not None:
+            close()
+
+
+def read_segment(segment: FileSegment) -> Iterator[bytes]:
+    """Read a run of a file by position, in blocks.
+
+    :raises FileTruncated: if the file ends before the run does.
+    """
+    fd, offset, size = segment
+    end = offset + size
+    while offset < end:
+        block = os.pread(fd, min(BLOCK_BYTES, end - offset), offset)
+        if not block:
+            raise FileTruncated(
+                f"the file shrank while it was sent: {end - offset} of {size} bytes are missing"
+            )
+        offset += len(block)
+        yield block
