@@ -1,6 +1,9 @@
 """Django's SMTP e-mail backend on the fast client.
 
-In the settings: EMAIL_BACKEND = "wsgifast.mail.django.EmailBackend". All EMAIL_* settings apply.
+In the settings, with all else as it is:
+
+    EMAIL_BACKEND = "wsgifast.mail.django.EmailBackend"                     # up to Django 6.0
+    MAILERS = {"default": {"BACKEND": "wsgifast.mail.django.EmailBackend", ...}}  # from 6.1 on
 """
 
 from __future__ import annotations
