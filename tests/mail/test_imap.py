@@ -202,6 +202,27 @@ def test_a_refusal_is_imaplibs_and_nothing_stays_behind(
     assert results == [outcome, outcome]
 
 
+@pytest.mark.parametrize("wrong", ["text", 5, None])
+def test_what_is_no_message_is_refused_before_anything_is_sent(wrong: Any) -> None:
+    with ScriptedIMAP(b"LITERAL+", [b"TAG OK noop\r\n"]) as server:
+        client = IMAP4("127.0.0.1", server.port, timeout=20)
+        client.login(USER, PASSWORD)
+        with pytest.raises(TypeError):
+            client.append("INBOX", None, None, wrong)
+        assert client.noop() == ("OK", [b"noop"])
+        client.shutdown()
+    assert b"APPEND" not in server.received
+
+
+def test_any_buffer_is_a_message() -> None:
+    with ScriptedIMAP(b"LITERAL+", [b"TAG OK done\r\n"]) as server:
+        client = IMAP4("127.0.0.1", server.port, timeout=20)
+        client.login(USER, PASSWORD)
+        assert client.append("INBOX", None, None, bytearray(MIXED))[0] == "OK"
+        client.shutdown()
+    assert server.received.endswith(REPAIRED + b"\r\n")
+
+
 def test_utf8_messages_are_left_to_imaplib() -> None:
     with ScriptedIMAP(b"LITERAL+ ENABLE UTF8=ACCEPT", [b"TAG OK\r\n"]) as server:
         client = IMAP4("127.0.0.1", server.port, timeout=20)

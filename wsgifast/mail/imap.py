@@ -43,9 +43,9 @@ class IMAP4(imaplib.IMAP4):
             self._held, self._literal = self._literal, None
             return
         if self._held is not None:
-            data, self._held = self._held + data, None
+            data, self._held = b"".join((self._held, data)), None
         elif self._appendix is not None:
-            data, self._appendix = data + self._appendix + CRLF, None
+            data, self._appendix = b"".join((data, self._appendix, CRLF)), None
         super().send(data)
 
     def append(
@@ -54,10 +54,13 @@ class IMAP4(imaplib.IMAP4):
         """Append a message to a mailbox; arguments, result and errors as imaplib's.
 
         :param message: bytes; line ends that are not CR LF are made so.
+        :raises TypeError: if the message is not bytes-like.
         """
         if self.utf8_enabled:
             return super().append(mailbox, flags, date_time, message)
-        literal = with_crlf(bytes(message))
+        if not isinstance(message, bytes):
+            message = bytes(memoryview(message))
+        literal = with_crlf(message)
         arguments = [mailbox or "INBOX"]
         if flags:
             arguments.append(flags if (flags[0], flags[-1]) == ("(", ")") else f"({flags})")

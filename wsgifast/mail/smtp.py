@@ -43,6 +43,9 @@ _BLOCK_BYTES = 256 * 1024
 class SMTP(smtplib.SMTP):
     """smtplib.SMTP, to be used in its place: same methods, replies and errors.
 
+    sendmail() and send_message() go their own way to the server: a subclass that overrides mail(),
+    rcpt() or data() finds these methods not called by them.
+
     ``pipelining`` and ``chunking`` can be set to False, on an object or a subclass, for a server
     that offers what it does not do well.
     """
@@ -225,27 +228,27 @@ class SMTP(smtplib.SMTP):
 
     def _send_unmeasured_chunks(self, body: _Body, window: int) -> Reply:
         quoter = Quoter(quoting=False)
+        blocks = _gathered(map(quoter.feed, body.blocks()))
         awaited = 0
-        try:
-            for block in _gathered(map(quoter.feed, body.blocks())):
-                self.send(b"BDAT %d\r\n" % len(block) + block)
-                awaited += 1
-                if awaited == window:
-                    awaited -= 1
-                    code, response = self.getreply()
-                    if code != 250:
-                        break
-            else:
-                end = quoter.finish()
-                self.send(b"BDAT %d LAST\r\n" % len(end) + end)
-                awaited += 1
-                code, response = 250, b""
-        except smtplib.SMTPException:
-            raise
-        except BaseException:
-            # Between two chunks: what came so far can be taken back.
-            self._drain(awaited)
-            raise
+        last = False
+        while not last:
+            try:
+                block = next(blocks, None)
+            except BaseException:
+                self._take_back(awaited)  # no chunk is half sent
+                raise
+            last = block is None
+            if block is None:
+                block = quoter.finish()
+            self.send(b"BDAT %d%b\r\n%b" % (len(block), b" LAST" if last else b"", block))
+            awaited += 1
+            if awaited == window and not last:
+                awaited -= 1
+                code, response = self.getreply()
+                if code != 250:
+                    break
+        else:
+            code, response = 250, b""
         while awaited:
             awaited -= 1
             later = self.getreply()
@@ -253,13 +256,14 @@ class SMTP(smtplib.SMTP):
                 code, response = later
         return code, response
 
-    def _drain(self, awaited: int) -> None:
+    def _take_back(self, awaited: int) -> None:
+        """Read the replies to the chunks sent so far, and drop them all."""
         try:
             for _ in range(awaited):
                 self.getreply()
             self.rset()
         except smtplib.SMTPServerDisconnected:
-            pass
+            pass  # nothing was delivered: the chunk that says LAST was not sent
 
     def _send_segment(self, segment: FileSegment) -> None:
         if self.sock is None:
