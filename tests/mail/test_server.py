@@ -213,6 +213,13 @@ def test_replies_to_pipelined_commands_leave_together() -> None:
         assert data.count(b"250 OK\r\n") == 51
 
 
+def test_many_held_replies_are_let_go_before_the_last() -> None:
+    with serving() as (port, _), Line(port) as line:
+        line.say(b"EHLO x")
+        line.send(b"MAIL FROM:<a@b.c>\r\n" + b"RCPT TO:<d@e.f>\r\n" * 5000 + b"QUIT\r\n")
+        assert line.file.read() == b"250 OK\r\n" * 5001 + b"221 Bye\r\n"
+
+
 def test_pipelined_messages_do_not_wait_for_each_other() -> None:
     one = b"MAIL FROM:<a@b.c>\r\nRCPT TO:<d@e.f>\r\nDATA\r\n" + b"x" * 70 + b"\r\n.\r\n"
     with serving() as (port, handler), Line(port) as line:

@@ -305,6 +305,32 @@ def test_a_failing_source_delivers_nothing(features: tuple[str, ...]) -> None:
     assert server.messages == ([TEXT + b"\r\n"] if "CHUNKING" in features else [])
 
 
+def test_a_failing_source_is_what_is_raised_though_the_server_is_gone_too() -> None:
+    with ScriptedSMTP(answers={"bdat": [None]}) as server:
+        client = connect(server)
+        with pytest.raises(LookupError):
+            client.sendmail(SENDER, RECIPIENTS, failing_after(b"a" * 300_000, b"b"))
+        assert client.sock is None
+    assert server.messages == []
+
+
+def test_a_connection_lost_in_a_file_is_a_disconnection(
+    tmp_path: Path, features: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reset(sock: object, segment: object) -> None:
+        raise ConnectionResetError("by peer")
+
+    monkeypatch.setattr(smtp_module, "send_file_segment", reset)
+    path = tmp_path / "message"
+    path.write_bytes(LARGE)
+    with ScriptedSMTP(features) as server, path.open("rb") as file:
+        client = connect(server)
+        with pytest.raises(smtplib.SMTPServerDisconnected):
+            client.sendmail(SENDER, RECIPIENTS, file, wire_ready="CHUNKING" not in features)
+        assert client.sock is None
+    assert server.messages == []
+
+
 @pytest.mark.parametrize("offered", ["chunking", "both"])
 def test_a_file_that_shrinks_delivers_nothing(tmp_path: Path, offered: str) -> None:
     path = tmp_path / "message"

@@ -266,8 +266,7 @@ class SMTP(smtplib.SMTP):
             pass  # nothing was delivered: the chunk that says LAST was not sent
 
     def _send_segment(self, segment: FileSegment) -> None:
-        if self.sock is None:
-            raise smtplib.SMTPServerDisconnected("please run connect() first")
+        assert self.sock is not None  # a command was answered just now
         try:
             send_file_segment(self.sock, segment)
         except FileTruncated:
