@@ -12,10 +12,13 @@ import wsgifast
 
 def test_exported_names() -> None:
     assert sorted(wsgifast.__all__) == [
+        "BodyError",
         "ConfigurationError",
         "MissingExtra",
+        "WSGIFast",
         "WSGIFastError",
         "__version__",
+        "register_file_wrapper",
     ]
     assert all(hasattr(wsgifast, name) for name in wsgifast.__all__)
 

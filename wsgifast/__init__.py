@@ -1,12 +1,17 @@
 """wsgifast: hand bodies and files to the server the way the kernel sends fastest."""
 
-from .errors import ConfigurationError, MissingExtra, WSGIFastError
+from .body import register_file_wrapper
+from .errors import BodyError, ConfigurationError, MissingExtra, WSGIFastError
+from .middleware import WSGIFast
 
 __all__ = [
+    "BodyError",
     "ConfigurationError",
     "MissingExtra",
+    "WSGIFast",
     "WSGIFastError",
     "__version__",
+    "register_file_wrapper",
 ]
 
 __version__ = "0.1.0"

@@ -9,16 +9,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+from .errors import WSGIFastError
 from .sockets.sendfile import FALLBACK_BLOCK_BYTES, FileSegment, FileTruncated
 
-__all__ = ["BLOCK_BYTES", "FileSlice", "Segment", "SegmentedBody"]
+__all__ = ["BLOCK_BYTES", "BodyTooShort", "FileReader", "FileSlice", "Segment", "SegmentedBody"]
 
-# Blocks in which files are read where the server cannot send them by itself.
+# Blocks in which files are read where the server cannot send them by itself; from here on larger
+# ones are no faster (measured: loadtests/block_sizes.py).
 BLOCK_BYTES = FALLBACK_BLOCK_BYTES
 
 Segment = bytes | FileSegment
+
+
+class BodyTooShort(WSGIFastError, EOFError):
+    """A body ended before its Content-Length: raised so that the server closes the connection."""
+
+    def __init__(self, missing: int) -> None:
+        super().__init__(f"the body ended {missing} bytes before its Content-Length")
+        self.missing = missing
 
 
 class Closeable(Protocol):
@@ -80,6 +90,11 @@ class FileSlice:
         base = (0, self._position, self._end)[whence]
         self._position = min(max(self._start, base + offset), self._end)
         return self._position
+
+    def rest(self) -> FileSegment:
+        """What has not been read yet, for a server that sends it by itself."""
+        self._check_open()
+        return FileSegment(self._fd, self._position, self._end - self._position)
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(lambda: self.read(BLOCK_BYTES), b"")
@@ -154,3 +169,50 @@ def read_segment(segment: FileSegment) -> Iterator[bytes]:
             )
         offset += len(block)
         yield block
+
+
+class FileReader:
+    """Anything readable, as the file object that `wsgi.file_wrapper` wants, and as an iterable.
+
+    It has no fileno(), so that no server sends the bytes behind a gzip or text file's descriptor
+    in place of what the file reads as.
+
+    :param file: has read(); its blocks may be text.
+    :param size: how many bytes may be read at most, and have to be; None for all there are.
+    :param convert: turns a block into bytes.
+    :raises BodyTooShort: (from reading) if the file ends before `size` bytes were read.
+    """
+
+    def __init__(self, file: Any, size: int | None, convert: Callable[[object], bytes]) -> None:
+        self._file = file
+        self._rest = size
+        self._convert = convert
+        seekable = getattr(file, "seekable", None)
+        # What cannot be sought is a pipe, a socket, a response from elsewhere: read() there waits
+        # until a whole block has come, read1() hands over what there is.
+        self._read = (
+            file.read1
+            if hasattr(file, "read1") and callable(seekable) and not seekable()
+            else file.read
+        )
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self._rest is not None:
+            size = self._rest if size is None or size < 0 else min(size, self._rest)
+            if size == 0:
+                return b""
+        data = self._convert(self._read(-1 if size is None else size))
+        if self._rest is not None:
+            if not data:
+                raise BodyTooShort(self._rest)
+            data = data[: self._rest]  # a block of text may be longer in bytes than in characters
+            self._rest -= len(data)
+        return data
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(lambda: self.read(BLOCK_BYTES), b"")
+
+    def close(self) -> None:
+        close = getattr(self._file, "close", None)
+        if callable(close):
+            close()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["ConfigurationError", "MissingExtra", "WSGIFastError"]
+__all__ = ["BodyError", "ConfigurationError", "MissingExtra", "WSGIFastError"]
 
 
 class WSGIFastError(Exception):
     """The base of all: the message names the value that was wrong and the way out."""
+
+
+class BodyError(WSGIFastError, TypeError):
+    """An app returned, yielded or declared what cannot be a response; the message names the app."""
 
 
 class ConfigurationError(WSGIFastError, ValueError):

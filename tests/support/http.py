@@ -142,6 +142,7 @@ class Connection:
         """Read a status line and its headers."""
         line = self._line()
         version, _, rest = line.partition(" ")
+        assert version.startswith("HTTP/1."), f"not a status line: {line!r}"
         status, _, reason = rest.partition(" ")
         headers: list[tuple[str, str]] = []
         while field_line := self._line():

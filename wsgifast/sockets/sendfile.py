@@ -13,6 +13,7 @@ import socket
 import stat
 import tempfile
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 __all__ = [
@@ -71,12 +72,16 @@ def file_segment(file: object) -> FileSegment | None:
     return FileSegment(fd, position, max(0, facts.st_size - position))
 
 
-def send_file_segment(sock: socket.socket, segment: FileSegment) -> None:
+def send_file_segment(
+    sock: socket.socket, segment: FileSegment, progress: Callable[[int], object] = id
+) -> None:
     """Send a run of a file's bytes on a blocking socket, or one with a timeout.
 
     The kernel copies from the page cache to the socket; where it cannot (TLS, a file system
     without sendfile), large blocks are read and sent. The file's own position does not move.
 
+    :param progress: told each number of bytes that has just left, so that a log is right even for
+        a transfer that fails.
     :raises FileTruncated: if the file ends early.
     :raises TimeoutError: if the socket has a timeout and takes no byte for that long.
     :raises OSError: if the peer has gone.
@@ -84,16 +89,19 @@ def send_file_segment(sock: socket.socket, segment: FileSegment) -> None:
     fd, offset, size = segment
     end = offset + size
     if _kernel_can_send_on(sock):
-        offset = _send_by_kernel(sock, fd, offset, end)
+        offset = _send_by_kernel(sock, fd, offset, end, progress)
     while offset < end:
         block = os.pread(fd, min(FALLBACK_BLOCK_BYTES, end - offset), offset)
         if not block:
             raise _truncated(segment, offset)
         sock.sendall(block)
+        progress(len(block))
         offset += len(block)
 
 
-def _send_by_kernel(sock: socket.socket, fd: int, offset: int, end: int) -> int:
+def _send_by_kernel(
+    sock: socket.socket, fd: int, offset: int, end: int, progress: Callable[[int], object]
+) -> int:
     """Send with os.sendfile; return how far it came: short of `end` only if it does not apply."""
     start = offset
     timeout = sock.gettimeout()
@@ -110,6 +118,7 @@ def _send_by_kernel(sock: socket.socket, fd: int, offset: int, end: int) -> int:
             raise
         if sent == 0:
             raise _truncated(FileSegment(fd, start, end - start), offset)
+        progress(sent)
         offset += sent
     return offset
 

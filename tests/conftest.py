@@ -1,0 +1,39 @@
+"""Servers that the behaviour suites run over."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from tests.support.servers import LiveServer, free_port, live_server
+
+# How each WSGI server is started: given a port and an app, the command.
+WSGI_SERVERS: dict[str, Callable[[int, str], list[str]]] = {
+    "gunicorn-sync": lambda port, app: gunicorn("sync", port, app),
+    "gunicorn-gthread": lambda port, app: gunicorn("gthread", port, app, "--threads=4"),
+    "gunicorn-gevent": lambda port, app: gunicorn("gevent", port, app),
+    "waitress": lambda port, app: small_server("waitress", port, app),
+    "wsgiref": lambda port, app: small_server("wsgiref", port, app),
+    "werkzeug": lambda port, app: small_server("werkzeug", port, app),
+    "cheroot": lambda port, app: small_server("cheroot", port, app),
+    "pywsgi": lambda port, app: small_server("pywsgi", port, app),
+}
+
+
+def gunicorn(worker: str, port: int, app: str, *options: str) -> list[str]:
+    return [
+        "python", "-m", "gunicorn", "-k", worker, "-b", f"127.0.0.1:{port}", "--no-control-socket",
+        *options, app,
+    ]  # fmt: skip
+
+
+def small_server(server: str, port: int, app: str) -> list[str]:
+    return ["python", "-m", "tests.support.serve", server, str(port), app]
+
+
+@contextlib.contextmanager
+def wsgi_server(name: str, app: str) -> Iterator[LiveServer]:
+    """Run an app ("module:name") on one of WSGI_SERVERS."""
+    port = free_port()
+    with live_server(WSGI_SERVERS[name](port, app), ("127.0.0.1", port)) as server:
+        yield server

@@ -1,0 +1,437 @@
+"""Whole answers: a plan is carried out over real bytes and read again by other parsers."""
+
+from __future__ import annotations
+
+import email.parser
+import email.policy
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wsgifast.environ import request_facts
+from wsgifast.files import (
+    Entry,
+    FilePart,
+    Plan,
+    Representation,
+    RequestFacts,
+    describe,
+    plan,
+    plan_representation,
+    stat_etag,
+)
+
+MTIME_NS = 784111777_123456789
+DATE = "Sun, 06 Nov 1994 08:49:37 GMT"
+NOW = 1_700_000_000.0
+CONTENT = bytes(range(256)) * 4
+CORS = ("Access-Control-Allow-Origin", "*")
+CACHE = ("Cache-Control", "max-age=60")
+
+
+def a_file(content: bytes = CONTENT, **changes: Any) -> Representation:
+    """A text file of 1994 with CORS and cache headers, whose `file` is its content."""
+    facts: dict[str, Any] = {
+        "size": len(content),
+        "mtime_ns": MTIME_NS,
+        "now": NOW,
+        "etag": stat_etag(len(content), MTIME_NS, changes.get("coding")),
+        "content_type": "text/plain",
+        "headers": [CORS, CACHE],
+    }
+    return describe(content, **{**facts, **changes})
+
+
+def answer(representation: Representation, method: str = "GET", **headers: str) -> Plan:
+    return plan(RequestFacts(method, **headers), Entry(representation), boundary=lambda: "B")
+
+
+def body(answer: Plan) -> bytes:
+    """Carry the plan out."""
+    return b"".join(
+        segment
+        if isinstance(segment, bytes)
+        else segment.file[segment.offset : segment.offset + segment.size]
+        for segment in answer.segments
+    )
+
+
+def headers(answer: Plan) -> dict[str, str]:
+    names = [name.lower() for name, _ in answer.headers]
+    assert len(set(names)) == len(names), f"a header is there twice: {answer.headers}"
+    return {name.lower(): value for name, value in answer.headers}
+
+
+def parts(answer: Plan) -> list[tuple[str | None, str, bytes]]:
+    """Read a multipart answer with the standard library's MIME parser."""
+    head = f"Content-Type: {headers(answer)['content-type']}\r\n\r\n".encode()
+    message = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + body(answer))
+    assert message.get_content_type() == "multipart/byteranges"
+    assert message.defects == []
+    return [
+        (part["Content-Type"], part["Content-Range"], part.get_payload(decode=True))
+        for part in message.iter_parts()
+    ]
+
+
+def test_the_whole_file() -> None:
+    file = a_file()
+    response = answer(file)
+    assert response.status_line == "200 OK"
+    assert headers(response) == {
+        "content-length": "1024",
+        "accept-ranges": "bytes",
+        "content-type": "text/plain",
+        "last-modified": DATE,
+        "etag": file.etag,
+        "access-control-allow-origin": "*",
+        "cache-control": "max-age=60",
+    }
+    assert body(response) == CONTENT
+    assert response.segments == (FilePart(CONTENT, 0, 1024),)
+    assert (b"content-length", b"1024") in response.raw_headers
+    assert (b"content-type", b"text/plain") in response.raw_headers
+
+
+def test_answers_without_ranges_are_made_once() -> None:
+    file = a_file()
+    assert answer(file) is answer(file)
+    assert answer(file, "HEAD") is answer(file, "HEAD")
+    assert answer(file, if_none_match="*") is answer(file, if_none_match="*")
+    assert answer(file).raw_headers is answer(file).raw_headers
+
+
+def test_head() -> None:
+    file = a_file()
+    for response in (answer(file, "HEAD"), answer(file, "HEAD", range="bytes=0-0")):
+        assert response.status == 200
+        assert headers(response) == headers(answer(file))
+        assert response.segments == ()
+
+
+def test_an_empty_file() -> None:
+    for response in (answer(a_file(b"")), answer(a_file(b""), range="bytes=0-0")):
+        assert response.status == 200
+        assert headers(response)["content-length"] == "0"
+        assert body(response) == b""
+
+
+def test_one_range() -> None:
+    response = answer(a_file(), range="bytes=-24")
+    assert response.status_line == "206 Partial Content"
+    assert headers(response) == {
+        **headers(answer(a_file())),
+        "content-length": "24",
+        "content-range": "bytes 1000-1023/1024",
+    }
+    assert body(response) == CONTENT[-24:]
+
+
+def test_several_ranges() -> None:
+    response = answer(a_file(), range="bytes=500-509,0-0,-1")
+    assert response.status == 206
+    assert headers(response) == {
+        **headers(answer(a_file())),
+        "content-type": "multipart/byteranges; boundary=B",
+        "content-length": str(len(body(response))),
+    }
+    assert parts(response) == [
+        ("text/plain", "bytes 500-509/1024", CONTENT[500:510]),
+        ("text/plain", "bytes 0-0/1024", CONTENT[:1]),
+        ("text/plain", "bytes 1023-1023/1024", CONTENT[-1:]),
+    ]
+    assert [type(segment) for segment in response.segments] == [
+        *(bytes, FilePart) * 3,
+        bytes,
+    ]
+
+
+def test_ranges_merged_into_one_are_no_multipart() -> None:
+    response = answer(a_file(), range="bytes=0-9,5-19")
+    assert headers(response)["content-range"] == "bytes 0-19/1024"
+    assert headers(response)["content-type"] == "text/plain"
+
+
+def test_the_boundary_is_another_each_time() -> None:
+    facts = RequestFacts(range="bytes=0-0,9-9")
+    types = {headers(plan(facts, Entry(a_file())))["content-type"] for _ in range(20)}
+    assert len(types) == 20
+
+
+def test_several_ranges_of_an_encoded_file_are_ignored() -> None:
+    # Content-Encoding on a multipart body would say that the multipart itself is encoded.
+    file = a_file(coding="gzip", negotiated=True)
+    assert answer(file, range="bytes=0-0,9-9").status == 200
+    response = answer(file, range="bytes=0-9")
+    assert response.status == 206
+    assert headers(response)["content-encoding"] == "gzip"
+
+
+def test_unsatisfiable() -> None:
+    file = a_file()
+    response = answer(file, range="bytes=1024-")
+    assert response.status_line == "416 Range Not Satisfiable"
+    assert headers(response) == {
+        "content-range": "bytes */1024",
+        "content-length": "0",
+        "accept-ranges": "bytes",
+        "last-modified": DATE,
+        "etag": file.etag,
+        "access-control-allow-origin": "*",
+        "cache-control": "max-age=60",
+    }
+    assert body(response) == b""
+
+
+@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT"])
+def test_range_is_for_get_alone(method: str) -> None:
+    assert answer(a_file(), method, range="bytes=0-0").status == 200
+
+
+def test_if_range() -> None:
+    file = a_file()
+    assert file.etag
+    for good in (file.etag, DATE):
+        assert answer(file, range="bytes=0-0", if_range=good).status == 206
+    for bad in (f"W/{file.etag}", '"x"', "Sun, 06 Nov 1994 08:49:38 GMT", "junk"):
+        response = answer(file, range="bytes=0-0", if_range=bad)
+        assert response.status == 200, bad
+        assert body(response) == CONTENT
+        # The range is not looked at, even where it could not be satisfied.
+        assert answer(file, range="bytes=9999-", if_range=bad).status == 200
+    # Without Range it says nothing.
+    assert answer(file, if_range='"x"').status == 200
+
+
+def test_not_modified() -> None:
+    file = a_file()
+    assert file.etag
+    for response in (
+        answer(file, if_none_match=file.etag),
+        answer(file, "HEAD", if_none_match=f"W/{file.etag}"),
+        answer(file, if_modified_since=DATE),
+        # Preconditions go before Range.
+        answer(file, if_none_match=file.etag, range="bytes=0-0"),
+        answer(file, if_none_match=file.etag, range="bytes=9999-"),
+    ):
+        assert response.status_line == "304 Not Modified"
+        assert headers(response) == {
+            "accept-ranges": "bytes",
+            "etag": file.etag,
+            "access-control-allow-origin": "*",
+            "cache-control": "max-age=60",
+        }
+        assert response.segments == ()
+
+
+def test_not_modified_without_a_tag_says_the_date() -> None:
+    response = answer(a_file(etag=None), if_modified_since=DATE)
+    assert headers(response)["last-modified"] == DATE
+
+
+def test_precondition_failed() -> None:
+    response = answer(a_file(), if_match='"x"', range="bytes=0-0")
+    assert response.status_line == "412 Precondition Failed"
+    assert headers(response)["content-length"] == "0"
+    assert headers(response)["access-control-allow-origin"] == "*"
+    assert "content-type" not in headers(response)
+    assert body(response) == b""
+    assert answer(a_file(), if_unmodified_since="Sat, 05 Nov 1994 00:00:00 GMT").status == 412
+
+
+# Describing files
+
+
+@pytest.mark.parametrize("mtime_ns", [0, 10**9, -(10**9), -(10**18)])
+def test_a_file_time_that_is_none(mtime_ns: int) -> None:
+    file = a_file(mtime_ns=mtime_ns, etag=stat_etag(1024, mtime_ns))
+    assert not headers(answer(file)).keys() & {"last-modified", "etag"}
+    # Not "unchanged since ever": nothing is known.
+    assert answer(file, if_modified_since=DATE).status == 200
+    assert answer(file, range="bytes=0-0", if_range="Thu, 01 Jan 1970 00:00:00 GMT").status == 200
+
+
+@pytest.mark.parametrize("seconds_ahead", [1, 3600, 10**9, 10**18])
+def test_a_file_from_the_future(seconds_ahead: int) -> None:
+    file = a_file(mtime_ns=int(NOW + seconds_ahead) * 10**9)
+    said = headers(answer(file))["last-modified"]
+    assert said == "Tue, 14 Nov 2023 22:13:20 GMT"  # NOW: never later than Date
+    # That date is the clock's and not the file's, so it proves nothing.
+    assert answer(file, if_modified_since=said).status == 200
+    assert answer(file, range="bytes=0-0", if_range=said).status == 200
+    assert answer(file, if_unmodified_since=said).status == 412
+
+
+def test_headers_of_ones_own_stand_instead() -> None:
+    file = a_file(
+        headers=[
+            ("etag", '"mine"'),
+            ("content-type", "text/html"),
+            ("last-modified", "Sun, 06 Nov 1994 08:49:38 GMT"),
+        ]
+    )
+    assert headers(answer(file)) == {
+        "content-length": "1024",
+        "accept-ranges": "bytes",
+        "etag": '"mine"',
+        "content-type": "text/html",
+        "last-modified": "Sun, 06 Nov 1994 08:49:38 GMT",
+    }
+    assert answer(file, if_none_match='"mine"').status == 304
+    assert answer(file, if_modified_since=DATE).status == 200
+    assert answer(file, if_modified_since="Sun, 06 Nov 1994 08:49:38 GMT").status == 304
+    assert parts(answer(file, range="bytes=0-0,2-2"))[0][0] == "text/html"
+
+
+def test_headers_alone_can_describe_a_file() -> None:
+    """As for a body whose app has already written its headers."""
+    file = Representation(
+        CONTENT,
+        1024,
+        [
+            ("ETag", ' W/"a"'),
+            ("Last-Modified", DATE),
+            ("Content-Type", "a/b"),
+            ("Set-Cookie", "c=1"),
+            ("Set-Cookie", "d=2"),
+        ],
+    )
+    assert answer(file, if_none_match='"a"').status == 304
+    assert answer(file, range="bytes=0-0", if_range='W/"a"').status == 200
+    assert answer(file, range="bytes=0-0", if_range=DATE).status == 206
+    for response in (
+        answer(file),
+        answer(file, if_none_match='"a"'),
+        answer(file, range="bytes=0-0"),
+        answer(file, range="bytes=0-0,2-2"),
+        answer(file, range="bytes=9999-"),
+    ):
+        cookies = [value for name, value in response.headers if name == "Set-Cookie"]
+        assert cookies == ["c=1", "d=2"]
+
+
+def test_a_tag_that_is_none_matches_nothing() -> None:
+    file = Representation(CONTENT, 1024, [("ETag", "unquoted")])
+    assert answer(file, if_none_match="unquoted").status == 200
+    assert answer(file, range="bytes=0-0", if_range="unquoted").status == 200
+    assert dict(answer(file).headers)["ETag"] == "unquoted"  # it is the app's to mend
+
+
+# Encoded siblings
+
+
+@pytest.fixture
+def negotiated() -> Entry:
+    """A file with a gzip and a br sibling."""
+    return Entry(
+        a_file(negotiated=True),
+        {
+            coding: a_file(coding.encode() * 10, coding=coding, negotiated=True)
+            for coding in ("br", "gzip")
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("accept_encoding", "expected"),
+    [
+        (None, None),
+        ("", None),
+        ("gzip", "gzip"),
+        ("gzip, br", "br"),
+        ("gzip, br;q=0", "gzip"),
+        ("zstd", None),
+        ("identity;q=0, zstd", None),
+    ],
+)
+def test_negotiation(negotiated: Entry, accept_encoding: str | None, expected: str | None) -> None:
+    response = plan(RequestFacts(accept_encoding=accept_encoding), negotiated)
+    assert response.status == 200
+    assert headers(response).get("content-encoding") == expected
+    assert headers(response)["vary"] == "Accept-Encoding"
+    assert body(response) == (CONTENT if expected is None else expected.encode() * 10)
+    assert headers(response)["content-type"] == "text/plain"
+
+
+def test_every_answer_about_a_negotiated_file_says_vary(negotiated: Entry) -> None:
+    for facts in (
+        RequestFacts(if_none_match="*"),
+        RequestFacts(if_match='"x"'),
+        RequestFacts(range="bytes=0-0"),
+        RequestFacts(range="bytes=0-0,2-2"),
+        RequestFacts(range="bytes=9999-"),
+        RequestFacts("HEAD"),
+    ):
+        assert headers(plan(facts, negotiated))["vary"] == "Accept-Encoding"
+
+
+def test_each_encoding_has_its_own_tag(negotiated: Entry) -> None:
+    codings = (None, "br", "gzip")
+    etags = [negotiated.select(coding).etag for coding in codings]
+    assert len(set(etags)) == 3
+    for (coding, _), (other, etag) in itertools.product(zip(codings, etags, strict=True), repeat=2):
+        assert etag
+        response = plan(RequestFacts(accept_encoding=coding, if_none_match=etag), negotiated)
+        assert response.status == (304 if coding == other else 200)
+
+
+# Anything at all
+
+_values = st.none() | st.text(max_size=40)
+_sensible = st.sampled_from(
+    [
+        None,
+        "*",
+        '"x"',
+        stat_etag(1024, MTIME_NS),
+        DATE,
+        "bytes=0-0",
+        "bytes=5-1,-9",
+        "bytes=9-,-9",
+        "bytes=0-5,900-905,990-2000",
+        "bytes=2000-",
+    ]
+)
+
+
+@given(st.sampled_from(["GET", "HEAD"]), st.lists(_sensible | _values, min_size=7, max_size=7))
+def test_every_request_gets_a_legal_answer(method: str, values: Sequence[str | None]) -> None:
+    file = a_file()
+    response = plan_representation(RequestFacts(method, *values), file)
+    sent = body(response)
+    said = headers(response)
+    assert response.status in (200, 206, 304, 412, 416)
+    assert said["access-control-allow-origin"] == "*"
+    if response.status == 304:
+        assert "content-length" not in said
+        assert sent == b""
+    elif method == "HEAD" and response.status == 200:
+        assert said["content-length"] == "1024"
+        assert sent == b""
+    else:
+        assert int(said["content-length"]) == len(sent)
+    if response.status == 200 and method == "GET":
+        assert sent == CONTENT
+    if response.status == 206 and "content-range" not in said:
+        for content_type, content_range, content in parts(response):
+            first, last = content_range.removeprefix("bytes ").removesuffix("/1024").split("-")
+            assert content == CONTENT[int(first) : int(last) + 1]
+            assert content_type == "text/plain"
+    elif response.status == 206:
+        first, last = said["content-range"].removeprefix("bytes ").removesuffix("/1024").split("-")
+        assert sent == CONTENT[int(first) : int(last) + 1]
+
+
+def test_facts_from_an_environ() -> None:
+    names = ("ACCEPT_ENCODING", "RANGE", "IF_RANGE", "IF_MATCH", "IF_UNMODIFIED_SINCE")
+    names += ("IF_NONE_MATCH", "IF_MODIFIED_SINCE")
+    environ = {"REQUEST_METHOD": "HEAD", **{f"HTTP_{name}": name.lower() for name in names}}
+    assert request_facts(environ)._asdict() == {
+        "method": "HEAD",
+        **{name.lower(): name.lower() for name in names},
+    }
+    assert request_facts({"REQUEST_METHOD": "GET"}) == RequestFacts()

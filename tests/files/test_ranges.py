@@ -1,0 +1,220 @@
+"""The Range header and multipart/byteranges, beside a slow and obvious model."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from wsgifast.files import ranges
+from wsgifast.files.ranges import MAX_RANGES, ByteRange, parse
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("bytes=0-0", [(0, 1)]),
+        ("bytes=0-499", [(0, 500)]),
+        ("bytes=500-999", [(500, 1000)]),
+        ("bytes=0-", [(0, 1000)]),
+        ("bytes=999-", [(999, 1000)]),
+        ("bytes=-1", [(999, 1000)]),
+        ("bytes=-1000", [(0, 1000)]),
+        ("bytes=-5000", [(0, 1000)]),
+        ("bytes=990-5000", [(990, 1000)]),
+        ("bytes=990-99999999999999999999999999", [(990, 1000)]),
+        ("bytes=-99999999999999999999999999", [(0, 1000)]),
+        ("bytes=0000000000000000000000000000-0000000000000000000000000000009", [(0, 10)]),
+        ("BYTES=0-0", [(0, 1)]),
+        (" bytes=0-0\t", [(0, 1)]),
+        ("bytes=0-0,-1", [(0, 1), (999, 1000)]),
+        ("bytes=0-0 ,\t-1", [(0, 1), (999, 1000)]),
+        ("bytes=,0-0,,-1,", [(0, 1), (999, 1000)]),
+        # Not in ascending order: sent as asked.
+        ("bytes=500-509,0-9", [(500, 510), (0, 10)]),
+        # Overlapping, touching, one inside the other: merged, where the first of them stood.
+        ("bytes=0-9,5-14", [(0, 15)]),
+        ("bytes=0-9,10-19", [(0, 20)]),
+        ("bytes=0-99,50-59", [(0, 100)]),
+        ("bytes=500-509,0-9,505-519", [(500, 520), (0, 10)]),
+        ("bytes=0-9,500-509,505-519", [(0, 10), (500, 520)]),
+        # One beyond the end among good ones.
+        ("bytes=2000-2009,0-9", [(0, 10)]),
+        ("bytes=-0,0-9", [(0, 10)]),
+    ],
+)
+def test_satisfiable(header: str, expected: list[tuple[int, int]]) -> None:
+    assert parse(header, 1000) == expected
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "bytes=1000-",
+        "bytes=1000-1000",
+        "bytes=-0",
+        "bytes=99999999999999999999999999-",
+        "bytes=2000-2009,3000-",
+        "bytes=" + "9" * 5000 + "-",  # more digits than int() converts
+    ],
+)
+def test_unsatisfiable(header: str) -> None:
+    assert parse(header, 1000) == []
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "bytes",
+        "bytes=",
+        "bytes=,",
+        "bytes= , ,",
+        "bytes=-",
+        "bytes=--1",
+        "bytes=1--1",
+        "bytes=a-b",
+        "bytes=0-0x9",
+        "bytes=+1-+5",
+        "bytes=1_0-2_0",
+        "bytes=1.0-2.0",
+        "bytes=\u0661-\u0665",  # Arabic digits
+        "bytes=\u00b2-\u00b3",
+        "bytes=0 - 9",
+        "bytes=0- 9",
+        "bytes =0-9",
+        "bytes:0-9",
+        "bytes=0-9;10-19",
+        "bytes=0-9\n",
+        "bytes=0-9\x00",
+        "bytes=9-0",
+        "bytes=0-9,9-0",
+        "bytes=2000-1000",
+        "bytes=0-9,junk",
+        "items=0-9",
+        "none=0-9",
+        "0-9",
+        "bytes=0-,0-",  # longer than the whole
+        "bytes=" + "0-," * 50,
+        "bytes=" + ",".join(f"{i}-{i}" for i in range(0, 2 * MAX_RANGES + 2, 2)),
+        "bytes=" + "," * MAX_RANGES + "0-0",
+    ],
+)
+def test_ignored(header: str) -> None:
+    assert parse(header, 1000) is None
+
+
+def test_as_many_ranges_as_are_allowed() -> None:
+    header = "bytes=" + ",".join(f"{i}-{i}" for i in range(0, 2 * MAX_RANGES, 2))
+    assert parse(header, 1000) == [(i, i + 1) for i in range(0, 2 * MAX_RANGES, 2)]
+
+
+@pytest.mark.parametrize("header", ["bytes=0-", "bytes=0-0", "bytes=-1", "bytes=-0", "bytes=5-"])
+def test_an_empty_file_has_no_ranges(header: str) -> None:
+    assert parse(header, 0) is None
+
+
+def test_beyond_four_gigabytes() -> None:
+    size = 5 << 40
+    assert parse(f"bytes={size - 1}-", size) == [(size - 1, size)]
+    assert parse(f"bytes=-{3 << 40}", size) == [(2 << 40, size)]
+
+
+# The model: every position is an element of a set. Nothing is shared with the parser.
+
+
+def model(header: str, size: int) -> list[list[int]] | None:
+    unit, equals, text = header.strip(" \t").partition("=")
+    if equals != "=" or unit not in {"bytes", "Bytes", "BYTES"}:
+        return None
+    members = [member.strip(" \t") for member in text.split(",")]
+    if len(members) > MAX_RANGES or not any(members) or size == 0:
+        return None
+    asked: list[set[int]] = []
+    for member in filter(None, members):
+        if member.count("-") != 1 or set(member) - set("0123456789-") or member == "-":
+            return None
+        first, last = member.split("-")
+        if first and last and int(last) < int(first):
+            return None
+        if first:
+            end = int(last) if last else size
+            asked.append({position for position in range(size) if int(first) <= position <= end})
+        else:
+            asked.append({position for position in range(size) if position >= size - int(last)})
+    asked = [positions for positions in asked if positions]
+    if len(asked) > 1 and sum(map(len, asked)) > size:
+        return None
+    # Merge two that share or touch, the later into the earlier, until none do.
+    while True:
+        for one, other in ((a, b) for i, a in enumerate(asked) for b in asked[i + 1 :]):
+            if any({position, position + 1, position - 1} & other for position in one):
+                one |= other
+                asked = [positions for positions in asked if positions is not other]
+                break
+        else:
+            return [sorted(positions) for positions in asked]
+
+
+def expanded(result: list[ByteRange] | None) -> list[list[int]] | None:
+    return None if result is None else [list(range(*part)) for part in result]
+
+
+_numbers = st.integers(0, 45).map(str)
+_specs = st.one_of(
+    st.tuples(_numbers, _numbers).map("-".join),
+    st.tuples(_numbers, st.just("")).map("-".join),
+    st.tuples(st.just(""), _numbers).map("-".join),
+    st.sampled_from(["", " ", "0-0", "-", "x", "+1-2"]),
+)
+
+
+@given(st.lists(_specs, max_size=6), st.integers(0, 40))
+@example(["0-1", "4-5", "2-3"], 40)
+@example(["30-31", "0-1", "2-29"], 40)
+def test_like_the_model(specs: list[str], size: int) -> None:
+    header = "bytes=" + ",".join(specs)
+    assert expanded(parse(header, size)) == model(header, size)
+
+
+@given(st.text("bytesBYTES=0123456789-, \t+_\n\u0661", max_size=30), st.integers(0, 40))
+def test_any_text_like_the_model(text: str, size: int) -> None:
+    for header in (text, f"bytes={text}"):
+        if header.partition("=")[0].strip(" \t").lower() == "bytes":
+            header = header.replace(header.partition("=")[0], "bytes", 1)
+        assert expanded(parse(header, size)) == model(header, size)
+
+
+@given(st.text(max_size=200))
+def test_no_text_is_an_error(text: str) -> None:
+    parse(text, 100)
+    parse(f"bytes={text}", 100)
+
+
+def test_megabytes_of_header() -> None:
+    # A quadratic parser would need hours for these, and meet the test's time limit.
+    assert parse("bytes=" + "0-0," * 500_000, 1000) is None
+    assert parse("bytes=" + "1" * 1_000_000 + "-", 1000) == []
+    assert parse("bytes=" + " " * 1_000_000 + "0-0", 1000) == [(0, 1)]
+    assert parse("bytes=" + "-" * 1_000_000, 1000) is None
+
+
+def test_multipart_heads() -> None:
+    heads = ranges.multipart_heads([ByteRange(0, 1), ByteRange(9, 10)], 10, "text/plain", "B")
+    assert heads == [
+        b"--B\r\nContent-Type: text/plain\r\nContent-Range: bytes 0-0/10\r\n\r\n",
+        b"\r\n--B\r\nContent-Type: text/plain\r\nContent-Range: bytes 9-9/10\r\n\r\n",
+        b"\r\n--B--\r\n",
+    ]
+    assert b"Content-Type" not in b"".join(
+        ranges.multipart_heads([ByteRange(0, 1), ByteRange(9, 10)], 10, None, "B")
+    )
+
+
+def test_boundaries_are_legal_and_differ() -> None:
+    boundaries = {ranges.new_boundary() for _ in range(100)}
+    assert len(boundaries) == 100
+    for boundary in boundaries:
+        assert re.fullmatch("[0-9A-Za-z]{1,70}", boundary)  # RFC 2046 5.1.1: at most 70

@@ -1,0 +1,574 @@
+"""An app with every shape of body under its own URL, and what a client has to receive for each.
+
+The behaviour suite serves `app` (wrapped) on every server; `raw` is the same without wsgifast.
+"""
+
+from __future__ import annotations
+
+import array
+import gzip
+import io
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import wsgiref.util
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import werkzeug.wsgi
+
+from wsgifast import WSGIFast
+from wsgifast.sockets import owned_socket
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+TEXT = "Grüße, 世界! " * 300
+CRUMBS = [b"%06d|" % number for number in range(20_000)]
+# Not a multiple of any block size, larger than a socket's buffers want to be.
+FILE_BYTES = bytes(range(256)) * 4_099 + b"the end"
+
+View = Callable[["WSGIEnvironment", "StartResponse"], Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One URL: the app's view, and the body that a GET has to receive."""
+
+    view: View
+    expected: bytes
+    content_type: str = "application/octet-stream"
+    # Whether the length is known before the body is sent, so that Content-Length must be there.
+    sized: bool = True
+
+
+SHAPES: dict[str, Shape] = {}
+
+
+def shape(
+    expected: bytes, *, sized: bool = True, content_type: str = "application/octet-stream"
+) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Register a function that makes a body, as a view that starts a 200 response first."""
+
+    def register(make: Callable[[], Any]) -> Callable[[], Any]:
+        def view(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+            start_response("200 OK", [("Content-Type", content_type)])
+            return make()
+
+        name = make.__name__.strip("_").replace("_", "-")
+        SHAPES[name] = Shape(view, expected, content_type, sized)
+        return make
+
+    return register
+
+
+def file_path() -> str:
+    """A file with FILE_BYTES; made once in each process and removed with it."""
+    global _folder
+    if _folder is None:
+        _folder = tempfile.TemporaryDirectory(prefix="wsgifast-shapes-")
+        Path(_folder.name, "file.bin").write_bytes(FILE_BYTES)
+        Path(_folder.name, "empty").write_bytes(b"")
+        with gzip.open(Path(_folder.name, "file.gz"), "wb", 1) as stream:
+            stream.write(FILE_BYTES)
+        Path(_folder.name, "text").write_text(TEXT, encoding="utf-16")
+    return os.path.join(_folder.name, "file.bin")
+
+
+def sibling(name: str) -> str:
+    return os.path.join(os.path.dirname(file_path()), name)
+
+
+_folder: tempfile.TemporaryDirectory[str] | None = None
+
+
+@shape(TEXT.encode(), content_type="text/plain; charset=utf-8")
+def text() -> str:
+    return TEXT
+
+
+@shape(TEXT.encode("utf-16"), content_type='text/plain; charset="utf-16"')
+def text_in_utf_16() -> str:
+    return TEXT
+
+
+@shape(b"caf\xe9", content_type="text/plain; charset=iso-8859-1")
+def text_in_latin_1() -> str:
+    return "café"
+
+
+@shape(b"")
+def empty_text() -> str:
+    return ""
+
+
+@shape(FILE_BYTES)
+def bare_bytes() -> bytes:
+    return FILE_BYTES
+
+
+@shape(FILE_BYTES)
+def bare_bytearray() -> bytearray:
+    return bytearray(FILE_BYTES)
+
+
+@shape(FILE_BYTES[::2])
+def bare_memoryview() -> memoryview:
+    return memoryview(FILE_BYTES)[::2]
+
+
+@shape(b"hello")
+def one_chunk() -> list[bytes]:
+    return [b"hello"]
+
+
+@shape(b"")
+def empty_list() -> list[bytes]:
+    return []
+
+
+@shape(b"")
+def list_of_an_empty_chunk() -> list[bytes]:
+    return [b""]
+
+
+@shape(b"".join(CRUMBS))
+def crumbs() -> list[bytes]:
+    return list(CRUMBS)
+
+
+@shape(b"".join(CRUMBS))
+def tuple_of_crumbs() -> tuple[bytes, ...]:
+    return tuple(CRUMBS)
+
+
+@shape(FILE_BYTES * 2 + b"".join(CRUMBS))
+def mixed_sizes() -> list[bytes]:
+    return [FILE_BYTES, FILE_BYTES, *CRUMBS]
+
+
+@shape("zwölf".encode() + b"bytes" + b"array" + b"view" + array.array("H", [1, 2]).tobytes())
+def mixed_types() -> list[Any]:
+    return ["zwölf", b"bytes", bytearray(b"array"), memoryview(b"view"), array.array("H", [1, 2])]
+
+
+@shape("zwölf".encode() + b"bytes" + b"array" + b"view", sized=False)
+def iterator_of_mixed_types() -> Iterator[Any]:
+    return iter(["zwölf", b"bytes", bytearray(b"array"), memoryview(b"view")])
+
+
+@shape(b"".join(CRUMBS), sized=False)
+def generator() -> Iterator[bytes]:
+    yield from CRUMBS
+
+
+@shape(b"ab", sized=False)
+def generator_with_empty_chunks() -> Iterator[bytes]:
+    yield b""
+    yield b"a"
+    yield b""
+    yield b"b"
+    yield b""
+
+
+@shape(b"", sized=False)
+def empty_generator() -> Iterator[bytes]:
+    return
+    yield b""
+
+
+@shape(FILE_BYTES)
+def open_file() -> Any:
+    return open(file_path(), "rb")
+
+
+@shape(FILE_BYTES)
+def unbuffered_file() -> Any:
+    return open(file_path(), "rb", buffering=0)
+
+
+@shape(FILE_BYTES[1000:])
+def file_that_was_read_from() -> Any:
+    file = open(file_path(), "rb")
+    file.read(1000)  # the descriptor is now at the end of the first buffer, not at 1000
+    return file
+
+
+@shape(b"")
+def file_at_its_end() -> Any:
+    file = open(file_path(), "rb")
+    file.seek(0, os.SEEK_END)
+    return file
+
+
+@shape(b"", sized=False)
+def empty_file() -> Any:
+    return open(sibling("empty"), "rb")
+
+
+@shape(FILE_BYTES)
+def temporary_file() -> Any:
+    file = tempfile.TemporaryFile()
+    file.write(FILE_BYTES)
+    file.seek(0)
+    return file
+
+
+@shape(FILE_BYTES[10:])
+def named_temporary_file() -> Any:
+    file = tempfile.NamedTemporaryFile()
+    file.write(FILE_BYTES)
+    file.seek(10)
+    return file
+
+
+@shape(FILE_BYTES)
+def spooled_file_in_memory() -> Any:
+    file = tempfile.SpooledTemporaryFile(max_size=1 << 30)
+    file.write(FILE_BYTES)
+    file.seek(0)
+    return file
+
+
+@shape(FILE_BYTES)
+def spooled_file_on_disk() -> Any:
+    file = tempfile.SpooledTemporaryFile(max_size=1)
+    file.write(FILE_BYTES)
+    file.seek(0)
+    return file
+
+
+@shape(FILE_BYTES[5:])
+def bytes_io() -> Any:
+    file = io.BytesIO(FILE_BYTES)
+    file.seek(5)
+    return file
+
+
+@shape(TEXT.encode(), sized=False)
+def string_io() -> Any:
+    return io.StringIO(TEXT)
+
+
+@shape(FILE_BYTES, sized=False)
+def gzip_file() -> Any:
+    return gzip.open(sibling("file.gz"), "rb")
+
+
+@shape(TEXT.encode(), sized=False, content_type="text/plain; charset=utf-8")
+def text_file() -> Any:
+    return open(sibling("text"), encoding="utf-16")
+
+
+class CommandOutput:
+    """What a command prints, as a file that is read once and has no size."""
+
+    def __init__(self, *command: str) -> None:
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        self._stream = self._process.stdout
+        self.read = self._stream.read
+        self.read1 = self._stream.read1  # type: ignore[attr-defined]
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._stream.close()
+        self._process.wait()
+
+
+@shape(FILE_BYTES, sized=False)
+def pipe() -> Any:
+    return CommandOutput("cat", file_path())
+
+
+class OnlyRead:
+    """The least that can be called a file."""
+
+    def __init__(self, data: bytes) -> None:
+        self._stream = io.BytesIO(data)
+
+    def read(self, size: int) -> bytes:
+        return self._stream.read(size)
+
+
+@shape(FILE_BYTES, sized=False)
+def anything_readable() -> Any:
+    return OnlyRead(FILE_BYTES)
+
+
+@shape(FILE_BYTES)
+def wsgiref_wrapper() -> Any:
+    return wsgiref.util.FileWrapper(open(file_path(), "rb"))
+
+
+@shape(FILE_BYTES[77:])
+def werkzeug_wrapper() -> Any:
+    file = open(file_path(), "rb")
+    file.seek(77)
+    return werkzeug.wsgi.FileWrapper(file)
+
+
+def view(expected: bytes, *, sized: bool = True) -> Callable[[View], View]:
+    """Register a whole WSGI app under a URL of its own."""
+
+    def register(function: View) -> View:
+        name = function.__name__.strip("_").replace("_", "-")
+        SHAPES[name] = Shape(function, expected, "text/plain", sized)
+        return function
+
+    return register
+
+
+@view(FILE_BYTES)
+def servers_own_wrapper(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    wrapper = environ.get("wsgi.file_wrapper", wsgiref.util.FileWrapper)
+    return wrapper(open(file_path(), "rb"))
+
+
+@view(FILE_BYTES[100:300])
+def run_of_a_file(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "200")])
+    file = open(file_path(), "rb")
+    file.seek(100)
+    return file
+
+
+@view(b"declared", sized=True)
+def declared_length(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    start_response("200 OK", [("Content-Type", "text/plain"), ("content-length", "8")])
+    return iter([b"decl", b"ared"])
+
+
+@view("Größe".encode(), sized=True)
+def length_in_characters(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    body = "Größe"
+    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))])
+    return body
+
+
+@view(b"12345678", sized=True)
+def more_than_declared(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "8")])
+    return iter([b"12345", b"67890", b"never sent"])
+
+
+@view(b"lazy start", sized=False)
+def lazy(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    yield b"lazy "
+    yield b"start"
+
+
+@view(b"lazy str", sized=False)
+def lazy_text(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    yield "lazy str"
+
+
+@view(b"written and returned", sized=False)
+def written(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    write = start_response("200 OK", [("Content-Type", "text/plain")])
+    write(b"written")
+    write(" and")  # type: ignore[arg-type]
+    return [b" re", b"turned"]
+
+
+@view(FILE_BYTES[:7] + FILE_BYTES, sized=False)
+def written_and_a_file(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    write = start_response("200 OK", [("Content-Type", "text/plain")])
+    write(FILE_BYTES[:7])
+    return open(file_path(), "rb")
+
+
+@view(b"second try", sized=True)
+def started_again(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    start_response("500 Oh", [("Content-Type", "text/html"), ("X-First", "1")])
+    try:
+        raise ValueError("the view failed")
+    except ValueError:
+        start_response("200 OK", [("Content-Type", "text/plain")], sys.exc_info())
+    return ["second ", "try"]
+
+
+@view(b"echo of 5", sized=True)
+def post(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    data = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return f"echo of {len(data) or 5}"
+
+
+class Lines:
+    """An iterable that is neither a list nor an iterator, and knows how many chunks it has."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"one line"
+
+
+@shape(b"one line", sized=False)
+def sized_iterable() -> Any:
+    return Lines()
+
+
+# Bodies that nothing can repair: a 500, at once.
+BROKEN: dict[str, Any] = {
+    "none": lambda: None,
+    "number": lambda: 42,
+    "dict": lambda: {"a": 1},
+    "set": lambda: {b"a"},
+    "numbers": lambda: [1, 2, 3],
+    "unencodable": lambda: "世界",
+    "coroutine": lambda: _coroutine(),
+    "async-generator": lambda: _async_generator(),
+}
+
+
+async def _coroutine() -> bytes:
+    return b"never awaited"
+
+
+async def _async_generator() -> Any:
+    yield b"never awaited"
+
+
+def broken(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    name = environ["PATH_INFO"].rpartition("/")[2]
+    if name == "not-started":
+        return [b"start_response was never called"]
+    if name == "lazily-not-started":
+        return iter([b"start_response was never called"])
+    if name == "bad-length":
+        start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "+5")])
+        return [b"12345"]
+    if name == "two-lengths":
+        lengths = [("Content-Length", "5"), ("Content-Length", "6")]
+        start_response("200 OK", [("Content-Type", "text/plain"), *lengths])
+        return [b"12345"]
+    if name == "raises":
+        raise RuntimeError("the app failed")
+    start_response("200 OK", [("Content-Type", "text/plain; charset=ascii")])
+    return BROKEN[name]()
+
+
+BROKEN_NAMES = [
+    *BROKEN, "not-started", "lazily-not-started", "bad-length", "two-lengths", "raises"
+]  # fmt: skip
+
+
+def failing(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    """Responses that break off: the connection has to be closed, and nothing may look whole."""
+    name = environ["PATH_INFO"].rpartition("/")[2]
+    headers = [("Content-Type", "text/plain"), ("Content-Length", "1000")]
+    if name == "raises-midway":
+        start_response("200 OK", headers)
+        return _raising()
+    if name == "raises-midway-unsized":
+        start_response("200 OK", headers[:1])
+        return _raising()
+    start_response("200 OK", headers)
+    if name == "short-iterator":
+        return iter([b"x" * 500])
+    if name == "short-file":
+        return io.BytesIO(b"x" * 500)
+    if name == "short-regular-file":
+        file = open(file_path(), "rb")
+        file.seek(-500, os.SEEK_END)
+        return file
+    raise LookupError(name)
+
+
+FAILING_NAMES = [
+    "raises-midway",
+    "raises-midway-unsized",
+    "short-iterator",
+    "short-file",
+    "short-regular-file",
+]
+
+
+def _raising() -> Iterator[bytes]:
+    yield b"x" * 500
+    raise RuntimeError("the app failed midway")
+
+
+def status(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    """Any status with a body, whether the status allows one or not."""
+    code = environ["PATH_INFO"].rpartition("/")[2]
+    body = b"a body that 204 and 304 must not have"
+    headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))]
+    start_response(f"{code} Status", headers)
+    if environ["QUERY_STRING"] == "file":
+        return io.BytesIO(body)
+    if environ["QUERY_STRING"] == "iterator":
+        return iter([body])
+    return [body]
+
+
+def nodelay(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    """Whether TCP_NODELAY is on for the connection of this request."""
+    sock = environ.get("gunicorn.socket") or environ.get("werkzeug.socket")
+    sock = sock or owned_socket(environ["wsgi.input"])
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    if sock is None:
+        return "out of reach"
+    return str(bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+
+
+class Closings:
+    """Counts how often close() was called on the bodies of /closing."""
+
+    opened = 0
+    closed = 0
+
+
+class ClosingBody:
+    def __init__(self, kind: str) -> None:
+        Closings.opened += 1
+        self._kind = kind
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"x" * 100
+        if self._kind == "raises":
+            raise RuntimeError("the app failed midway")
+        if self._kind == "endless":
+            while True:
+                yield b"x" * 10_000
+
+    def close(self) -> None:
+        Closings.closed += 1
+
+
+def closing(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    kind = environ["PATH_INFO"].rpartition("/")[2]
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    if kind == "count":
+        return f"{Closings.opened} {Closings.closed}"
+    return ClosingBody(kind)
+
+
+def raw(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+    path = environ["PATH_INFO"].lstrip("/")
+    first = path.partition("/")[0]
+    if path == "nodelay":
+        return nodelay(environ, start_response)
+    areas = {"broken": broken, "failing": failing, "status": status, "closing": closing}
+    if first in areas:
+        return areas[first](environ, start_response)
+    found = SHAPES.get(path)
+    if found is None:
+        start_response("404 Not Found", [("Content-Type", "text/plain")])
+        return [b"no such shape"]
+    return found.view(environ, start_response)
+
+
+app = WSGIFast(raw)
+coalescing_app = WSGIFast(raw, coalesce=True)

@@ -1,0 +1,180 @@
+"""What a client sees of WSGIFast: one suite, live, over every WSGI server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import WSGI_SERVERS, gunicorn, wsgi_server
+from tests.support.http import Connection, Response
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
+from tests.support.shapes import BROKEN_NAMES, FAILING_NAMES, SHAPES
+
+# One process serves all tests of a server: the group keeps them on one test runner.
+SERVERS = [
+    pytest.param(name, marks=pytest.mark.xdist_group(f"behaviour-{name}")) for name in WSGI_SERVERS
+]
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
+    """A live server with the wrapped app of every shape."""
+    with wsgi_server(request.param, "tests.support.shapes:app") as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["gunicorn-gthread", "wsgiref", "waitress"])
+def coalescing_server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
+    """The same app, with the chunks of iterators coalesced."""
+    with wsgi_server(request.param, "tests.support.shapes:coalescing_app") as running:
+        yield running
+
+
+def check(response: Response, name: str) -> None:
+    shape = SHAPES[name]
+    assert response.status == 200, f"{name}: {response}"
+    assert response.body == shape.expected, (
+        f"{name}: {len(response.body)} bytes came for {len(shape.expected)}\n{response}"
+    )
+    if shape.sized:
+        assert response.header("Content-Length") == str(len(shape.expected)), f"{name}: {response}"
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_arrives_whole(server: LiveServer, name: str) -> None:
+    check(server.get(f"/{name}"), name)
+
+
+def test_every_shape_arrives_whole_when_streams_are_coalesced(
+    coalescing_server: LiveServer,
+) -> None:
+    for name in SHAPES:
+        check(coalescing_server.get(f"/{name}"), name)
+
+
+def test_http_1_0(server: LiveServer) -> None:
+    for name in ("bare-bytes", "crumbs", "generator", "open-file", "written"):
+        with Connection(server.address) as connection:
+            check(connection.request(f"/{name}", version="1.0"), name)
+
+
+def test_no_response_poisons_the_next_on_its_connection(server: LiveServer) -> None:
+    connection = Connection(server.address)
+    try:
+        for name in SHAPES:
+            for method in ("GET", "HEAD", "GET"):
+                response = connection.request(f"/{name}", method=method)
+                if method == "GET":
+                    check(response, name)
+                else:
+                    assert response.status == 200
+                    # No body to HEAD may also mean that the app knew better than to make one.
+                    if SHAPES[name].sized and SHAPES[name].expected:
+                        length = response.header("Content-Length")
+                        assert length == str(len(SHAPES[name].expected)), f"{name}: {response}"
+                if method == "HEAD" and ends_head_with_a_last_chunk(server, response):
+                    assert connection.read(5) == b"0\r\n\r\n"
+                    connection.close()
+                    connection = Connection(server.address)
+                elif not response.keep_alive:
+                    # Nothing may follow a response that closes its connection.
+                    assert connection.read_to_end() == b"", f"{method} {name}"
+                    connection.close()
+                    connection = Connection(server.address)
+    finally:
+        connection.close()
+
+
+def ends_head_with_a_last_chunk(server: LiveServer, response: Response) -> bool:
+    """waitress's and pywsgi's own mistake, when the app told them no Content-Length."""
+    unsized = response.header("Transfer-Encoding") == "chunked"
+    return unsized and any(name in str(server.process.args) for name in ("waitress", "pywsgi"))
+
+
+@pytest.mark.parametrize("query", ["", "?file", "?iterator"])
+@pytest.mark.parametrize("code", [204, 304])
+def test_statuses_without_a_body(server: LiveServer, code: int, query: str) -> None:
+    with Connection(server.address) as connection:
+        response = connection.request(f"/status/{code}{query}")
+        assert response.status == code
+        assert response.header("Content-Length") is None
+        if response.keep_alive:
+            check(connection.request("/one-chunk"), "one-chunk")
+        else:
+            assert connection.read_to_end() == b""
+
+
+@pytest.mark.parametrize("name", BROKEN_NAMES)
+def test_what_cannot_be_repaired_is_a_500(server: LiveServer, name: str) -> None:
+    response = server.get(f"/broken/{name}")
+    assert response.status == 500, str(response)
+    # The log names the app, so that its author finds it.
+    if name != "raises":
+        wait_for(
+            lambda: "the app tests.support.shapes.raw" in server.log(),
+            f"the log of /broken/{name} names the app",
+        )
+
+
+@pytest.mark.parametrize("name", FAILING_NAMES)
+def test_a_body_that_breaks_off_never_looks_whole(server: LiveServer, name: str) -> None:
+    with Connection(server.address) as connection:
+        connection.send_request(f"/failing/{name}")
+        head = connection.read_head()
+        if head.status == 500:
+            return  # the server had not sent the head yet
+        rest = connection.read_to_end()  # hangs, and times out, if the connection stays open
+        if head.header("Content-Length") is not None:
+            assert len(rest) < 1000, str(head)
+        elif head.header("Transfer-Encoding") is not None:
+            assert not rest.endswith(b"0\r\n\r\n"), "the last chunk was sent after an error"
+
+
+def test_close_is_called_once_for_each_body(server: LiveServer) -> None:
+    def counts() -> list[int]:
+        return [int(count) for count in server.get("/closing/count").body.split()]
+
+    opened, closed = counts()
+    server.get("/closing/whole")
+    with Connection(server.address) as connection:
+        connection.send_request("/closing/raises")
+        connection.read_to_end()
+    with Connection(server.address) as connection:
+        connection.request("/closing/whole", method="HEAD")
+    with Connection(server.address) as connection:
+        connection.send_request("/closing/endless")
+        connection.read_head()
+        connection.read(100_000)  # and then the client is gone
+    wait_for(
+        lambda: counts() == [opened + 4, closed + 4],
+        "four more bodies were opened and closed",
+    )
+
+
+def test_a_request_body_arrives(server: LiveServer) -> None:
+    response = server.get("/post", method="POST", body=b"x" * 100_000)
+    assert response.body == b"echo of 100000"
+
+
+def test_nodelay_is_on_wherever_the_socket_can_be_reached(server: LiveServer) -> None:
+    expected = b"out of reach" if "waitress" in str(server.process.args) else b"True"
+    with Connection(server.address) as connection:
+        assert connection.request("/nodelay").body == expected
+
+
+def test_gunicorns_access_log_can_print_the_route() -> None:
+    port = free_port()
+    log_format = "%(U)s went out as %({wsgifast.route}e)s, %(B)s bytes"
+    options = ("--threads=4", "--access-logfile=-", f"--access-logformat={log_format}")
+    command = gunicorn("gthread", port, "tests.support.shapes:app", *options)
+    with live_server(command, ("127.0.0.1", port)) as server:
+        for name in ("bare-bytes", "generator", "one-chunk"):
+            server.get(f"/{name}")
+        size = len(SHAPES["bare-bytes"].expected)
+        for line in (
+            f"/bare-bytes went out as rescued, {size} bytes",
+            f"/generator went out as stream, {20_000 * 7} bytes",
+            "/one-chunk went out as as-is, 5 bytes",
+        ):
+            wait_for(lambda line=line: line in server.log(), f"the log says {line!r}")  # type: ignore[misc]

@@ -1,0 +1,221 @@
+"""The pure half of the middleware: what a body is, and how its parts are repaired."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wsgifast import BodyError, ConfigurationError, register_file_wrapper
+from wsgifast import body as bodies
+
+CHUNK_LISTS = st.lists(
+    st.one_of(
+        st.binary(max_size=20),
+        st.text(max_size=20),
+        st.binary(max_size=20).map(bytearray),
+        st.binary(max_size=20).map(lambda data: memoryview(data)[::2]),
+        st.integers(0, 3 * bodies.LARGE_CHUNK_BYTES).map(bytes),
+    ),
+    max_size=30,
+)
+
+
+def some_app() -> None:
+    """Named in errors."""
+
+
+def utf_8() -> str:
+    return "utf-8"
+
+
+def convert(chunk: object) -> bytes:
+    return bodies.to_bytes(chunk, utf_8, some_app)
+
+
+@given(CHUNK_LISTS, st.booleans())
+def test_joining_loses_and_moves_nothing(chunks: list[Any], as_tuple: bool) -> None:
+    few, total = bodies.few_chunks(tuple(chunks) if as_tuple else chunks, convert)
+    sent = list(few)
+    whole = b"".join(map(convert, chunks))
+    assert b"".join(sent) == whole
+    assert total == len(whole)
+    assert len(sent) <= len(chunks)
+    assert all(type(chunk) is bytes for chunk in sent)
+
+
+def test_large_chunks_are_not_copied() -> None:
+    large = [bytes(bodies.LARGE_CHUNK_BYTES) for _ in range(10)]
+    assert bodies.few_chunks(large, convert)[0] is large
+    mixed = [large[0], b"crumb", b"crumb", large[1]] * 16
+    few = list(bodies.few_chunks(mixed, convert)[0])
+    assert few[0] is large[0]
+    assert few[1] == b"crumbcrumb"
+
+
+def test_joining_a_large_body_holds_one_block_at_a_time() -> None:
+    crumbs = [b"x" * 1000] * 100_000  # 100 MB to the client, one object here
+    tracemalloc.start()
+    try:
+        sent = sum(map(len, bodies.few_chunks(crumbs, convert)[0]))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sent == 100_000_000
+    assert peak < 4 * bodies.JOINED_BLOCK_BYTES
+
+
+@pytest.mark.parametrize(
+    ("chunk", "expected"),
+    [
+        ("é", b"\xc3\xa9"),
+        (b"bytes", b"bytes"),
+        (bytearray(b"array"), b"array"),
+        (memoryview(b"abcdef")[::2], b"ace"),
+        (memoryview(b"abcdef")[2:4], b"cd"),
+    ],
+)
+def test_chunks_become_bytes(chunk: object, expected: bytes) -> None:
+    converted = bodies.to_bytes(chunk, utf_8, some_app)
+    assert converted == expected
+    assert type(converted) is bytes
+
+
+def test_a_subclass_of_bytes_becomes_bytes_itself() -> None:
+    class Tagged(bytes):
+        pass
+
+    assert type(bodies.to_bytes(Tagged(b"x"), utf_8, some_app)) is bytes
+
+
+@pytest.mark.parametrize("chunk", [None, 5, 1.5, [b"x"], object()])
+def test_what_is_no_chunk_is_named(chunk: object) -> None:
+    with pytest.raises(BodyError, match=r"tests\.test_body\.some_app.*yield bytes"):
+        bodies.to_bytes(chunk, utf_8, some_app)
+
+
+def test_text_that_its_charset_cannot_express() -> None:
+    with pytest.raises(BodyError, match=r"some_app.*'ascii'.*'é' at character 3"):
+        bodies.to_bytes("café!", lambda: "ascii", some_app)
+    with pytest.raises(BodyError, match="'klingon'"):
+        bodies.to_bytes("text", lambda: "klingon", some_app)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "charset"),
+    [
+        ("text/html", "utf-8"),
+        ("text/html; charset=latin-1", "latin-1"),
+        ('text/html; boundary=x; Charset="UTF-16"', "UTF-16"),
+        ("text/html; charset=", "utf-8"),
+        ("", "utf-8"),
+        (";;;=;", "utf-8"),
+    ],
+)
+def test_charset_of_a_content_type(content_type: str, charset: str) -> None:
+    assert bodies.charset_of([("X-Other", "1"), ("content-TYPE", content_type)]) == charset
+    assert bodies.charset_of([]) == "utf-8"
+
+
+def test_sizes_of_files_in_memory() -> None:
+    file = io.BytesIO(b"0123456789")
+    file.seek(4)
+    assert bodies.known_size(file) == 6
+    file.seek(40)
+    assert bodies.known_size(file) == 0
+    with tempfile.SpooledTemporaryFile() as spooled:
+        spooled.write(b"12345")
+        spooled.seek(1)
+        assert bodies.known_size(spooled) == 4
+    assert bodies.known_size(io.StringIO("text")) is None
+
+
+class Wrapper:
+    def __init__(self, file: io.BytesIO) -> None:
+        self.inner = file
+
+
+def test_users_can_register_wrappers() -> None:
+    file = io.BytesIO()
+    assert bodies.wrapped_file(Wrapper(file)) is None
+    register_file_wrapper(Wrapper, lambda wrapper: wrapper.inner)
+    assert bodies.wrapped_file(Wrapper(file)) is file
+
+
+@pytest.mark.parametrize("arguments", [("Wrapper", len), (Wrapper, "inner")])
+def test_registering_nonsense_is_refused(arguments: tuple[type, Callable[..., object]]) -> None:
+    with pytest.raises(ConfigurationError):
+        register_file_wrapper(*arguments)
+
+
+class Clock:
+    """A monotonic clock that tests move."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@given(st.lists(st.tuples(st.binary(max_size=50_000), st.floats(0, 0.01)), max_size=60))
+def test_coalescing_loses_and_moves_nothing(chunks: list[tuple[bytes, float]]) -> None:
+    clock = Clock()
+
+    def app() -> Iterator[bytes]:
+        for chunk, seconds in chunks:
+            clock.now += seconds
+            yield chunk
+
+    assert b"".join(bodies.coalesced(app(), clock)) == b"".join(chunk for chunk, _ in chunks)
+
+
+def test_a_quick_stream_is_gathered_into_blocks() -> None:
+    sent = list(bodies.coalesced(iter([b"x" * 100] * 10_000), Clock()))
+    assert len(sent) < 10_000 * 100 / bodies.LARGE_CHUNK_BYTES + bodies.QUICK_CHUNKS + 2
+    assert max(map(len, sent)) < bodies.LARGE_CHUNK_BYTES + 100
+
+
+def test_a_slow_stream_is_never_held_back() -> None:
+    clock = Clock()
+    made = 0
+
+    def app() -> Iterator[bytes]:
+        nonlocal made
+        for _ in range(50):
+            clock.now += 1.0
+            made += 1
+            yield b"event"
+
+    for sent, chunk in enumerate(bodies.coalesced(app(), clock), start=1):
+        assert chunk == b"event"
+        assert sent == made  # nothing was asked of the app while something was held
+
+
+def test_what_the_server_takes_to_send_does_not_make_a_stream_slow() -> None:
+    clock = Clock()
+    blocks = 0
+    for _ in bodies.coalesced(iter([b"x" * 100] * 10_000), clock):
+        clock.now += 10.0
+        blocks += 1
+    assert blocks < 100
+
+
+def test_no_byte_is_held_for_long() -> None:
+    clock = Clock()
+
+    def app() -> Iterator[bytes]:
+        for _ in range(10_000):
+            clock.now += bodies.SLOW_CHUNK_S / 2
+            yield b"x"
+
+    last = clock.now
+    for _ in bodies.coalesced(app(), clock):
+        assert clock.now - last <= bodies.MAX_HOLD_S + 2 * bodies.SLOW_CHUNK_S
+        last = clock.now

@@ -1,0 +1,414 @@
+"""One client connection, request after request: what both dev servers share.
+
+Theory of operation. `socketserver` makes a handler for each connection and runs it in one thread
+(or process) to its end. The connection is in one of these states, which only that thread changes:
+
+    waiting     for the first byte of a request. Ends by a request, the client leaving, the
+                keep-alive timeout, the server shutting down; and where one thread serves all
+                connections, as soon as another client waits to be accepted.
+    reading     a request's head: read by http.server's parser through CheckedLines.
+    responding  the application runs, ResponseWriter sends.
+    draining    what the application has left of the request's body is read, up to a limit.
+                Then waiting again.
+    closing     any doubt about where the next request begins, and every failure, ends here. If the
+                client may still be sending, its bytes are read for a while: closing on unread
+                input makes the kernel reset the connection, and the client lose the response
+                (RFC 9112, 9.6).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import select
+import socket
+import socketserver
+import ssl
+import time
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
+
+from ..sockets.options import set_nodelay
+from ..sockets.sendfile import FileTruncated
+from .filewrapper import FileWrapper
+from .outlet import Outlet
+from .requestbody import ClientGone, RequestBody
+from .requesthead import BodyFraming, CheckedLines, RequestError, check_head, wants_to_stay
+from .response import ResponseWriter
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+    from _typeshed.wsgi import WSGIApplication, WSGIEnvironment
+
+__all__ = ["KeepAliveHandler"]
+
+# Request bodies are read from the kernel in pieces of this size.
+_INPUT_BYTES = 64 * 1024
+# http.server's own limit for a request line.
+_MAX_REQUEST_LINE_BYTES = 65_536
+# An unread request body up to this size is read, so that the connection can go on: cheaper than a
+# new connection. A larger one is not worth it.
+_DRAIN_BYTES = 256 * 1024
+# How long the bytes of a client that sends on after the response are read, in all and between two
+# of them: a 1 GB upload that was refused takes about a second on this host. A server with one
+# thread for all connections gives it no longer than a pause.
+_LINGER_S = 10.0
+_LINGER_IDLE_S = 1.0
+# Where processes serve connections, the parent accepts within this time unless it may not start
+# another: only then is a waiting client locked out.
+_FORKING_GRACE_S = 0.05
+
+
+class KeepAliveHandler(BaseHTTPRequestHandler):
+    """http.server's handler with persistent connections, running a WSGI application.
+
+    Subclasses say which application, which environ, and what is logged.
+    """
+
+    protocol_version = "HTTP/1.1"
+    # An answer to a broken request line carries a status too; nothing speaks HTTP/0.9 any more.
+    default_request_version = "HTTP/1.0"
+    #: Seconds in which the client has to send or take at least one byte; None: no limit.
+    timeout: ClassVar[float | None] = 30.0
+    #: Seconds for which a connection without a request stays open (as Apache's and uvicorn's).
+    keep_alive_timeout: ClassVar[float] = 5.0
+    #: False: files are read and sent; for file systems on which sendfile fails.
+    use_sendfile: ClassVar[bool] = True
+
+    # For subclasses.
+
+    def application(self) -> WSGIApplication:
+        """The application that the server runs."""
+        raise NotImplementedError
+
+    def basic_environ(self) -> WSGIEnvironment:
+        """The environ of the request that has been parsed, but for what concerns its body."""
+        raise NotImplementedError
+
+    def error_application(self) -> WSGIApplication:
+        """What answers where the application failed before it had sent anything."""
+        raise NotImplementedError
+
+    def log_failure(self, error: BaseException) -> None:
+        """Log an application's exception with its traceback."""
+        raise NotImplementedError
+
+    def connection_dropped(
+        self, error: BaseException, environ: WSGIEnvironment | None = None
+    ) -> None:
+        """Called when the client has left before it had the whole response; logs nothing."""
+
+    def has_left_http(self, error: Exception) -> bool:
+        """Whether the application raised this to say that it has taken the socket over."""
+        return False
+
+    def passes_errors_through(self) -> bool:
+        """Whether an application's exception ends the connection's handler with it."""
+        return False
+
+    # The connection's life, as socketserver runs it.
+
+    def setup(self) -> None:
+        super().setup()
+        set_nodelay(self.connection)
+        self.rfile.close()
+        self._input = _Input(self.connection)
+        self._stream: io.BufferedReader = io.BufferedReader(self._input, _INPUT_BYTES)
+        self.rfile = self._stream
+        self._outlet = Outlet(self.connection, kernel_sends_files=self.use_sendfile)
+        self._waiting = _Waiting(self.connection, cast(socketserver.TCPServer, self.server))
+        self._may_send_on = False  # the client, after our last response
+        self._passed_through: BaseException | None = None
+
+    def handle(self) -> None:
+        self.close_connection = False
+        patience_s = self.timeout
+        try:
+            while not self.close_connection and self._has_request(patience_s):
+                self.handle_one_request()
+                patience_s = self.keep_alive_timeout
+            if self._may_send_on or self._input.holds_more(self._stream):
+                self._linger()
+        except (OSError, EOFError) as error:  # the connection's: the application's were caught
+            self.connection_dropped(error)
+        if self._passed_through is not None:
+            raise self._passed_through
+
+    def finish(self) -> None:
+        self._end_tls()
+        super().finish()
+
+    def handle_one_request(self) -> None:
+        for stale in ("path", "headers", "command"):  # a log line must not name the last request
+            vars(self).pop(stale, None)
+        self.close_connection = True  # unless all goes well
+        self.raw_requestline = self._read_request_line()
+        if len(self.raw_requestline) > _MAX_REQUEST_LINE_BYTES:
+            self.requestline, self.request_version, self.command = "", "", ""
+            self.send_error(HTTPStatus.REQUEST_URI_TOO_LONG)
+            return
+        if not self.raw_requestline.endswith(b"\n"):
+            return  # the client has left
+        self.rfile = cast(Any, CheckedLines(cast(BinaryIO, self._stream)))
+        try:
+            parsed = self.parse_request()  # answers itself if not
+            self.close_connection = True  # its reading of Connection is not ours
+            if not parsed:
+                return
+            framing = check_head(self.requestline, self.headers)
+        except RequestError as error:
+            self.send_error(error.status, str(error))
+            return
+        except TimeoutError:
+            self.send_error(HTTPStatus.REQUEST_TIMEOUT)
+            return
+        finally:
+            self.rfile = self._stream
+        self._respond(framing)
+
+    def handle_expect_100(self) -> bool:
+        return True  # RequestBody sends it when the application reads
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer with an error page, in one send, and close the connection."""
+        page = io.BytesIO()
+        self.wfile, wfile = page, self.wfile
+        try:
+            super().send_error(code, message, explain)
+        finally:
+            self.wfile = wfile
+        self._may_send_on = True
+        self._outlet.send([page.getvalue()])
+
+    # One request.
+
+    def _respond(self, framing: BodyFraming) -> None:
+        modern = not self.requestline.endswith("HTTP/1.0")
+        wants_more = wants_to_stay(self.headers, modern) and self.command != "CONNECT"
+
+        def may_stay() -> bool:
+            # A client that still waits for 100 may or may not send its body after this response.
+            return (
+                wants_more
+                and not body.awaits_continue
+                and not self._waiting.is_server_stopping()
+                and not self._waiting.is_other_client_locked_out()
+            )
+
+        def new_response() -> ResponseWriter:
+            return ResponseWriter(
+                self._outlet,
+                method=self.command,
+                modern=modern,
+                may_stay=may_stay,
+                defaults=self._default_headers,
+            )
+
+        def send_continue() -> None:
+            if not response.head_sent:  # in the middle of a response it would be garbage
+                self._outlet.send([b"HTTP/1.1 100 Continue\r\n\r\n"])
+
+        response = new_response()
+        body = RequestBody(self._stream, framing, send_continue)
+        environ = self._environ(body, framing)
+        try:
+            try:
+                _run(self.application(), environ, response)
+            except Exception as error:  # noqa: BLE001 - whatever the application raises
+                response.keep_alive = False
+                if self._gives_up(error, response):
+                    return
+                response = new_response()
+                _run(self.error_application(), environ, response)
+        except ClientGone as error:
+            response.keep_alive = False
+            self.connection_dropped(error, environ)
+            return
+        finally:
+            body.finish()
+            self._log_response(response)
+        if response.keep_alive and self._drains(body):
+            self.close_connection = False
+        else:
+            self._may_send_on = not body.at_end
+
+    def _environ(self, body: RequestBody, framing: BodyFraming) -> WSGIEnvironment:
+        environ = self.basic_environ()
+        environ["wsgi.input"] = io.BufferedReader(body, _INPUT_BYTES)
+        environ["wsgi.file_wrapper"] = FileWrapper
+        if framing.length is None:
+            # Werkzeug's, gunicorn's and mod_wsgi's word for a body without Content-Length that is
+            # safe to read to its end.
+            environ["wsgi.input_terminated"] = True
+        return environ
+
+    def _gives_up(self, error: Exception, response: ResponseWriter) -> bool:
+        """Report a failed response; return whether nothing more can be sent.
+
+        :raises ClientGone: if that was the reason.
+        """
+        if isinstance(error, ClientGone):
+            raise error
+        if isinstance(error, RequestError):
+            if not response.head_sent:
+                self.send_error(error.status, str(error))
+            return True
+        if self.has_left_http(error):
+            return True
+        if self.passes_errors_through():
+            self._passed_through = error
+            return True
+        if isinstance(error, FileTruncated):
+            self.log_error("%s %s: %s", self.command, self.path, error)
+        else:
+            self.log_failure(error)
+        self._may_send_on = response.head_sent
+        return response.head_sent
+
+    def _log_response(self, response: ResponseWriter) -> None:
+        if response.complaint:
+            self.log_error("%s %s: %s", self.command, self.path, response.complaint)
+        if response.head_sent and response.status is not None:
+            self.log_request(response.status, response.body_bytes)
+
+    def _default_headers(self) -> Iterable[tuple[str, str]]:
+        return ("Server", self.version_string()), ("Date", self.date_time_string())
+
+    # The input between requests.
+
+    def _has_request(self, patience_s: float | None) -> bool:
+        return self._input.holds_more(self._stream) or self._waiting.for_request(patience_s)
+
+    def _read_request_line(self) -> bytes:
+        line = self._stream.readline(_MAX_REQUEST_LINE_BYTES + 1)
+        if line in (b"\r\n", b"\n"):  # RFC 9112, 2.2: some clients end a body with it
+            line = self._stream.readline(_MAX_REQUEST_LINE_BYTES + 1)
+        return line
+
+    def _drains(self, body: RequestBody) -> bool:
+        """Read what the application has left of a request body; whether its end was reached."""
+        if body.at_end:
+            return True
+        # From here on the client waits for nothing: it is idle, if it does not send.
+        self.connection.settimeout(self.keep_alive_timeout)
+        try:
+            return body.drain(_DRAIN_BYTES)
+        except (RequestError, TimeoutError):
+            return False
+        finally:
+            self.connection.settimeout(self.timeout)
+
+    def _linger(self) -> None:
+        """Read what the client still sends, so that it gets to read the response."""
+        self._end_tls()
+        self.connection.shutdown(socket.SHUT_WR)
+        self.connection.settimeout(_LINGER_IDLE_S)
+        limit_s = _LINGER_S if self._waiting.has_thread_of_its_own else _LINGER_IDLE_S
+        deadline = time.monotonic() + limit_s
+        scratch = bytearray(_INPUT_BYTES)
+        while time.monotonic() < deadline and self.connection.recv_into(scratch):
+            pass
+
+    def _end_tls(self) -> None:
+        if isinstance(self.connection, ssl.SSLSocket):
+            try:  # say that this is the end, and do not wait for the client to say the same
+                self.connection.settimeout(0)
+                self.connection.unwrap()
+            except (OSError, ValueError):
+                pass
+
+
+class _Input(io.RawIOBase):
+    """The read side of a connection, which can be asked for what has been received already."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._is_asked_only = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int | None:
+        if self._is_asked_only:
+            return None  # nothing more without a system call
+        return self._sock.recv_into(buffer)
+
+    def holds_more(self, stream: io.BufferedReader) -> bool:
+        """Whether bytes have been received that nobody has read.
+
+        :param stream: the buffer over this input.
+        """
+        self._is_asked_only = True
+        try:
+            if stream.peek(1):
+                return True
+        finally:
+            self._is_asked_only = False
+        return isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
+
+
+class _Waiting:
+    """Waits for a connection's next request, with an eye on the server and its other clients."""
+
+    def __init__(self, connection: socket.socket, server: socketserver.TCPServer) -> None:
+        self._server = server
+        self._connection_fd = connection.fileno()
+        # One thread for all: as long as it waits here, nobody is accepted.
+        self.has_thread_of_its_own = isinstance(server, socketserver.ThreadingMixIn)
+        self._grace_s = _FORKING_GRACE_S if _is_forking(server) else 0.0
+        self._poll = select.poll()
+        self._poll.register(self._connection_fd, select.POLLIN)
+        self._connection_poll = select.poll()
+        self._connection_poll.register(self._connection_fd, select.POLLIN)
+        self._listener_poll = select.poll()
+        if not self.has_thread_of_its_own and server.fileno() >= 0:
+            self._poll.register(server.fileno(), select.POLLIN)
+            self._listener_poll.register(server.fileno(), select.POLLIN)
+        # Readable once the server stops; Werkzeug's servers have no such thing.
+        stop_fd: int = getattr(server, "stop_fd", -1)
+        if stop_fd >= 0:
+            self._poll.register(stop_fd, select.POLLIN)
+
+    def for_request(self, patience_s: float | None) -> bool:
+        """Wait until the client sends something; False if it has to be sent away."""
+        deadline = math.inf if patience_s is None else time.monotonic() + patience_s
+        while (left := deadline - time.monotonic()) > 0:
+            ready = {fd for fd, _ in self._poll.poll(None if left == math.inf else left * 1e3)}
+            if self._connection_fd in ready:
+                return True
+            if self.is_server_stopping():
+                return False
+            if ready and self.is_other_client_locked_out():
+                return bool(self._connection_poll.poll(0))
+        return False
+
+    def is_other_client_locked_out(self) -> bool:
+        """Whether someone waits to be accepted until this connection ends."""
+        if self.has_thread_of_its_own or not self._listener_poll.poll(0):
+            return False
+        if not self._grace_s:
+            return True
+        return not self._connection_poll.poll(self._grace_s * 1e3) and bool(
+            self._listener_poll.poll(0)
+        )
+
+    def is_server_stopping(self) -> bool:
+        return self._server.fileno() < 0 or bool(getattr(self._server, "is_stopping", False))
+
+
+def _run(application: WSGIApplication, environ: WSGIEnvironment, response: ResponseWriter) -> None:
+    body = application(environ, response.start_response)
+    try:
+        response.send_body(body)
+        response.finish()
+    finally:
+        close: Callable[[], object] | None = getattr(body, "close", None)
+        if close is not None:
+            close()
+
+
+def _is_forking(server: socketserver.BaseServer) -> bool:
+    forking = getattr(socketserver, "ForkingMixIn", None)
+    return forking is not None and isinstance(server, forking)

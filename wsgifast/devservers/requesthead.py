@@ -1,0 +1,140 @@
+"""What the standard library's request parser lets pass and a persistent connection must not.
+
+`http.server` reads a request as if the connection ended after it. On a connection that goes on,
+every doubt about where a request ends is a way to smuggle a second one in (RFC 9112, 11.2). So its
+parser reads through :class:`CheckedLines`, and :func:`check_head` settles how the body is framed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from email.message import Message
+from http import HTTPStatus
+from typing import BinaryIO
+
+from ..errors import WSGIFastError
+
+__all__ = ["BodyFraming", "CheckedLines", "RequestError", "check_head"]
+
+# RFC 9112, 3: one space between the parts. The parser splits at any white space.
+_REQUEST_LINE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [!-~\x80-\xff]+ HTTP/1\.[0-9]")
+# int() would also take "+5", "1_0" and digits of other scripts. 18 digits are beyond any disk.
+_LENGTH = re.compile(r"[0-9]{1,18}")
+
+
+class RequestError(WSGIFastError, OSError):
+    """A request that cannot be answered but with an error status; then the connection ends.
+
+    It is an OSError for applications that read the body: to them it is a failing stream.
+    """
+
+    def __init__(self, status: HTTPStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class BodyFraming:
+    """Where a request's body ends (RFC 9112, 6.3).
+
+    :ivar length: bytes; None where chunks say it.
+    :ivar expects_continue: the client waits for 100 (Continue) before it sends the body.
+    """
+
+    length: int | None
+    expects_continue: bool
+
+
+class CheckedLines:
+    """The lines of a request's head, handed to the standard library's parser once looked at.
+
+    That parser ends a line at a lone CR, joins a line that begins with white space to the one
+    before it, and takes the end of the connection for the end of the head.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def readline(self, limit: int = -1) -> bytes:
+        """:raises RequestError: for a line that RFC 9112 forbids.
+
+        :raises EOFError: if the connection ends here.
+        """
+        line = self._stream.readline(limit)
+        if not line.endswith(b"\n"):
+            if len(line) == limit:
+                return line  # too long: the parser has a status of its own for that
+            raise EOFError("the client left in the middle of a request's head")
+        if b"\r" in line[:-2] or b"\0" in line:  # 2.2 and 5.5
+            raise RequestError(HTTPStatus.BAD_REQUEST, "Control characters in a header line")
+        if line[0] in b" \t":  # 5.2
+            raise RequestError(HTTPStatus.BAD_REQUEST, "A header line is folded")
+        return line
+
+
+def check_head(request_line: str, headers: Message) -> BodyFraming:
+    """Check a parsed head, and say where the body ends.
+
+    Header names with an underscore are removed: in a WSGI environ they could not be told from the
+    same name with a hyphen, which a proxy in front may have set or cleaned. A Transfer-Encoding is
+    removed, because what the application reads has been decoded (RFC 9112, 7.1.3).
+
+    :param request_line: without its line end.
+    :raises RequestError: if the head is not one that every recipient reads alike.
+    """
+    if not _REQUEST_LINE.fullmatch(request_line):
+        raise RequestError(HTTPStatus.BAD_REQUEST, "Bad request line")
+    # The parser is one for mail: it stops at a line that is no header and takes what follows for a
+    # body, and it has a place for an envelope line ("From ...").
+    if headers.defects or headers.get_payload() or headers.get_unixfrom():
+        raise RequestError(HTTPStatus.BAD_REQUEST, "A line that is no header")
+    for name in [name for name in headers if "_" in name]:
+        del headers[name]
+    modern = not request_line.endswith("HTTP/1.0")
+    hosts = headers.get_all("Host", [])
+    if len(hosts) > 1 or (modern and not hosts):  # 3.2
+        raise RequestError(HTTPStatus.BAD_REQUEST, f"{len(hosts)} Host headers instead of one")
+    length = _body_length(headers, modern)
+    expectation = ",".join(headers.get_all("Expect", [])).strip().lower()
+    if not modern or not expectation:  # RFC 9110, 10.1.1: 1.0 clients do not mean it
+        return BodyFraming(length, expects_continue=False)
+    if expectation != "100-continue":
+        raise RequestError(HTTPStatus.EXPECTATION_FAILED, "Only 100-continue can be expected")
+    return BodyFraming(length, expects_continue=length != 0)
+
+
+def wants_to_stay(headers: Message, modern: bool) -> bool:
+    """Whether the client wants the connection to go on after this request (RFC 9112, 9.3).
+
+    :param modern: the client speaks HTTP/1.1: it stays unless it says "close"; an older one
+        leaves unless it says "keep-alive".
+    """
+    options = set(_list_items(headers.get_all("Connection", [])))
+    return "close" not in options and (modern or "keep-alive" in options)
+
+
+def _body_length(headers: Message, modern: bool) -> int | None:
+    lengths: list[str] = headers.get_all("Content-Length", [])
+    codings = list(_list_items(headers.get_all("Transfer-Encoding", [])))
+    if "Transfer-Encoding" in headers:
+        # 6.1 and 6.3: both at once, and a coding from a 1.0 client, are how requests are smuggled.
+        if lengths or not modern:
+            raise RequestError(HTTPStatus.BAD_REQUEST, "Transfer-Encoding where it may not stand")
+        if codings != ["chunked"]:
+            raise RequestError(HTTPStatus.NOT_IMPLEMENTED, "A transfer coding other than chunked")
+        del headers["Transfer-Encoding"]
+        return None
+    if not lengths:
+        return 0
+    if len(lengths) > 1 or not _LENGTH.fullmatch(lengths[0].strip(" \t")):
+        raise RequestError(HTTPStatus.BAD_REQUEST, "Content-Length is not one number")
+    return int(lengths[0])
+
+
+def _list_items(values: list[str]) -> Iterator[str]:
+    for value in values:
+        for item in value.split(","):
+            if item := item.strip(" \t").lower():
+                yield item

@@ -1,0 +1,63 @@
+"""Werkzeug's development server, with persistent connections, TCP_NODELAY and sendfile.
+
+    app.run(request_handler=WerkzeugRequestHandler)                                    # Flask
+    werkzeug.serving.run_simple(host, port, app, request_handler=WerkzeugRequestHandler)
+
+Werkzeug closes every connection because http.server cannot tell where an unread request body ends;
+its handler says so where it sends "Connection: close". Here the body is a stream that knows its
+end, what the application leaves of it is read before the next request, and where that is not
+possible the connection is closed as before. Debugger, reloader, TLS, threads and processes are
+Werkzeug's own and work as they do there.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING
+
+from werkzeug import serving
+from werkzeug.exceptions import InternalServerError
+
+from .connection import KeepAliveHandler
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIApplication, WSGIEnvironment
+
+__all__ = ["WerkzeugRequestHandler"]
+
+
+class WerkzeugRequestHandler(KeepAliveHandler, serving.WSGIRequestHandler):
+    """A `request_handler` for run_simple, make_server, and Flask's app.run.
+
+    Under the debugger files are read and sent in large blocks: it hides from the server that the
+    application returned one.
+    """
+
+    def handle_one_request(self) -> None:
+        # address_string() takes the client's address from the environ, where ProxyFix may have put
+        # another one: that of the last request, which is not this one's.
+        self.environ: WSGIEnvironment = {}
+        super().handle_one_request()
+
+    def application(self) -> WSGIApplication:
+        return self.server.app
+
+    def basic_environ(self) -> WSGIEnvironment:
+        self.environ = self.make_environ()
+        self.environ["REMOTE_PORT"] = str(self.environ["REMOTE_PORT"])  # PEP 3333: all are str
+        return self.environ
+
+    def error_application(self) -> WSGIApplication:
+        return InternalServerError()
+
+    def log_failure(self, error: BaseException) -> None:
+        text = "".join(traceback.format_exception(error))
+        self.server.log("error", "Error on request:\n%s", text)
+
+    def has_left_http(self, error: Exception) -> bool:
+        # simple-websocket and Flask-Sock take environ["werkzeug.socket"], speak WebSocket on it,
+        # and raise a plain ConnectionError when they are done.
+        return type(error) is ConnectionError
+
+    def passes_errors_through(self) -> bool:
+        return self.server.passthrough_errors

@@ -1,0 +1,209 @@
+"""wsgiref's development server, with persistent connections, TCP_NODELAY and sendfile.
+
+The names and signatures are those of `wsgiref.simple_server`, so that one import line changes:
+
+    from wsgifast.devservers.simple_server import ThreadingWSGIServer, make_server
+
+    with make_server("127.0.0.1", 8000, app, server_class=ThreadingWSGIServer) as server:
+        server.serve_forever()
+
+Like the original it is for development and tests, not for the open internet.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+import traceback
+from collections.abc import Iterable
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, TypeVar
+from wsgiref import simple_server
+from wsgiref.handlers import BaseHandler
+
+from .connection import KeepAliveHandler
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+_Server = TypeVar("_Server", bound="WSGIServer")
+
+__all__ = ["ThreadingWSGIServer", "WSGIRequestHandler", "WSGIServer", "make_server"]
+
+# Connections that the kernel holds until they are accepted. The original's 5 makes a burst of
+# clients wait a second each, until their SYN is sent again.
+_BACKLOG = 128
+# How long server_close() gives running responses, and then threads whose connection it has cut.
+STOP_S = 10.0
+_CUT_S = 2.0
+
+
+class WSGIServer(simple_server.WSGIServer):
+    """Serves one connection at a time.
+
+    An idle connection is closed as soon as another client waits, so that nobody is locked out.
+    """
+
+    request_queue_size = _BACKLOG
+
+    def __init__(
+        self,
+        server_address: tuple[str, int],
+        RequestHandlerClass: type[WSGIRequestHandler],
+        bind_and_activate: bool = True,
+    ) -> None:
+        if ":" in server_address[0]:
+            self.address_family = socket.AF_INET6
+        #: Set while the server stops: a response that is sent then ends its connection.
+        self.is_stopping = False
+        #: Readable once the server stops; it wakes the threads that wait for a request.
+        self.stop_fd, self._stop_writer = os.pipe()
+        try:
+            super().__init__(server_address, RequestHandlerClass, bind_and_activate)
+        except BaseException:
+            self._close_pipe()
+            raise
+
+    def serve_forever(self, poll_interval: float = 0.5) -> None:
+        while select.select([self.stop_fd], [], [], 0)[0]:  # of an earlier shutdown()
+            os.read(self.stop_fd, 1)
+        self.is_stopping = False
+        super().serve_forever(poll_interval)
+
+    def handle_request(self) -> None:
+        """Serve one request, and close its connection."""
+        self.is_stopping = True
+        try:
+            super().handle_request()
+        finally:
+            self.is_stopping = False
+
+    def shutdown(self) -> None:
+        """End serve_forever(), which runs in another thread, and idle connections with it."""
+        self._stop()
+        super().shutdown()
+
+    def server_close(self) -> None:
+        self._stop()
+        super().server_close()
+        self._close_pipe()
+
+    def _stop(self) -> None:
+        self.is_stopping = True
+        if self._stop_writer >= 0:
+            os.write(self._stop_writer, b".")
+
+    def _close_pipe(self) -> None:
+        for fd in (self.stop_fd, self._stop_writer):
+            if fd >= 0:
+                os.close(fd)
+        self.stop_fd = self._stop_writer = -1
+
+
+class ThreadingWSGIServer(ThreadingMixIn, WSGIServer):
+    """Serves each connection in a thread of its own; see :meth:`server_close` for its end."""
+
+    daemon_threads = True
+
+    def __init__(
+        self,
+        server_address: tuple[str, int],
+        RequestHandlerClass: type[WSGIRequestHandler],
+        bind_and_activate: bool = True,
+    ) -> None:
+        self._serving: dict[threading.Thread, socket.socket] = {}
+        super().__init__(server_address, RequestHandlerClass, bind_and_activate)
+
+    def process_request_thread(self, request, client_address):  # type: ignore[no-untyped-def]
+        thread = threading.current_thread()
+        self._serving[thread] = request
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            del self._serving[thread]
+
+    def server_close(self) -> None:
+        """Stop listening, close idle connections, wait for running responses.
+
+        What still runs after STOP_S seconds loses its connection.
+        """
+        self._stop()
+        self.socket.close()
+        self._join(STOP_S)
+        for connection in list(self._serving.values()):
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it has just ended by itself
+        self._join(_CUT_S)
+        super().server_close()
+
+    def _join(self, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        for thread in list(self._serving):
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class WSGIRequestHandler(KeepAliveHandler, simple_server.WSGIRequestHandler):
+    """wsgiref's request handler, for any number of requests on a connection.
+
+    Unlike the original's, its environ does not hold the process's environment variables: one
+    called HTTP_PROXY would look like a client's header.
+    """
+
+    server: WSGIServer
+
+    def application(self) -> WSGIApplication:
+        application = self.server.get_app()
+        if application is None:
+            raise RuntimeError("the server has no application: call set_app()")
+        return application
+
+    def basic_environ(self) -> WSGIEnvironment:
+        environ: WSGIEnvironment = self.get_environ()
+        environ["wsgi.version"] = (1, 0)
+        environ["wsgi.url_scheme"] = (
+            "https" if isinstance(self.connection, ssl.SSLSocket) else "http"
+        )
+        environ["wsgi.errors"] = self.get_stderr()
+        environ["wsgi.multithread"] = isinstance(self.server, ThreadingMixIn)
+        environ["wsgi.multiprocess"] = False
+        environ["wsgi.run_once"] = False
+        return environ
+
+    def error_application(self) -> WSGIApplication:
+        return _error_application
+
+    def log_failure(self, error: BaseException) -> None:
+        traceback.print_exception(error, file=self.get_stderr())
+
+
+def make_server(
+    host: str,
+    port: int,
+    app: WSGIApplication,
+    server_class: type[_Server] = WSGIServer,  # type: ignore[assignment]
+    handler_class: type[WSGIRequestHandler] = WSGIRequestHandler,
+) -> _Server:
+    """Make a server that listens; its serve_forever() serves.
+
+    :param host: a name or an IPv4 or IPv6 address; "" for all IPv4 addresses.
+    :param port: 0 for a free one: see the server's `server_port`.
+    :param server_class: :class:`WSGIServer`, :class:`ThreadingWSGIServer`, or a subclass.
+    :param handler_class: a subclass may set `timeout`, `keep_alive_timeout` (seconds) and
+        `use_sendfile`.
+    :raises OSError: if the address is taken.
+    """
+    server = server_class((host, port), handler_class)
+    server.set_app(app)
+    return server
+
+
+def _error_application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    start_response(BaseHandler.error_status, list(BaseHandler.error_headers))
+    return [BaseHandler.error_body]

@@ -1,0 +1,202 @@
+"""Validators and the four preconditions, in their order (RFC 9110, sections 8.8 and 13).
+
+Werkzeug's is_resource_modified is not used: it knows nothing of If-Unmodified-Since, lets a weak
+tag in If-Range pass as a strong one, reads dates that are none (RFC 9110 asks to ignore them), and
+parses the same header again for each request, at 10 to 30 microseconds each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime, timedelta, timezone
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Literal
+
+__all__ = [
+    "content_etag",
+    "evaluate",
+    "http_date",
+    "if_range_holds",
+    "is_etag",
+    "parse_http_date",
+    "stat_etag",
+]
+
+# Modification times below this many seconds are no times: file systems that keep none say 0, and
+# so do reproducible builds (Nix says 1). Taken for times, they would say "not modified" for ever.
+FIRST_KNOWN_SECOND = 2
+# Different date headers that are remembered. Clients repeat the Last-Modified that they were sent.
+_REMEMBERED_DATES = 512
+# A date in the longest of the three forms is 33 characters.
+_MAX_DATE_CHARACTERS = 40
+_CONTENT_DIGEST_BYTES = 16
+
+_ETAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"')
+# One member of a list of entity tags. Empty members and stray commas are skipped (section 5.6.1.2).
+_ETAG_MEMBER = re.compile(r'[ \t,]*((?:W/)?"[\x21\x23-\x7e\x80-\xff]*")[ \t]*(?:,|\Z)')
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_LONG_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_DAY = f"(?:{'|'.join(_DAYS)})"
+_LONG_DAY = f"(?P<weekday>{'|'.join(_LONG_DAYS)})"
+_MONTH = f"(?P<month>{'|'.join(_MONTHS)})"
+_TIME = "(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2}):(?P<second>[0-9]{2})"
+# The three forms of section 5.6.7: the one of today, RFC 850's and asctime's.
+_DATE_FORMS = (
+    re.compile(f"{_DAY}, (?P<day>[0-9]{{2}}) {_MONTH} (?P<year>[0-9]{{4}}) {_TIME} GMT"),
+    re.compile(f"{_LONG_DAY}, (?P<day>[0-9]{{2}})-{_MONTH}-(?P<year>[0-9]{{2}}) {_TIME} GMT"),
+    re.compile(f"{_DAY} {_MONTH} (?P<day>[ 0-9][0-9]) {_TIME} (?P<year>[0-9]{{4}})"),
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def evaluate(
+    method: str,
+    etag: str | None,
+    modified: int | None,
+    *,
+    if_match: str | None = None,
+    if_unmodified_since: str | None = None,
+    if_none_match: str | None = None,
+    if_modified_since: str | None = None,
+) -> Literal[304, 412] | None:
+    """Evaluate a request's preconditions against an existing representation (section 13.2.2).
+
+    :param etag: the representation's entity tag as it is sent, quotes and `W/` included; None if it
+        has none.
+    :param modified: when it was modified, in whole seconds since 1970 (UTC); None if not known.
+    :returns: the status to answer with instead, or None to go on. A header that is malformed
+        matches nothing; a date that is none is ignored (section 13.1.3).
+    """
+    if if_match is not None:
+        if not _matches(if_match, etag, weakly=False):
+            return 412
+    elif if_unmodified_since is not None and modified is not None:
+        date = parse_http_date(if_unmodified_since)
+        if date is not None and modified > date:
+            return 412
+    if if_none_match is not None:
+        if _matches(if_none_match, etag, weakly=True):
+            return 304 if method in ("GET", "HEAD") else 412
+    elif if_modified_since is not None and modified is not None and method in ("GET", "HEAD"):
+        date = parse_http_date(if_modified_since)
+        if date is not None and modified <= date:
+            return 304
+    return None
+
+
+def if_range_holds(if_range: str, etag: str | None, modified: int | None) -> bool:
+    """Whether the client's part is of this very representation (section 13.1.5).
+
+    Tags are compared strongly. A date must be the same to the second; that it was a strong
+    validator when the client got it (section 8.8.2.2) is for the client to know, who saw its Date.
+    """
+    if_range = if_range.strip(" \t")
+    if '"' in if_range[:3]:
+        return if_range == etag and not if_range.startswith("W/")
+    return modified is not None and parse_http_date(if_range) == modified
+
+
+def stat_etag(size: int, mtime_ns: int, coding: str | None = None) -> str | None:
+    """Return a strong entity tag made of what stat() says of a file.
+
+    It has no inode, device or time zone in it, so hosts whose deployment keeps modification times
+    (rsync -t, tar, an image's layers) give the same tag to the same file. Where it does not (git
+    checkout, cp), hosts differ, which costs downloads but is never wrong; :func:`content_etag` is
+    then the better choice. Nanoseconds count: what is written later in the same second is another
+    file. Two writes of one length in one tick of the kernel's clock (1 to 10 ms) look the same.
+
+    :param size: bytes.
+    :param coding: the content coding, if the file is encoded: each encoding has a tag of its own.
+    :returns: None if the modification time is not known (0): the size alone says nothing.
+    """
+    if mtime_ns < FIRST_KNOWN_SECOND * 10**9:
+        return None
+    return _etag(f"{mtime_ns:x}-{size:x}", coding)
+
+
+def content_etag(blocks: Iterable[bytes], coding: str | None = None) -> str:
+    """Return a strong entity tag made of the bytes: equal on every host, whatever its file times.
+
+    :param blocks: the content, as sent, in blocks of any size.
+    """
+    digest = blake2b(digest_size=_CONTENT_DIGEST_BYTES)
+    for block in blocks:
+        digest.update(block)
+    return _etag(digest.hexdigest(), coding)
+
+
+def is_etag(value: str) -> bool:
+    """Whether a value is an entity tag as section 8.8.3 writes it."""
+    return _ETAG.fullmatch(value) is not None
+
+
+def http_date(seconds: int) -> str:
+    """Write seconds since 1970 (UTC) as a date in today's form, whatever the locale.
+
+    :raises OverflowError: for years that have not four digits.
+    """
+    moment = _EPOCH + timedelta(seconds=seconds)
+    return (
+        f"{_DAYS[moment.weekday()]}, {moment.day:02} {_MONTHS[moment.month - 1]} "
+        f"{moment.year:04} {moment.hour:02}:{moment.minute:02}:{moment.second:02} GMT"
+    )
+
+
+def parse_http_date(value: str) -> int | None:
+    """Read a date in one of the three forms of section 5.6.7; None if it is in none of them.
+
+    :returns: seconds since 1970 (UTC).
+    """
+    value = value.strip(" \t")
+    return _remembered_date(value) if len(value) <= _MAX_DATE_CHARACTERS else None
+
+
+@lru_cache(_REMEMBERED_DATES)
+def _remembered_date(value: str) -> int | None:
+    for form in _DATE_FORMS:
+        if match := form.fullmatch(value):
+            break
+    else:
+        return None
+    year, month, day = int(match["year"]), _MONTHS.index(match["month"]) + 1, int(match["day"])
+    hour, minute, second = int(match["hour"]), int(match["minute"]), int(match["second"])
+    if second > 60:
+        return None
+    weekday = match.groupdict().get("weekday")
+    # RFC 850's form has two digits of the year. The RFC tells the century by the clock (no date is
+    # over 50 years ahead); the weekday tells it without one, since 100 years shift it.
+    for century in (0,) if weekday is None else (1900, 2000):
+        try:
+            date = datetime(century + year, month, day, hour, minute, tzinfo=timezone.utc)
+        except ValueError:
+            continue
+        if weekday is None or weekday == _LONG_DAYS[date.weekday()]:
+            # Added apart, because a leap second (60) is the first one of the next minute.
+            return (date - _EPOCH) // timedelta(seconds=1) + second
+    return None
+
+
+def _matches(header: str, etag: str | None, *, weakly: bool) -> bool:
+    """Whether a list of entity tags, or `*`, holds the tag (section 8.8.3.2)."""
+    if header == etag:
+        return weakly or not etag.startswith("W/")
+    if header.strip(" \t") == "*":
+        return True
+    if etag is None or (not weakly and etag.startswith("W/")):
+        return False
+    opaque = etag.removeprefix("W/")
+    position = 0
+    while member := _ETAG_MEMBER.match(header, position):
+        tag = member[1]
+        if tag == opaque or (weakly and tag.removeprefix("W/") == opaque):
+            return True
+        position = member.end()
+    return False
+
+
+def _etag(opaque: str, coding: str | None) -> str:
+    return f'"{opaque}"' if coding is None else f'"{opaque}-{coding}"'

@@ -1,0 +1,136 @@
+"""Range, If-Range's companion Content-Range, and multipart/byteranges (RFC 9110, section 14).
+
+Werkzeug's parse_range_header is not used: it refuses ranges that overlap or are not in ascending
+order, both of which section 14.1.2 allows, and takes a range set with an empty list element for
+malformed, which section 5.6.1.2 asks a recipient to accept.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["MAX_RANGES", "ByteRange", "content_range", "multipart_heads", "new_boundary", "parse"]
+
+# Ranges in one request; with more, the header is ignored, as section 14.2 allows. Readers of PDF
+# files ask for some dozens; Apache's limit is 200. Each part costs about 150 bytes of heads.
+MAX_RANGES = 64
+# No file has a size with more digits than 2**63. int() refuses very long numbers with an error and
+# takes time that grows with the square of the shorter ones.
+_MAX_DIGITS = 19
+
+# first-pos "-" [last-pos], or "-" suffix-length. ASCII digits: int() would take "+1" and "1_0".
+_SPEC = re.compile(r"([0-9]*)-([0-9]*)")
+
+
+class ByteRange(NamedTuple):
+    """Bytes of a representation; like Python's own ranges, `stop` is the first one not in it."""
+
+    start: int
+    stop: int
+
+
+def parse(header: str, size: int) -> list[ByteRange] | None:
+    """Return the ranges that a Range header asks of a representation of `size` bytes.
+
+    Ranges that overlap or touch are merged (section 15.3.7.2 lets a server do so) and stand where
+    the first of them was asked for; otherwise the order is the client's. Unsatisfiable ranges among
+    satisfiable ones are left out.
+
+    :param size: the length of the whole representation, in bytes.
+    :returns: an empty list if no range can be satisfied (the answer is 416). None if the header is
+        to be ignored and the whole sent: another unit than bytes, anything malformed, more than
+        :data:`MAX_RANGES` ranges, ranges that together are longer than the whole, and any range of
+        an empty representation, of which no Content-Range could speak.
+    """
+    unit, equals, range_set = header.strip(" \t").partition("=")
+    if not equals or unit.lower() != "bytes" or size == 0:
+        return None
+    specs = range_set.split(",")
+    if len(specs) > MAX_RANGES:
+        return None
+    ranges = []
+    empty = 0
+    for spec in specs:
+        spec = spec.strip(" \t")
+        if not spec:
+            empty += 1
+            continue
+        match = _SPEC.fullmatch(spec)
+        if match is None:
+            return None
+        first, last = match.groups()
+        if first:
+            start = _number(first)
+            if last:
+                stop = _number(last) + 1
+                if stop <= start:
+                    return None  # section 14.1.1: invalid, and so is the set that holds it
+            else:
+                stop = size
+        elif last:
+            start, stop = max(0, size - _number(last)), size
+        else:
+            return None
+        if start < size:
+            ranges.append(ByteRange(start, min(stop, size)))
+    if empty == len(specs):
+        return None
+    if len(ranges) > 1:
+        if sum(stop - start for start, stop in ranges) > size:
+            return None  # cheaper whole; and "0-,0-,0-" would multiply what is sent
+        return _merged(ranges)
+    return ranges
+
+
+def content_range(part: ByteRange, size: int) -> str:
+    """Return the Content-Range value of a part of a representation of `size` bytes."""
+    return f"bytes {part.start}-{part.stop - 1}/{size}"
+
+
+def new_boundary() -> str:
+    """Return a boundary that no file holds but by a chance of 2**-128, and no uploader guesses."""
+    return secrets.token_hex(16)
+
+
+def multipart_heads(
+    parts: Sequence[ByteRange], size: int, content_type: str | None, boundary: str
+) -> list[bytes]:
+    """Return what stands before each part of a multipart/byteranges body, and after the last.
+
+    The body is head, part, head, part, ..., end (RFC 9110, section 14.6; RFC 2046, section 5.1.1).
+
+    :param content_type: of the whole representation; repeated in each part, as section 15.3.7.2
+        asks. None leaves it out.
+    :returns: one item more than there are parts.
+    """
+    type_line = "" if content_type is None else f"Content-Type: {content_type}\r\n"
+    heads = [
+        f"\r\n--{boundary}\r\n{type_line}Content-Range: {content_range(part, size)}\r\n\r\n"
+        for part in parts
+    ]
+    heads[0] = heads[0][2:]  # the line break belongs to a boundary that something stands before
+    heads.append(f"\r\n--{boundary}--\r\n")
+    return [head.encode("latin-1") for head in heads]
+
+
+def _number(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        # Still longer than any file when cut to one digit more than the longest size has.
+        digits = digits.lstrip("0")[: _MAX_DIGITS + 1] or "0"
+    return int(digits)
+
+
+def _merged(ranges: list[ByteRange]) -> list[ByteRange]:
+    ascending = sorted((start, stop, asked) for asked, (start, stop) in enumerate(ranges))
+    merged = [ascending[0]]
+    for start, stop, asked in ascending[1:]:
+        last_start, last_stop, last_asked = merged[-1]
+        if start <= last_stop:
+            merged[-1] = (last_start, max(stop, last_stop), min(asked, last_asked))
+        else:
+            merged.append((start, stop, asked))
+    merged.sort(key=lambda item: item[2])
+    return [ByteRange(start, stop) for start, stop, _ in merged]

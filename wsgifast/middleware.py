@@ -1,0 +1,501 @@
+"""WSGIFast: call the app, look at what came back, repair it, and route it to the server."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from . import body as bodies
+from .delivery import BLOCK_BYTES, BodyTooShort, FileReader, FileSlice
+from .errors import BodyError, ConfigurationError
+from .sockets.options import owned_socket, set_nodelay
+from .sockets.sendfile import file_segment
+
+if TYPE_CHECKING:
+    from _typeshed import OptExcInfo
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+__all__ = ["ROUTE", "WSGIFast"]
+
+# environ[ROUTE] says how a body went out; access logs may print it.
+ROUTE = "wsgifast.route"
+
+logger = logging.getLogger("wsgifast")
+
+# With these, and with 1xx, a response ends at its head (RFC 9110 6.4.1).
+_NO_BODY_STATUSES = frozenset({"204", "304"})
+_ABSENT = object()
+# A stream with one of these types is read event by event: it is never coalesced.
+_EVENT_STREAMS = ("text/event-stream", "multipart/x-mixed-replace", "application/x-ndjson")
+
+
+class WSGIFast:
+    """WSGI middleware that repairs what an app returns and routes it to the server's fastest way.
+
+    ======================================  =======================================  ==============
+    the app returns                         the server gets                          route
+    ======================================  =======================================  ==============
+    a list or tuple of few large bytes      the same object                          ``as-is``
+    str, bytes, bytearray, memoryview       one chunk of bytes                       ``rescued``
+    a list or tuple of crumbs               few large chunks                         ``joined``
+    a file, or a known wrapper around one   the server's own ``wsgi.file_wrapper``   ``file``
+    the same where the server has none      blocks of 256 KiB                        ``blocks``
+    any other iterable                      its chunks, each as it comes             ``stream``
+    the same with `coalesce`                its chunks, gathered while they are      ``coalesced``
+                                            quick
+    anything to HEAD, or with 1xx/204/304   no body                                  ``no-body``
+    ======================================  =======================================  ==============
+
+    The last column is what ``environ["wsgifast.route"]`` says afterwards. A Content-Length is
+    added where the length is known, a wrong one is corrected where the whole body is at hand;
+    a body that turns out shorter than its Content-Length ends in an error, so that the server
+    closes the connection instead of leaving the client waiting for the rest.
+
+    :param app: any WSGI application (PEP 3333).
+    :param coalesce: also gather the small chunks of iterators; for apps that yield crumbs quickly,
+        not for event streams. See :func:`wsgifast.body.coalesced` for what may wait, and for how
+        long.
+    :param nodelay: set TCP_NODELAY on each connection whose socket the server lets us reach.
+    :raises ConfigurationError: if `app` cannot be called, or an option is no bool.
+    :raises BodyError: (to the server, for a request) if the app returns what cannot be a body.
+    """
+
+    def __init__(
+        self, app: WSGIApplication, *, coalesce: bool = False, nodelay: bool = True
+    ) -> None:
+        if not callable(app):
+            raise ConfigurationError(f"WSGIFast wraps a WSGI app, which {app!r} is not")
+        for name, value in (("coalesce", coalesce), ("nodelay", nodelay)):
+            if not isinstance(value, bool):
+                raise ConfigurationError(f"{name} is True or False, not {value!r}")
+        self.app = app
+        self.coalesce = coalesce
+        self.nodelay = nodelay
+        self._nodelay_set: set[weakref.ref[Any]] = set()
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if self.nodelay:
+            self._set_nodelay(environ)
+        exchange = _Exchange(self, environ, start_response)
+        result: Any = self.app(environ, exchange.start)
+        exchange.returned = True
+        try:
+            return exchange.route(result)
+        except BaseException:
+            _close(result)
+            raise
+
+    def _set_nodelay(self, environ: WSGIEnvironment) -> None:
+        """Set TCP_NODELAY once for each connection."""
+        sock = environ.get("gunicorn.socket") or environ.get("werkzeug.socket")
+        if sock is None:
+            # wsgiref, gevent's pywsgi and cheroot hand over a stream that reads from the socket.
+            sock = owned_socket(environ.get("wsgi.input"))
+            if sock is None:
+                return
+        done = self._nodelay_set
+        if weakref.ref(sock) in done:
+            return  # a later request of the same connection
+        try:
+            set_nodelay(sock)
+        except OSError:
+            return  # the client has gone; the server will notice when it writes
+        done.add(weakref.ref(sock, done.discard))
+
+
+class _Exchange:
+    """One request's way through the middleware.
+
+    The app's start_response is held until the body is known (`returned` is False) and handed on at
+    once after that, when a lazy app calls it from inside its iterator.
+    """
+
+    # What start_response has not said yet. Class attributes: an exchange that is well-shaped never
+    # pays for setting them.
+    status: str | None = None
+    headers: list[tuple[str, str]] = []  # noqa: RUF012 - replaced by start(), never mutated here
+    declared: int | None = None
+    no_body = False
+    # Whether the app has returned, and whether the server's start_response was called.
+    returned = False
+    forwarded = False
+    # Bytes that went to the server through write() and through a counted stream.
+    written = 0
+    server_write: Callable[[bytes], object]
+
+    def __init__(
+        self, middleware: WSGIFast, environ: WSGIEnvironment, start_response: StartResponse
+    ) -> None:
+        self.middleware = middleware
+        self.environ = environ
+        self.server_start = start_response
+
+    # What the app calls
+
+    def start(
+        self, status: str, headers: list[tuple[str, str]], exc_info: OptExcInfo | None = None, /
+    ) -> Callable[[bytes], object]:
+        """The start_response that the app is given."""
+        if self.status is not None and exc_info is None:
+            raise BodyError(f"{self.app_name} called start_response twice without exc_info")
+        if self.forwarded and exc_info is not None:
+            # The server re-raises if the headers are out already (PEP 3333, "Error Handling").
+            try:
+                self._take(status, headers)
+                self.server_write = self.server_start(status, self.headers, exc_info)
+            finally:
+                exc_info = None  # it holds this frame
+            return self.write
+        self._take(status, headers)
+        if self.returned:
+            self.forward()
+        return self.write
+
+    def write(self, data: bytes) -> None:
+        """The write() that start_response returns: straight to the server, nothing is held."""
+        if not self.forwarded:
+            self.forward()
+        chunk = self.convert(data)
+        if self.no_body:
+            chunk = b""
+        elif self.declared is not None and self.written + len(chunk) > self.declared:
+            raise BodyError(
+                f"{self.app_name} wrote {self.written + len(chunk)} bytes, more than its "
+                f"Content-Length of {self.declared}"
+            )
+        self.written += len(chunk)
+        self.server_write(chunk)
+
+    # Routing
+
+    def route(self, body: Any) -> Iterable[bytes]:
+        """Look at the returned body; answer with what the server is to iterate."""
+        kind = type(body)
+        if kind is list or kind is tuple:
+            if self.status is None:
+                raise self.not_started()
+            if self.forwarded:
+                return self._stream(body)
+            return self._chunks(body)
+        if kind is str or kind is bytes or isinstance(body, (bytes, str, bytearray, memoryview)):
+            if self.status is None:
+                raise self.not_started()
+            if self.forwarded:
+                return self._stream((body,))
+            chunk = self.convert(body)
+            return self._whole("rescued", [chunk], len(chunk))
+        file = bodies.wrapped_file(body)
+        if file is None and bodies.is_readable(body):
+            file = body
+        if file is not None:
+            if self.status is None:
+                raise self.not_started()
+            return self._file(file)
+        wrapper = self.environ.get("wsgi.file_wrapper")
+        if isinstance(wrapper, type) and isinstance(body, wrapper):
+            return self._servers_own(body)
+        error = bodies.refuse(body, self.middleware.app)
+        if error is not None:
+            raise error
+        return self._stream(body)
+
+    def _chunks(self, body: list[Any] | tuple[Any, ...]) -> Iterable[bytes]:
+        if len(body) == 1 and type(body[0]) is bytes:
+            return self._whole("as-is", body, len(body[0]))
+        few, total = bodies.few_chunks(body, self.convert)
+        if few is body:
+            route = "as-is"
+        else:
+            route = "joined" if len(body) > 1 else "rescued"
+        return self._whole(route, few, total)
+
+    def _whole(self, route: str, chunks: Iterable[bytes], total: int) -> Iterable[bytes]:
+        """Send a body that is all at hand: its length is certain."""
+        if self.declared is not None and self.declared != total and (total or not self.no_body):
+            logger.warning(
+                "%s declared a Content-Length of %d for a body of %d bytes; corrected",
+                self.app_name,
+                self.declared,
+                total,
+            )
+            self.declared = None
+            self.headers = _without_content_length(self.headers)
+        if self.no_body:
+            return self._no_body(total, chunks)
+        if self.declared is None:
+            self.add_content_length(total)
+        self.forward()
+        self.environ[ROUTE] = route
+        return chunks
+
+    def _file(self, file: Any) -> Iterable[bytes]:
+        if self.forwarded and self.no_body:
+            return self._no_body(None, file)
+        if self.forwarded:
+            # write() was used: the server counts its bytes towards a Content-Length, which its
+            # sendfile may not, so the rest goes the same way.
+            size = None if self.declared is None else self.declared - self.written
+            self.environ[ROUTE] = "blocks"
+            return FileReader(file, size, self.convert)
+        declared = self.declared
+        segment = file_segment(file)
+        reader: FileSlice | FileReader
+        if segment is not None and (declared is None or declared <= segment.size):
+            if declared is not None:
+                segment = segment._replace(size=declared)
+            size = segment.size
+            reader = FileSlice(segment, file)
+        else:
+            size = bodies.known_size(file) if declared is None else declared
+            reader = FileReader(file, size, self.convert)
+        if self.no_body:
+            return self._no_body(size, reader)
+        if declared is None and size is not None:
+            self.add_content_length(size)
+        self.forward()
+        wrapper = self.environ.get("wsgi.file_wrapper")
+        if wrapper is None:
+            self.environ[ROUTE] = "blocks"
+            return reader
+        self.environ[ROUTE] = "file"
+        wrapped: Iterable[bytes] = wrapper(reader, BLOCK_BYTES)
+        return wrapped
+
+    def _servers_own(self, body: Any) -> Iterable[bytes]:
+        """Let a wrapper pass that only its server knows how to look into."""
+        if self.status is None:
+            raise self.not_started()
+        if self.no_body:
+            return self._no_body(None, body)
+        if not self.forwarded:
+            self.forward()
+        self.environ[ROUTE] = "file"
+        wrapped: Iterable[bytes] = body
+        return wrapped
+
+    def _stream(self, body: Iterable[Any]) -> Iterable[bytes]:
+        if self.status is not None and not self.forwarded:
+            if self.no_body:
+                return self._no_body(None, body)
+            self.forward()
+        route = "stream"
+        if self.middleware.coalesce and not self._is_event_stream():
+            route = "coalesced"
+        self.environ[ROUTE] = route
+        try:
+            length = len(body)  # type: ignore[arg-type]
+        except (TypeError, AttributeError, NotImplementedError):
+            return _Stream(self, body)
+        return _SizedStream(self, body, length) if route == "stream" else _Stream(self, body)
+
+    def _no_body(self, size: int | None, body: Iterable[bytes]) -> Iterable[bytes]:
+        """Answer without a body: the response to HEAD, and 1xx, 204 and 304 (RFC 9110 6.4.1)."""
+        if self.forwarded:  # by write()
+            return _NoBody(body)
+        if size and self.declared is None and self.environ["REQUEST_METHOD"] == "HEAD":
+            self.add_content_length(size)  # what GET would have said (RFC 9110 8.6)
+        self.forward()
+        self.environ[ROUTE] = "no-body"
+        return _NoBody(body)
+
+    # The head of the response
+
+    def _take(self, status: str, headers: list[tuple[str, str]]) -> None:
+        """Note what the app says of its response; refuse what no server could send."""
+        declared: Any = _ABSENT
+        for name, value in headers:
+            # The length is compared first: it costs a third of lower() and nearly always decides.
+            if len(name) == 14 and name.lower() == "content-length":
+                if declared is not _ABSENT and value != declared:
+                    raise self._bad_length(f"{declared!r} and to {value!r}")
+                declared = value
+        if declared is _ABSENT:
+            self.declared = None
+        elif isinstance(declared, str) and declared.isascii() and declared.isdigit():
+            # RFC 9110 8.6: ASCII digits. (What a regex would say, at a quarter of its time.)
+            self.declared = int(declared)
+        else:
+            raise self._bad_length(repr(declared))
+        if not isinstance(status, str) or not status:
+            raise BodyError(
+                f"{self.app_name} called start_response with the status {status!r}; "
+                "give a str such as '200 OK'"
+            )
+        no_body_status = status[:3] in _NO_BODY_STATUSES or status[0] == "1"
+        self.status = status
+        self.headers = list(headers)
+        self.no_body = no_body_status or self.environ["REQUEST_METHOD"] == "HEAD"
+        if no_body_status and self.declared is not None:
+            # RFC 9110 8.6 forbids it with 1xx and 204; with 304 it is better left out (15.4.5),
+            # and gevent's pywsgi answers 500 if it is there.
+            self.headers = _without_content_length(headers)
+            self.declared = None
+
+    def add_content_length(self, size: int) -> None:
+        """Add a Content-Length, unless the status or a transfer coding forbids it."""
+        code = (self.status or "")[:3]
+        if code in _NO_BODY_STATUSES or code[0] == "1":
+            return
+        for name, _ in self.headers:
+            if len(name) == 17 and name.lower() == "transfer-encoding":
+                return  # RFC 9112 6.2: never both
+        self.headers.append(("Content-Length", str(size)))
+
+    def forward(self) -> None:
+        """Call the server's start_response with what the app said."""
+        if self.status is None:
+            raise self.not_started()
+        self.forwarded = True
+        self.server_write = self.server_start(self.status, self.headers)
+
+    # Helpers
+
+    @property
+    def app_name(self) -> str:
+        return bodies.describe(self.middleware.app)
+
+    def get_charset(self) -> str:
+        return bodies.charset_of(self.headers)
+
+    def convert(self, chunk: object) -> bytes:
+        if type(chunk) is bytes:
+            return chunk
+        return bodies.to_bytes(chunk, self.get_charset, self.middleware.app)
+
+    def _bad_length(self, values: str) -> BodyError:
+        return BodyError(
+            f"{self.app_name} set Content-Length to {values}; "
+            "give one number of bytes, in digits, or leave it out"
+        )
+
+    def not_started(self) -> BodyError:
+        return BodyError(f"{self.app_name} returned a body without calling start_response")
+
+    def _is_event_stream(self) -> bool:
+        for name, value in self.headers if self.status is not None else ():
+            lowered = name.lower()
+            if lowered == "content-type" and value.lower().startswith(_EVENT_STREAMS):
+                return True
+            if lowered == "x-accel-buffering" and value.lower() == "no":
+                return True
+        return False
+
+
+class _Stream:
+    """The server's view of an app's iterable: each chunk as it comes, converted and counted."""
+
+    def __init__(self, exchange: _Exchange, body: Iterable[Any]) -> None:
+        self._exchange = exchange
+        self._body = body
+        self._closed = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        if self._exchange.environ[ROUTE] == "coalesced":
+            return bodies.coalesced(self._chunks(), time.monotonic)
+        return self._chunks()
+
+    def _chunks(self) -> Iterator[bytes]:
+        exchange = self._exchange
+        convert = exchange.convert
+        chunks = iter(self._body)
+        # The first chunk is where a lazy app calls start_response.
+        for chunk in chunks:
+            if exchange.status is None:
+                raise self._never_started()
+            if exchange.no_body:
+                yield b""
+                return
+            if exchange.declared is not None:
+                yield from self._counted(convert(chunk), chunks)
+                return
+            yield convert(chunk)
+            break
+        else:
+            if exchange.status is None:
+                raise self._never_started()
+            if exchange.declared is not None:
+                self._check_complete()
+            return
+        for chunk in chunks:
+            yield chunk if type(chunk) is bytes else convert(chunk)
+
+    def _counted(self, chunk: bytes, chunks: Iterator[Any]) -> Iterator[bytes]:
+        """Pass chunks up to the Content-Length: never a byte more, an error for fewer."""
+        exchange = self._exchange
+        while True:
+            declared = exchange.declared
+            if declared is not None and exchange.written + len(chunk) > declared:
+                logger.error(
+                    "%s returned more than its Content-Length of %d bytes; the rest is dropped",
+                    exchange.app_name,
+                    declared,
+                )
+                chunk = chunk[: declared - exchange.written]
+                exchange.written = declared
+                yield chunk
+                return
+            exchange.written += len(chunk)
+            yield chunk
+            try:
+                chunk = exchange.convert(next(chunks))
+            except StopIteration:
+                break
+        self._check_complete()
+
+    def _never_started(self) -> BodyError:
+        # cheroot sends whatever head it has when an iterable fails: without one, it sends nothing.
+        headers = [("Content-Type", "text/plain"), ("Content-Length", "0")]
+        self._exchange.server_start("500 Internal Server Error", headers)
+        return self._exchange.not_started()
+
+    def _check_complete(self) -> None:
+        exchange = self._exchange
+        if exchange.declared is not None and exchange.written < exchange.declared:
+            if exchange.no_body:
+                return
+            raise BodyTooShort(exchange.declared - exchange.written)
+
+    def close(self) -> None:
+        """Close the app's own iterable, once."""
+        if not self._closed:
+            self._closed = True
+            _close(self._body)
+
+
+class _SizedStream(_Stream):
+    """A stream that knows how many chunks it has: a server may set Content-Length if it is one."""
+
+    def __init__(self, exchange: _Exchange, body: Iterable[Any], length: int) -> None:
+        super().__init__(exchange, body)
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+
+class _NoBody:
+    """No body bytes: one empty chunk makes servers send the head without inventing a length."""
+
+    def __init__(self, body: Iterable[Any]) -> None:
+        self._body: object = body
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter((b"",))
+
+    def close(self) -> None:
+        """Close the app's own iterable, once."""
+        body, self._body = self._body, None
+        _close(body)
+
+
+def _close(body: object) -> None:
+    close = getattr(body, "close", None)
+    if callable(close):
+        close()
+
+
+def _without_content_length(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [header for header in headers if header[0].lower() != "content-length"]
