@@ -305,10 +305,13 @@ def test_authentication_is_asked_of_chunks_too() -> None:
 
 @pytest.mark.parametrize("argument", [b"", b" x", b" -1", b" 5 LAST x", b" 1_0", b" 5LAST"])
 def test_a_chunk_of_unknown_size_ends_the_connection(argument: bytes) -> None:
-    with serving() as (port, _), Line(port) as line:
-        line.begin()
-        line.send(b"BDAT" + argument + b"\r\nRSET\r\n")
-        assert line.file.read() == b"501 Syntax: BDAT <size> [LAST]\r\n"
+    with serving() as (port, handler):
+        with Line(port) as line:
+            line.begin()
+            line.send(b"BDAT" + argument + b"\r\nDATA\r\nsmuggled\r\n.\r\n")
+            assert line.file.read() == b"501 Syntax: BDAT <size> [LAST]\r\n"
+        send(port, TEXT)
+    assert handler.received == [TEXT]
 
 
 def test_chunks_beyond_the_limit_are_refused_and_not_held() -> None:
@@ -531,6 +534,7 @@ def test_what_is_relied_on_in_aiosmtpd() -> None:
         "_smtp_methods",
         "_tls_protocol",
         "_auth_required",
+        "_handler_coroutine",
         "_writer",
     ):
         assert name in source

@@ -18,12 +18,12 @@ import functools
 import inspect
 import os
 import re
-import tempfile
 import warnings
 from collections.abc import Iterator
 from typing import IO, Any
 
 from ..errors import ConfigurationError, MissingExtra
+from .content import Content
 from .decoding import ChunkDecoder, DataDecoder, Intake, Refusal
 
 try:
@@ -43,7 +43,7 @@ __all__ = [
 
 # More octets than a reader ever holds: empties it in one call.
 _WHOLE_BUFFER = 1 << 40
-# Spooled content is written in pieces of this size, each by a thread: few hand-overs, little held.
+# Spooled content is written in pieces of this size: few hand-overs to a thread, little held.
 _SPOOL_BLOCK_BYTES = 1 << 20
 
 # RFC 3030, 2. Twenty digits hold any 64-bit size.
@@ -62,7 +62,7 @@ _HELD_REPLIES_BYTES = 16 * 1024
 _REPLIES = {
     Refusal.LINE_TOO_LONG: "500 Line too long (see RFC5321 4.5.3.1.6)",
     Refusal.TOO_MUCH: "552 Error: Too much mail data",
-    # 5.6.0: other or undefined media error (RFC 3463, 3.7).
+    # Enhanced codes (RFC 3463): 4.3.1 mail system full, for now; 5.6.0 something in the content.
     Refusal.NO_STORAGE: "452 4.3.1 Error: insufficient system storage",
     Refusal.SMUGGLING: "554 5.6.0 Error: bare CR or LF around a dot (see RFC5321 2.3.8)",
 }
@@ -95,6 +95,7 @@ class SMTPServer(_smtp.SMTP):
     envelope: Envelope
     session: _smtp.Session
     transport: asyncio.Transport
+    _handler_coroutine: asyncio.Task[None]
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class SMTPServer(_smtp.SMTP):
         self._intake_ready: asyncio.Future[None] | None = None
         self._intake_paused = False
         # What the BDAT commands of this transaction have brought so far.
-        self._chunks: _Content | None = None
+        self._chunks: Content | None = None
         # Replies to pipelined commands, to leave together (RFC 2920, 3.2).
         self._holding_replies = False
         self._held_replies = bytearray()
@@ -191,6 +192,8 @@ class SMTPServer(_smtp.SMTP):
             # How much data follows is not known, and none of it may be taken for commands.
             await self.push("501 Syntax: BDAT <size> [LAST]")
             self.transport.close()
+            self._handler_coroutine.cancel()
+            await asyncio.sleep(0)  # here the cancellation arrives: no further line is looked at
             return
         size, last = int(syntax["size"]), syntax["last"] is not None
         if self._chunks is None:
@@ -263,7 +266,7 @@ class SMTPServer(_smtp.SMTP):
             return super()._getaddr(arg)
         return plain["address"], plain["rest"] or ""
 
-    async def _receive(self, intake: Intake, content: _Content) -> None:
+    async def _receive(self, intake: Intake, content: Content) -> None:
         """Take the stream until the intake has all of its data, and hand that to the content."""
         try:
             # Returns as soon as there is anything, and takes all of it: the reader is empty then.
@@ -301,7 +304,7 @@ class SMTPServer(_smtp.SMTP):
     def _holds_enough(self, intake: Intake) -> bool:
         return self._spool_bytes is not None and intake.held >= _SPOOL_BLOCK_BYTES
 
-    async def _move(self, intake: Intake, content: _Content) -> None:
+    async def _move(self, intake: Intake, content: Content) -> None:
         if intake.refusal is not None:
             content.close()
             return
@@ -312,7 +315,7 @@ class SMTPServer(_smtp.SMTP):
             _smtp.log.exception("%r cannot spool a message", self.session.peer)
             intake.refuse(Refusal.NO_STORAGE)
 
-    async def _deliver(self, content: _Content) -> None:
+    async def _deliver(self, content: Content) -> None:
         """Hand the message to the handler, and its answer to the client."""
         if content.file is not None:
             content.file.seek(0)
@@ -380,60 +383,8 @@ class SMTPServer(_smtp.SMTP):
             self._chunks.close()
             self._chunks = None
 
-    def _new_content(self) -> _Content:
-        return _Content(self.loop, self._spool_bytes, self._spool_dir)
-
-
-class _Content:
-    """A message's content: in memory, or in a temporary file once it is long.
-
-    :param limit: the most octets in memory; None: any number.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        limit: int | None,
-        folder: str | os.PathLike[str] | None,
-    ) -> None:
-        self.size = 0
-        self.file: IO[bytes] | None = None
-        self._loop = loop
-        self._limit = limit
-        self._folder = folder
-        self._blocks: list[bytes] = []
-
-    def __enter__(self) -> _Content:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    async def add(self, blocks: list[bytes]) -> None:
-        """Append; a write to the file is done by a thread.
-
-        :raises OSError: if the file cannot be written.
-        """
-        self.size += sum(map(len, blocks))
-        self._blocks += blocks
-        if self._limit is not None and self.size > self._limit:
-            blocks, self._blocks = self._blocks, []
-            await self._loop.run_in_executor(None, self._write, blocks)
-
-    def joined(self) -> bytes:
-        """The content of a message that is not in a file."""
-        return b"".join(self._blocks)
-
-    def close(self) -> None:
-        self._blocks.clear()
-        if self.file is not None:
-            self.file.close()
-
-    def _write(self, blocks: list[bytes]) -> None:
-        if self.file is None:
-            self.file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115  # closed by close()
-        self.file.writelines(blocks)
-        self.file.flush()
+    def _new_content(self) -> Content:
+        return Content(self.loop, self._spool_bytes, self._spool_dir)
 
 
 class _FastFactory:
