@@ -37,19 +37,19 @@ class Content:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    async def add(self, blocks: list[bytes]) -> None:
+    async def add(self, data: bytes) -> None:
         """Append; a write to the file is done by a thread.
 
         :raises OSError: if the file cannot be written.
         """
-        self.size += sum(map(len, blocks))
-        self._blocks += blocks
+        self.size += len(data)
+        self._blocks.append(data)
         if self._limit is not None and self.size > self._limit:
             blocks, self._blocks = self._blocks, []
             await self._loop.run_in_executor(None, self._write, blocks)
 
     def joined(self) -> bytes:
-        """The content of a message that is not in a file."""
+        """The content of a message that is not in a file; without a copy if it came at once."""
         return b"".join(self._blocks)
 
     def close(self) -> None:

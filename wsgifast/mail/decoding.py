@@ -13,14 +13,11 @@ for the end of the data (SMTP smuggling), is content here, or a reason to refuse
 from __future__ import annotations
 
 import enum
+import io
 
 from .wire import CRLF, END_OF_DATA, find_line_dot
 
 __all__ = ["ChunkDecoder", "DataDecoder", "Intake", "Refusal"]
-
-# Blocks below this size are gathered: a client that sends two octets in each packet must not make
-# the server hold an object for each.
-_SMALL_BLOCK_BYTES = 16 * 1024
 
 # What another server may take for the end of the data; CR LF . CR LF itself is none of them.
 _SMUGGLED = (b"\n.\n", b"\n.\r", b"\r.\n", b"\r.\r")
@@ -45,40 +42,28 @@ class Intake:
     def __init__(self) -> None:
         self.refusal: Refusal | None = None
         self.rest: bytes | None = None
-        self.held = 0
+        # One buffer, and not a list of blocks: the memory of each block is free for the next one
+        # while it is still in the cache, and getvalue() hands the buffer out without a copy.
+        self._content = io.BytesIO()
+
+    @property
+    def held(self) -> int:
         """Octets of content that :meth:`take` would return."""
-        self._blocks: list[bytes] = []
-        self._small = bytearray()
+        return self._content.tell()
 
     def feed(self, data: bytes) -> None:
         """Take what came from the socket; not to be called once ``rest`` is set."""
         raise NotImplementedError
 
-    def take(self) -> list[bytes]:
+    def take(self) -> bytes:
         """Return the content that came since the last call."""
-        blocks, self._blocks, self.held = self._blocks, [], 0
-        if self._small:
-            blocks.append(bytes(self._small))
-            self._small.clear()
-        return blocks
+        content, self._content = self._content, io.BytesIO()
+        return content.getvalue()
 
     def refuse(self, reason: Refusal) -> None:
         """Drop the content: a message that is refused must not hold memory."""
         self.refusal = reason
-        self.take()
-
-    def _keep(self, block: bytes) -> None:
-        self.held += len(block)
-        if len(block) < _SMALL_BLOCK_BYTES:
-            self._small += block
-            if len(self._small) < _SMALL_BLOCK_BYTES:
-                return
-            block = b""
-        if self._small:
-            self._blocks.append(bytes(self._small))
-            self._small.clear()
-        if block:
-            self._blocks.append(block)
+        self._content = io.BytesIO()
 
 
 class ChunkDecoder(Intake):
@@ -92,7 +77,7 @@ class ChunkDecoder(Intake):
         block = data[: self._missing]
         self._missing -= len(block)
         if self.refusal is None:
-            self._keep(block)
+            self._content.write(block)
         if not self._missing:
             self.rest = data[len(block) :]
 
@@ -143,7 +128,7 @@ class DataDecoder(Intake):
             block = block.replace(b"\r\n.", CRLF)
         if first:
             block = block[len(CRLF) :]
-        self._keep(block)
+        self._content.write(block)
 
     def _check(self, block: bytes) -> None:
         line_end, whole = self._last_line_end(block)
