@@ -12,6 +12,9 @@ WSGI_SERVERS: dict[str, Callable[[int, str], list[str]]] = {
     "gunicorn-sync": lambda port, app: gunicorn("sync", port, app),
     "gunicorn-gthread": lambda port, app: gunicorn("gthread", port, app, "--threads=4"),
     "gunicorn-gevent": lambda port, app: gunicorn("gevent", port, app),
+    "gunicorn-fast": lambda port, app: gunicorn(
+        "wsgifast.workers.FastWorker", port, app, "--threads=4"
+    ),
     "waitress": lambda port, app: small_server("waitress", port, app),
     "fast-wsgiref": lambda port, app: small_server("fast-wsgiref", port, app),
     "fast-werkzeug": lambda port, app: small_server("fast-werkzeug", port, app),

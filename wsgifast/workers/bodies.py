@@ -202,11 +202,9 @@ class Chunked:
     :param limit: the most bytes of the decoded body.
     """
 
-    __slots__ = ("_limit", "_reader", "_rest", "_source", "_undecoded", "_store", "received")
+    __slots__ = ("_limit", "_reader", "_rest", "_source", "_store", "_undecoded", "received")
 
-    def __init__(
-        self, source: Received, reader: ChunkedReader, in_memory: int, limit: int
-    ) -> None:
+    def __init__(self, source: Received, reader: ChunkedReader, in_memory: int, limit: int) -> None:
         self._source = source
         self._reader = reader
         self._limit = limit

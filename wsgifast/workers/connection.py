@@ -84,12 +84,21 @@ class Exchange:
         self.started = time.monotonic()
 
 
+# What may be asked of a connection's socket, and set on it, without taking it over.
+_HARMLESS = frozenset(
+    {
+        "cipher", "family", "getpeercert", "getpeername", "getsockname", "getsockopt",
+        "gettimeout", "proto", "selected_alpn_protocol", "setsockopt", "type", "version",
+    }
+)  # fmt: skip
+
+
 class AppSocket:
     """What an app finds as `gunicorn.socket`: the client's socket, for those who take it over.
 
-    The first use makes it a blocking socket, as the app expects it, and ends HTTP on it: after
-    the app the connection is closed. Looking at its options, or setting one, is no such use:
-    middleware does so for every connection, and remembers those it has done by weak reference.
+    Its addresses, its certificate and its options can be looked at, and options set, as middleware
+    does. Any other use makes it a blocking socket, as the app expects it, and ends HTTP on it:
+    after the app the connection is closed.
     """
 
     __slots__ = ("__weakref__", "_connection")
@@ -97,19 +106,13 @@ class AppSocket:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    @property
-    def family(self) -> int:
-        return self._connection.sock.family
-
-    def getsockopt(self, *arguments: int) -> Any:
-        return self._connection.sock.getsockopt(*arguments)
-
-    def setsockopt(self, *arguments: Any) -> None:
-        self._connection.sock.setsockopt(*arguments)
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in _HARMLESS:
+            return getattr(self._connection.sock, name)
+        if not hasattr(socket.socket, name) and not hasattr(self._connection.sock, name):
+            raise AttributeError(f"a socket has no attribute {name!r}")
         return getattr(self._connection.hijack(), name)
 
 
@@ -340,9 +343,7 @@ class Connection:
     def _parse(self, data: bytes) -> bool:
         server = self.server
         try:
-            req = server.request_class(
-                self._settings, self.received, self.peer, self._requests + 1
-            )
+            req = server.request_class(self._settings, self.received, self.peer, self._requests + 1)
         except NeedMoreData:
             self.received.data = data
             if len(data) > server.head_limit:
@@ -570,18 +571,13 @@ class Connection:
         """Throw away what the app has not read of a streamed body, if it is all here."""
         if getattr(req.body, "failed", False):
             return False
-        self.received.wait = None
+        self.received.wait = self.sock.recv  # non-blocking
         try:
-            while True:
-                if not req.body.read(_LINGER_BYTES):
-                    return True
-                if not self.received.data:
-                    more = self.sock.recv(_LINGER_BYTES)
-                    if not more:
-                        return False
-                    self.received.data = more
-        except Exception:  # noqa: BLE001 - not all here, or malformed: the connection ends
+            while req.body.read(_LINGER_BYTES):
+                pass
+        except Exception:  # noqa: BLE001 - not all here, or malformed: the next one's start is lost
             return False
+        return True
 
     # Ends
 
@@ -688,4 +684,3 @@ class Connection:
         except OSError:
             pass
         server.on_closed(self)
-

@@ -98,7 +98,7 @@ class EnvironFactory:
         environ["QUERY_STRING"] = req.query
         environ["RAW_URI"] = req.uri
         version = req.version
-        environ["SERVER_PROTOCOL"] = _PROTOCOLS.get(version) or "HTTP/%d.%d" % version
+        environ["SERVER_PROTOCOL"] = _PROTOCOLS.get(version) or f"HTTP/{version[0]}.{version[1]}"
         environ["wsgi.url_scheme"] = req.scheme
         script_name = self._script_name
         host = None

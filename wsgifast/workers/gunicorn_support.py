@@ -72,6 +72,7 @@ class Settings:
 
     def __init__(self, cfg: Config) -> None:
         self._cfg = cfg
+        self.forwarded_allow_ips: list[str] = []
         for name, setting in cfg.settings.items():
             if not hasattr(type(cfg), name):  # computed ones stay with the original
                 setattr(self, name, setting.get())

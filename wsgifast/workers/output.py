@@ -28,8 +28,9 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import cast
 
-from ..sockets.options import limit_send_buffer
+from ..sockets.options import SocketLike, limit_send_buffer
 from ..sockets.sendfile import FileTruncated
 
 __all__ = ["WOULD_BLOCK", "ClientGone", "OutputQueue"]
@@ -234,7 +235,7 @@ class OutputQueue:
         if not self._buffer_limited:
             self._buffer_limited = True
             try:
-                limit_send_buffer(self._sock)
+                limit_send_buffer(cast(SocketLike, self._sock))
             except OSError:
                 pass  # it has just been reset; the next send says so
 

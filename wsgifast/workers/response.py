@@ -156,6 +156,8 @@ class Response:
     def write(self, data: bytes) -> None:
         """Send a block of the body, or have it sent while the app works on (PEP 3333)."""
         if self.status is None:
+            if data == b"":
+                return  # start_response may come as late as the first byte (PEP 3333)
             raise AssertionError("the app has sent a body before it called start_response")
         block = self._framed(data)
         if not block and (self.headers_sent or not data):

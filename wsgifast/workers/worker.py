@@ -77,6 +77,10 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     #: "epoll", "selectors", or "auto" for the first of them that the system has.
     dispatcher_kind = "auto"
 
+    # gunicorn's own, named here because it ships no types.
+    alive: bool
+    _accepting: bool
+
     # What gunicorn calls before any worker is started.
 
     @classmethod
@@ -98,8 +102,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                 raise ConfigurationError(f"FastWorker.{name}={value!r}: expected bytes, 0 or more")
         if cls.dispatcher_kind not in DISPATCHERS:
             raise ConfigurationError(
-                f"FastWorker.dispatcher_kind={cls.dispatcher_kind!r}: "
-                f"expected one of {DISPATCHERS}"
+                f"FastWorker.dispatcher_kind={cls.dispatcher_kind!r}: expected one of {DISPATCHERS}"
             )
 
     # The worker's life.
@@ -252,7 +255,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                         do_handshake_on_connect=False,
                     )
                 connection = Connection(self, sock, peer, address)
-            except Exception:  # noqa: BLE001 - gone already; a certificate that cannot be read
+            except Exception:
                 self.log.debug("A connection has failed at once", exc_info=True)
                 sock.close()
                 continue
@@ -291,7 +294,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             return None
         try:
             return connection if connection.on_event(events) else None
-        except Exception:  # noqa: BLE001 - one connection must not take the others with it
+        except Exception:
             self.log.exception("Error in a connection")
             connection.close()
             return None
@@ -302,7 +305,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                 self._run_http2(connection)
             else:
                 self._run_request(connection)
-        except Exception:  # noqa: BLE001
+        except Exception:
             self.log.exception("Error in a connection")
             connection.abort()
 
@@ -319,12 +322,10 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """End what is overdue; take up accepting again."""
         now = time.monotonic()
         for connection in list(self.waiting.values()):
-            if connection.deadline < now and (
-                self.waiting.pop(connection.fd, None) is connection
-            ):
+            if connection.deadline < now and (self.waiting.pop(connection.fd, None) is connection):
                 try:
                     connection.on_overdue()
-                except Exception:  # noqa: BLE001
+                except Exception:
                     self.log.exception("Error in a connection")
                     connection.abort()
         if (
@@ -384,7 +385,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         finally:
             try:
                 self._post_request(self, req, environ, resp)
-            except Exception:  # noqa: BLE001
+            except Exception:
                 self.log.exception("Exception in post_request hook")
             connection.app_is_done()
 
@@ -491,9 +492,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     def _run_http2(self, connection: Connection) -> None:
         conn = self._blocking(connection)
         conn.is_http2 = True
-        conn.parser = http.get_parser(
-            self.cfg, conn.sock, connection.peer, http2_connection=True
-        )
+        conn.parser = http.get_parser(self.cfg, conn.sock, connection.peer, http2_connection=True)
         try:
             conn.parser.initiate_connection()
             if connection.received.data:
