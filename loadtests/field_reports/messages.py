@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from wsgifast.sockets import AsyncCoalescingWriter, CoalescingWriter, SharedCoalescingWriter
 
-__all__ = ["MESSAGE_BYTES", "MODES", "ROWS", "run_async", "run_simple", "run_threaded"]
+__all__ = ["DEPTH", "MESSAGE_BYTES", "MODES", "ROWS", "run_async", "run_simple", "run_threaded"]
 
 Address = tuple[str, int]
 MESSAGE_BYTES = 32
@@ -169,11 +169,10 @@ def _shared_writer(
         writer = SharedCoalescingWriter(sock)
         return writer.write, writer.close
     lock = threading.Lock()
-    flags = socket.MSG_MORE if mode == "MSG_MORE" else 0
 
     def write(data: bytes) -> None:
         with lock:
-            sock.sendall(data, flags)
+            sock.sendall(data)
 
     return write, lambda: None
 

@@ -29,8 +29,8 @@ OLD = Figures(
 PIECE_BYTES = 1460
 BLOCK_BYTES = 2 << 20
 LARGE_BYTES: dict[Profile, int] = {"quick": 256 << 20, "full": 1 << 30}
-# Blocks of one run; fewer beside a busy thread, where each piece may cost 5 ms.
-BLOCKS, BLOCKS_BUSY = 200, 1
+# Blocks of one run; fewer beside a busy thread, where each receive may cost 5 ms.
+BLOCKS, BLOCKS_BUSY = 200, 10
 ROUNDS = 5
 
 Receive = Callable[[socket.socket, int, ReceiveCount], object]
@@ -106,7 +106,7 @@ def whole_by_deadline(sock: socket.socket, size: int, count: ReceiveCount) -> by
 
 def fresh_bound(sock: socket.socket, size: int, count: ReceiveCount) -> mmap.mmap:
     """The same loop into memory that nobody has touched: what any new buffer costs the kernel."""
-    buffer = mmap.mmap(-1, size)
+    buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     got = 0
     with memoryview(buffer) as view:
         while got < size:

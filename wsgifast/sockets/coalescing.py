@@ -210,7 +210,8 @@ class SharedCoalescingWriter:
         self._written = 0
         self._sent = 0
         self._sending = False
-        self._refusal: Exception | None = None
+        self._closed = False
+        self._failure: Exception | None = None
         # Guards all of the above; notified when the sender has taken the queue, or has finished.
         self._changed = threading.Condition(threading.Lock())
         self._waiting = 0
@@ -228,11 +229,11 @@ class SharedCoalescingWriter:
                 self._sending
                 and self._size
                 and self._size + len(data) > self._max_bytes
-                and self._refusal is None
+                and not self._closed
+                and self._failure is None
             ):
                 self._wait()
-            if self._refusal is not None:
-                raise _again(self._refusal)
+            self._refuse()
             self._queue.append(data)
             self._size += len(data)
             self._written += len(data)
@@ -247,25 +248,21 @@ class SharedCoalescingWriter:
         :raises OSError: if that failed.
         """
         with self._changed:
-            written = self._written  # other threads may go on writing all the time
-            while self._sent < written and self._refusal is None:
-                self._wait()
-            if self._refusal is not None:
-                raise _again(self._refusal)
+            self._refuse()
+            self._wait_until_sent()
 
     def close(self) -> None:
-        """Refuse further writes and wait until all has been sent; a second close() only waits.
+        """Refuse further writes and wait until all has been sent; a second close() does nothing.
 
-        :raises OSError: if a send failed; once.
+        :raises OSError: if a send failed.
         """
         with self._changed:
-            failure, self._refusal = self._refusal, WriterClosed("the writer is closed")
-            if failure is None:
-                while self._sending:
-                    self._wait()
-                failure, self._refusal = self._refusal, WriterClosed("the writer is closed")
-            if not isinstance(failure, WriterClosed):
-                raise _again(failure)
+            if self._closed:
+                return
+            self._closed = True
+            if self._waiting:
+                self._changed.notify_all()
+            self._wait_until_sent()
 
     def __enter__(self: Writer) -> Writer:
         return self
@@ -277,6 +274,19 @@ class SharedCoalescingWriter:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _refuse(self) -> None:
+        if self._closed:
+            raise WriterClosed("the writer is closed")
+        if self._failure is not None:
+            raise _again(self._failure)
+
+    def _wait_until_sent(self) -> None:
+        written = self._written  # other threads may go on writing all the time
+        while self._sent < written and self._failure is None:
+            self._wait()
+        if self._failure is not None:
+            raise _again(self._failure)
 
     def _wait(self) -> None:
         self._waiting += 1
@@ -311,7 +321,7 @@ class SharedCoalescingWriter:
             if not empty:
                 with self._changed:
                     self._queue, self._size = [], 0
-                    self._refusal = failure
+                    self._failure = failure
                     self._sending = False
                     self._changed.notify_all()
 

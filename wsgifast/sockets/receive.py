@@ -8,7 +8,6 @@ the receive once and not once a piece. With a time limit, each call takes all th
 
 from __future__ import annotations
 
-import _socket
 import asyncio
 import io
 import os
@@ -20,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import WSGIFastError
+from .options import is_plain_socket
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -256,8 +256,7 @@ def _strategy(sock: ReceivingSocket, timeout: float | None) -> _Receive:
     if own == 0 and timeout is None:
         raise ValueError("the socket is non-blocking: name a timeout, or use async_recv_exactly")
     deadline = None if limit is None else time.monotonic() + limit
-    # gevent's socket takes the place of socket.socket when it patches the module.
-    if type(sock) is not socket.socket or not isinstance(sock, _socket.socket):
+    if not is_plain_socket(sock):
         return _by_the_sockets_own_timeout(sock, deadline)
     if deadline is None:
         return lambda rest: sock.recv_into(rest, 0, socket.MSG_WAITALL)
