@@ -10,7 +10,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from .comparison import Row
 from .measuring import ServerFailed, machine, save
@@ -114,7 +114,7 @@ def run_and_report(
     facts = machine()
     print(f"{title} on {serving}; {facts['python']}, {facts['cores']} cores", file=sys.stderr)
     progress = ProgressLine()
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         results = compare(
             serving,
@@ -141,10 +141,6 @@ def run_and_report(
     html_path = write_report(name, title, serving, results)
     print(f"\n{json_path}\n{html_path}")
     return 0 if all(result.is_good for result in results) else 1
-
-
-def _interrupt(signal_number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

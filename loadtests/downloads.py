@@ -51,8 +51,11 @@ class DownloadUser(FastHttpUser):
             size, problem, first = 0, None, None
             if response.status_code:  # else there is no answer; Locust reports why
                 try:
+                    if first_byte:  # a read waits until it has all it was asked for
+                        for block in response.iter_content(1, decode_content=False):
+                            first, size = time.perf_counter(), len(block)
+                            break
                     for block in response.iter_content(READ_BLOCK_BYTES, decode_content=False):
-                        first = first or time.perf_counter()
                         size += len(block)
                 except (HTTPParseError, OSError) as error:
                     problem = str(error) or type(error).__name__
@@ -68,7 +71,7 @@ class DownloadUser(FastHttpUser):
                 end = "" if problem in (None, "Incomplete response.") else f" ({problem})"
                 seen = f"status {response.status_code}, then the end after {size}{of_all} bytes"
                 response.failure(seen + end)
-        if first_byte and first is not None:
+        if first is not None:
             self.environment.events.request.fire(
                 request_type="first byte",
                 name=name or path,

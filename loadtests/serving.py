@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -81,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("app", nargs="?", default=APP)
     parser.add_argument("port", nargs="?", type=int, default=8001)
     given = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if given.server is None:
             return _serve_both(given.port)

@@ -12,7 +12,7 @@ from wsgiref.util import FileWrapper
 
 import pytest
 
-from tests.conftest import WSGI_SERVERS
+from tests.conftest import WSGI_SERVERS, gunicorn
 from tests.support import files
 from tests.support.http import Connection, Response
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
@@ -22,9 +22,11 @@ from wsgifast.delivery import FileSlice, SegmentedBody
 # Longer than a block, so that a range has a beginning, blocks and an end.
 CONTENT = os.urandom(1_000_003)
 SIZE = len(CONTENT)
+# Servers that know a body of several runs of a file, and send it by sendfile.
+OURS = ("fast-wsgiref", "fast-werkzeug", "wsgifast.workers.FastWorker")
 SERVERS = [
     pytest.param(name, marks=pytest.mark.xdist_group(f"files-{name}"))
-    for name in ("gunicorn-gthread", "gunicorn-sync", "waitress", "wsgiref")
+    for name in ("gunicorn-gthread", "gunicorn-sync", "waitress", "wsgiref", *OURS)
 ]
 
 
@@ -44,8 +46,8 @@ def server(request: pytest.FixtureRequest, root: Path) -> Iterator[LiveServer]:
 
 
 def running(name: str, app: str, root: Path) -> Any:
-    port = free_port()
-    argv = WSGI_SERVERS[name](port, f"tests.support.files:{app}")
+    port, app = free_port(), f"tests.support.files:{app}"
+    argv = WSGI_SERVERS[name](port, app) if name in WSGI_SERVERS else gunicorn(name, port, app)
     return live_server(argv, ("127.0.0.1", port), env={"FILES_ROOT": str(root)})
 
 

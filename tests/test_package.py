@@ -15,6 +15,7 @@ def test_exported_names() -> None:
         "BodyError",
         "ConfigurationError",
         "MissingExtra",
+        "StaticFiles",
         "WSGIFast",
         "WSGIFastError",
         "__version__",

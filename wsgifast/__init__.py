@@ -3,11 +3,13 @@
 from .body import register_file_wrapper
 from .errors import BodyError, ConfigurationError, MissingExtra, WSGIFastError
 from .middleware import WSGIFast
+from .static import StaticFiles
 
 __all__ = [
     "BodyError",
     "ConfigurationError",
     "MissingExtra",
+    "StaticFiles",
     "WSGIFast",
     "WSGIFastError",
     "__version__",

@@ -345,7 +345,10 @@ class _Exchange:
         if len(parts) == 1 and isinstance(parts[0], FileSegment):
             return self._wrapped(FileSlice(parts[0], file))
         environ[ROUTE] = "segments"
-        return SegmentedBody(parts, file.close)
+        end = max(part.offset + part.size for part in parts if isinstance(part, FileSegment))
+        # A slice knows at its end whether the file has become shorter.
+        sent = FileSlice(segment._replace(size=end - segment.offset), file)
+        return SegmentedBody(parts, sent.close)
 
     def _wrapped(self, reader: FileSlice | FileReader) -> Iterable[bytes]:
         """Put a file into the server's own wrapper, if it has one."""

@@ -15,6 +15,8 @@ from .result import Figures, Profile
 
 # In the order of the page: what the command line calls it -> its module in this package.
 REPORT_MODULES = {
+    "imap": "mail_append",
+    "smtp": "mail_throughput",
     "coalescing": "coalescing",
     "receive": "receive",
 }

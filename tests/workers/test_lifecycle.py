@@ -24,6 +24,8 @@ from tests.support.http import Connection
 from tests.support.servers import LiveServer, free_port, wait_for
 from tests.workers.app import FILE_BYTES, block
 from tests.workers.serving import DISPATCHERS, fast_worker, stats
+from wsgifast.workers import UnsupportedGunicorn
+from wsgifast.workers.gunicorn_support import check_gunicorn
 
 
 @pytest.mark.parametrize("dispatcher", DISPATCHERS)
@@ -82,8 +84,10 @@ def test_hup_and_usr1(tmp_path: Path) -> None:
         log.rename(tmp_path / "old.log")
         server.process.send_signal(signal.SIGUSR1)
         wait_for(log.exists, "the log is reopened")
-        assert server.get("/errors").status == 200
-        wait_for(lambda: "/errors" in log.read_text(), "and used")
+        wait_for(
+            lambda: server.get("/errors").status == 200 and "/errors" in log.read_text(),
+            "the worker has reopened it too",
+        )
         server.process.send_signal(signal.SIGHUP)
         wait_for(lambda: stats(server)["pid"] != first, "a new worker serves")
 
@@ -233,10 +237,26 @@ def test_inherited_socket() -> None:
             process.wait(15)
 
 
-def test_wrong_attribute_is_a_sentence_at_start() -> None:
-    started = pytest.raises(AssertionError, match=r"body_timeout_s=-1: expected seconds above 0")
-    with started, fast_worker(attributes={"body_timeout_s": -1}):
-        pytest.fail("it has started")
+def test_wrong_attribute_is_a_sentence_at_start(tmp_path: Path) -> None:
+    conf = tmp_path / "conf.py"
+    conf.write_text(
+        "from wsgifast.workers import FastWorker\n"
+        "class worker_class(FastWorker): body_timeout_s = -1\n"
+    )
+    argv = [sys.executable, "-m", "gunicorn", "-c", str(conf), "-b", "127.0.0.1:0", "a:a"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "FastWorker.body_timeout_s=-1: expected seconds above 0" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_gunicorn_outside_the_range_is_a_sentence() -> None:
+    check_gunicorn("25.0.0")
+    check_gunicorn("27.9.1")
+    for version in ("23.0.0", "28.0.0"):
+        sentence = rf"gunicorn {version} is installed, but .* gunicorn 25\.0 to 27\.x"
+        with pytest.raises(UnsupportedGunicorn, match=sentence):
+            check_gunicorn(version)
 
 
 def test_http2_over_tls(tmp_path: Path) -> None:

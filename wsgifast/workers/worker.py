@@ -44,6 +44,13 @@ _ROUND_S = 1.0
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
+class InvalidWorkerOption(ConfigurationError, RuntimeError):
+    """An attribute of FastWorker has a value that cannot work.
+
+    A RuntimeError too: gunicorn's command prints those as a sentence.
+    """
+
+
 class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     """A threaded gunicorn worker that no slow client can hold.
 
@@ -88,20 +95,20 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """Refuse a configuration, or a gunicorn, that cannot work.
 
         :raises UnsupportedGunicorn: for a version outside the supported range.
-        :raises ConfigurationError: for a class attribute with an impossible value.
+        :raises InvalidWorkerOption: for a class attribute with an impossible value.
         """
         check_gunicorn()
         super().check_config(cfg, log)
         for name in ("body_timeout_s", "head_timeout_s", "send_timeout_s"):
             value = getattr(cls, name)
             if not isinstance(value, (int, float)) or value <= 0:
-                raise ConfigurationError(f"FastWorker.{name}={value!r}: expected seconds above 0")
+                raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected seconds above 0")
         for name in ("body_memory_bytes", "body_limit_bytes", "output_ahead_bytes"):
             value = getattr(cls, name)
             if not isinstance(value, int) or value < 0:
-                raise ConfigurationError(f"FastWorker.{name}={value!r}: expected bytes, 0 or more")
+                raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected bytes, 0 or more")
         if cls.dispatcher_kind not in DISPATCHERS:
-            raise ConfigurationError(
+            raise InvalidWorkerOption(
                 f"FastWorker.dispatcher_kind={cls.dispatcher_kind!r}: expected one of {DISPATCHERS}"
             )
 
@@ -496,7 +503,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         try:
             conn.parser.initiate_connection()
             if connection.received.data:
-                conn.parser.receive_data(connection.received.take_buffered())
+                # In the clear, what came with the preface may hold whole requests already.
+                for req in conn.parser.receive_data(connection.received.take_buffered()):
+                    self._serve_http2_stream(req, conn, conn.parser)
             self.handle_http2(conn)
         except OSError as error:
             self.log.debug("HTTP/2 connection lost: %s", error)

@@ -1,0 +1,356 @@
+"""What a directory lets be read, and what it never does."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wsgifast import ConfigurationError
+from wsgifast.files.directory import Directory, identity_of, names_of
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """root/ with files, and a secret beside it."""
+    root = tmp_path / "root"
+    (root / "css").mkdir(parents=True)
+    (root / "a.txt").write_text("a")
+    (root / "css" / "site.css").write_text("css")
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "a.txt").write_text("secret")
+    return root
+
+
+def read(directory: Directory, path: str) -> bytes | None:
+    """What is read under a relative path; None where nothing is."""
+    names = names_of(path)
+    opened = None if names is None else directory.open(names)
+    if opened is None:
+        return None
+    try:
+        assert not opened.is_directory, f"{path} is a directory"
+        return os.pread(opened.fd, 1000, 0)
+    finally:
+        os.close(opened.fd)
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("a.txt", ["a.txt"]),
+        ("css/site.css", ["css", "site.css"]),
+        ("css/", ["css"]),
+        ("", []),
+        ("a..b/..c.", ["a..b", "..c."]),
+        ("%2e%2e/x", ["%2e%2e", "x"]),  # the server has decoded once; what is left is a name
+        ("..", None),
+        ("../secret", None),
+        ("css/../../secret", None),
+        ("css/..", None),
+        (".", None),
+        ("./a.txt", None),
+        ("/a.txt", None),
+        ("//a.txt", None),
+        ("css//site.css", None),
+        ("css//", None),
+        ("..\\secret", None),
+        ("css\\site.css", None),
+        ("a\0.txt", None),
+        ("x/" * 3000, None),
+        ("a" * 5000, None),
+    ],
+)
+def test_names_of_a_path(path: str, names: list[str] | None) -> None:
+    assert names_of(path, hidden_files=True) == names
+
+
+@pytest.mark.parametrize("path", [".env", ".git/config", "css/.htaccess", "a/.well-known/x"])
+def test_hidden_names_are_shown_only_when_asked(path: str) -> None:
+    assert names_of(path) is None
+    assert names_of(path, hidden_files=True) == path.split("/")
+
+
+def test_well_known_is_never_hidden() -> None:
+    assert names_of(".well-known/security.txt") == [".well-known", "security.txt"]
+    assert names_of(".well-known/.env") is None
+
+
+@given(st.text(st.sampled_from("ab./\\\0~ é\udc80"), max_size=12))
+def test_no_text_names_anything_above(path: str) -> None:
+    names = names_of(path, hidden_files=True)
+    for name in names or ():
+        assert name not in ("", ".", "..")
+        assert not set(name) & set("/\\\0")
+
+
+def test_files_and_directories_are_opened(tree: Path) -> None:
+    directory = Directory(tree)
+    assert read(directory, "a.txt") == b"a"
+    assert read(directory, "css/site.css") == b"css"
+    opened = directory.open(["css"])
+    assert opened is not None
+    assert opened.is_directory
+    os.close(opened.fd)
+    opened = directory.open([])
+    assert opened is not None
+    assert opened.is_directory
+    os.close(opened.fd)
+
+
+@pytest.mark.parametrize("path", ["none", "a.txt/x", "css/none/x", "n" * 300, "css/" + "n" * 300])
+@pytest.mark.parametrize("follow", [True, False])
+def test_what_is_not_there_is_none(tree: Path, path: str, follow: bool) -> None:
+    assert read(Directory(tree, follow_symlinks=follow), path) is None
+
+
+LINKS = {
+    "absolute": lambda root: (root / "link", root.parent / "secret"),
+    "relative": lambda root: (root / "link", Path("../secret")),
+    "from below": lambda root: (root / "css" / "link", Path("../../secret")),
+    "down and up": lambda root: (root / "link", Path("css/../../secret")),
+}
+
+
+@pytest.mark.parametrize("make", LINKS.values(), ids=LINKS)
+def test_links_out_of_the_root_need_follow_symlinks(
+    tree: Path, make: Callable[[Path], tuple[Path, Path]]
+) -> None:
+    link, target = make(tree)
+    link.symlink_to(target)
+    path = str(link.relative_to(tree))
+    assert read(Directory(tree), path) is None
+    assert read(Directory(tree, follow_symlinks=True), path) == b"secret"
+
+
+def test_a_linked_directory_outside_needs_follow_symlinks(tree: Path) -> None:
+    (tree / "d").symlink_to("../outside")
+    assert read(Directory(tree), "d/a.txt") is None
+    assert read(Directory(tree, follow_symlinks=True), "d/a.txt") == b"secret"
+
+
+def test_a_neighbour_whose_name_begins_alike_is_outside(tree: Path) -> None:
+    neighbour = tree.parent / "root-2"
+    neighbour.mkdir()
+    (neighbour / "x").write_text("secret")
+    (tree / "x").symlink_to(neighbour / "x")
+    assert read(Directory(tree), "x") is None
+
+
+def test_links_inside_the_root_work(tree: Path) -> None:
+    (tree / "b.txt").symlink_to("a.txt")
+    (tree / "css" / "up").symlink_to("../a.txt")
+    (tree / "styles").symlink_to("css")
+    (tree / "abs").symlink_to(tree / "css")
+    (tree / "twice").symlink_to("styles")
+    (tree / "dots").symlink_to("./css/./site.css")
+    directory = Directory(tree)
+    assert read(directory, "b.txt") == b"a"
+    assert read(directory, "css/up") == b"a"
+    for folder in ("styles", "abs", "twice"):
+        assert read(directory, f"{folder}/site.css") == b"css"
+        assert read(directory, f"{folder}/up") == b"a"
+    assert read(directory, "dots") == b"css"
+
+
+def test_the_links_of_a_mounted_volume_work(tree: Path) -> None:
+    """As orchestrators mount configuration: file -> ..data/file, ..data -> ..2026/."""
+    (tree / "..2026").mkdir()
+    (tree / "..2026" / "app.conf").write_text("conf")
+    (tree / "..data").symlink_to("..2026")
+    (tree / "app.conf").symlink_to("..data/app.conf")
+    assert read(Directory(tree), "app.conf") == b"conf"
+
+
+def test_the_root_itself_may_be_a_link(tree: Path) -> None:
+    current = tree.parent / "current"
+    current.symlink_to("root")
+    directory = Directory(current)
+    assert read(directory, "a.txt") == b"a"
+    (tree / "abs").symlink_to(tree / "css")  # by the real path, not the link's
+    assert read(directory, "abs/site.css") == b"css"
+    other = tree.parent / "other"
+    other.mkdir()
+    (other / "a.txt").write_text("new")
+    current.unlink()
+    current.symlink_to("other")
+    assert read(directory, "a.txt") == b"new"
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_circles_of_links_end(tree: Path, follow: bool) -> None:
+    (tree / "one").symlink_to("two")
+    (tree / "two").symlink_to("one")
+    (tree / "self").symlink_to("self/x")
+    directory = Directory(tree, follow_symlinks=follow)
+    assert read(directory, "one") is None
+    assert read(directory, "one/x") is None
+    assert read(directory, "self") is None
+
+
+def test_fifos_sockets_and_devices_are_refused_without_being_opened(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tree / "fifo")
+    listener = socket.socket(socket.AF_UNIX)
+    monkeypatch.chdir(tree)  # a Unix socket's path is short
+    listener.bind("socket")
+    (tree / "null").symlink_to("/dev/null")
+    opened: list[object] = []
+    real = os.open
+
+    def recording(path: str, *args: int, **options: int) -> int:
+        opened.append(path)
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", recording)
+    with listener:
+        for follow in (True, False):
+            for name in ("fifo", "socket", "null"):
+                assert read(Directory(tree, follow_symlinks=follow), name) is None
+                assert name not in opened
+                assert str(tree / name) not in opened
+
+
+def test_a_fifo_that_takes_a_files_place_before_open_does_not_block(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def swapping(path: str, *args: int, **options: int) -> int:
+        if path == "a.txt":
+            (tree / "a.txt").unlink()
+            os.mkfifo(tree / "a.txt")
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", swapping)
+    assert read(Directory(tree), "a.txt") is None
+
+
+@pytest.mark.parametrize("name", ["css", "site.css"])
+def test_a_link_that_takes_a_names_place_before_open_is_not_followed(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Between the look at a name and its opening, it becomes a link out of the root."""
+    (tree.parent / "outside" / "site.css").write_text("secret")
+    real = os.open
+    swapped: list[str] = []
+
+    def swapping(path: str, *args: int, **options: int) -> int:
+        if path == name and not swapped:
+            swapped.append(path)
+            place = tree / "css" if name == "css" else tree / "css" / "site.css"
+            place.rename(tree.parent / "moved")
+            target = "../outside" if name == "css" else "../../outside/site.css"
+            place.symlink_to(target)
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", swapping)
+    assert read(Directory(tree), "css/site.css") is None
+    assert swapped == [name]
+
+
+def test_swapping_in_a_running_race_never_leads_out(tree: Path) -> None:
+    directory = Directory(tree)
+    (tree / "d").mkdir()
+    (tree / "d" / "a.txt").write_text("inside")
+    (tree / "link").symlink_to("../outside")
+    stop = threading.Event()
+    rounds = 0
+
+    def swap() -> None:
+        nonlocal rounds
+        while not stop.is_set():
+            rounds += 1
+            for a, b in (("d", "tmp"), ("link", "d"), ("d", "link"), ("tmp", "d")):
+                os.rename(tree / a, tree / b)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        seen = {read(directory, "d/a.txt") for _ in range(3000)}
+    finally:
+        stop.set()
+        thread.join()
+    assert seen <= {b"inside", None}
+    assert rounds > 10
+    assert read(directory, "d/a.txt") == b"inside"
+
+
+def test_a_name_that_no_file_system_takes_is_none(tree: Path) -> None:
+    assert Directory(tree).open(["\ud800"]) is None  # no byte stands for this surrogate
+
+
+def test_bytes_that_are_no_utf8_name_a_file(tree: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.txt")
+    (tree / name).write_text("latin")
+    assert read(Directory(tree), name) == b"latin"
+
+
+def test_what_may_not_be_read_is_said_so(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in for the kernel's answer: tests that run as root may read everything."""
+    real = os.open
+
+    def refusing(path: str, *args: int, **options: int) -> int:
+        if path == "a.txt":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
+    with pytest.raises(PermissionError):
+        Directory(tree).open(["a.txt"])
+
+
+def test_a_failing_disk_is_an_error(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(path: str, *args: int, **options: int) -> int:
+        raise OSError(errno.EIO, "I/O error")
+
+    directory = Directory(tree)
+    monkeypatch.setattr(os, "open", failing)
+    with pytest.raises(OSError, match="I/O error"):
+        directory.open(["a.txt"])
+
+
+def test_reopen_returns_the_same_file_or_none(tree: Path) -> None:
+    directory = Directory(tree)
+    opened = directory.open(["a.txt"])
+    assert opened is not None
+    os.close(opened.fd)
+    path, identity = str(tree / "a.txt"), identity_of(opened.facts)
+    fd = directory.reopen(path, identity)
+    assert fd is not None
+    assert stat.S_ISREG(os.fstat(fd).st_mode)
+    os.close(fd)
+    (tree / "new").write_text("b")
+    os.replace(tree / "new", tree / "a.txt")
+    assert directory.reopen(path, identity) is None
+    (tree / "a.txt").unlink()
+    assert directory.reopen(path, identity) is None
+
+
+def test_no_descriptor_is_left_open(tree: Path) -> None:
+    (tree / "link").symlink_to("../secret")
+    (tree / "in").symlink_to("css/site.css")
+    os.mkfifo(tree / "fifo")
+    directory = Directory(tree)
+    before = sorted(os.listdir("/proc/self/fd"))
+    for path in ("a.txt", "css/site.css", "link", "in", "fifo", "none", "css/none/x", "a.txt/x"):
+        read(directory, path)
+    directory.reopen(str(tree / "a.txt"), (0, 0, 0, 0))
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("what", ["none", "a.txt", "\0"])
+def test_a_directory_that_is_none_is_named(tree: Path, what: str) -> None:
+    with pytest.raises(ConfigurationError, match="directory=") as caught:
+        Directory(tree / what)
+    assert repr(str(tree / what)) in str(caught.value) or "\\x00" in str(caught.value)

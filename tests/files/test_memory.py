@@ -1,0 +1,75 @@
+"""The memory cache: its bound, its second chance, and threads."""
+
+from __future__ import annotations
+
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wsgifast.files.memory import Kept, MemoryCache
+
+
+@given(
+    st.integers(0, 50),
+    st.lists(
+        st.tuples(st.sampled_from(["put", "get", "drop"]), st.integers(0, 9), st.integers(0, 60))
+    ),
+)
+def test_the_bound_holds_and_the_sum_is_right(
+    bound: int, steps: list[tuple[str, int, int]]
+) -> None:
+    cache: MemoryCache[Kept] = MemoryCache(bound)
+    put: dict[str, Kept] = {}
+    for step, number, cost in steps:
+        key = str(number)
+        if step == "put":
+            put[key] = Kept(cost)
+            cache.put(key, put[key])
+        elif step == "drop" and key in put:
+            cache.drop(key, put.pop(key))
+        else:
+            assert cache.get(key) in (None, put.get(key))
+        kept = [value for k in map(str, range(10)) if (value := cache.get(k)) is not None]
+        assert cache.used_bytes == sum(value.cost for value in kept) <= bound
+        assert len(cache) == len(kept)
+
+
+def test_what_is_in_use_stays() -> None:
+    cache: MemoryCache[Kept] = MemoryCache(10)
+    cache.put("hot", Kept(1))
+    for number in range(100):
+        assert cache.get("hot") is not None, f"driven out by {number}"
+        cache.put(str(number), Kept(1))
+    assert len(cache) == 10
+
+
+def test_only_the_value_that_is_meant_is_dropped() -> None:
+    cache: MemoryCache[Kept] = MemoryCache(10)
+    old, new = Kept(1), Kept(2)
+    cache.put("key", old)
+    cache.put("key", new)
+    cache.drop("key", old)
+    assert cache.get("key") is new
+    assert cache.used_bytes == 2
+
+
+def test_threads_keep_the_sum_right() -> None:
+    cache: MemoryCache[Kept] = MemoryCache(500)
+
+    def work(seed: int) -> None:
+        for number in range(3000):
+            key = str((number * 7 + seed) % 97)
+            kept = cache.get(key)
+            if kept is None:
+                cache.put(key, Kept(1 + number % 20))
+            elif number % 5 == 0:
+                cache.drop(key, kept)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kept = [value for n in range(97) if (value := cache.get(str(n))) is not None]
+    assert cache.used_bytes == sum(value.cost for value in kept) <= 500

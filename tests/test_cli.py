@@ -1,0 +1,301 @@
+"""The command line: `wsgifast files` and `wsgifast compress`."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pty
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import brotli
+import pytest
+import zstandard
+
+from tests.support.http import get
+from tests.support.servers import wait_for
+from wsgifast import ConfigurationError, StaticFiles, cli
+from wsgifast.files import compress as module
+from wsgifast.files.compress import MANIFEST, available_codings, compress
+
+TEXT = b"A line of text that repeats itself.\n" * 200
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "tree"
+    (root / "css").mkdir(parents=True)
+    (root / "page.html").write_bytes(TEXT)
+    (root / "css" / "site.css").write_bytes(TEXT * 2)
+    (root / "tiny.txt").write_bytes(b"x")
+    (root / "random.dat").write_bytes(os.urandom(5000))
+    (root / "image.png").write_bytes(TEXT)
+    (root / ".hidden.txt").write_bytes(TEXT)
+    (root / "empty.txt").touch()
+    (tmp_path / "outside.txt").write_bytes(TEXT)
+    (root / "link.txt").symlink_to("../outside.txt")
+    return root
+
+
+def snapshot(root: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file's bytes and modification time."""
+    return {
+        str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+# compress
+
+
+def test_siblings_are_right_and_only_where_they_pay(tree: Path) -> None:
+    before = set(snapshot(tree))
+    os.chmod(tree / "page.html", 0o640)
+    report = compress(tree)
+    made = set(snapshot(tree)) - before - {MANIFEST}
+    assert made == set(report.written)
+    assert made == {
+        f"{name}{suffix}"
+        for name in ("page.html", "css/site.css")
+        for suffix in (".gz", ".br", ".zst")
+    }
+    original = (tree / "page.html").stat()
+    for suffix, unpack in (
+        (".gz", gzip.decompress),
+        (".br", brotli.decompress),
+        (".zst", zstandard.ZstdDecompressor().decompress),
+    ):
+        sibling = tree / f"page.html{suffix}"
+        assert unpack(sibling.read_bytes()) == TEXT
+        assert sibling.stat().st_mtime_ns == original.st_mtime_ns
+        assert stat.S_IMODE(sibling.stat().st_mode) == 0o640
+    assert report.original_bytes == len(TEXT) * 3
+    assert report.smallest_bytes < report.original_bytes / 10
+
+
+def test_the_same_bytes_in_give_the_same_bytes_out(tree: Path, tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere" / "copy"
+    other.parent.mkdir()
+    subprocess.run(["cp", "-a", str(tree), str(other)], check=True)
+    (other / "link.txt").unlink()
+    (tree / "link.txt").unlink()
+    compress(tree, jobs=1)
+    compress(other, jobs=4)
+    first, second = snapshot(tree), snapshot(other)
+    del first[MANIFEST], second[MANIFEST]
+    assert first == second
+    assert (tree / MANIFEST).read_bytes() == (other / MANIFEST).read_bytes()
+
+
+def test_a_second_run_changes_nothing_and_a_change_is_followed(tree: Path) -> None:
+    compress(tree)
+    before = snapshot(tree)
+    again = compress(tree)
+    assert (again.written, again.removed) == ([], [])
+    assert len(again.current) == 6
+    assert {k: v for k, v in snapshot(tree).items() if k != MANIFEST} == {
+        k: v for k, v in before.items() if k != MANIFEST
+    }
+    (tree / "page.html").write_bytes(TEXT[::-1])
+    report = compress(tree)
+    assert report.written == ["page.html.br", "page.html.gz", "page.html.zst"]
+    assert gzip.decompress((tree / "page.html.gz").read_bytes()) == TEXT[::-1]
+
+
+def test_what_was_made_here_goes_with_its_original(tree: Path) -> None:
+    compress(tree)
+    (tree / "page.html").unlink()
+    (tree / "css" / "site.css").write_bytes(os.urandom(3000))  # pays no more
+    report = compress(tree)
+    assert len(report.removed) == 6
+    assert not [name for name in snapshot(tree) if name.endswith((".gz", ".br", ".zst"))]
+    assert not (tree / MANIFEST).exists()
+
+
+def test_files_of_others_are_left_alone_unless_told(tree: Path) -> None:
+    own = tree / "page.html.gz"
+    own.write_bytes(b"yesterday's backup")
+    os.utime(own, (1, 1))
+    lonely = tree / "dump.sql.gz"
+    lonely.write_bytes(b"no original at all")
+    report = compress(tree)
+    assert report.left_alone == ["page.html.gz"]
+    assert own.read_bytes() == b"yesterday's backup"
+    compress(tree, overwrite=True)
+    assert gzip.decompress(own.read_bytes()) == TEXT
+    assert lonely.read_bytes() == b"no original at all"
+    own.write_bytes(b"edited by hand")  # made here once, but no more
+    (tree / "page.html").unlink()
+    compress(tree)
+    assert own.read_bytes() == b"edited by hand"
+
+
+def test_a_failure_leaves_no_half_file_and_is_reported(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(source: Any, target: Any) -> None:
+        if str(target).endswith("page.html.gz"):
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    real = os.replace
+    monkeypatch.setattr(os, "replace", failing)
+    report = compress(tree)
+    assert report.failed == {"page.html": "No space left on device"}
+    assert not (tree / "page.html.gz").exists()
+    assert not [path for path in tree.rglob(".*") if path.name not in (".hidden.txt", MANIFEST)]
+
+
+def test_a_missing_package_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "brotli", None)
+    assert available_codings() == ("zstd", "gzip")
+    with pytest.raises(ConfigurationError, match="pip install brotli"):
+        compress(tree, codings=["br"])
+    compress(tree)
+    assert not list(tree.rglob("*.br"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"codings": ["lzma"]}, "'lzma'"), ({"jobs": 0}, "jobs=0")],
+)
+def test_wrong_options(tree: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        compress(tree, **options)
+
+
+def test_a_broken_manifest_is_an_error_not_a_licence(tree: Path) -> None:
+    (tree / MANIFEST).write_text("[]")
+    with pytest.raises(ConfigurationError, match="manifest"):
+        compress(tree)
+
+
+def test_what_compress_makes_static_files_sends(tree: Path) -> None:
+    compress(tree)
+    headers: dict[str, str] = {}
+    app = StaticFiles(directory=tree)
+    environ = {
+        "REQUEST_METHOD": "GET",
+        "PATH_INFO": "/css/site.css",
+        "HTTP_ACCEPT_ENCODING": "gzip, deflate, br, zstd",
+    }
+    body = b"".join(app(environ, lambda status, fields, exc_info=None: headers.update(fields)))  # type: ignore[arg-type, misc]
+    smallest = min(tree.glob("css/site.css.*"), key=lambda path: path.stat().st_size)
+    assert body == smallest.read_bytes()
+
+
+def test_the_command_and_its_exit_status(
+    tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.main(["compress", str(tree), "--codings", "gzip"]) == 0
+    assert "2 written, 0 already there, 0 removed" in capsys.readouterr().out
+    assert cli.main(["compress", str(tree), "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+    assert cli.main(["compress", str(tree / "none")]) == 2
+    assert "is not a directory" in capsys.readouterr().err
+    os.utime(tree / "page.html.gz", (1, 1))
+    (tree / MANIFEST).unlink()
+    assert cli.main(["compress", str(tree)]) == 0
+    assert "page.html.gz is older than its original" in capsys.readouterr().err
+
+    def failing(content: bytes) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setitem(module._ENCODERS, "gzip", failing)
+    (tree / "new.txt").write_bytes(TEXT)
+    assert cli.main(["compress", str(tree)]) == 1
+    assert "new.txt: Input/output error" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["shrink"])
+    assert caught.value.code == 2
+
+
+def test_progress_is_shown_on_a_terminal(tree: Path) -> None:
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "wsgifast", "compress", str(tree)]
+    try:
+        ran = subprocess.run(command, stderr=follower, stdout=subprocess.PIPE, check=True)
+        os.close(follower)
+        shown = os.read(leader, 65536).decode()
+    finally:
+        os.close(leader)
+    assert re.search(r"\[#+\.*\] \d+/\d+ \S", shown)
+    assert b"saved)" in ran.stdout
+
+
+# files
+
+
+@pytest.fixture(params=["gunicorn", "wsgiref"])
+def without(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """An environment with gunicorn, and one in which it seems not to be installed."""
+    if request.param == "gunicorn":
+        return dict(os.environ)
+    (tmp_path / "shadow" / "gunicorn").mkdir(parents=True)
+    (tmp_path / "shadow" / "gunicorn" / "__init__.py").write_text("raise ImportError('hidden')")
+    return {**os.environ, "PYTHONPATH": str(tmp_path / "shadow")}
+
+
+def test_serving_a_directory_now(tree: Path, without: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "wsgifast", "files", str(tree), "--bind", "0"]
+    log = tree.parent / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=without)
+    try:
+        wait_for(lambda: "http://" in log.read_text(), "the URL is printed")
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", log.read_text())
+        assert found, log.read_text()
+        address = ("127.0.0.1", int(found[1]))
+        page = get(address)
+        assert page.status == 200
+        assert b"page.html" in page.body
+        answer = get(address, "/page.html", headers=[("Range", "bytes=0-9")])
+        assert (answer.status, answer.body) == (206, TEXT[:10])
+        assert answer.header("Cache-Control") == "max-age=0, public"
+        for target in ("/.hidden.txt", "/link.txt", "/../outside.txt", "/%2e%2e/outside.txt"):
+            assert get(address, target).status in (400, 404)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) in (0, 130)
+    finally:
+        process.kill()
+        process.wait()
+    assert "Traceback" not in log.read_text()
+    assert "ERROR" not in log.read_text()
+
+
+def test_a_taken_port_and_other_wrong_addresses(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["files", str(tree), "--bind", f"127.0.0.1:{port}"]) == 2
+        error = capsys.readouterr().err
+        assert f"127.0.0.1:{port}" in error
+        assert "--bind" in error
+    for bind in ("nonsense", "127.0.0.1:", "1:99999", "127.0.0.1:1_0", ":+1"):
+        assert cli.main(["files", str(tree), "--bind", bind]) == 2
+        assert bind in capsys.readouterr().err
+    assert cli.main(["files", str(tree / "none")]) == 2
+    assert str(tree / "none") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("bind", "address"),
+    [
+        ("127.0.0.1:8000", ("127.0.0.1", 8000)),
+        ("8000", ("127.0.0.1", 8000)),
+        (":8000", ("127.0.0.1", 8000)),
+        ("0.0.0.0:80", ("0.0.0.0", 80)),
+        ("[::1]:8000", ("::1", 8000)),
+        ("localhost:0", ("localhost", 0)),
+    ],
+)
+def test_addresses(bind: str, address: tuple[str, int]) -> None:
+    assert cli._address(bind) == address

@@ -1,0 +1,91 @@
+"""StaticFiles on real servers: what comes over the wire."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import WSGI_SERVERS
+from tests.support.http import Connection
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
+
+SMALL = b"let answer = 42;\n" * 60
+LARGE = bytes(range(256)) * 16_384  # 4 MiB: more than the buffers between server and client hold
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("site")
+    (root / "app.js").write_bytes(SMALL)
+    (root / "large.bin").write_bytes(LARGE)
+    (root / "empty.txt").write_bytes(b"")
+    (root / "docs").mkdir()
+    (root / "docs" / "index.html").write_text("<h1>docs</h1>")
+    (root.parent / "secret").write_text("secret")
+    return root
+
+
+@pytest.fixture(
+    scope="module", params=["gunicorn-gthread", "gunicorn-gevent", "waitress", "wsgiref"]
+)
+def server(request: pytest.FixtureRequest, root: Path) -> Iterator[LiveServer]:
+    port = free_port()
+    command = WSGI_SERVERS[request.param](port, "tests.support.static_app:app")
+    with live_server(command, ("127.0.0.1", port), env={"STATIC_ROOT": str(root)}) as running:
+        yield running
+
+
+def test_files_ranges_and_conditions_on_one_connection(server: LiveServer) -> None:
+    for _ in range(2):
+        small = server.get("/app.js")
+        assert (small.status, small.body) == (200, SMALL), small
+        tag = small.header("ETag")
+        assert tag is not None
+        not_modified = server.get("/app.js", headers=[("If-None-Match", tag)])
+        assert (not_modified.status, not_modified.body) == (304, b"")
+        assert server.get("/large.bin").body == LARGE
+        middle = server.get("/large.bin", headers=[("Range", "bytes=1000000-1999999")])
+        assert (middle.status, middle.body) == (206, LARGE[1_000_000:2_000_000])
+        assert middle.header("Content-Range") == f"bytes 1000000-1999999/{len(LARGE)}"
+        several = server.get("/large.bin", headers=[("Range", "bytes=0-9,2000000-2000009")])
+        assert several.status == 206
+        assert several.body.count(LARGE[:10]) >= 1
+        assert server.get("/large.bin", method="HEAD").header("Content-Length") == str(len(LARGE))
+        assert server.get("/empty.txt").body == b""
+        assert server.get("/docs").header("Location") == "./docs/"
+        assert server.get("/docs/").body == b"<h1>docs</h1>"
+        assert server.get("/app.js", method="POST").status == 405
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("/../secret", "/%2e%2e/secret", "/..%2fsecret", "/docs/..%2f..%2fsecret"),
+        *("//etc/passwd", "/..%5csecret", "/%00", "/app.js%00.html", "/%ff%fe"),
+        *("/%252e%252e/secret", "/" + "a" * 3000),
+    ],
+)
+def test_no_target_leads_out(server: LiveServer, target: str) -> None:
+    answer = server.get(target)
+    assert answer.status in (400, 404), answer
+    assert b"secret" not in answer.body
+
+
+def test_a_file_that_shrinks_while_it_is_sent_ends_the_connection_and_is_logged(
+    server: LiveServer, root: Path
+) -> None:
+    path = root / "shrinking.bin"
+    path.write_bytes(LARGE * 8)
+    with Connection(server.address, receive_buffer=16_384) as connection:
+        connection.send_request("/shrinking.bin")
+        head = connection.read_head()
+        assert head.header("Content-Length") == str(len(LARGE) * 8)
+        connection.read(100_000)
+        os.truncate(path, 200_000)
+        rest = connection.read_to_end()
+        assert len(rest) < len(LARGE) * 8 - 100_000
+    wait_for(lambda: "shrank" in server.log(), f"the log tells of it: {server.log()}")
+    assert server.get("/app.js").body == SMALL

@@ -1,0 +1,222 @@
+"""The command line: `wsgifast files DIR` and `wsgifast compress DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+from .errors import WSGIFastError
+from .files.compress import CompressReport, available_codings, compress
+from .files.lookup import SIBLING_SUFFIXES
+from .static import StaticFiles
+
+__all__ = ["main"]
+
+_DEFAULT_BIND = "127.0.0.1:8000"
+_THREADS = 8
+_STATUS_FAILED = 1
+_STATUS_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    :param argv: without the program's name; by default the process's own.
+    :returns: the exit status: 0; 1 where some files could not be done; 2 for a wrong option.
+    """
+    options = _parser().parse_args(argv)
+    try:
+        status: int = options.run(options)
+        return status
+    except WSGIFastError as error:
+        print(f"wsgifast: {error}", file=sys.stderr)
+        return _STATUS_USAGE
+    except KeyboardInterrupt:
+        return 128 + 2  # as a shell names the end by SIGINT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="wsgifast", description="Serve files, fast.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    files = commands.add_parser("files", help="serve a directory over HTTP, now")
+    files.add_argument("directory", metavar="DIR")
+    files.add_argument(
+        "--bind",
+        metavar="[HOST:]PORT",
+        default=_DEFAULT_BIND,
+        help=f"default: {_DEFAULT_BIND}, which this machine alone reaches; port 0 takes a free one",
+    )
+    files.add_argument("--no-listing", action="store_true", help="directories without index: 404")
+    files.add_argument("--hidden-files", action="store_true", help="names with a dot first, too")
+    files.add_argument("--follow-symlinks", action="store_true", help="out of DIR, too")
+    files.add_argument(
+        "--fallback",
+        metavar="FILE",
+        help="what answers paths without a file (an app's routes)",
+    )
+    files.set_defaults(run=_run_files)
+
+    packing = commands.add_parser("compress", help="write .gz, .br and .zst siblings of files")
+    packing.add_argument("directory", metavar="DIR")
+    packing.add_argument(
+        "--codings",
+        metavar="LIST",
+        help="of gzip,br,zstd; default: those whose package is installed",
+    )
+    packing.add_argument("--jobs", type=int, metavar="N", help="default: one for each processor")
+    packing.add_argument(
+        "--overwrite", action="store_true", help="replace older siblings made by others, too"
+    )
+    packing.add_argument("--quiet", action="store_true", help="no progress, no summary")
+    packing.set_defaults(run=_run_compress)
+    return parser
+
+
+# files
+
+
+def _run_files(options: argparse.Namespace) -> int:
+    host, port = _address(options.bind)
+    app = StaticFiles(
+        directory=options.directory,
+        listing=not options.no_listing,
+        hidden_files=options.hidden_files,
+        follow_symlinks=options.follow_symlinks,
+        fallback=options.fallback,
+        max_age=0,  # someone is working on these files: browsers are to ask each time
+    )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise WSGIFastError(
+            f"cannot listen on {options.bind}: {error.strerror or error}; name another address "
+            "with --bind, or --bind 0 for a free port"
+        ) from error
+    with listener:
+        shown = f"[{host}]" if ":" in host else host
+        print(
+            f"Serving {os.path.abspath(options.directory)} "
+            f"on http://{shown}:{listener.getsockname()[1]}/ (end with Ctrl-C)",
+            flush=True,
+        )
+        if not _is_loopback(host):
+            print("Everyone who reaches this machine can read it.", flush=True)
+        try:
+            import gunicorn  # noqa: F401
+        except ImportError:
+            return _serve_with_wsgiref(app, listener)
+        return _serve_with_gunicorn(app, listener)
+
+
+def _serve_with_gunicorn(app: StaticFiles, listener: socket.socket) -> int:
+    from gunicorn.app.base import BaseApplication
+
+    class Application(BaseApplication):  # type: ignore[misc]
+        def load_config(self) -> None:
+            self.cfg.set("bind", f"fd://{listener.detach()}")  # gunicorn closes it
+            self.cfg.set("worker_class", "gthread")
+            self.cfg.set("threads", _THREADS)
+            self.cfg.set("loglevel", "warning")
+
+        def load(self) -> StaticFiles:
+            return app
+
+    try:
+        Application().run()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    return 0
+
+
+def _serve_with_wsgiref(app: StaticFiles, listener: socket.socket) -> int:
+    from .devservers import ThreadingWSGIServer, WSGIRequestHandler
+
+    class Server(ThreadingWSGIServer):
+        address_family = listener.family
+
+        def server_bind(self) -> None:
+            self.socket.close()
+            self.socket = listener
+            self.server_name, self.server_port = listener.getsockname()[:2]
+            self.setup_environ()
+
+    with Server(listener.getsockname(), WSGIRequestHandler) as server:
+        server.set_app(app)
+        server.serve_forever()
+    return 0
+
+
+def _address(bind: str) -> tuple[str, int]:
+    host, _, port = bind.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+    if not (port.isascii() and port.isdigit() and int(port[:6]) <= 65535):
+        raise WSGIFastError(f"--bind {bind}: write HOST:PORT, such as {_DEFAULT_BIND}")
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+# compress
+
+
+def _run_compress(options: argparse.Namespace) -> int:
+    codings = None if options.codings is None else options.codings.split(",")
+    shows_progress = sys.stderr.isatty() and not options.quiet
+    report = compress(
+        options.directory,
+        codings=codings,
+        jobs=options.jobs,
+        overwrite=options.overwrite,
+        progress=_show_progress if shows_progress else None,
+    )
+    if shows_progress:
+        print("\r\033[K", end="", file=sys.stderr)
+    for name, reason in sorted(report.failed.items()):
+        print(f"wsgifast: {name}: {reason}", file=sys.stderr)
+    for name in report.left_alone:
+        print(
+            f"wsgifast: {name} is older than its original, and not from here: left alone "
+            "(--overwrite replaces it)",
+            file=sys.stderr,
+        )
+    if not options.quiet:
+        print(_summary(report))
+        if codings is None:
+            for coding in sorted(set(SIBLING_SUFFIXES) - set(available_codings())):
+                package = {"br": "brotli", "zstd": "zstandard"}[coding]
+                print(f"No {SIBLING_SUFFIXES[coding]} files: pip install {package} brings them.")
+    return _STATUS_FAILED if report.failed else 0
+
+
+def _show_progress(done: int, total: int, path: str) -> None:
+    width = 24  # characters of the bar
+    filled = width * done // total
+    line = f"[{'#' * filled}{'.' * (width - filled)}] {done}/{total} {path}"
+    print(f"\r\033[K{line[: os.get_terminal_size(2).columns - 1]}", end="", file=sys.stderr)
+
+
+def _summary(report: CompressReport) -> str:
+    parts = [
+        f"{len(report.written)} written",
+        f"{len(report.current)} already there",
+        f"{len(report.removed)} removed",
+    ]
+    text = ", ".join(parts)
+    if report.original_bytes:
+        saved = 1 - report.smallest_bytes / report.original_bytes
+        text += (
+            f"; {report.original_bytes / 1e6:,.1f} MB become "
+            f"{report.smallest_bytes / 1e6:,.1f} MB ({saved:.0%} saved)"
+        )
+    return text

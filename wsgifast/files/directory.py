@@ -1,0 +1,240 @@
+"""A directory that files are served from: the only place that decides what may be read.
+
+A URL path becomes a list of plain names, or is refused. The names are walked one at a time, each
+opened relative to the directory before it and without following a symbolic link, so nothing that
+is renamed or replaced meanwhile can lead the walk out of the directory. A link is read and its
+target walked in its stead, from the root again, if it stays inside. What is opened at the end is
+looked at through its descriptor: the facts are those of the file that will be sent.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import ConfigurationError
+
+__all__ = ["Directory", "Identity", "Opened", "identity_of", "names_of"]
+
+# Linux's own limits for a path and for the links in one (PATH_MAX; MAXSYMLINKS in namei.h).
+_MAX_PATH_BYTES = 4096
+_MAX_LINKS = 40
+
+# O_NONBLOCK: opening a FIFO that took the place of a file must not wait for a writer. O_NOCTTY:
+# nor may a terminal become the server's own.
+_FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+# O_PATH (Linux) wants no permission to list a directory that is only passed through.
+_PASS_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+
+# What says that there is no such file. ENOTDIR: a file where the path wants a directory. ELOOP:
+# links in a circle, or a link where none is followed. EINVAL: a name the file system cannot hold.
+_ABSENT = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}
+)
+# ENXIO: a socket, or a device without a driver.
+_REFUSED = _ABSENT | {errno.ENXIO, errno.ENODEV}
+
+# inode, device, change time (ns), size. The kernel alone sets the change time, with every write,
+# rename, chmod and utime, so what has the same identity has the same bytes, to a tick of its clock.
+Identity = tuple[int, int, int, int]
+
+
+class Opened(NamedTuple):
+    """A regular file or directory that may be read; the receiver closes the descriptor."""
+
+    fd: int
+    facts: os.stat_result
+
+    @property
+    def is_directory(self) -> bool:
+        return stat.S_ISDIR(self.facts.st_mode)
+
+
+def identity_of(facts: os.stat_result) -> Identity:
+    return (facts.st_ino, facts.st_dev, facts.st_ctime_ns, facts.st_size)
+
+
+def names_of(path: str, *, hidden_files: bool = False) -> list[str] | None:
+    """Split a decoded URL path, relative to the root, into the names to walk.
+
+    :param path: such as "css/site.css"; no leading slash. One trailing slash is left out: what it
+        says about the file's kind is the caller's to check.
+    :returns: None for a path that stands for no file: with an empty, `.` or `..` segment, a NUL or
+        a backslash (a separator elsewhere, and to many a proxy), longer than a path can be, or
+        hidden. Hidden is a name that begins with a dot, but for a leading `.well-known` (RFC 8615).
+    """
+    path = path.removesuffix("/")
+    if not path:
+        return []
+    if "\0" in path or "\\" in path or len(path) > _MAX_PATH_BYTES:
+        return None
+    names = path.split("/")
+    if "." in names or ".." in names or "" in names:
+        return None
+    if not hidden_files and ("/." in path or path[0] == "."):
+        shown = names[1:] if names[0] == ".well-known" else names
+        if any(name[0] == "." for name in shown):
+            return None
+    return names
+
+
+class Directory:
+    """A root directory and the rule for symbolic links in it.
+
+    :param path: the root. It may itself be reached by links: it is the operator's.
+    :param follow_symlinks: follow links wherever they lead; otherwise only those that stay inside.
+    :raises ConfigurationError: if there is no such directory, or it cannot be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, follow_symlinks: bool = False) -> None:
+        try:
+            self.path = os.path.abspath(os.fspath(path))
+            os.close(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            if not os.access(self.path, os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except (OSError, ValueError, TypeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ConfigurationError(
+                f"directory={os.fspath(path) if isinstance(path, Path) else path!r} cannot be "
+                f"served: {reason}; name a directory that exists and that this process may read"
+            ) from error
+        self.follow_symlinks = follow_symlinks
+        # For joining: the root "/" ends with its slash already.
+        self._base = self.path.rstrip("/") + "/"
+
+    def full_path(self, names: Sequence[str]) -> str:
+        return self._base + "/".join(names)
+
+    def open(self, names: Sequence[str]) -> Opened | None:
+        """Open what the names lead to, if it may be read.
+
+        :param names: from :func:`names_of`; none of them `..`, none with a slash.
+        :returns: None if there is nothing, or nothing that is served: a device, FIFO or socket
+            (which is not opened at all), a link out of the root, a circle of links.
+        :raises PermissionError: if it is there and the process may not read it.
+        :raises OSError: if the system fails (no more descriptors, a broken disk).
+        """
+        full_path = self.full_path(names)
+        try:
+            # Most paths that middleware is asked for are no files: that costs one call, not a walk.
+            os.stat(full_path)
+            if self.follow_symlinks:
+                return _open_checked(full_path, None, follow=True)
+            return self._open_beneath(list(names))
+        except OSError as error:
+            if error.errno in _REFUSED:
+                return None
+            raise
+        except ValueError:  # a name that cannot be encoded for the file system
+            return None
+
+    def reopen(self, full_path: str, identity: Identity) -> int | None:
+        """Open a file again that :meth:`open` has let through, in one step.
+
+        The file is the same or none: what has another identity by now is not returned.
+        """
+        try:
+            fd = os.open(full_path, _FILE_FLAGS)
+        except OSError as error:
+            if error.errno in _REFUSED or error.errno in (errno.EACCES, errno.EPERM):
+                return None  # not as it was: for open() to judge
+            raise
+        if identity_of(os.fstat(fd)) == identity:
+            return fd
+        os.close(fd)
+        return None
+
+    def _open_beneath(self, names: list[str]) -> Opened | None:
+        root = os.open(self.path, _PASS_FLAGS)
+        try:
+            for _ in range(_MAX_LINKS):
+                reached = _walk(root, names)
+                if not isinstance(reached, _Link):
+                    return reached
+                names = self._beyond(reached, names)
+            return None
+        finally:
+            os.close(root)
+
+    def _beyond(self, link: _Link, names: list[str]) -> list[str]:
+        """The names to walk instead, when the one at `link.position` is a link.
+
+        :raises OSError: ELOOP, if the link leads out of the root.
+        """
+        target = link.target
+        if target.startswith("/"):
+            base = os.path.realpath(self.path).rstrip("/") + "/"
+            if not (target + "/").startswith(base):
+                raise OSError(errno.ELOOP, "a link out of the directory")
+            resolved: list[str] = []
+            target = target[len(base) :]
+        else:
+            resolved = names[: link.position]
+        # The names before the link are directories and no links, so a leading `..` may be resolved
+        # by name. One behind another name may not (that name may be a link), and is not followed.
+        behind = [name for name in target.split("/") if name not in ("", ".")]
+        while behind and behind[0] == "..":
+            if not resolved:
+                raise OSError(errno.ELOOP, "a link out of the directory")
+            resolved.pop()
+            del behind[0]
+        if ".." in behind:
+            raise OSError(errno.ELOOP, "a link that goes down and up again")
+        return resolved + behind + names[link.position + 1 :]
+
+
+class _Link(NamedTuple):
+    position: int
+    target: str
+
+
+def _walk(root: int, names: Sequence[str]) -> Opened | _Link | None:
+    """Open what the names lead to without following a link; a link that is met is returned."""
+    if not names:
+        return _open_checked(".", root)
+    parent = root
+    try:
+        last = len(names) - 1
+        for position in range(last):
+            name = names[position]
+            try:
+                child = os.open(name, _PASS_FLAGS | os.O_NOFOLLOW, dir_fd=parent)
+            except OSError as error:
+                # A link: ENOTDIR on Linux, ELOOP elsewhere. readlink tells it from a file.
+                if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                    raise
+                return _Link(position, os.readlink(name, dir_fd=parent))
+            if parent != root:
+                os.close(parent)
+            parent = child
+        name = names[last]
+        if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            return _Link(last, os.readlink(name, dir_fd=parent))
+        return _open_checked(name, parent)
+    finally:
+        if parent != root:
+            os.close(parent)
+
+
+def _open_checked(name: str, parent: int | None, *, follow: bool = False) -> Opened | None:
+    """Open a file or directory; anything else is refused before it is opened.
+
+    Opening a device can do something (rewind a tape, arm a watchdog), so a look goes before. What
+    counts is the look at the descriptor afterwards.
+    """
+    if not _is_served(os.stat(name, dir_fd=parent, follow_symlinks=follow)):
+        return None
+    fd = os.open(name, _FILE_FLAGS if follow else _FILE_FLAGS | os.O_NOFOLLOW, dir_fd=parent)
+    facts = os.fstat(fd)
+    if not _is_served(facts):
+        os.close(fd)
+        return None
+    return Opened(fd, facts)
+
+
+def _is_served(facts: os.stat_result) -> bool:
+    return stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)

@@ -1,0 +1,85 @@
+"""A directory as an HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import NamedTuple
+from urllib.parse import quote
+
+from .conditions import http_date
+from .entry import Header, Plan
+
+__all__ = ["Listed", "listing_plan"]
+
+_STYLE = (
+    "body{font:16px/1.6 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}"
+    "table{border-collapse:collapse;width:100%}td{padding:.1rem 1rem .1rem 0}"
+    "td+td{color:#666;text-align:right;white-space:nowrap}a{text-decoration:none}"
+    "@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}a{color:#8cf}}"
+)
+_HEADERS: tuple[Header, ...] = (
+    ("Content-Type", "text/html; charset=utf-8"),
+    ("Cache-Control", "no-cache"),
+    # Names are escaped; should one slip through, nothing in the page may run.
+    ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"),
+    ("X-Content-Type-Options", "nosniff"),
+)
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+class Listed(NamedTuple):
+    """One name in a directory; `size` in bytes, `modified` in seconds since 1970 (UTC)."""
+
+    name: str
+    is_directory: bool
+    size: int
+    modified: int
+
+
+def listing_plan(path: str, entries: Iterable[Listed], *, is_root: bool) -> Plan:
+    """Plan the page of a directory.
+
+    :param path: the URL path, decoded, as its title says it.
+    :param is_root: there is no way up from here.
+    """
+    rows = [] if is_root else ['<tr><td><a href="../">../</a></td><td></td><td></td></tr>']
+    for entry in sorted(entries, key=lambda e: (not e.is_directory, e.name.casefold(), e.name)):
+        slash = "/" if entry.is_directory else ""
+        # "./": a name such as "a:b" would be taken for a scheme.
+        link = "./" + quote(entry.name.encode("utf-8", "surrogateescape")) + slash
+        size = "" if entry.is_directory else _readable(entry.size)
+        rows.append(
+            f'<tr><td><a href="{link}">{_text(entry.name)}{slash}</a></td>'
+            f"<td>{size}</td><td>{_date(entry.modified)}</td></tr>"
+        )
+    title = _text(path)
+    page = (
+        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width">'
+        f"<style>{_STYLE}</style>\n<h1>{title}</h1>\n<table>\n"
+        + "\n".join(rows)
+        + "\n</table>\n</html>\n"
+    ).encode()
+    return Plan(200, (*_HEADERS, ("Content-Length", str(len(page)))), (page,))
+
+
+def _text(name: str) -> str:
+    """A name for reading: bytes of it that are no UTF-8 are shown as U+FFFD."""
+    return escape(name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+
+
+def _readable(size: int) -> str:
+    amount = float(size)
+    for unit in _UNITS:
+        if amount < 1024 or unit == _UNITS[-1]:
+            break
+        amount /= 1024
+    return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def _date(seconds: int) -> str:
+    try:
+        return http_date(seconds).partition(", ")[2]
+    except OverflowError:
+        return ""

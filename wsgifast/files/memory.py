@@ -1,0 +1,88 @@
+"""A memory cache with a bound in bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+__all__ = ["Kept", "MemoryCache"]
+
+
+class Kept:
+    """What a cache can keep.
+
+    :ivar cost: bytes of memory that it takes at most, with all that it may grow by later.
+    :ivar used: set at each hit, cleared when the cache looks for room.
+    """
+
+    __slots__ = ("cost", "used")
+
+    def __init__(self, cost: int) -> None:
+        self.cost = cost
+        self.used = False
+
+
+K = TypeVar("K", bound=Kept)
+
+
+class MemoryCache(Generic[K]):
+    """Keeps what was used lately, up to a total cost in bytes.
+
+    Hits take no lock: they set a flag. Room is made in the order of insertion, with a second chance
+    for what has been used since ("clock"), which comes close to least recently used and lets a walk
+    over many files that are asked for once pass without driving out the ones in use.
+
+    :param max_bytes: bound on the sum of all costs; 0 keeps nothing.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._kept: OrderedDict[str, K] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def used_bytes(self) -> int:
+        return self._bytes
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: str) -> K | None:
+        kept = self._kept.get(key)
+        if kept is not None:
+            kept.used = True
+        return kept
+
+    def put(self, key: str, value: K) -> None:
+        """Keep a value, instead of what the key had before; not if it alone is over the bound."""
+        with self._lock:
+            self._remove(key)
+            if value.cost > self.max_bytes:
+                return
+            while self._bytes + value.cost > self.max_bytes:
+                self._evict_one()
+            self._kept[key] = value
+            self._bytes += value.cost
+
+    def drop(self, key: str, value: K) -> None:
+        """Forget a value, unless another thread has put a newer one in its place."""
+        with self._lock:
+            if self._kept.get(key) is value:
+                self._remove(key)
+
+    def _evict_one(self) -> None:
+        while True:
+            key = next(iter(self._kept))
+            oldest = self._kept[key]
+            if not oldest.used:
+                self._remove(key)
+                return
+            oldest.used = False
+            self._kept.move_to_end(key)
+
+    def _remove(self, key: str) -> None:
+        value = self._kept.pop(key, None)
+        if value is not None:
+            self._bytes -= value.cost

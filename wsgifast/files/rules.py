@@ -1,0 +1,159 @@
+"""Which headers a served file has, by its name: type, caching, CORS, and the operator's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from mimetypes import MimeTypes
+from wsgiref.headers import Headers
+
+from ..errors import ConfigurationError
+from .entry import Header
+
+__all__ = ["AddHeaders", "HeaderRules", "ImmutableTest"]
+
+# (headers to change, the file's absolute path, the URL path that it was asked by)
+AddHeaders = Callable[[Headers, str, str], None]
+# (the file's absolute path, the URL path): whether the content of this name never changes
+ImmutableTest = Callable[[str, str], bool]
+
+# One year: a cache keeps nothing longer in practice, and HTTP's older edition asked for no more.
+_IMMUTABLE_AGE_S = 365 * 24 * 60 * 60
+
+# Types that the web relies on and Python's own table lacks, or has otherwise in some versions. The
+# system's mime.types is not read: the same files have the same types on every host.
+_TYPES = {
+    ".avif": "image/avif",
+    ".cjs": "text/javascript",
+    ".css": "text/css",
+    ".csv": "text/csv",
+    ".flac": "audio/flac",
+    ".gz": "application/gzip",
+    ".ico": "image/x-icon",
+    ".js": "text/javascript",
+    ".json": "application/json",
+    ".jsonld": "application/ld+json",
+    ".jxl": "image/jxl",
+    ".m4a": "audio/mp4",
+    ".map": "application/json",
+    ".md": "text/markdown",
+    ".mjs": "text/javascript",
+    ".mp4": "video/mp4",
+    ".ogg": "audio/ogg",
+    ".otf": "font/otf",
+    ".pdf": "application/pdf",
+    ".rss": "application/rss+xml",
+    ".svg": "image/svg+xml",
+    ".ttf": "font/ttf",
+    ".txt": "text/plain",
+    ".wasm": "application/wasm",
+    ".webm": "video/webm",
+    ".webmanifest": "application/manifest+json",
+    ".webp": "image/webp",
+    ".woff": "font/woff",
+    ".woff2": "font/woff2",
+    ".xml": "text/xml",
+    ".zip": "application/zip",
+    ".zst": "application/zstd",
+}
+# Compressed files that are asked for by their own name are sent as what they are: with a
+# Content-Encoding, a browser would save them unpacked.
+_ENCODED_TYPES = {
+    "gzip": "application/gzip",
+    "bzip2": "application/x-bzip2",
+    "xz": "application/x-xz",
+    "compress": "application/x-compress",
+}
+_UNKNOWN_TYPE = "application/octet-stream"
+_EXTENSION_OR_NAME = re.compile(r"[^/\0]+")
+_TYPE = re.compile(r"[!#$&^_.+\w-]+/[!#$&^_.+\w-]+(?:[ \t]*;.*)?", re.ASCII)
+_CHARSET = re.compile(r"[!#$%&'*+^`{}~\w.-]+", re.ASCII)
+
+
+class HeaderRules:
+    """See :class:`wsgifast.files.site.FileSite` for the options.
+
+    :raises ConfigurationError: if one has a value that cannot work.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_age: int | None,
+        immutable: ImmutableTest | str | re.Pattern[str] | None,
+        mimetypes: Mapping[str, str] | None,
+        charset: str | None,
+        add_headers: AddHeaders | None,
+        allow_all_origins: bool,
+    ) -> None:
+        if max_age is not None and (
+            not isinstance(max_age, int) or isinstance(max_age, bool) or max_age < 0
+        ):
+            raise ConfigurationError(f"max_age={max_age!r}: whole seconds from 0 on, or None")
+        if add_headers is not None and not callable(add_headers):
+            raise ConfigurationError(
+                f"add_headers={add_headers!r}: a function of (headers, path, url), or None"
+            )
+        if charset is not None and not _CHARSET.fullmatch(charset):
+            raise ConfigurationError(f"charset={charset!r}: a name such as 'utf-8', or None")
+        self._cache_control = None if max_age is None else f"max-age={max_age}, public"
+        self._is_immutable = _immutable_test(immutable)
+        self._types = _checked_types(mimetypes)
+        self._python_types = MimeTypes()
+        self._charset = charset
+        self._add_headers = add_headers
+        self._allow_all_origins = allow_all_origins
+
+    def headers(self, path: str, url: str) -> list[Header]:
+        """The headers of a file that do not come from its facts."""
+        own: list[Header] = [("Content-Type", self.content_type(path))]
+        if self._is_immutable is not None and self._is_immutable(path, url):
+            own.append(("Cache-Control", f"max-age={_IMMUTABLE_AGE_S}, public, immutable"))
+        elif self._cache_control is not None:
+            own.append(("Cache-Control", self._cache_control))
+        if self._allow_all_origins:
+            own.append(("Access-Control-Allow-Origin", "*"))
+        if self._add_headers is not None:
+            changed = Headers(own)
+            self._add_headers(changed, path, url)
+            own = changed.items()
+        return own
+
+    def content_type(self, path: str) -> str:
+        name = path.rpartition("/")[2]
+        dot = name.rfind(".")
+        extension = name[dot:].lower() if dot >= 0 else ""
+        found = self._types.get(name) or self._types.get(extension)
+        if found is None:
+            guessed, encoding = self._python_types.guess_type(f"x{extension}")
+            found = _ENCODED_TYPES.get(encoding or "", guessed or _UNKNOWN_TYPE)
+        if self._charset is not None and found.startswith("text/") and ";" not in found:
+            return f"{found}; charset={self._charset}"
+        return found
+
+
+def _immutable_test(rule: ImmutableTest | str | re.Pattern[str] | None) -> ImmutableTest | None:
+    if rule is None:
+        return None
+    if callable(rule):
+        return rule
+    try:
+        pattern = re.compile(rule)
+    except (re.error, TypeError) as error:
+        raise ConfigurationError(
+            f"immutable={rule!r}: a regular expression for URL paths, or a function of "
+            f"(path, url) ({error})"
+        ) from error
+    return lambda path, url: pattern.search(url) is not None
+
+
+def _checked_types(given: Mapping[str, str] | None) -> dict[str, str]:
+    types = dict(_TYPES)
+    for name, content_type in (given or {}).items():
+        if not _EXTENSION_OR_NAME.fullmatch(name) or not _TYPE.fullmatch(content_type):
+            raise ConfigurationError(
+                f"mimetypes has {name!r}: {content_type!r}: give an extension such as '.js' or a "
+                "file's whole name, and a type such as 'text/javascript'"
+            )
+        types[name.lower() if name.startswith(".") else name] = content_type
+    return types

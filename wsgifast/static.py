@@ -1,0 +1,65 @@
+"""StaticFiles: a directory as a WSGI app, or as middleware in front of one."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+from .delivery import BLOCK_BYTES, FileSlice, SegmentedBody
+from .environ import request_facts
+from .files.site import Answer, FileSite
+from .sockets.sendfile import FileSegment
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment  # noqa: F401, Python 3.11
+
+__all__ = ["StaticFiles"]
+
+
+class StaticFiles(FileSite["WSGIApplication"]):
+    """Serve files: `StaticFiles(directory="site")`, or `StaticFiles(app, directory=...)` in front.
+
+    A small file goes out from memory, one large file or range through the server's
+    `wsgi.file_wrapper` (sendfile, where the server has it), several ranges as a SegmentedBody.
+    Other methods than GET and HEAD are the app's; without an app they are answered 405.
+    """
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        method = environ["REQUEST_METHOD"]
+        if method == "GET" or method == "HEAD":
+            path = environ.get("PATH_INFO") or "/"
+            if not path.isascii():
+                path = path.encode("latin-1").decode("utf-8", "surrogateescape")
+            answer = self.answer(request_facts(environ), path, environ.get("QUERY_STRING", ""))
+            if answer is not None:
+                return _send(answer, environ, start_response)
+        if self.app is not None:
+            return self.app(environ, start_response)
+        plan = self.missing(method) if method in ("GET", "HEAD") else self.not_allowed
+        return _send(Answer(plan), environ, start_response)
+
+
+def _send(
+    answer: Answer, environ: WSGIEnvironment, start_response: StartResponse
+) -> Iterable[bytes]:
+    plan, fd = answer
+    if fd is None:
+        start_response(plan.status_line, list(plan.headers))
+        return cast("list[bytes]", list(plan.segments))  # parts of files come with an `fd`
+    body = _file_body(answer.segments(), fd, environ)
+    try:
+        start_response(plan.status_line, list(plan.headers))
+    except BaseException:
+        body.close()
+        raise
+    return cast("Iterable[bytes]", body)
+
+
+def _file_body(segments: list[bytes | FileSegment], fd: int, environ: WSGIEnvironment) -> Any:
+    file = io.FileIO(fd)  # the descriptor's owner from here on
+    if len(segments) == 1 and isinstance(segments[0], FileSegment):
+        slice_ = FileSlice(segments[0], file)
+        wrapper = environ.get("wsgi.file_wrapper")
+        return slice_ if wrapper is None else wrapper(slice_, BLOCK_BYTES)
+    return SegmentedBody(segments, file.close)
