@@ -30,7 +30,7 @@ OLD = Figures(
     ["", "MB/s", "gain"],
     [["before", 15.0, None], ["after", 220.0, "14x"]],
 )
-ROUNDS: dict[Profile, int] = {"quick": 5, "full": 5}
+ROUNDS: dict[Profile, int] = {"quick": 5, "full": 3}
 ATTACHMENT, PROSE, SMALL = "20 MB, an attachment", "20 MB, a dot before each line", "1 kB"
 MESSAGES: dict[Profile, dict[str, int]] = {
     "quick": {ATTACHMENT: 3, PROSE: 1, SMALL: 1_000},
