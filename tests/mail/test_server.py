@@ -68,11 +68,20 @@ class Handler:
 def serving(
     controller_class: type[Any] = fast.Controller, **options: Any
 ) -> Iterator[tuple[int, Handler]]:
+    """Serve until all clients have left: aiosmtpd's controllers leave open connections unclosed."""
+    connections: list[Any] = []
+
+    class Watched(controller_class):  # type: ignore[misc]
+        def factory(self) -> Any:
+            connections.append(super().factory())
+            return connections[-1]
+
     handler = Handler()
-    controller = controller_class(handler, hostname="127.0.0.1", port=free_port(), **options)
+    controller = Watched(handler, hostname="127.0.0.1", port=free_port(), **options)
     controller.start()
     try:
         yield controller.port, handler
+        wait_for(lambda: all(c.transport is None for c in connections), "all clients have left")
     finally:
         controller.stop()
 
