@@ -209,7 +209,13 @@ def test_plain_addresses_are_read_as_aiosmtpd_reads_them(address: str, rest: str
     loop = asyncio.new_event_loop()
     try:
         server = fast.SMTPServer(object(), loop=loop, hostname="x")
-        assert server._getaddr(address + rest) == stock_smtp.SMTP._getaddr(server, address + rest)
+        try:
+            expected = stock_smtp.SMTP._getaddr(server, address + rest)
+        except (AttributeError, IndexError) as error:  # its parser stumbles over some: "<1@[>"
+            with pytest.raises(type(error)):
+                server._getaddr(address + rest)
+        else:
+            assert server._getaddr(address + rest) == expected
     finally:
         loop.close()
 
