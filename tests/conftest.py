@@ -5,14 +5,25 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+from hypothesis import settings
+
 from tests.support.servers import LiveServer, free_port, live_server
+
+# No test asserts a time: a busy machine must not fail one.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 # How each WSGI server is started: given a port and an app, the command.
 WSGI_SERVERS: dict[str, Callable[[int, str], list[str]]] = {
     "gunicorn-sync": lambda port, app: gunicorn("sync", port, app),
     "gunicorn-gthread": lambda port, app: gunicorn("gthread", port, app, "--threads=4"),
     "gunicorn-gevent": lambda port, app: gunicorn("gevent", port, app),
+    "gunicorn-fast": lambda port, app: gunicorn(
+        "wsgifast.workers.FastWorker", port, app, "--threads=4"
+    ),
     "waitress": lambda port, app: small_server("waitress", port, app),
+    "fast-wsgiref": lambda port, app: small_server("fast-wsgiref", port, app),
+    "fast-werkzeug": lambda port, app: small_server("fast-werkzeug", port, app),
     "wsgiref": lambda port, app: small_server("wsgiref", port, app),
     "werkzeug": lambda port, app: small_server("werkzeug", port, app),
     "cheroot": lambda port, app: small_server("cheroot", port, app),

@@ -49,6 +49,7 @@ _FILE_WRAPPERS = {
     "waitress.buffers.ReadOnlyFileBasedBuffer": "file",
     "webob.static.FileIter": "file",
     "werkzeug.wsgi.FileWrapper": "file",
+    "wsgifast.devservers.filewrapper.FileWrapper": "file",
     "wsgiref.util.FileWrapper": "filelike",
 }
 # Wrappers that users have registered, by class.

@@ -1,3 +1,22 @@
 """asgifast: the ASGI half of wsgifast."""
 
-__all__: list[str] = []
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .middleware import ASGIFast
+from .static import StaticFiles
+
+if TYPE_CHECKING:
+    from .responses import FileResponse
+
+__all__ = ["ASGIFast", "FileResponse", "StaticFiles"]
+
+
+def __getattr__(name: str) -> Any:
+    # FileResponse is Starlette's: it is loaded when it is asked for.
+    if name == "FileResponse":
+        from .responses import FileResponse
+
+        return FileResponse
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -16,17 +18,22 @@ def alternate(
     contenders: Mapping[str, Callable[[], T]],
     *,
     rounds: int = 5,
+    seconds: float = math.inf,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, list[T]]:
     """Run every contender once a round, in their order: A B A B A B ...
 
     :param contenders: name -> one bounded measurement.
     :param rounds: measurements of each; 5 or more for a figure to be published.
+    :param seconds: no round but the first is begun after this time.
     :param progress: told before each measurement what runs now, such as "2/5 wrapped".
     :returns: name -> its results, one for each round.
     """
     results: dict[str, list[T]] = {name: [] for name in contenders}
+    begun = time.monotonic()
     for number in range(1, rounds + 1):
+        if number > 1 and time.monotonic() - begun > seconds:
+            break
         for name, run in contenders.items():
             if progress is not None:
                 progress(f"{number}/{rounds} {name}")

@@ -55,13 +55,17 @@ class RunningServer:
         lines = self.log().splitlines()[-LOG_TAIL_LINES:]
         return "\n".join(f"    {line}" for line in lines) or "    (its log is empty)"
 
-    def check(self) -> None:
+    def check(self, within: float = 0.0) -> None:
         """Make sure that the server still runs.
 
+        :param within: seconds to give to a server that may be about to end.
         :raises ServerFailed: with its log, if it has ended.
         """
-        status = self.process.poll()
-        if status is not None:
+        try:
+            status = self.process.wait(within)
+        except subprocess.TimeoutExpired:
+            return
+        else:
             raise ServerFailed(f"{self.name} ended with status {status}:\n{self.log_tail()}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["table"]
+__all__ = ["cell_text", "table"]
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -12,7 +12,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
     :param rows: cells of any type; floats are shown with three significant digits, None as "-".
     """
-    cells = [[_text(cell) for cell in row] for row in rows]
+    cells = [[cell_text(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     lines = [_line(columns, widths), "  ".join("-" * width for width in widths)]
     lines += [_line(row, widths) for row in cells]
@@ -27,7 +27,8 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join([first, *others]).rstrip()
 
 
-def _text(cell: object) -> str:
+def cell_text(cell: object) -> str:
+    """Three significant digits for a float, thousands apart, "-" for None."""
     if cell is None:
         return "-"
     if isinstance(cell, float):

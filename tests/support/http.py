@@ -167,6 +167,10 @@ class Connection:
         """Read until the server closes the connection."""
         return self._stream.read()
 
+    def read_to_end_of_chunks(self) -> bytes:
+        """Read the rest of a chunked body, from the next chunk on."""
+        return self._read_chunks(Response(0, "", [], b""))
+
     def _line(self) -> str:
         line = self._stream.readline()
         if not line.endswith(b"\n"):

@@ -16,6 +16,19 @@ def serve(server: str, port: int, app: Any) -> None:
 
         with wsgiref.simple_server.make_server("127.0.0.1", port, app) as httpd:
             httpd.serve_forever()
+    elif server == "fast-wsgiref":
+        from wsgifast.devservers import ThreadingWSGIServer, make_server
+
+        with make_server("127.0.0.1", port, app, server_class=ThreadingWSGIServer) as fast:
+            fast.serve_forever()
+    elif server == "fast-werkzeug":
+        import werkzeug.serving
+
+        from wsgifast.devservers import WerkzeugRequestHandler
+
+        werkzeug.serving.run_simple(
+            "127.0.0.1", port, app, threaded=True, request_handler=WerkzeugRequestHandler
+        )
     elif server == "waitress":
         import waitress
 

@@ -189,7 +189,8 @@ class ResponseWriter:
         :raises ClientGone: if the client takes no more.
         """
         if not self.head_sent:
-            self._send(self._head(0), (), b"")
+            # No block to HEAD does not mean that GET would have none (RFC 9110, 8.6).
+            self._send(self._head(None if self._method == "HEAD" else 0), (), b"")
         framing = self._framing
         if not framing.has_body:
             return

@@ -57,7 +57,6 @@ def evaluate(
     method: str,
     etag: str | None,
     modified: int | None,
-    *,
     if_match: str | None = None,
     if_unmodified_since: str | None = None,
     if_none_match: str | None = None,

@@ -31,10 +31,6 @@ class RequestFacts(NamedTuple):
     if_modified_since: str | None = None
 
 
-# What a request without Range and conditions has from its third field on.
-_UNCONDITIONAL = RequestFacts()[2:]
-
-
 def plan(facts: RequestFacts, entry: Entry, *, boundary: Callable[[], str] = new_boundary) -> Plan:
     """Plan the answer to a GET or HEAD for a file; other methods are the caller's to refuse.
 
@@ -50,24 +46,27 @@ def plan_representation(
     boundary: Callable[[], str] = new_boundary,
 ) -> Plan:
     """Plan the answer when it is settled which representation is meant; see :func:`plan`."""
-    if facts[2:] != _UNCONDITIONAL:
+    method, _, range_, if_range, if_match, if_unmodified_since, if_none_match, if_modified_since = (
+        facts
+    )
+    if not (if_match is if_unmodified_since is if_none_match is if_modified_since is None):
         status = evaluate(
-            facts.method,
+            method,
             representation.etag,
             representation.modified,
-            if_match=facts.if_match,
-            if_unmodified_since=facts.if_unmodified_since,
-            if_none_match=facts.if_none_match,
-            if_modified_since=facts.if_modified_since,
+            if_match,
+            if_unmodified_since,
+            if_none_match,
+            if_modified_since,
         )
         if status == 304:
             return representation.not_modified
         if status == 412:
             return representation.precondition_failed
-        # Section 14.2: Range is defined for GET alone.
-        if facts.range is not None and facts.method == "GET":
-            return _plan_range(facts.range, facts.if_range, representation, boundary)
-    return representation.head if facts.method == "HEAD" else representation.whole
+    # Section 14.2: Range is defined for GET alone.
+    if range_ is not None and method == "GET":
+        return _plan_range(range_, if_range, representation, boundary)
+    return representation.head if method == "HEAD" else representation.whole
 
 
 def _plan_range(

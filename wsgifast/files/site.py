@@ -230,6 +230,10 @@ class FileSite(Generic[AppT]):
             self._cache.drop(path, found)
         return self._answer_as_found(facts, path)
 
+    def keeps(self, path: str) -> bool:
+        """Whether a path was looked up before: the system has in memory what answers it."""
+        return self._cache.get(path) is not None
+
     def missing(self, method: str) -> Plan:
         """404, for a site without an app behind it."""
         return _MISSING_HEAD if method == "HEAD" else _MISSING

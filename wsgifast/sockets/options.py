@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import _socket
+import errno
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any, Protocol, TypeGuard
 
 from ..errors import WSGIFastError
 
-__all__ = ["SocketLike", "SocketNotFound", "limit_send_buffer", "owned_socket", "set_nodelay"]
+__all__ = [
+    "SocketLike",
+    "SocketNotFound",
+    "is_plain_socket",
+    "limit_send_buffer",
+    "owned_socket",
+    "set_nodelay",
+]
 
 # Where objects keep the socket they own, in the order in which they are asked. imaplib, smtplib,
 # poplib, ftplib and http.client use `sock`; socketserver's handlers `connection` and `request`;
-# socket.makefile()'s streams `raw` and then `_sock`; gevent's and cheroot's request bodies `rfile`.
-_OWNER_ATTRIBUTES = ("sock", "socket", "connection", "request", "raw", "_sock", "rfile")
+# socket.makefile()'s streams `raw` and then `_sock`; gevent's and cheroot's request bodies `rfile`;
+# http.client's responses `fp`; asyncio's protocols `transport`.
+_OWNER_ATTRIBUTES = (
+    "sock",
+    "socket",
+    "connection",
+    "request",
+    "raw",
+    "_sock",
+    "rfile",
+    "fp",
+    "transport",
+)
 # An owner may own an owner (a buffered reader, its raw stream, the socket), but no chain is longer.
 _MAX_OWNERS = 5
 
@@ -35,7 +56,8 @@ class SocketLike(Protocol):
 
     def fileno(self) -> int: ...
     def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
-    def getsockopt(self, level: int, option: int, size: int = ..., /) -> Any: ...
+    @property
+    def getsockopt(self) -> Callable[..., Any]: ...
 
 
 class SocketNotFound(WSGIFastError, TypeError):
@@ -52,7 +74,7 @@ def set_nodelay(owner: object, enabled: bool = True) -> bool:
         object that owns one: imaplib.IMAP4, smtplib.SMTP, http.client.HTTPConnection, a file made
         by socket.makefile(), ...
     :returns: True where the option is now as asked; False on a socket that has no such option,
-        as a Unix socket has none.
+        as a Unix or a UDP socket has none.
     :raises SocketNotFound: if the object owns no socket (it may not be connected yet).
     :raises OSError: if the socket is closed.
     """
@@ -64,7 +86,12 @@ def set_nodelay(owner: object, enabled: bool = True) -> bool:
         )
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return False
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, int(enabled))
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, int(enabled))
+    except OSError as error:
+        if error.errno in (errno.ENOPROTOOPT, errno.EOPNOTSUPP):
+            return False  # UDP and the like
+        raise
     return True
 
 
@@ -90,6 +117,16 @@ def owned_socket(owner: object) -> SocketLike | None:
         else:
             return None
     return owner if _is_socket(owner) else None
+
+
+def is_plain_socket(sock: object) -> TypeGuard[socket.socket]:
+    """Return whether a system call on the descriptor does what the socket's own method does.
+
+    Not so for TLS, where it would go past the encryption; for gevent's sockets, where waiting
+    would stop every other greenlet (once gevent has patched the module, its class is
+    socket.socket); and for subclasses that may do anything.
+    """
+    return type(sock) is socket.socket and isinstance(sock, _socket.socket)
 
 
 def limit_send_buffer(sock: SocketLike) -> bool:

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from .options import is_plain_socket
+
 __all__ = [
     "FALLBACK_BLOCK_BYTES",
     "FileSegment",
@@ -30,6 +32,8 @@ _MAX_SENDFILE_BYTES = 1 << 30
 # One pread where sendfile cannot be used (TLS, odd file systems): large enough that the calls do
 # not count, small enough to stay in the cache.
 FALLBACK_BLOCK_BYTES = 256 * 1024
+# A subclass that overrides one of these gives other bytes than its descriptor.
+_READING = ("read", "readinto", "readline", "__iter__", "__next__", "tell", "seek", "fileno")
 
 
 class FileSegment(NamedTuple):
@@ -56,8 +60,10 @@ def file_segment(file: object) -> FileSegment | None:
     file = _unwrapped(file)
     if not isinstance(file, (io.FileIO, io.BufferedReader, io.BufferedRandom)):
         return None
+    if not _reads_its_descriptor(file):
+        return None  # a class of the app's own that decrypts, counts, limits ...
     if not isinstance(file, io.FileIO):
-        if not isinstance(file.raw, io.FileIO):
+        if not isinstance(file.raw, io.FileIO) or not _reads_its_descriptor(file.raw):
             return None  # a reader over a socket, a zip member, an object of the app's own
         if isinstance(file, io.BufferedRandom):
             file.flush()  # what was written to it is not in the descriptor yet
@@ -88,7 +94,7 @@ def send_file_segment(
     """
     fd, offset, size = segment
     end = offset + size
-    if _kernel_can_send_on(sock):
+    if hasattr(os, "sendfile") and is_plain_socket(sock):
         offset = _send_by_kernel(sock, fd, offset, end, progress)
     while offset < end:
         block = os.pread(fd, min(FALLBACK_BLOCK_BYTES, end - offset), offset)
@@ -142,10 +148,12 @@ def _peer_is_gone(sock: socket.socket) -> bool:
     return False
 
 
-def _kernel_can_send_on(sock: socket.socket) -> bool:
-    # ssl.SSLSocket is a subclass of socket.socket; its plain text must not go past the encryption.
-    # gevent's sockets are not: a blocking wait here would stop every other greenlet.
-    return hasattr(os, "sendfile") and type(sock) is socket.socket
+def _reads_its_descriptor(file: object) -> bool:
+    """Whether a file object's class reads as the standard class does that it is made from."""
+    for base in (io.FileIO, io.BufferedReader, io.BufferedRandom):
+        if isinstance(file, base):
+            return all(getattr(type(file), name) is getattr(base, name) for name in _READING)
+    return False
 
 
 def _unwrapped(file: object) -> object:

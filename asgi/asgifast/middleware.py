@@ -1,0 +1,335 @@
+"""ASGIFast: look at what the app sends, repair it, and send it the server's fastest way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any, Literal
+
+from wsgifast.body import charset_of, to_bytes
+from wsgifast.errors import ConfigurationError
+from wsgifast.files import Representation, describe, plan_representation, stat_etag
+
+from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
+from .requests import UNCONDITIONAL, request_facts
+from .sending import (
+    GATHERING,
+    Delivery,
+    declared_length,
+    located,
+    open_for_pathsend,
+    send_run,
+    send_unsized,
+)
+
+__all__ = ["ASGIFast"]
+
+# A body message up to this size is gathered with its neighbours; a larger one costs less to pass on
+# than to copy.
+_SMALL_MESSAGE_BYTES = 8 * 1024
+# Gathered messages go on at this size, even if the loop's turn has not ended.
+_GATHER_BYTES = 64 * 1024
+# Request headers that an app is not shown where its ranges are taken over.
+_RANGE_HEADERS = frozenset({b"range", b"if-range"})
+
+
+class ASGIFast:
+    """ASGI middleware that repairs what an app sends and lets files go out the fastest way.
+
+    - http.response.body with str, bytearray or memoryview becomes bytes.
+    - Small body messages that an app sends in one turn of the event loop become one. Nothing waits:
+      the turn's end sends them. (Under trio each message is passed on as it comes.)
+    - The app is offered http.response.pathsend and http.response.zerocopysend, which Starlette's
+      FileResponse and others then use. A server that has them is handed the file; for any other
+      it is read from the page cache, in a thread only where the disk must be waited for.
+    - A 200 whose body is a file (pathsend) answers Range, If-Range and the preconditions of RFC
+      9110, sections 13 and 14, although the app knows nothing of them.
+
+    Lifespan and websockets pass through untouched.
+
+    :param app: any ASGI 3 application.
+    :param coalesce: gather small body messages, as above.
+    :param ranges: True answers Range for files of apps that leave it unanswered; "take-over" also
+        keeps the Range header from the app, so that apps which would answer it by reading and
+        copying send the whole file, of which the server then sends the ranges; False does neither.
+    :param conditional: answer If-Match, If-None-Match and their like for files, and add ETag and
+        Last-Modified to those that have neither.
+    :raises ConfigurationError: if `app` cannot be called, or an option has no such value.
+    :raises BodyError: (to the app, from its send()) for what cannot be a body.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        coalesce: bool = True,
+        ranges: bool | Literal["take-over"] = True,
+        conditional: bool = True,
+    ) -> None:
+        if not callable(app):
+            raise ConfigurationError(f"ASGIFast wraps an ASGI app, which {app!r} is not")
+        for name, value in (("coalesce", coalesce), ("conditional", conditional)):
+            if not isinstance(value, bool):
+                raise ConfigurationError(f"{name} is True or False, not {value!r}")
+        if not (isinstance(ranges, bool) or ranges == "take-over"):
+            raise ConfigurationError(f"ranges is True, False or 'take-over', not {ranges!r}")
+        self.app = app
+        self.coalesce = coalesce
+        self.ranges = ranges
+        self.conditional = conditional
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        exchange = _Exchange(scope, receive, send)
+        exchange._middleware = self
+        inner: Scope = {**scope, "extensions": {PATHSEND: {}, ZEROCOPYSEND: {}}}
+        if offered := scope.get("extensions"):
+            inner["extensions"].update(offered)
+        if self.ranges == "take-over":
+            inner["headers"] = [
+                header for header in scope["headers"] if header[0].lower() not in _RANGE_HEADERS
+            ]
+        try:
+            await self.app(inner, exchange.receive, exchange.send)
+        except Exception:
+            await exchange.abandon()
+            raise
+        if exchange._start or exchange._chunks or exchange._task:
+            await exchange.finish()
+
+
+class _Exchange(Delivery):
+    """One request's way through the middleware.
+
+    `_start` is the head, held until the first message behind it, as servers hold it (ASGI,
+    "Response Start"): a file's head may still change. `_chunks` are gathered messages; the end of
+    the turn makes `_task`, which sends them. Whatever the app sends next waits for that task, so
+    that order and backpressure stay, and what the server's send() raises reaches the app.
+    """
+
+    _start: Message | None = None
+    _headers: list[tuple[bytes, bytes]] = []  # noqa: RUF012 - replaced by the head's, never changed
+    _chunks: list[bytes] | None = None
+    _size = 0
+    _turn: asyncio.Handle | None = None
+    _task: asyncio.Task[None] | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+    # Whether small messages are gathered here; None until the first one asks.
+    _gathers: bool | None = None
+
+    _middleware: ASGIFast
+
+    async def send(self, message: Message) -> None:
+        """The send() that the app is given."""
+        kind = message["type"]
+        if kind == "http.response.body":
+            body = message.get("body", b"")
+            if type(body) is not bytes:
+                body = to_bytes(body, self._charset, self._middleware.app)
+                message = {**message, "body": body}
+            start = self._start
+            if start is not None:
+                self._start = None
+                await self._server_send(start)
+            if self._gathers is not False and message.get("more_body"):
+                if len(body) <= _SMALL_MESSAGE_BYTES and self._can_gather():
+                    await self._gather(body)
+                    return
+                await self._flush()
+            elif self._chunks:
+                if len(body) > _GATHER_BYTES:
+                    await self._flush()
+                else:
+                    message = {**message, "body": self._take(body)}
+            if self._task is not None:
+                await self._settle()
+            await self._server_send(message)
+        elif kind == "http.response.start":
+            if self._start is not None:
+                await self._forward_start()  # the server says what is wrong with a second one
+            headers = message.get("headers", ())
+            if not isinstance(headers, list):
+                headers = list(headers)
+                message = {**message, "headers": headers}
+            self._headers = headers
+            self._start = message
+        elif kind == PATHSEND:
+            await self._flush()
+            await self._send_path(message)
+        elif kind == ZEROCOPYSEND:
+            await self._flush()
+            await self._send_zero_copy(message)
+        else:
+            await self._flush()
+            if self._start is not None:
+                await self._forward_start()
+            await self._server_send(message)
+
+    async def finish(self) -> None:
+        """The app has returned: nothing may be left behind."""
+        if self._start is not None:
+            await self._forward_start()
+        await self._flush()
+
+    async def abandon(self) -> None:
+        """The app has failed: what it sent before goes out, and its own error is the one told."""
+        try:
+            await self._flush()
+        except Exception:  # noqa: BLE001 - the app's error says more
+            pass
+
+    async def _forward_start(self) -> None:
+        message, self._start = self._start, None
+        if message is not None:
+            await self._server_send(message)
+
+    def _charset(self) -> str:
+        return charset_of([(k.decode("latin-1"), v.decode("latin-1")) for k, v in self._headers])
+
+    # Gathering
+
+    def _can_gather(self) -> bool:
+        if self._gathers is None:
+            self._gathers = False
+            if self._middleware.coalesce and not self.offers(GATHERING):
+                try:
+                    self._loop = asyncio.get_running_loop()
+                    self._gathers = True
+                except RuntimeError:
+                    pass  # trio has no way to run something at the turn's end
+        return self._gathers
+
+    async def _gather(self, body: bytes) -> None:
+        if self._task is not None:
+            await self._settle()
+        if self._chunks is None:
+            self._chunks = []
+        self._chunks.append(body)
+        self._size += len(body)
+        if self._size >= _GATHER_BYTES:
+            await self._flush()
+        elif self._turn is None and self._loop is not None:
+            self._turn = self._loop.call_soon(self._turn_over)
+
+    def _turn_over(self) -> None:
+        self._turn = None
+        if self._chunks and self._task is None and self._loop is not None:
+            self._task = self._loop.create_task(self._send_gathered())
+
+    async def _send_gathered(self) -> None:
+        if self._chunks:
+            await self._server_send(
+                {"type": "http.response.body", "body": self._take(), "more_body": True}
+            )
+
+    async def _settle(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            await task
+
+    async def _flush(self) -> None:
+        if self._task is not None:
+            await self._settle()
+        if self._chunks:
+            await self._send_gathered()
+
+    def _take(self, last: bytes = b"") -> bytes:
+        chunks, self._chunks, self._size = self._chunks or [], None, 0
+        chunks.append(last)
+        return b"".join(chunks)
+
+    # Files
+
+    async def _send_path(self, message: Message) -> None:
+        middleware = self._middleware
+        start = self._start
+        path = message["path"]
+        if start is None or start.get("status") != 200 or not self._filters():
+            await self._send_whole(path)
+            return
+        facts = request_facts(self._scope)
+        if not middleware.ranges:
+            facts = facts._replace(range=None, if_range=None)
+        if not middleware.conditional:
+            facts = facts._replace(
+                if_match=None,
+                if_none_match=None,
+                if_modified_since=None,
+                if_unmodified_since=None,
+            )
+        names = {name.lower() for name, _ in self._headers}
+        if facts[2:] == UNCONDITIONAL and names & {b"etag", b"last-modified"}:
+            if middleware.ranges and b"accept-ranges" not in names:
+                self._headers.append((b"accept-ranges", b"bytes"))
+            await self._send_whole(path)
+            return
+        fd, size = open_for_pathsend(path)
+        try:
+            plan = plan_representation(facts, self._represent(fd, size))
+            self._start = None
+            await self._server_send(
+                {**start, "status": plan.status, "headers": list(plan.raw_headers)}
+            )
+            await self.send_segments(plan.segments, fd)
+        finally:
+            os.close(fd)
+
+    def _filters(self) -> bool:
+        middleware = self._middleware
+        wanted = bool(middleware.ranges) or middleware.conditional
+        return wanted and self._scope["method"] in ("GET", "HEAD")
+
+    def _represent(self, fd: int, size: int) -> Representation:
+        """The file as the app's headers describe it, with what they leave out."""
+        facts = os.fstat(fd)
+        declared = declared_length(self._headers)
+        kept = [
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in self._headers
+            if name.lower() not in (b"content-length", b"accept-ranges")
+        ]
+        conditional = self._middleware.conditional
+        return describe(
+            fd,
+            size=size if declared is None else declared,
+            mtime_ns=facts.st_mtime_ns if conditional else 0,
+            now=time.time(),
+            etag=stat_etag(facts.st_size, facts.st_mtime_ns) if conditional else None,
+            content_type=None,
+            headers=kept,
+        )
+
+    async def _send_whole(self, path: Any) -> None:
+        """The file as it is, behind the head as it is."""
+        if self.offers(PATHSEND):
+            await self._forward_start()
+            await self._server_send({"type": PATHSEND, "path": os.fspath(path)})
+            return
+        fd, size = open_for_pathsend(path)
+        try:
+            await self._forward_start()
+            declared = declared_length(self._headers)
+            await self.send_file(fd, 0, size if declared is None else declared)
+        finally:
+            os.close(fd)
+
+    async def _send_zero_copy(self, message: Message) -> None:
+        if self._start is not None:
+            await self._forward_start()
+        if self.offers(ZEROCOPYSEND):
+            await self._server_send(message)
+            return
+        file = located(message)
+        more = bool(message.get("more_body", False))
+        if file.segment is None:
+            await send_unsized(self._server_send, file.fd, message.get("count"))
+            if not more:
+                await self._server_send(
+                    {"type": "http.response.body", "body": b"", "more_body": False}
+                )
+            return
+        await send_run(self._server_send, file.segment, more_body=more)
+        file.advance()

@@ -1,0 +1,94 @@
+"""FileResponse: Starlette's, on the shared file core."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import OrderedDict
+
+from wsgifast.errors import MissingExtra
+from wsgifast.files import describe, plan_representation, stat_etag
+
+from .messages import Receive, Scope, Send
+from .pages import in_thread, open_regular
+from .requests import request_facts
+from .sending import Delivery
+
+try:
+    from starlette import responses
+except ImportError:
+    raise MissingExtra("asgifast.FileResponse", "starlette", "asgi") from None
+
+__all__ = ["FileResponse"]
+
+# Paths whose files were opened lately, and when (monotonic seconds): the kernel has what another
+# open() asks for in memory.
+_opened: OrderedDict[str, float] = OrderedDict()
+_REMEMBERED_PATHS = 4096
+_REMEMBERED_S = 60.0
+# Headers that follow from the file's size, whatever it was when the response was made.
+_SIZE_HEADERS = frozenset({b"content-length", b"accept-ranges"})
+
+
+class FileResponse(responses.FileResponse):
+    """Starlette's FileResponse with the same parameters, ranges and conditions by RFC 9110.
+
+    Preconditions are answered (304, 412), several ranges too, and file bytes go out by the server's
+    http.response.zerocopysend where it has it, else by reads that leave the event loop only for
+    the disk.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (
+            scope["type"] != "http"
+            or self.status_code != 200
+            or scope["method"] not in ("GET", "HEAD")
+        ):
+            await super().__call__(scope, receive, send)
+            return
+        fd, size = await _open(self.path)
+        try:
+            facts = os.fstat(fd)
+            representation = describe(
+                fd,
+                size=size,
+                mtime_ns=facts.st_mtime_ns,
+                now=time.time(),
+                etag=stat_etag(size, facts.st_mtime_ns),
+                content_type=None,
+                headers=[
+                    (name.decode("latin-1"), value.decode("latin-1"))
+                    for name, value in self.raw_headers
+                    if name not in _SIZE_HEADERS
+                ],
+            )
+            plan = plan_representation(request_facts(scope), representation)
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": plan.status,
+                    "headers": list(plan.raw_headers),
+                }
+            )
+            await Delivery(scope, receive, send).send_segments(plan.segments, fd)
+        finally:
+            os.close(fd)
+        if self.background is not None:
+            await self.background()
+
+
+async def _open(path: str | os.PathLike[str]) -> tuple[int, int]:
+    key = os.fspath(path)
+    now = time.monotonic()
+    try:
+        if now - _opened.get(key, -_REMEMBERED_S) < _REMEMBERED_S:
+            found = open_regular(key)
+        else:
+            found = await in_thread(open_regular, key)
+    except FileNotFoundError:
+        raise RuntimeError(f"File at path {path} does not exist.") from None
+    _opened[key] = now
+    _opened.move_to_end(key)
+    if len(_opened) > _REMEMBERED_PATHS:
+        _opened.popitem(last=False)
+    return found

@@ -1,0 +1,254 @@
+"""What a message, a head or a plan asks to be sent, and how this server can send it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from wsgifast.errors import BodyError
+from wsgifast.files import FilePart
+from wsgifast.sockets import FileSegment, file_segment
+from wsgifast.sockets.sendfile import FileTruncated
+
+from .messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
+from .pages import BLOCK_BYTES, in_thread, open_regular, read_block
+
+__all__ = [
+    "GATHERING",
+    "Delivery",
+    "Located",
+    "declared_length",
+    "located",
+    "open_for_pathsend",
+    "send_run",
+    "send_unsized",
+    "truncated",
+]
+
+# RFC 9110 8.6: ASCII digits and nothing else.
+_DIGITS = re.compile(rb"[0-9]+")
+
+
+# The extension by which asgifast's own protocols say that they gather small messages themselves.
+GATHERING = "asgifast.gathering"
+# Files from this size on are watched over: reading on for a client that has left would cost time.
+_WATCHED_FILE_BYTES = 4 * BLOCK_BYTES
+
+
+class Delivery:
+    """How this server, for this request, sends the pieces of a body.
+
+    :meth:`receive` is the server's receive() for whoever else reads it: while a file is sent, a
+    disconnect is listened for (servers ignore what is sent after it, and the file would be read to
+    its end for nobody), and what comes meanwhile is kept.
+    """
+
+    # What came while a disconnect was listened for. Class attributes: most requests, for which
+    # nothing of this happens, never pay for setting them.
+    _kept: tuple[Message, ...] = ()
+    _receiving = False
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        self._server_receive = receive
+        self._server_send = send
+
+    def offers(self, name: str) -> bool:
+        """Whether the server has an extension, such as http.response.pathsend."""
+        return name in (self._scope.get("extensions") or ())
+
+    async def receive(self) -> Message:
+        if self._kept:
+            message, *kept = self._kept
+            self._kept = tuple(kept)
+            return message
+        self._receiving = True
+        try:
+            return await self._server_receive()
+        finally:
+            self._receiving = False
+
+    async def send_segments(self, segments: Sequence[bytes | FilePart], fd: int | None) -> None:
+        """Send a plan's segments as the whole body.
+
+        :param fd: the descriptor that the file parts are of.
+        """
+        if not segments:
+            await self._server_send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
+        last = len(segments) - 1
+        for index, segment in enumerate(segments):
+            more = index < last
+            if isinstance(segment, bytes):
+                await self._server_send(
+                    {"type": "http.response.body", "body": segment, "more_body": more}
+                )
+            elif fd is not None:
+                await self.send_file(fd, segment.offset, segment.size, more_body=more)
+
+    async def send_file(self, fd: int, offset: int, size: int, *, more_body: bool = False) -> None:
+        """Send a run of a file's bytes, by the server's zerocopysend or by reads."""
+        if self.offers(ZEROCOPYSEND) and size:
+            await self._server_send(
+                {
+                    "type": ZEROCOPYSEND,
+                    "file": fd,
+                    "offset": offset,
+                    "count": size,
+                    "more_body": more_body,
+                }
+            )
+            return
+        segment = FileSegment(fd, offset, size)
+        if size < _WATCHED_FILE_BYTES or self._receiving:
+            await send_run(self._server_send, segment, more_body=more_body)
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # trio: the server's send() ends with its connection
+            await send_run(self._server_send, segment, more_body=more_body)
+            return
+        watch = loop.create_task(self._disconnected())
+        try:
+            await send_run(self._server_send, segment, more_body=more_body, stop=watch.done)
+        finally:
+            watch.cancel()
+            await asyncio.wait([watch])
+
+    async def _disconnected(self) -> None:
+        while True:
+            message = await self._server_receive()
+            self._kept += (message,)
+            if message["type"] == "http.disconnect":
+                return
+
+
+def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """The Content-Length of a response's head, None if it has none (or no valid one)."""
+    for name, value in headers:
+        if len(name) == 14 and name.lower() == b"content-length":
+            return int(value) if _DIGITS.fullmatch(value) else None
+    return None
+
+
+class Located(NamedTuple):
+    """Where the bytes are that a zerocopysend message means."""
+
+    fd: int
+    # None for what has no size: a pipe, a device, a file of /proc.
+    segment: FileSegment | None
+    # The file whose position moves, where the message gave no offset.
+    moving: Any = None
+
+    def advance(self) -> None:
+        """Move the file's position behind what was sent, as the message without offset asks."""
+        if self.moving is None or self.segment is None:
+            return
+        position = self.segment.offset + self.segment.size
+        if isinstance(self.moving, int):
+            os.lseek(self.moving, position, os.SEEK_SET)
+        else:
+            self.moving.seek(position)
+
+
+def located(message: Message) -> Located:
+    """Find out what a zerocopysend message means.
+
+    :raises BodyError: if its file is none that sendfile could send.
+    """
+    file = message["file"]
+    offset, count = message.get("offset"), message.get("count")
+    for name, value in (("offset", offset), ("count", count)):
+        if value is not None and (not isinstance(value, int) or value < 0):
+            raise BodyError(f"{ZEROCOPYSEND}: {name} is a number of bytes, not {value!r}")
+    if isinstance(file, int):
+        fd = file
+    else:
+        try:
+            fd = file.fileno()
+        except (AttributeError, OSError):
+            raise BodyError(
+                f"{ZEROCOPYSEND} needs a file with a descriptor, not {type(file).__name__}; "
+                "send its bytes with http.response.body"
+            ) from None
+    facts = os.fstat(fd)
+    if not stat.S_ISREG(facts.st_mode):
+        return Located(fd, None)
+    moving = None
+    if offset is None:
+        moving = file
+        if isinstance(file, int):
+            offset = os.lseek(fd, 0, os.SEEK_CUR)
+        else:
+            found = file_segment(file)
+            if found is None and facts.st_size:
+                raise BodyError(
+                    f"{ZEROCOPYSEND}: the descriptor of a {type(file).__name__} has other bytes "
+                    "than the file object; open it with open(path, 'rb')"
+                )
+            offset = found.offset if found is not None else 0
+    left = max(0, facts.st_size - offset)
+    return Located(fd, FileSegment(fd, offset, left if count is None else count), moving)
+
+
+async def send_run(
+    send: Send,
+    segment: FileSegment,
+    *,
+    more_body: bool,
+    stop: Callable[[], bool] | None = None,
+) -> None:
+    """Send a run of a file's bytes as body messages.
+
+    :param stop: asked before each block; True ends it early: the client has left.
+    :raises FileTruncated: if the file ends early; the response is then short of its length.
+    """
+    fd, offset, size = segment
+    end = offset + size
+    while offset < end:
+        if stop is not None and stop():
+            return
+        block = await read_block(fd, offset, min(BLOCK_BYTES, end - offset))
+        if not block:
+            raise truncated(end - offset, size)
+        offset += len(block)
+        await send(
+            {
+                "type": "http.response.body",
+                "body": block,
+                "more_body": more_body or offset < end,
+            }
+        )
+    if size == 0 and not more_body:
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def send_unsized(send: Send, fd: int, count: int | None) -> None:
+    """Send what a pipe or a device gives, until its end or `count` bytes; more is to come."""
+    while count is None or count > 0:
+        wanted = BLOCK_BYTES if count is None else min(BLOCK_BYTES, count)
+        block = await in_thread(os.read, fd, wanted)
+        if not block:
+            return
+        if count is not None:
+            count -= len(block)
+        await send({"type": "http.response.body", "body": block, "more_body": True})
+
+
+def truncated(missing: int, size: int) -> FileTruncated:
+    return FileTruncated(
+        f"the file shrank while it was sent: {missing} of {size} bytes are missing"
+    )
+
+
+def open_for_pathsend(path: object) -> tuple[int, int]:
+    """Open the file of a pathsend message; return its descriptor and size in bytes."""
+    if not isinstance(path, (str, os.PathLike)) or not os.path.isabs(path):
+        raise BodyError(f"{PATHSEND} needs an absolute path, not {path!r}")
+    # The app has just looked at the file (it knew the length), so that opening it waits for no
+    # disk.
+    return open_regular(path)

@@ -1,0 +1,88 @@
+"""StaticFiles: a directory as an ASGI app, or as middleware in front of one."""
+
+from __future__ import annotations
+
+import os
+
+from wsgifast.files.site import Answer, FileSite
+
+from .messages import ASGIApp, Receive, Scope, Send
+from .pages import in_thread
+from .requests import request_facts
+from .sending import Delivery
+
+__all__ = ["StaticFiles"]
+
+
+class StaticFiles(FileSite[ASGIApp]):
+    """Serve files: `StaticFiles(directory="site")`, or `StaticFiles(app, directory=...)` in front.
+
+    The twin of wsgifast.StaticFiles: the same options, the same answers. Mountable in Starlette and
+    FastAPI: `app.mount("/static", StaticFiles(directory="static"))`. A file that was served lately
+    is looked at on the event loop, since what stat() and open() ask for is in memory; the first
+    look at a path goes to a thread.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._pass_on(scope, receive, send)
+            return
+        method = scope["method"]
+        if method == "GET" or method == "HEAD":
+            path = _path_below_mount(scope)
+            facts = request_facts(scope)
+            query = scope["query_string"].decode("latin-1")
+            if self.keeps(path):
+                answer = self.answer(facts, path, query)
+            else:
+                answer = await in_thread(self.answer, facts, path, query)
+            if answer is not None:
+                await _send(answer, scope, receive, send)
+                return
+        if self.app is not None:
+            await self.app(scope, receive, send)
+            return
+        plan = self.missing(method) if method in ("GET", "HEAD") else self.not_allowed
+        await _send(Answer(plan), scope, receive, send)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lifespan and websockets are the app's; without one they are declined politely."""
+        if self.app is not None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            while (await receive())["type"] != "lifespan.shutdown":
+                await send({"type": "lifespan.startup.complete"})
+            await send({"type": "lifespan.shutdown.complete"})
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+
+
+def _path_below_mount(scope: Scope) -> str:
+    """The path as the app is mounted: ASGI's path includes root_path, WSGI's PATH_INFO does not."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path") or ""
+    if root and path.startswith(root) and path[len(root) :][:1] in ("/", ""):
+        path = path[len(root) :]
+    return path or "/"
+
+
+async def _send(answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
+    plan, fd = answer
+    try:
+        await send(
+            {
+                "type": "http.response.start",
+                "status": plan.status,
+                "headers": list(plan.raw_headers),
+            }
+        )
+        segments = plan.segments
+        if not segments:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        elif len(segments) == 1 and isinstance(segments[0], bytes):
+            await send({"type": "http.response.body", "body": segments[0], "more_body": False})
+        else:
+            await Delivery(scope, receive, send).send_segments(segments, fd)
+    finally:
+        if fd is not None:
+            os.close(fd)

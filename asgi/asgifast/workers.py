@@ -1,0 +1,48 @@
+"""A gunicorn worker that runs uvicorn with sendfile.
+
+gunicorn -k asgifast.workers.FastUvicornWorker module:app
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from wsgifast.errors import MissingExtra
+
+__all__ = ["FastUvicornH11Worker", "FastUvicornWorker"]
+
+try:
+    import gunicorn  # noqa: F401
+except ImportError:
+    raise MissingExtra("asgifast.workers", "gunicorn", "gunicorn") from None
+
+try:
+    from uvicorn_worker import UvicornWorker  # type: ignore[import-not-found, unused-ignore]
+except ImportError:
+    with warnings.catch_warnings():
+        # uvicorn's own module says that it has moved to the uvicorn-worker package; it is used
+        # only where that is not installed.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            from uvicorn.workers import UvicornWorker
+        except ImportError:
+            raise MissingExtra("asgifast.workers", "uvicorn", "asgi") from None
+
+
+class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
+    """uvicorn's worker with asgifast.uvicorn.HttpToolsProtocol."""
+
+    CONFIG_KWARGS: dict[str, Any] = {  # noqa: RUF012 - as the base class has it
+        "loop": "auto",
+        "http": "asgifast.uvicorn:HttpToolsProtocol",
+    }
+
+
+class FastUvicornH11Worker(UvicornWorker):  # type: ignore[misc, unused-ignore]
+    """uvicorn's worker with asgifast.uvicorn.H11Protocol, on asyncio's own event loop."""
+
+    CONFIG_KWARGS: dict[str, Any] = {  # noqa: RUF012 - as the base class has it
+        "loop": "asyncio",
+        "http": "asgifast.uvicorn:H11Protocol",
+    }

@@ -1,0 +1,53 @@
+"""Run field reports, print their tables, write their JSON and the page."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from importlib import import_module
+from typing import get_args
+
+from loadtests.measuring import machine, save, table
+from loadtests.measuring.results import REPORTS
+
+from .page import Measured, page
+from .result import Figures, Profile
+
+# In the order of the page: what the command line calls it -> its module in this package.
+REPORT_MODULES = {
+    "imap": "mail_append",
+    "smtp": "mail_throughput",
+    "coalescing": "coalescing",
+    "receive": "receive",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.field_reports", description="the field reports, measured again"
+    )
+    parser.add_argument("reports", nargs="*", help=f"all, or some of: {', '.join(REPORT_MODULES)}")
+    parser.add_argument("--profile", choices=get_args(Profile), default="quick")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.reports) - REPORT_MODULES.keys():
+        parser.error(f"there is no report {', '.join(sorted(unknown))}")
+    measured = []
+    for name in options.reports or REPORT_MODULES:
+        module = import_module(f".{REPORT_MODULES[name]}", __package__)
+        print(f"\n== {module.TITLE}", flush=True)
+        result = module.run(options.profile)
+        for figures in (module.OLD, *result.tables):
+            _print(figures)
+        print(f"{result.changed}\n{save(f'field-report-{name}', result.raw)}")
+        measured.append(Measured(module.TITLE, module.OLD, result))
+    path = REPORTS / "field-reports.html"
+    path.write_text(page(measured, machine()), encoding="utf-8")
+    print(f"\n{path}")
+
+
+def _print(figures: Figures) -> None:
+    print(f"\n{figures.title}\n{table(figures.columns, figures.rows)}\n")
+
+
+if __name__ == "__main__":
+    main()

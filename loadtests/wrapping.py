@@ -1,0 +1,39 @@
+"""Apps by name, as they are and wrapped, for servers that are told what to import."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from wsgifast import WSGIFast
+
+if TYPE_CHECKING:
+    from wsgiref.types import WSGIApplication
+
+__all__ = ["load_app", "target", "wrapped"]
+
+
+def wrapped(app: str, **options: Any) -> WSGIApplication:
+    """Import an app and wrap it, as gunicorn's "loadtests.wrapping:wrapped('module:app')" does.
+
+    :param options: for WSGIFast.
+    """
+    return WSGIFast(load_app(app), **options)
+
+
+def load_app(name: str) -> WSGIApplication:
+    """Import an app as gunicorn names it: "module:app", "module", "module:factory('argument')".
+
+    :raises ImportError, gunicorn.errors.AppImportError: if there is none.
+    """
+    from gunicorn.util import import_app
+
+    app: WSGIApplication = import_app(name)
+    return app
+
+
+def target(app: str, options: dict[str, Any] | None) -> str:
+    """The import name of an app: as it is without options, wrapped with them (which may be {})."""
+    if options is None:
+        return app
+    arguments = [repr(app), *(f"{name}={value!r}" for name, value in options.items())]
+    return f"loadtests.wrapping:wrapped({', '.join(arguments)})"

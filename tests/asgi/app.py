@@ -1,0 +1,238 @@
+"""A bare ASGI app with one URL for each way of sending a body; served live by the tests.
+
+Run by every server of the behaviour suite, with ASGIFast (`fast`) and without (`app`). The files
+are those of the folder that ASGIFAST_TEST_FILES names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import parse_qsl
+
+from asgifast import ASGIFast
+from asgifast.messages import Receive, Scope, Send
+
+PATHSEND = "http.response.pathsend"
+ZEROCOPYSEND = "http.response.zerocopysend"
+# The app's own events, one line each, for tests that ask what an app was told.
+EVENTS = os.environ.get("ASGIFAST_TEST_EVENTS")
+
+
+if EVENTS:
+    # Whether the kernel sent a file, or reads did, shows in no answer.
+    _sendfile = os.sendfile
+
+    def sendfile(out: int, fd: int, offset: int, count: int) -> int:
+        note("sendfile")
+        return _sendfile(out, fd, offset, count)
+
+    os.sendfile = sendfile  # type: ignore[assignment]
+
+
+def crumbs() -> list[bytes]:
+    return [b"%05d," % number for number in range(5000)]
+
+
+def note(line: str) -> None:
+    if EVENTS:
+        with open(EVENTS, "a") as events:
+            events.write(line + "\n")
+
+
+async def sleep(seconds: float) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        await sys.modules["trio"].sleep(seconds)
+    else:
+        await asyncio.sleep(seconds)
+
+
+async def start(send: Send, *headers: tuple[bytes, bytes], status: int = 200) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+
+async def body(send: Send, data: Any, more: bool = False) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def length(size: int) -> tuple[bytes, bytes]:
+    return (b"content-length", str(size).encode())
+
+
+class Exchange:
+    """One request and its query."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope, self.receive, self.send = scope, receive, send
+        self.query = dict(parse_qsl(scope["query_string"].decode()))
+        folder = os.environ["ASGIFAST_TEST_FILES"]
+        self.path = os.path.join(folder, self.query.get("file", "large"))
+
+    def has(self, extension: str) -> bool:
+        return extension in (self.scope.get("extensions") or {})
+
+    def number(self, name: str) -> int | None:
+        return int(self.query[name]) if name in self.query else None
+
+    async def hello(self) -> None:
+        await start(self.send, (b"content-type", b"text/plain"), length(5))
+        await body(self.send, b"hello")
+
+    async def crumbs(self) -> None:
+        await start(self.send)
+        for crumb in crumbs():
+            await body(self.send, crumb, more=True)
+        await body(self.send, b"end")
+
+    async def sized_crumbs(self) -> None:
+        await start(self.send, length(sum(map(len, crumbs()))))
+        for crumb in crumbs():
+            await body(self.send, crumb, more=True)
+        await body(self.send, b"")
+
+    async def slow_crumbs(self) -> None:
+        """Goes on when the test has written the file `go`: what came before must have left."""
+        await start(self.send)
+        await body(self.send, b"before", more=True)
+        while not os.path.exists(self.path):
+            await sleep(0.005)
+        await body(self.send, b"after", more=True)
+        await body(self.send, b"")
+
+    async def large(self) -> None:
+        await start(self.send, length(3_000_000))
+        await body(self.send, b"L" * 3_000_000)
+
+    async def mixed(self) -> None:
+        await start(self.send)
+        for size in (10, 100_000, 0, 7, 70_000, 1):
+            await body(self.send, b"m" * size, more=True)
+        await body(self.send, b"!")
+
+    async def too_long(self) -> None:
+        await start(self.send, length(3))
+        await body(self.send, b"ab", more=True)
+        await body(self.send, b"cdef", more=True)
+        await body(self.send, b"")
+
+    async def raises(self) -> None:
+        await start(self.send)
+        await body(self.send, b"sent before it failed", more=True)
+        raise LookupError("the app failed on purpose")
+
+    async def pathsend(self) -> None:
+        assert self.has(PATHSEND), "no pathsend here"
+        size = self.number("declared")
+        if size is None:
+            size = os.stat(self.path).st_size
+        headers = [] if "chunked" in self.query else [length(size)]
+        if "type" in self.query:
+            headers.append((b"content-type", self.query["type"].encode()))
+        if "etag" in self.query:
+            headers.append((b"etag", self.query["etag"].encode()))
+        await start(self.send, *headers)
+        await self.send({"type": PATHSEND, "path": self.path})
+        note("pathsend returned")
+
+    async def zerocopy(self) -> None:
+        assert self.has(ZEROCOPYSEND), "no zerocopysend here"
+        await start(
+            self.send, *([] if "chunked" in self.query else [length(3 + 1000 + 200_000 + 4)])
+        )
+        await body(self.send, b"<1>", more=True)
+        with open(self.path, "rb") as file:
+            file.read(500)  # the descriptor is far ahead of the file object
+            message = {"type": ZEROCOPYSEND, "file": file, "more_body": True}
+            await self.send({**message, "count": 1000})
+            await self.send({**message, "count": 150_000})
+            await self.send({**message, "count": 50_000})
+            assert file.tell() == 500 + 1000 + 200_000
+        await body(self.send, b"</1>")
+
+    async def zerocopy_fd(self) -> None:
+        await start(self.send)
+        fd = os.open(self.path, os.O_RDONLY)
+        offset = os.stat(self.path).st_size - 100_000
+        await self.send({"type": ZEROCOPYSEND, "file": fd, "offset": offset})
+        assert os.lseek(fd, 0, os.SEEK_CUR) == 0
+        os.close(fd)
+
+    async def zerocopy_pipe(self) -> None:
+        await start(self.send)
+        reader, writer = os.pipe()
+        os.write(writer, b"through a pipe")
+        os.close(writer)
+        await self.send({"type": ZEROCOPYSEND, "file": reader})
+        os.close(reader)
+
+    async def extensions(self) -> None:
+        names = " ".join(sorted(self.scope.get("extensions") or {})).encode()
+        await start(self.send, length(len(names)))
+        await body(self.send, names)
+
+    async def watch(self) -> None:
+        """Send without end until the client leaves; say so."""
+        await start(self.send)
+        await self.receive()
+        await body(self.send, b"watched", more=True)
+        message = await self.receive()
+        note(message["type"])
+
+    async def echo(self) -> None:
+        data = b""
+        while True:
+            message = await self.receive()
+            data += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        await start(self.send, length(len(data)))
+        await body(self.send, data)
+
+    async def shape(self) -> None:
+        """Bodies of the wrong type, which ASGIFast repairs."""
+        shapes: dict[str, Any] = {
+            "str": "grüße",
+            "bytearray": bytearray(b"array"),
+            "memoryview": memoryview(b"a view"),
+            "none": None,
+            "int": 7,
+        }
+        await start(self.send, (b"content-type", b"text/plain; charset=utf-8"))
+        await body(self.send, shapes[self.query["kind"]])
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "lifespan":
+        await lifespan(receive, send)
+        return
+    if scope["type"] == "websocket":
+        await websocket(receive, send)
+        return
+    exchange = Exchange(scope, receive, send)
+    route: Callable[[], Awaitable[None]] = getattr(exchange, scope["path"].lstrip("/") or "hello")
+    await route()
+
+
+async def lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            note("lifespan.shutdown")
+            return
+
+
+async def websocket(receive: Receive, send: Send) -> None:
+    assert (await receive())["type"] == "websocket.connect"
+    await send({"type": "websocket.accept"})
+    message = await receive()
+    await send({"type": "websocket.send", "text": message["text"][::-1]})
+    await send({"type": "websocket.close"})
+
+
+fast = ASGIFast(app)

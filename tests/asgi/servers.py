@@ -1,0 +1,50 @@
+"""The ASGI servers that the behaviour suite runs over, by name."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.support.servers import LiveServer, free_port, live_server
+
+__all__ = ["OTHER_SERVERS", "OURS", "SERVERS", "asgi_server"]
+
+_UVICORN = (
+    "-m uvicorn --host 127.0.0.1 --port {port} --log-level warning "
+    "--http {http} --loop {loop} {app}"
+)
+_HYPERCORN = "-m hypercorn --bind 127.0.0.1:{port} --worker-class {loop} {app}"
+
+# name -> arguments of this interpreter
+OURS = {
+    f"ours-{http}-{loop}": _UVICORN.replace("{http}", f"asgifast.uvicorn:{protocol}").replace(
+        "{loop}", loop
+    )
+    for http, protocol in (("h11", "H11Protocol"), ("httptools", "HttpToolsProtocol"))
+    for loop in ("asyncio", "uvloop")
+}
+OTHER_SERVERS = {
+    "uvicorn-h11-asyncio": _UVICORN.replace("{http}", "h11").replace("{loop}", "asyncio"),
+    "uvicorn-httptools-uvloop": _UVICORN.replace("{http}", "httptools").replace("{loop}", "uvloop"),
+    "hypercorn-asyncio": _HYPERCORN.replace("{loop}", "asyncio"),
+    "hypercorn-trio": _HYPERCORN.replace("{loop}", "trio"),
+    "granian": (
+        "-m granian --interface asgi --host 127.0.0.1 --port {port} --log-level warning {app}"
+    ),
+    "gunicorn-asgi": "-m gunicorn -k asgi --bind 127.0.0.1:{port} --log-level warning {app}",
+}
+SERVERS = {**OURS, **OTHER_SERVERS}
+
+
+@contextlib.contextmanager
+def asgi_server(
+    name: str, app: str, files: Path, *, extra: tuple[str, ...] = (), env: Mapping[str, str] = {}
+) -> Iterator[LiveServer]:
+    """Run an app of tests.asgi.app on a server, with `files` as its folder."""
+    port = free_port()
+    argv = [sys.executable, *SERVERS[name].format(port=port, app=app).split(), *extra]
+    variables = {"ASGIFAST_TEST_FILES": str(files), "PYTHONASYNCIODEBUG": "", **env}
+    with live_server(argv, ("127.0.0.1", port), env=variables) as server:
+        yield server

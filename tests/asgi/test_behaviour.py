@@ -1,0 +1,155 @@
+"""One behaviour on every server: the test app wrapped in ASGIFast, every byte compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.http import Connection
+from tests.support.servers import LiveServer, wait_for
+
+from .app import crumbs
+from .servers import SERVERS
+
+pytestmark = [
+    pytest.mark.parametrize("fast_server", sorted(SERVERS), indirect=True),
+    # One server for all tests with it, in one worker of xdist.
+    pytest.mark.xdist_group("asgi-behaviour"),
+]
+
+
+def test_a_whole_body(fast_server: LiveServer) -> None:
+    answer = fast_server.get("/hello")
+    assert (answer.status, answer.body) == (200, b"hello")
+    assert answer.header("content-length") == "5"
+
+
+def test_crumbs_keep_their_order(fast_server: LiveServer) -> None:
+    expected = b"".join(crumbs())
+    assert fast_server.get("/crumbs").body == expected + b"end"
+    assert fast_server.get("/sized_crumbs").body == expected
+
+
+def test_messages_of_all_sizes(fast_server: LiveServer) -> None:
+    assert fast_server.get("/large").body == b"L" * 3_000_000
+    assert fast_server.get("/mixed").body == b"m" * 170_018 + b"!"
+
+
+def test_what_was_sent_leaves_while_the_app_waits(
+    fast_server: LiveServer, files: Path, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    with Connection(fast_server.address) as connection:
+        connection.send_request(f"/slow_crumbs?file={go}")
+        head = connection.read_head()
+        assert head.status == 200
+        assert connection.read(len(b"6\r\nbefore\r\n")) == b"6\r\nbefore\r\n"
+        go.touch()
+        assert connection.read(len(b"5\r\nafter\r\n")) == b"5\r\nafter\r\n"
+
+
+def test_files_of_every_size(fast_server: LiveServer, files: Path) -> None:
+    with Connection(fast_server.address) as connection:
+        for file in sorted(files.iterdir()):
+            answer = connection.request(f"/pathsend?file={file.name}")
+            assert answer.body == file.read_bytes(), file.name
+            assert answer.header("content-length") == str(file.stat().st_size)
+
+
+def test_runs_of_files_between_messages(fast_server: LiveServer, files: Path) -> None:
+    data = (files / "large").read_bytes()
+    expected = b"<1>" + data[500:201_500] + b"</1>"
+    assert fast_server.get("/zerocopy").body == expected
+    assert fast_server.get("/zerocopy?chunked=1").body == expected
+    assert fast_server.get("/zerocopy_fd").body == data[-100_000:]
+    assert fast_server.get("/zerocopy_pipe").body == b"through a pipe"
+
+
+def test_head_with_a_file(fast_server: LiveServer, files: Path) -> None:
+    with Connection(fast_server.address) as connection:
+        answer = connection.request("/pathsend", method="HEAD")
+        assert (answer.status, answer.body) == (200, b"")
+        assert answer.header("content-length") == str((files / "large").stat().st_size)
+        assert connection.request("/hello").body == b"hello", "the next answer is not poisoned"
+
+
+def test_ranges_of_a_file_whose_app_knows_none(fast_server: LiveServer, files: Path) -> None:
+    data = (files / "large").read_bytes()
+    size = len(data)
+    with Connection(fast_server.address) as connection:
+
+        def ask(value: str, *more: tuple[str, str]) -> tuple[int, bytes, str | None]:
+            answer = connection.request("/pathsend", headers=[("Range", value), *more])
+            return answer.status, answer.body, answer.header("content-range")
+
+        assert ask("bytes=0-0") == (206, data[:1], f"bytes 0-0/{size}")
+        assert ask("bytes=1000000-2999999") == (
+            206,
+            data[1_000_000:3_000_000],
+            f"bytes 1000000-2999999/{size}",
+        )
+        assert ask("bytes=-500") == (206, data[-500:], f"bytes {size - 500}-{size - 1}/{size}")
+        assert ask(f"bytes={size}-") == (416, b"", f"bytes */{size}")
+        assert ask("lines=1-2") == (200, data, None)
+        assert ask("bytes=0-4", ("If-Range", '"other"')) == (200, data, None)
+
+
+def test_several_ranges(fast_server: LiveServer, files: Path) -> None:
+    data = (files / "large").read_bytes()
+    headers = [("Range", "bytes=5-9,100000-299999")]
+    answer = fast_server.get("/pathsend?type=text/plain", headers=headers)
+    assert answer.status == 206
+    content_type = answer.header("content-type") or ""
+    assert content_type.startswith("multipart/byteranges; boundary=")
+    boundary = content_type.partition("boundary=")[2].encode()
+    _, first, second, end = answer.body.split(b"--" + boundary)
+    assert first.partition(b"\r\n\r\n")[2] == data[5:10] + b"\r\n"
+    assert second.partition(b"\r\n\r\n")[2] == data[100_000:300_000] + b"\r\n"
+    assert b"Content-Type: text/plain" in first
+    assert end.strip() == b"--"
+
+
+def test_conditions(fast_server: LiveServer) -> None:
+    with Connection(fast_server.address) as connection:
+        target = "/pathsend?file=size-1024"
+        etag = connection.request(target).header("etag")
+        assert etag
+        same = connection.request(target, headers=[("If-None-Match", etag)])
+        assert (same.status, same.body, same.header("etag")) == (304, b"", etag)
+        other = connection.request(target, headers=[("If-Match", '"other"')])
+        assert (other.status, other.body) == (412, b"")
+        own = connection.request(f"{target}&etag=%22mine%22", headers=[("If-None-Match", '"mine"')])
+        assert own.status == 304, "the app's own validator counts"
+
+
+def test_repaired_bodies(fast_server: LiveServer) -> None:
+    assert fast_server.get("/shape?kind=str").body == "grüße".encode()
+    assert fast_server.get("/shape?kind=bytearray").body == b"array"
+    assert fast_server.get("/shape?kind=memoryview").body == b"a view"
+
+
+@pytest.mark.parametrize("kind", ["none", "int"])
+def test_what_is_no_body(fast_server: LiveServer, kind: str) -> None:
+    assert fast_server.get(f"/shape?kind={kind}").status == 500
+    wait_for(lambda: "tests.asgi.app.app" in fast_server.log(), "the log names the app")
+
+
+def test_a_request_body_still_arrives(fast_server: LiveServer) -> None:
+    sent = b"b" * 300_000
+    assert fast_server.get("/echo", method="POST", body=sent).body == sent
+
+
+def test_keep_alive_over_everything(fast_server: LiveServer, files: Path) -> None:
+    large = (files / "large").read_bytes()
+    with Connection(fast_server.address) as connection:
+        for _ in range(3):
+            assert connection.request("/hello").body == b"hello"
+            assert connection.request("/pathsend").body == large
+            assert connection.request("/pathsend?file=size-0").body == b""
+            assert connection.request("/crumbs").body == b"".join(crumbs()) + b"end"
+
+
+def test_a_vanished_file_is_an_error(fast_server: LiveServer) -> None:
+    assert fast_server.get("/pathsend?file=none&declared=10").status == 500
+    assert fast_server.get("/hello").body == b"hello"

@@ -1,0 +1,125 @@
+"""The decoder of DATA against a plain one that goes line by line, wherever the blocks are cut."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wsgifast.mail.decoding import ChunkDecoder, DataDecoder, Intake, Refusal
+
+END = b".\r\n"
+LINE_LIMIT = 20  # octets, the CR LF included; the real one is 1001
+PIECES = st.sampled_from(
+    [b"\r", b"\n", b"\r\n", b".", b"a", b"\r\n.", b"\n.\r\n", b"\r.\r", b"b" * 7, b"c" * 19]
+)
+DATA = st.lists(PIECES, max_size=30).map(b"".join)
+
+
+def plain(data: bytes, size_limit: int | None) -> tuple[bytes, Refusal | None, bytes]:
+    """Content, refusal and rest, as RFC 5321 says it: one line after the other."""
+    content: list[bytes] = []
+    taken = 0
+    refusal: Refusal | None = None
+    while True:
+        line, end, data = data.partition(b"\r\n")
+        assert end, "the end of the data is missing"
+        if line == b".":
+            return (b"".join(content) if refusal is None else b""), refusal, data
+        length = len(line + end)
+        if refusal is None and length > LINE_LIMIT:
+            too_much = size_limit and taken > size_limit
+            refusal = Refusal.TOO_MUCH if too_much else Refusal.LINE_TOO_LONG
+        taken += length
+        if refusal is None and size_limit and taken > size_limit:
+            refusal = Refusal.TOO_MUCH
+        content.append((line[1:] if line.startswith(b".") else line) + end)
+
+
+def fed(intake: Intake, data: bytes, cuts: list[int]) -> tuple[bytes, Refusal | None, bytes]:
+    borders = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    content = rest = b""
+    for start, end in itertools.pairwise(borders):
+        if intake.rest is None:
+            intake.feed(data[start:end])
+            content += intake.take()
+        else:
+            rest += data[start:end]
+    assert intake.rest is not None, "the end was not seen"
+    if intake.refusal is not None:
+        content = b""
+    return content, intake.refusal, intake.rest + rest
+
+
+@given(DATA, st.lists(st.integers(0, 300)), st.sampled_from([None, 0, 5, 30, 60]))
+def test_the_same_as_line_by_line(data: bytes, cuts: list[int], size_limit: int | None) -> None:
+    if data and not data.endswith(b"\r\n"):
+        data += b"\r\n"
+    stream = data + END + b"QUIT\r\n"
+    decoder = DataDecoder(size_limit=size_limit, line_limit=LINE_LIMIT)
+    assert fed(decoder, stream, cuts) == plain(stream, size_limit)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7])
+def test_every_cut_of_a_message(size: int) -> None:
+    stream = b"..a\r\n\r\n...\r\nb\n.\r\nc\r.\r\n\r\n.\r\n.\r\nRSET\r\n"
+    decoder = DataDecoder(size_limit=None, line_limit=LINE_LIMIT)
+    result = fed(decoder, stream, list(range(0, len(stream), size)))
+    assert result == (b".a\r\n\r\n..\r\nb\n.\r\nc\r.\r\n\r\n", None, b".\r\nRSET\r\n")
+
+
+@pytest.mark.parametrize("length", [999, 1000])
+def test_a_line_of_just_the_limit_is_taken_and_one_more_is_not(length: int) -> None:
+    stream = b"a" * length + b"\r\n" + END
+    refused = len(b"a" * length + b"\r\n") > 1001
+    _, refusal, _ = fed(DataDecoder(size_limit=None, line_limit=1001), stream, [])
+    assert refusal == (Refusal.LINE_TOO_LONG if refused else None)
+
+
+def test_a_refused_message_holds_no_memory() -> None:
+    decoder = DataDecoder(size_limit=100, line_limit=1001)
+    for _ in range(1000):
+        decoder.feed(b"a" * 76 + b"\r\n")
+        assert decoder.held <= 200
+    decoder.feed(END)
+    assert (decoder.refusal, decoder.rest, decoder.take()) == (Refusal.TOO_MUCH, b"", b"")
+
+
+def test_a_line_without_end_holds_no_memory() -> None:
+    decoder = DataDecoder(size_limit=None, line_limit=1001)
+    for _ in range(100):
+        decoder.feed(b"a" * 1000)
+    assert (decoder.refusal, decoder.held) == (Refusal.LINE_TOO_LONG, 0)
+
+
+@pytest.mark.parametrize("before", [b"\n", b"\r", b"\r\n"])
+@pytest.mark.parametrize("after", [b"\n", b"\r", b"\r\n"])
+@pytest.mark.parametrize("cuts", [[], list(range(30))], ids=["whole", "octets"])
+def test_bare_line_ends_around_a_dot_never_end_the_data(
+    before: bytes, after: bytes, cuts: list[int]
+) -> None:
+    stream = b"hello" + before + b"." + after + b"MAIL FROM:<x@y>\r\n.\r\n"
+    proper = before == after == b"\r\n"
+    lax = fed(DataDecoder(size_limit=None, line_limit=1001), stream, cuts)
+    strict_decoder = DataDecoder(size_limit=None, line_limit=1001, refuse_smuggling=True)
+    strict = fed(strict_decoder, stream, cuts)
+    if proper:
+        assert lax == strict == (b"hello\r\n", None, b"MAIL FROM:<x@y>\r\n.\r\n")
+    else:
+        assert lax[1:] == (None, b"")
+        assert b"MAIL FROM" in lax[0]
+        assert strict == (b"", Refusal.SMUGGLING, b"")
+
+
+def test_dots_inside_lines_are_no_smuggling() -> None:
+    stream = b"a.b\nc.\n.d\r\n..\r\n.\r\n"
+    decoder = DataDecoder(size_limit=None, line_limit=1001, refuse_smuggling=True)
+    assert fed(decoder, stream, list(range(20))) == (b"a.b\nc.\n.d\r\n.\r\n", None, b"")
+
+
+@given(st.binary(max_size=50), st.lists(st.integers(0, 100)), st.integers(1, 50))
+def test_a_chunk_is_so_many_octets(data: bytes, cuts: list[int], size: int) -> None:
+    stream = data.ljust(size, b"\0") + b"NOOP\r\n"
+    assert fed(ChunkDecoder(size), stream, cuts) == (stream[:size], None, stream[size:])

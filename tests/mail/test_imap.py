@@ -1,0 +1,236 @@
+"""APPEND in one send, over a real Dovecot and over a server that answers as it is told."""
+
+from __future__ import annotations
+
+import imaplib
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from tests.support.mailservers import PASSWORD, USER, Dovecot, dovecot
+from wsgifast.mail import IMAP4, IMAP4_SSL
+
+MESSAGE = b"Subject: hello\r\n\r\nfirst\r\nlast"
+MIXED = b"Subject: hello\n\nbare LF\rbare CR\r\n"
+REPAIRED = b"Subject: hello\r\n\r\nbare LF\r\nbare CR\r\n"
+
+
+class Sends:
+    """A socket that remembers what each send was."""
+
+    def __init__(self, sock: Any) -> None:
+        self._sock = sock
+        self.sent: list[bytes] = []
+
+    def sendall(self, data: bytes) -> None:
+        self.sent.append(bytes(data))
+        self._sock.sendall(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+def watched(client: Any) -> Sends:
+    client.sock = sends = Sends(client.sock)
+    return sends
+
+
+def fetched(client: Any) -> list[bytes]:
+    client.select("INBOX")
+    _, found = client.search(None, "ALL")
+    numbers = found[0].split()
+    return [client.fetch(number.decode(), "(RFC822)")[1][0][1] for number in numbers]
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def mailbox(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dovecot]:
+    folder: Path = tmp_path_factory.mktemp("imap")
+    certificate = authority.issue_cert("localhost")
+    files = folder / "cert.pem", folder / "key.pem"
+    certificate.private_key_pem.write_to_path(str(files[1]))
+    for blob in certificate.cert_chain_pems:
+        blob.write_to_path(str(files[0]), append=True)
+    with dovecot(certificate=files) as server:
+        yield server
+
+
+@pytest.mark.parametrize("transport", ["plain", "starttls", "tls"])
+def test_dovecot_gets_each_message_in_one_send(
+    mailbox: Dovecot, authority: trustme.CA, transport: str
+) -> None:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    if transport == "tls":
+        client: Any = IMAP4_SSL("localhost", mailbox.tls_port, ssl_context=context, timeout=20)
+    else:
+        client = IMAP4("localhost", mailbox.port, timeout=20)
+    with client:
+        if transport == "starttls":
+            client.starttls(context)
+        client.login(transport, PASSWORD)
+        assert client.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        sends = watched(client)
+        assert client.append("INBOX", r"\Seen", None, MESSAGE)[0] == "OK"
+        assert client.append(None, None, imaplib.Time2Internaldate(0), MIXED)[0] == "OK"
+        assert client.append("Missing", None, None, MESSAGE)[0] == "NO"
+        assert [data.count(b"\r\n") for data in sends.sent] == [5, 6, 5]
+        literal = b"{%d+}\r\n%b\r\n" % (len(MESSAGE), MESSAGE)
+        assert sends.sent[0].endswith(b" APPEND INBOX (\\Seen) " + literal)
+        assert fetched(client) == [MESSAGE, REPAIRED]
+
+
+def test_the_same_mailbox_as_with_imaplib(mailbox: Dovecot) -> None:
+    contents = []
+    for user, client_class in (("stock", imaplib.IMAP4), ("ours", IMAP4)):
+        with client_class("localhost", mailbox.port, timeout=20) as client:
+            client.login(user, PASSWORD)
+            for number in range(20):
+                message = b"Subject: %d\r\n\r\n" % number + b"x\ny\r\n" * 40_000
+                assert client.append("INBOX", r"(\Flagged)", None, message)[0] == "OK"
+            assert client.noop()[0] == "OK"
+            contents.append(fetched(client))
+    assert contents[0] == contents[1]
+    assert len(contents[0]) == 20
+
+
+def test_a_server_without_literal_plus_gets_literal_and_line_end_in_one_send() -> None:
+    with dovecot() as server, IMAP4("localhost", server.port, timeout=20) as client:
+        client.login(USER, PASSWORD)
+        client.capabilities = ("IMAP4REV1",)  # as if it had announced no more
+        sends = watched(client)
+        for _ in range(3):
+            assert client.append("INBOX", None, None, MESSAGE)[0] == "OK"
+        assert client.append("Missing", None, None, MESSAGE)[0] == "NO"
+        assert sends.sent[1:6:2] == [MESSAGE + b"\r\n"] * 3
+        announced = b"{%d}\r\n" % len(MESSAGE)
+        assert [data.endswith(announced) for data in sends.sent[:6]] == [True, False] * 3
+        assert fetched(client) == [MESSAGE] * 3
+
+
+class ScriptedIMAP:
+    """Greets, announces, and answers each line with the next reply."""
+
+    def __init__(self, capability: bytes, replies: list[bytes]) -> None:
+        self.received = b""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._script = [
+            b"* CAPABILITY IMAP4rev1 " + capability + b"\r\nTAG OK done\r\n",
+            b"TAG OK in\r\n",
+            *replies,
+        ]
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> ScriptedIMAP:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._listener.close()
+        self._thread.join(20)
+        assert not self._thread.is_alive(), self.received
+
+    def _serve(self) -> None:
+        sock, _ = self._listener.accept()
+        with sock:
+            sock.settimeout(20)
+            sock.sendall(b"* OK hello\r\n")
+            tag = b""
+            for reply in self._script:
+                data = sock.recv(1 << 20)
+                if not data:
+                    return
+                self.received += data
+                tag = tag if data.startswith(MESSAGE) else data.split()[0]
+                sock.sendall(reply.replace(b"TAG", tag))
+                if b"BYE" in reply:
+                    return
+
+
+@pytest.mark.parametrize(
+    ("capability", "size", "at_once"),
+    [(b"LITERAL-", 4096, True), (b"LITERAL-", 4097, False), (b"LITERAL+", 4097, True)],
+)
+def test_literal_minus_has_a_limit(capability: bytes, size: int, at_once: bool) -> None:
+    replies = [b"TAG OK done\r\n"] if at_once else [b"+ go\r\n", b"TAG OK done\r\n"]
+    message = MESSAGE.ljust(size, b"x")
+    with ScriptedIMAP(capability, replies) as server:
+        client = IMAP4("127.0.0.1", server.port, timeout=20)
+        client.login(USER, PASSWORD)
+        assert client.append("INBOX", None, None, message)[0] == "OK"
+        client.shutdown()
+    assert (b"{%d+}" % size in server.received) == at_once
+    assert server.received.endswith(b"\r\n" + message + b"\r\n")
+
+
+@pytest.mark.parametrize(
+    ("replies", "outcome"),
+    [
+        ([b"TAG NO [TRYCREATE] none\r\n"], ("NO", [b"[TRYCREATE] none"])),
+        ([b"TAG BAD what\r\n"], imaplib.IMAP4.error),
+        ([b"* BYE going\r\n"], imaplib.IMAP4.abort),
+    ],
+)
+@pytest.mark.parametrize("capability", [b"LITERAL+", b""])
+def test_a_refusal_is_imaplibs_and_nothing_stays_behind(
+    replies: list[bytes], outcome: Any, capability: bytes
+) -> None:
+    results: list[Any] = []
+    for client_class in (imaplib.IMAP4, IMAP4):
+        announced = b"" if client_class is imaplib.IMAP4 else capability
+        with ScriptedIMAP(announced, [*replies, b"TAG OK noop\r\n"]) as server:
+            client = client_class("127.0.0.1", server.port, timeout=20)
+            client.login(USER, PASSWORD)
+            try:
+                results.append(client.append("INBOX", None, None, MESSAGE))
+            except imaplib.IMAP4.error as error:
+                results.append(type(error))
+            if outcome is not imaplib.IMAP4.abort:
+                assert client.noop() == ("OK", [b"noop"])
+            client.shutdown()
+    assert results == [outcome, outcome]
+
+
+@pytest.mark.parametrize("wrong", ["text", 5, None])
+def test_what_is_no_message_is_refused_before_anything_is_sent(wrong: Any) -> None:
+    with ScriptedIMAP(b"LITERAL+", [b"TAG OK noop\r\n"]) as server:
+        client = IMAP4("127.0.0.1", server.port, timeout=20)
+        client.login(USER, PASSWORD)
+        with pytest.raises(TypeError):
+            client.append("INBOX", None, None, wrong)
+        assert client.noop() == ("OK", [b"noop"])
+        client.shutdown()
+    assert b"APPEND" not in server.received
+
+
+def test_any_buffer_is_a_message() -> None:
+    with ScriptedIMAP(b"LITERAL+", [b"TAG OK done\r\n"]) as server:
+        client = IMAP4("127.0.0.1", server.port, timeout=20)
+        client.login(USER, PASSWORD)
+        assert client.append("INBOX", None, None, bytearray(MIXED))[0] == "OK"
+        client.shutdown()
+    assert server.received.endswith(REPAIRED + b"\r\n")
+
+
+def test_utf8_messages_are_left_to_imaplib() -> None:
+    with ScriptedIMAP(b"LITERAL+ ENABLE UTF8=ACCEPT", [b"TAG OK\r\n"]) as server:
+        client = IMAP4("127.0.0.1", server.port, timeout=20)
+        client.login(USER, PASSWORD)
+        client._mode_utf8()
+        calls: list[object] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(imaplib.IMAP4, "append", lambda *args: calls.append(args))
+            client.append("INBOX", None, None, MESSAGE)
+        assert len(calls) == 1
+        client.shutdown()

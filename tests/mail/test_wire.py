@@ -1,0 +1,69 @@
+"""Quoting and line ends: what smtplib's regular expressions make of the same data, to the byte."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wsgifast.mail import wire
+
+# Made of what matters, so that short examples meet every case.
+WIRE_TEXT = st.lists(st.sampled_from(["\r", "\n", "\r\n", ".", "a", "\r\n.", "b" * 40])).map(
+    "".join
+)
+WIRE_BYTES = WIRE_TEXT.map(str.encode)
+
+
+def smtplib_quotes(data: bytes) -> bytes:
+    return re.sub(rb"(?m)^\.", b"..", data)
+
+
+def smtplib_line_ends(text: str) -> str:
+    return re.sub(r"(?:\r\n|\n|\r(?!\n))", "\r\n", text)
+
+
+@given(WIRE_BYTES)
+def test_dots_are_doubled_as_smtplib_does(data: bytes) -> None:
+    assert wire.quote_dots(data) == smtplib_quotes(data)
+
+
+@given(WIRE_TEXT)
+def test_line_ends_are_made_as_smtplib_does(text: str) -> None:
+    assert wire.with_crlf(text.encode()) == smtplib_line_ends(text).encode()
+
+
+@pytest.mark.parametrize("data", [b"", b"a.b\r\nc.\r\n", b"x" * 5000])
+def test_ready_data_is_not_copied(data: bytes) -> None:
+    assert wire.quote_dots(data) is data
+    assert wire.with_crlf(data) is data
+
+
+@given(WIRE_BYTES, st.sampled_from([b"\n", b"\r\n"]), st.sampled_from([0, 2, 1000]))
+def test_the_first_line_dot_is_found(data: bytes, line_end: bytes, looked_at: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "_DOTS_LOOKED_AT", looked_at)
+        assert wire.find_line_dot(data, line_end) == data.find(line_end + b".")
+
+
+@given(st.lists(WIRE_BYTES))
+def test_blocks_become_what_the_whole_becomes(blocks: list[bytes]) -> None:
+    quoter = wire.Quoter()
+    sent = b"".join(map(quoter.feed, blocks)) + quoter.finish()
+    whole = smtplib_quotes(b"".join(blocks))
+    assert sent == (whole if whole.endswith(b"\r\n") else whole + b"\r\n")
+
+
+@given(st.lists(WIRE_TEXT))
+def test_text_blocks_get_the_line_ends_of_the_whole(blocks: list[str]) -> None:
+    quoter = wire.Quoter()
+    sent = b"".join(map(quoter.feed, blocks)) + quoter.finish()
+    whole = smtplib_quotes(smtplib_line_ends("".join(blocks)).encode())
+    assert sent == (whole if whole.endswith(b"\r\n") else whole + b"\r\n")
+
+
+def test_unquoted_blocks_only_get_their_last_line_end() -> None:
+    quoter = wire.Quoter(quoting=False)
+    assert [quoter.feed(b"\n.a\r"), quoter.feed(b"\n"), quoter.finish()] == [b"\n.a\r", b"\n", b""]

@@ -1,0 +1,450 @@
+"""The coalescing writers: order, nothing lost, bounded memory, errors that reach the caller."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.sockets.support import tcp_pair, tls_pair
+from tests.support.servers import wait_for
+from wsgifast import ConfigurationError
+from wsgifast.sockets import (
+    AsyncCoalescingWriter,
+    CoalescingWriter,
+    SendFailed,
+    SharedCoalescingWriter,
+    WriterClosed,
+    recv_exactly,
+    send_all,
+    send_some,
+)
+
+NEVER_US = 1e6  # a window that does not end within a test
+IOV_MAX = os.sysconf("SC_IOV_MAX")
+
+
+class FakeSocket(socket.socket):
+    """Takes a limited number of bytes a call, and remembers each call."""
+
+    def __init__(self, takes: Sequence[int | Exception] = (1 << 40,)) -> None:
+        super().__init__(socket.AF_UNIX)
+        self.takes = itertools.chain(takes[:-1], itertools.repeat(takes[-1]))
+        self.calls: list[bytes] = []
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        taken = next(self.takes)
+        if isinstance(taken, Exception):
+            raise taken
+        self.calls.append(memoryview(data).tobytes()[:taken])
+        return len(self.calls[-1])
+
+    def sendmsg(self, buffers: Any, *args: Any) -> int:
+        assert isinstance(buffers, Sequence)
+        assert len(buffers) <= IOV_MAX
+        return self.send(b"".join(buffers))
+
+    @property
+    def sent(self) -> bytes:
+        return b"".join(self.calls)
+
+
+@pytest.fixture
+def fake() -> Iterator[Callable[..., FakeSocket]]:
+    """Makes fake sockets, closed at the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *takes: stack.enter_context(FakeSocket(takes or (1 << 40,)))
+
+
+def both(writer: type[CoalescingWriter] | type[SharedCoalescingWriter]) -> type[CoalescingWriter]:
+    return writer  # type: ignore[return-value]
+
+
+writers = pytest.mark.parametrize("kind", [both(CoalescingWriter), both(SharedCoalescingWriter)])
+
+
+# The gathering core
+
+
+@given(st.lists(st.binary(max_size=12000), max_size=6), st.integers(1, 5000))
+def test_partial_sends_keep_the_order(buffers: list[bytes], takes: int) -> None:
+    with FakeSocket([takes]) as sock:
+        send_all(sock, buffers)
+        assert sock.sent == b"".join(buffers)
+
+
+def test_one_call_tells_what_is_left(fake: Callable[..., FakeSocket]) -> None:
+    sock = fake(5)
+    left = send_some(sock, [b"abc", b"def", b"ghi"])
+    assert (sock.calls, b"".join(left)) == ([b"abcde"], b"fghi")
+    assert send_some(sock, []) == ()
+
+
+def test_large_buffers_are_not_copied_and_may_be_many() -> None:
+    buffers = [bytes([number % 256]) * 5000 for number in range(IOV_MAX + 10)]
+    with tcp_pair() as pair:
+        received: list[bytes] = []
+        size = sum(map(len, buffers))
+        thread = threading.Thread(target=lambda: received.append(recv_exactly(pair.far, size)))
+        thread.start()
+        send_all(pair.near, buffers)
+        thread.join()
+    assert received == [b"".join(buffers)]
+
+
+def test_tls_sends_many_large_buffers() -> None:
+    buffers = [b"a" * 9000, b"b" * 9000]
+    with tls_pair() as pair:
+        send_all(pair.near, buffers)
+        assert recv_exactly(pair.far, 18000) == b"".join(buffers)
+
+
+def test_a_full_non_blocking_socket_loses_nothing() -> None:
+    buffers: Sequence[bytes | memoryview] = [bytes([n % 256]) * 1000 for n in range(10_000)]
+    expected = b"".join(buffers)
+    with tcp_pair() as pair:
+        pair.near.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while buffers:
+                buffers = send_some(pair.near, buffers)
+        assert buffers, "a socket's buffer took 10 MB"
+        thread_got: list[bytes] = []
+        thread = threading.Thread(
+            target=lambda: thread_got.append(recv_exactly(pair.far, len(expected)))
+        )
+        thread.start()
+        pair.near.setblocking(True)
+        send_all(pair.near, buffers)
+        thread.join()
+    assert thread_got == [expected]
+
+
+# Both writers of blocking sockets
+
+
+@writers
+def test_a_lone_message_leaves_at_once(kind: type[CoalescingWriter]) -> None:
+    with tcp_pair() as pair:
+        writer = kind(pair.near)
+        writer.write(b"lone")
+        assert recv_exactly(pair.far, 4, timeout=20) == b"lone"
+        assert pair.near.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@writers
+def test_order_is_kept_and_close_loses_nothing(kind: type[CoalescingWriter]) -> None:
+    messages = [b"%d," % number for number in range(50_000)]
+    with tcp_pair() as pair:
+        received: list[bytes] = []
+        size = sum(map(len, messages))
+        thread = threading.Thread(target=lambda: received.append(recv_exactly(pair.far, size)))
+        thread.start()
+        with kind(pair.near) as writer:
+            for message in messages:
+                writer.write(message)
+        thread.join()
+    assert received == [b"".join(messages)]
+
+
+@writers
+def test_what_is_not_bytes_may_change_afterwards(
+    kind: type[CoalescingWriter], fake: Callable[..., FakeSocket]
+) -> None:
+    sock = fake()
+    writer = kind(sock)
+    data = bytearray(b"abc")
+    writer.write(b"first")
+    writer.write(data)
+    data[:] = b"xyz"
+    writer.write(memoryview(b"_def_")[1:-1])
+    writer.close()
+    assert sock.sent == b"firstabcdef"
+
+
+@writers
+def test_an_error_reaches_the_caller_and_stays(
+    kind: type[CoalescingWriter], fake: Callable[..., FakeSocket]
+) -> None:
+    writer = kind(fake(2, BrokenPipeError("gone")))
+    with pytest.raises(BrokenPipeError):
+        writer.write(b"abc")
+    agains: list[Callable[[], None]] = [
+        lambda: writer.write(b"more"),
+        writer.flush,
+        writer.close,
+    ]
+    for again in agains:
+        with pytest.raises(SendFailed, match="gone") as caught:
+            again()
+        assert isinstance(caught.value.__cause__, BrokenPipeError)
+        assert isinstance(caught.value, OSError)
+    writer.close()
+
+
+@writers
+def test_an_interrupted_send_breaks_the_writer(
+    kind: type[CoalescingWriter], monkeypatch: pytest.MonkeyPatch, fake: Callable[..., FakeSocket]
+) -> None:
+    """Nobody knows what has been sent, so going on would corrupt the stream."""
+    sock = fake()
+    writer = kind(sock)
+
+    def interrupted(data: object, flags: int = 0) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sock, "send", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        writer.write(b"abc")
+    with pytest.raises(SendFailed, match="interrupted"):
+        writer.write(b"def")
+
+
+@writers
+def test_a_closed_writer_refuses(
+    kind: type[CoalescingWriter], fake: Callable[..., FakeSocket]
+) -> None:
+    sock = fake()
+    writer = kind(sock)
+    writer.close()
+    writer.close()
+    with pytest.raises(WriterClosed):
+        writer.write(b"late")
+    assert sock.fileno() != -1  # the socket is the caller's
+
+
+@writers
+def test_empty_messages_and_flushes_do_nothing(
+    kind: type[CoalescingWriter], fake: Callable[..., FakeSocket]
+) -> None:
+    sock = fake()
+    with kind(sock) as writer:
+        writer.write(b"")
+        writer.flush()
+        writer.flush()
+    assert sock.sent == b""
+
+
+@pytest.mark.parametrize("options", [{"max_bytes": 0}, {"window_us": -1}, {"window_us": 2e6}])
+def test_options_are_checked(options: dict[str, int], fake: Callable[..., FakeSocket]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        CoalescingWriter(fake(), **options)
+
+
+# One thread
+
+
+def test_within_a_window_messages_are_gathered(fake: Callable[..., FakeSocket]) -> None:
+    sock = fake()
+    writer = CoalescingWriter(sock, window_us=NEVER_US)
+    for message in (b"a", b"b", b"c"):
+        writer.write(message)
+    assert sock.calls == [b"a"]
+    writer.flush()
+    assert sock.calls == [b"a", b"bc"]
+
+
+def test_without_a_window_nothing_is_gathered(fake: Callable[..., FakeSocket]) -> None:
+    sock = fake()
+    writer = CoalescingWriter(sock, window_us=0)
+    writer.write(b"a")
+    writer.write(b"b")
+    assert sock.calls == [b"a", b"b"]
+
+
+def test_a_full_batch_does_not_wait(fake: Callable[..., FakeSocket]) -> None:
+    sock = fake()
+    writer = CoalescingWriter(sock, window_us=NEVER_US, max_bytes=4)
+    for message in (b"a", b"bc", b"de", b"f"):
+        writer.write(message)
+    assert sock.calls == [b"a", b"bcde"]
+
+
+# Several threads
+
+
+def test_threads_keep_their_messages_whole_and_in_order() -> None:
+    threads, messages, size = 4, 3000, 16
+    with tcp_pair() as pair, SharedCoalescingWriter(pair.near, max_bytes=4096) as writer:
+
+        def send(name: int) -> None:
+            for number in range(messages):
+                writer.write(b"%04d:%010d;" % (name, number))
+
+        running = [threading.Thread(target=send, args=(name,)) for name in range(threads)]
+        for thread in running:
+            thread.start()
+        data = recv_exactly(pair.far, threads * messages * size, timeout=60)
+        for thread in running:
+            thread.join()
+    parts = [data[at : at + size] for at in range(0, len(data), size)]
+    for name in range(threads):
+        own = [part for part in parts if part.startswith(b"%04d:" % name)]
+        assert own == [b"%04d:%010d;" % (name, number) for number in range(messages)]
+
+
+def test_writers_wait_for_room_and_learn_of_errors() -> None:
+    """One thread is held by a peer that reads nothing; others fill the queue and then wait."""
+    outcomes: list[str] = []
+    with tcp_pair() as pair:
+        pair.near.settimeout(None)
+        writer = SharedCoalescingWriter(pair.near, max_bytes=1000)
+
+        def send(size: int) -> None:
+            try:
+                writer.write(bytes(size))
+                outcomes.append("written")
+            except SendFailed:
+                outcomes.append("an earlier send failed")
+            except OSError:
+                outcomes.append("failed")
+
+        sender = threading.Thread(target=send, args=(50 << 20,))
+        sender.start()
+        wait_for(lambda: writer._sending and not writer._size, "the sender sends")
+        send(900)
+        assert outcomes == ["written"]
+        waiter = threading.Thread(target=send, args=(200,))
+        waiter.start()
+        wait_for(lambda: writer._waiting == 1, "the third message waits for room")
+        assert writer._size == 900
+        pair.far.close()  # with unread data: a reset
+        sender.join()
+        waiter.join()
+        assert sorted(outcomes) == ["an earlier send failed", "failed", "written"]
+        with pytest.raises(SendFailed):
+            writer.flush()
+        with pytest.raises(SendFailed):
+            writer.close()
+
+
+def test_flush_and_close_wait_for_the_sender() -> None:
+    size = 50 << 20
+    with tcp_pair() as pair:
+        writer = SharedCoalescingWriter(pair.near)
+        sender = threading.Thread(target=writer.write, args=(bytes(size),))
+        sender.start()
+        wait_for(lambda: writer._sending and not writer._size, "the sender sends")
+        writer.write(b"end")
+        flusher = threading.Thread(target=writer.flush)
+        closer = threading.Thread(target=writer.close)
+        flusher.start()
+        closer.start()
+        wait_for(lambda: writer._waiting == 2, "flush and close wait")
+        with pytest.raises(WriterClosed):
+            writer.write(b"late")
+        assert recv_exactly(pair.far, size + 3, timeout=60)[-3:] == b"end"
+        for thread in (sender, flusher, closer):
+            thread.join()
+
+
+# asyncio
+
+
+class Sink(asyncio.WriteTransport):
+    """A transport that remembers each write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[bytes] = []
+        self.closing = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.calls.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
+def test_async_gathers_what_is_written_in_one_turn() -> None:
+    async def main() -> None:
+        sink = Sink()
+        writer = AsyncCoalescingWriter(sink, window_us=NEVER_US)
+        for message in (b"a", b"b", bytearray(b"c")):
+            writer.write(message)
+        assert sink.calls == []
+        await asyncio.sleep(0)
+        assert sink.calls == [b"abc"]
+        writer.write(b"d")
+        await asyncio.sleep(0)
+        assert sink.calls == [b"abc", b"d"]
+
+    asyncio.run(main())
+
+
+def test_async_a_batch_older_than_the_window_or_full_leaves_within_the_turn() -> None:
+    async def main() -> None:
+        sink = Sink()
+        writer = AsyncCoalescingWriter(sink, window_us=0)
+        writer.write(b"a")
+        assert sink.calls == [b"a"]
+        writer = AsyncCoalescingWriter(sink, window_us=NEVER_US, max_bytes=2)
+        writer.write(b"b")
+        writer.write(b"cd")
+        assert sink.calls == [b"a", b"bcd"]
+        await asyncio.sleep(0)
+        assert sink.calls == [b"a", b"bcd"]
+
+    asyncio.run(main())
+
+
+def test_async_close_sends_the_rest_and_refuses_more() -> None:
+    async def main() -> None:
+        sink = Sink()
+        writer = AsyncCoalescingWriter(sink, window_us=NEVER_US)
+        writer.write(b"last")
+        await writer.close()
+        assert sink.calls == [b"last"]
+        with pytest.raises(WriterClosed):
+            writer.write(b"late")
+
+    asyncio.run(main())
+
+
+def test_async_drain_is_backpressure() -> None:
+    """drain() waits while the peer reads nothing, and everything arrives in order."""
+
+    async def main() -> None:
+        with tcp_pair() as pair:
+            pair.near.setblocking(False)
+            _, stream = await asyncio.open_connection(sock=pair.near)
+            writer = AsyncCoalescingWriter(stream)
+            block = bytes(1 << 20)
+            blocks = 0
+            with contextlib.suppress(asyncio.TimeoutError):
+                while blocks < 100:
+                    writer.write(block)
+                    blocks += 1
+                    await asyncio.wait_for(writer.drain(), 0.2)
+            assert blocks < 100, "drain() never waited"
+            assert stream.transport.get_write_buffer_size() <= 2 * len(block)
+            loop = asyncio.get_running_loop()
+            receiving = loop.run_in_executor(
+                None, lambda: recv_exactly(pair.far, blocks * len(block) + 3, timeout=60)
+            )
+            writer.write(b"end")
+            await writer.close()
+            assert (await receiving).endswith(b"\0end")
+            stream.close()
+            await stream.wait_closed()
+
+    asyncio.run(main())
+
+
+def test_async_a_lost_connection_is_an_error() -> None:
+    async def main() -> None:
+        sink = Sink()
+        writer = AsyncCoalescingWriter(sink)
+        sink.closing = True
+        with pytest.raises(SendFailed):
+            writer.write(b"x")
+
+    asyncio.run(main())

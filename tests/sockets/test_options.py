@@ -1,0 +1,271 @@
+"""set_nodelay on everything that owns a socket, before and after TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ftplib
+import http.client
+import imaplib
+import io
+import poplib
+import smtplib
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import uvloop
+
+from tests.sockets.support import Pair, tcp_pair, tls_contexts, tls_pair, unix_pair
+from wsgifast.sockets import limit_send_buffer, owned_socket, set_nodelay
+from wsgifast.sockets.options import SocketLike, SocketNotFound, is_plain_socket, round_trip_us
+
+
+def nodelay(sock: SocketLike | None) -> bool:
+    assert sock is not None
+    return bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+
+@contextlib.contextmanager
+def talking_server(lines: dict[bytes, bytes], greeting: bytes) -> Iterator[int]:
+    """A server that greets and answers command words; after the answer to STARTTLS, STLS or AUTH
+    it speaks TLS."""
+    server_side, _ = tls_contexts()
+
+    def serve() -> None:
+        sock, _ = listener.accept()
+        sock.settimeout(20)
+        sock.sendall(greeting)
+        while True:
+            line = b""
+            while not line.endswith(b"\n"):
+                byte = sock.recv(1)
+                if not byte:
+                    sock.close()
+                    return
+                line += byte
+            for word, answer in lines.items():
+                if word in line.upper():
+                    tag = line.split()[0]
+                    sock.sendall(answer.replace(b"<tag>", tag))
+                    if word in (b"STARTTLS", b"STLS", b"AUTH"):
+                        sock = server_side.wrap_socket(sock, server_side=True)
+                    break
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            thread.join()
+
+
+def imap(port: int) -> Iterator[object]:
+    client = imaplib.IMAP4("localhost", port)
+    yield client
+    client.starttls(tls_contexts()[1])
+    yield client
+    client.shutdown()
+
+
+def smtp(port: int) -> Iterator[object]:
+    client = smtplib.SMTP("localhost", port, local_hostname="client")
+    yield client
+    client.starttls(context=tls_contexts()[1])
+    yield client
+    client.close()
+
+
+def pop(port: int) -> Iterator[object]:
+    client = poplib.POP3("localhost", port)
+    yield client
+    client.stls(tls_contexts()[1])
+    yield client
+    client.close()
+
+
+def ftp(port: int) -> Iterator[object]:
+    client = ftplib.FTP_TLS(context=tls_contexts()[1])
+    client.connect("localhost", port)
+    yield client
+    client.auth()
+    yield client
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("client", "greeting", "lines"),
+    [
+        (
+            imap,
+            b"* OK ready\r\n",
+            {
+                b"CAPABILITY": b"* CAPABILITY IMAP4rev1 STARTTLS\r\n<tag> OK done\r\n",
+                b"STARTTLS": b"<tag> OK done\r\n",
+            },
+        ),
+        (
+            smtp,
+            b"220 ready\r\n",
+            {b"EHLO": b"250-server\r\n250 STARTTLS\r\n", b"STARTTLS": b"220 go\r\n"},
+        ),
+        (pop, b"+OK ready\r\n", {b"CAPA": b"+OK\r\nSTLS\r\n.\r\n", b"STLS": b"+OK\r\n"}),
+        (ftp, b"220 ready\r\n", {b"AUTH": b"234 go\r\n"}),
+    ],
+)
+def test_mail_and_ftp_clients_before_and_after_starttls(
+    client: Callable[[int], Iterator[object]], greeting: bytes, lines: dict[bytes, bytes]
+) -> None:
+    with talking_server(lines, greeting) as port:
+        kinds = []
+        for owner in client(port):
+            sock = owned_socket(owner)
+            kinds.append(isinstance(sock, ssl.SSLSocket))
+            for enabled in (True, False):
+                assert set_nodelay(owner, enabled)
+                assert nodelay(sock) is enabled
+    assert kinds == [False, True]
+
+
+def test_http_connections_and_responses() -> None:
+    with tcp_pair() as pair:
+        client = http.client.HTTPConnection("localhost")
+        with pytest.raises(SocketNotFound, match="HTTPConnection owns no socket"):
+            set_nodelay(client)
+        client.sock = pair.near
+        pair.near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)
+        assert set_nodelay(client)
+        assert nodelay(pair.near)
+        with http.client.HTTPResponse(pair.far) as response:
+            assert owned_socket(response) is pair.far
+
+
+@pytest.mark.parametrize("make", [tcp_pair, tls_pair])
+def test_sockets_and_their_files(
+    make: Callable[[], contextlib.AbstractContextManager[Pair]],
+) -> None:
+    with make() as pair:
+        assert set_nodelay(pair.near)
+        assert nodelay(pair.near)
+        with pair.near.makefile("rb") as file:
+            assert owned_socket(file) is pair.near
+        with pair.near.makefile("rb", buffering=0) as raw:
+            assert owned_socket(raw) is pair.near
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_sockets_without_the_option(enabled: bool) -> None:
+    with unix_pair() as pair:
+        assert set_nodelay(pair.near, enabled) is False
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        assert set_nodelay(datagrams, enabled) is False
+
+
+def test_a_closed_socket_is_an_error() -> None:
+    with tcp_pair() as pair:
+        pair.near.close()
+        with pytest.raises(OSError):
+            set_nodelay(pair.near)
+
+
+@pytest.mark.parametrize(
+    "owner", [None, object(), "text", 7, io.BytesIO(), smtplib.SMTP(), ftplib.FTP()]
+)
+def test_what_owns_no_socket(owner: object) -> None:
+    assert owned_socket(owner) is None
+    with pytest.raises(SocketNotFound, match=type(owner).__name__):
+        set_nodelay(owner)
+
+
+def test_owners_that_own_each_other_end() -> None:
+    class Loop:
+        sock: object
+
+    loop = Loop()
+    loop.sock = loop
+    assert owned_socket(loop) is None
+
+
+def test_a_file_on_disk_owns_no_socket() -> None:
+    with open(__file__, "rb") as file:
+        assert owned_socket(file) is None
+
+
+@pytest.mark.parametrize("policy", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("tls", [False, True])
+def test_asyncio_streams_transports_and_protocols(
+    policy: Callable[[], asyncio.AbstractEventLoop], tls: bool
+) -> None:
+    server_side, client_side = tls_contexts()
+
+    async def main() -> None:
+        gone = asyncio.Event()
+
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+            await writer.wait_closed()
+            gone.set()
+
+        server = await asyncio.start_server(greet, "127.0.0.1", 0, ssl=server_side if tls else None)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            _, writer = await asyncio.open_connection(
+                "127.0.0.1",
+                port,
+                ssl=client_side if tls else None,
+                server_hostname="localhost" if tls else None,
+            )
+            for owner in (writer, writer.transport):
+                for enabled in (False, True):
+                    assert set_nodelay(owner, enabled)
+                    assert nodelay(owned_socket(owner)) is enabled
+            writer.close()
+            await writer.wait_closed()
+            await gone.wait()
+
+    loop = policy()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("patch", ["", "import gevent.monkey; gevent.monkey.patch_all()"])
+def test_gevent_sockets(patch: str) -> None:
+    code = f"""
+{patch}
+import gevent.socket as socket
+from wsgifast.sockets import set_nodelay
+from wsgifast.sockets.options import is_plain_socket
+with socket.socket() as sock:
+    assert set_nodelay(sock)
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    assert not is_plain_socket(sock)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_which_sockets_are_plain() -> None:
+    class Own(socket.socket):
+        pass
+
+    with tcp_pair() as pair, tls_pair() as tls, Own() as own:
+        assert is_plain_socket(pair.near)
+        assert not is_plain_socket(tls.near)
+        assert not is_plain_socket(own)
+
+
+def test_a_near_peer_gets_a_small_send_buffer() -> None:
+    with tcp_pair() as pair, unix_pair() as unix:
+        assert round_trip_us(pair.near) < 1_000_000
+        changed = limit_send_buffer(pair.near)
+        size = pair.near.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        assert (size == 512 * 1024) is changed
+        assert not limit_send_buffer(unix.near)

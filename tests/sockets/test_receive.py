@@ -1,0 +1,412 @@
+"""recv_exactly and its kin: every kind of socket, every way a receive can end."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import mmap
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import ClassVar
+
+import pytest
+import uvloop
+
+from tests.sockets.support import Pair, tcp_pair, tls_pair, unix_pair
+from wsgifast.sockets import (
+    ClosedEarly,
+    ReceiveCount,
+    ReceiveTimedOut,
+    async_recv_exactly,
+    async_recv_exactly_into,
+    recv_exactly,
+    recv_exactly_into,
+)
+
+DATA = bytes(range(256)) * 4096  # 1 MiB: larger than a socket's buffer at the start
+
+
+@pytest.fixture(params=["tcp", "unix", "tls", "tcp with timeout", "tls with timeout"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Two ends of a connection: we send on `near` and receive on `far`."""
+    kind, _, timeout = request.param.partition(" with ")
+    make = {"tcp": tcp_pair, "unix": unix_pair, "tls": tls_pair}[kind]
+    with make() as made:
+        if timeout:
+            made.far.settimeout(20)
+        yield made
+
+
+@contextlib.contextmanager
+def sending(sock: socket.socket, *parts: bytes) -> Iterator[None]:
+    """Send from another thread, part after part."""
+
+    def send() -> None:
+        for part in parts:
+            sock.sendall(part)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def reset(sock: socket.socket) -> None:
+    """Close with a reset instead of an end."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+def test_receives_exactly_that_and_leaves_the_rest(pair: Pair) -> None:
+    with sending(pair.near, DATA, b"next"):
+        assert recv_exactly(pair.far, len(DATA)) == DATA
+        assert recv_exactly(pair.far, 4) == b"next"
+
+
+def test_fills_a_buffer(pair: Pair) -> None:
+    buffer = bytearray(len(DATA) + 2)
+    with sending(pair.near, DATA):
+        recv_exactly_into(pair.far, memoryview(buffer)[1:-1])
+    assert buffer == b"\0" + DATA + b"\0"
+
+
+def test_a_close_hands_over_what_came(pair: Pair) -> None:
+    pair.near.sendall(b"half")
+    pair.near.close()
+    with pytest.raises(ClosedEarly, match="after 4 of 10 bytes") as caught:
+        recv_exactly(pair.far, 10)
+    assert (caught.value.partial, caught.value.expected) == (b"half", 10)
+    assert isinstance(caught.value, EOFError)
+
+
+def test_a_close_leaves_what_came_in_the_callers_buffer(pair: Pair) -> None:
+    pair.near.sendall(b"half")
+    pair.near.close()
+    buffer = bytearray(10)
+    with pytest.raises(ClosedEarly) as caught:
+        recv_exactly_into(pair.far, buffer)
+    assert bytes(caught.value.partial) == b"half"
+    assert buffer == b"half" + bytes(6)
+
+
+def test_a_time_limit_is_for_the_whole(pair: Pair) -> None:
+    """A peer that sends a byte now and then does not prolong it."""
+    stop = threading.Event()
+
+    def trickle() -> None:
+        while not stop.wait(0.02):
+            pair.near.sendall(b"x")
+
+    thread = threading.Thread(target=trickle)
+    own = pair.far.gettimeout()
+    thread.start()
+    try:
+        with pytest.raises(ReceiveTimedOut) as caught:
+            recv_exactly(pair.far, 1_000_000, timeout=0.3)
+    finally:
+        stop.set()
+        thread.join()
+    assert 0 < len(caught.value.partial) < 1000
+    assert set(caught.value.partial) == set(b"x")
+    assert isinstance(caught.value, TimeoutError)
+    assert pair.far.gettimeout() == own
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_small_sizes(pair: Pair, size: int) -> None:
+    pair.near.sendall(b"abcd")
+    assert recv_exactly(pair.far, size) == b"abcd"[:size]
+
+
+def test_negative_sizes_are_refused() -> None:
+    with tcp_pair() as pair:
+        with pytest.raises(ValueError, match="-1"):
+            recv_exactly(pair.far, -1)
+        pair.far.setblocking(False)
+        with pytest.raises(ValueError, match="-1"):
+            asyncio.run(async_recv_exactly(pair.far, -1))
+
+
+def test_nothing_is_received_for_nothing() -> None:
+    """Size 0 does not even notice a connection that has ended."""
+    count = ReceiveCount()
+    with tcp_pair() as pair:
+        pair.near.close()
+        assert recv_exactly(pair.far, 0, count=count) == b""
+        recv_exactly_into(pair.far, bytearray(), count=count)
+    assert count.calls == 0
+
+
+def test_a_blocking_socket_takes_one_call() -> None:
+    count = ReceiveCount()
+    with tcp_pair() as pair, sending(pair.near, *[DATA[:1000]] * 100):
+        recv_exactly(pair.far, 100_000, count=count)
+    assert (count.calls, count.received) == (1, 100_000)
+
+
+def test_the_count_adds_up_and_tells_of_failures() -> None:
+    count = ReceiveCount()
+    with tcp_pair() as pair:
+        pair.near.sendall(b"abcdef")
+        recv_exactly(pair.far, 2, count=count)
+        pair.near.close()
+        with pytest.raises(ClosedEarly):
+            recv_exactly(pair.far, 100, count=count)
+    assert (count.calls, count.received) == (3, 6)
+
+
+def test_a_reset_is_an_early_close() -> None:
+    with tcp_pair() as pair:
+        pair.near.sendall(b"half")
+        assert recv_exactly(pair.far, 1) == b"h"
+        reset(pair.near)
+        with pytest.raises(ClosedEarly) as caught:
+            recv_exactly(pair.far, 100)
+    assert isinstance(caught.value.__cause__, ConnectionResetError)
+
+
+def test_a_signal_does_not_end_it() -> None:
+    """The kernel returns early from MSG_WAITALL when a signal comes: the rest is asked for."""
+    count = ReceiveCount()
+    code = (
+        "import os, signal, sys, time\n"
+        "out = os.fdopen(int(sys.argv[1]), 'wb', 0)\n"
+        "for part in (b'abc', b'def', b'ghi'):\n"
+        "    out.write(part); time.sleep(0.1); os.kill(int(sys.argv[2]), signal.SIGUSR1)\n"
+    )
+    arrived: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: arrived.append(number))
+    try:
+        with tcp_pair() as pair:
+            argv = [sys.executable, "-c", code, str(pair.near.fileno()), str(os.getpid())]
+            with subprocess.Popen(argv, pass_fds=[pair.near.fileno()]) as process:
+                assert recv_exactly(pair.far, 9, count=count) == b"abcdefghi"
+                process.wait()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert arrived
+    assert count.calls >= 2
+
+
+def test_an_error_in_the_signal_handler_comes_through() -> None:
+    class Stop(Exception):
+        pass
+
+    def handler(number: int, frame: object) -> None:
+        raise Stop
+
+    count = ReceiveCount()
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with tcp_pair() as pair:
+            pair.near.sendall(b"abc")
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Stop):
+                recv_exactly(pair.far, 10, count=count)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert count.calls == 1
+
+
+def test_a_non_blocking_socket_needs_a_time_limit() -> None:
+    with tcp_pair() as pair:
+        pair.far.setblocking(False)
+        with pytest.raises(ValueError, match="timeout"):
+            recv_exactly(pair.far, 1)
+        with sending(pair.near, DATA):
+            assert recv_exactly(pair.far, len(DATA), timeout=20) == DATA
+
+
+def test_other_buffers() -> None:
+    numbers = array.array("I", [0, 0])
+    with tcp_pair() as pair:
+        pair.near.sendall(b"\1\0\0\0\2\0\0\0xx")
+        recv_exactly_into(pair.far, numbers)
+        assert numbers.tolist() == [1, 2]
+        with pytest.raises((TypeError, BufferError)):
+            recv_exactly_into(pair.far, b"xx")
+        assert recv_exactly(pair.far, 2) == b"xx"
+
+
+def test_a_buffer_is_free_again_after_an_error() -> None:
+    buffer = bytearray(10)
+    with tcp_pair() as pair:
+        pair.near.close()
+        try:
+            recv_exactly_into(pair.far, buffer)
+        except ClosedEarly as error:
+            error.partial.release()  # type: ignore[union-attr]
+    buffer.append(1)  # BufferError while a view of it exists
+
+
+def test_more_than_two_gib() -> None:
+    """The kernel moves 2 GiB less a page in one call at most: there must be a second one.
+
+    The buffer is never touched as a whole: a fake socket only says that it was filled.
+    """
+
+    class Sparse:
+        sizes: ClassVar[list[int]] = []
+
+        def fileno(self) -> int:
+            return -1
+
+        def gettimeout(self) -> None:
+            return None
+
+        def settimeout(self, value: float | None, /) -> None:
+            raise AssertionError("no time limit was asked for")
+
+        def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0, /) -> int:
+            taken = min(len(buffer), 0x7FFFF000)
+            buffer[taken - 1] = 7
+            self.sizes.append(taken)
+            return taken
+
+    size = (5 << 30) + 1
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as buffer:
+        recv_exactly_into(Sparse(), buffer)
+        assert buffer[size - 1] == 7
+    assert sum(Sparse.sizes) == size
+    assert len(Sparse.sizes) == 3
+
+
+def test_tls_records_that_are_split() -> None:
+    """A readable socket is not a readable record: half of one must not block past the limit."""
+    with tls_pair() as pair:
+        pair.near.sendall(b"whole")
+        assert recv_exactly(pair.far, 5, timeout=20) == b"whole"
+        with pytest.raises(ReceiveTimedOut) as caught:
+            recv_exactly(pair.far, 5, timeout=0.05)
+        assert caught.value.partial == b""
+
+
+GEVENT = """
+{patch}
+import gevent, gevent.socket as socket
+from wsgifast.sockets import ReceiveTimedOut, recv_exactly
+near, far = socket.socketpair()
+turns = []
+def other():
+    while True:
+        gevent.sleep(0.01)
+        turns.append(1)
+        if len(turns) == 5:
+            near.sendall(b"abc")
+greenlet = gevent.spawn(other)
+assert recv_exactly(far, 3) == b"abc"
+assert len(turns) >= 5, turns
+far.settimeout(0.05)
+try:
+    recv_exactly(far, 3)
+except ReceiveTimedOut as error:
+    assert error.partial == b""
+else:
+    raise SystemExit("no time-out")
+"""
+
+
+@pytest.mark.parametrize("patch", ["", "import gevent.monkey; gevent.monkey.patch_all()"])
+def test_gevent_runs_other_greenlets_meanwhile(patch: str) -> None:
+    code = GEVENT.format(patch=patch)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+
+
+# asyncio
+
+
+def run(make: Callable[[Pair], Coroutine[object, object, None]], loop_name: str) -> None:
+    """Run a coroutine function over a non-blocking pair, under asyncio's loop or uvloop's."""
+    with tcp_pair() as pair:
+        pair.far.setblocking(False)
+        loop: asyncio.AbstractEventLoop = (
+            uvloop.new_event_loop() if loop_name == "uvloop" else asyncio.new_event_loop()
+        )
+        try:
+            loop.run_until_complete(make(pair))
+        finally:
+            loop.close()
+
+
+loops = pytest.mark.parametrize("loop_name", ["asyncio", "uvloop"])
+
+
+@loops
+def test_async_receives_exactly_that(loop_name: str) -> None:
+    async def main(pair: Pair) -> None:
+        with sending(pair.near, DATA, b"next"):
+            assert await async_recv_exactly(pair.far, len(DATA)) == DATA
+            assert await async_recv_exactly(pair.far, 4) == b"next"
+            assert await async_recv_exactly(pair.far, 0) == b""
+
+    run(main, loop_name)
+
+
+@loops
+def test_async_close_hands_over_what_came(loop_name: str) -> None:
+    async def main(pair: Pair) -> None:
+        pair.near.sendall(b"half")
+        pair.near.close()
+        with pytest.raises(ClosedEarly, match="after 4 of 10") as caught:
+            await async_recv_exactly(pair.far, 10)
+        assert caught.value.partial == b"half"
+
+    run(main, loop_name)
+
+
+@loops
+def test_async_can_be_cancelled_and_goes_on_where_it_was(loop_name: str) -> None:
+    async def main(pair: Pair) -> None:
+        buffer = bytearray(6)
+        count = ReceiveCount()
+        pair.near.sendall(b"abc")
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(async_recv_exactly_into(pair.far, buffer, count=count), 0.1)
+        assert count.received == 3
+        assert buffer == b"abc\0\0\0"
+        pair.near.sendall(b"def")
+        await async_recv_exactly_into(pair.far, memoryview(buffer)[3:], count=count)
+        assert buffer == b"abcdef"
+
+    run(main, loop_name)
+
+
+def test_async_lets_other_tasks_run() -> None:
+    async def main(pair: Pair) -> None:
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        task = asyncio.ensure_future(other())
+        count = ReceiveCount()
+        with sending(pair.near, DATA * 8):
+            await async_recv_exactly(pair.far, len(DATA) * 8, count=count)
+        task.cancel()
+        assert turns >= count.calls - 1
+
+    run(main, "asyncio")
+
+
+def test_async_refuses_blocking_and_tls_sockets() -> None:
+    async def receive(sock: socket.socket) -> None:
+        await async_recv_exactly(sock, 1)
+
+    with tcp_pair() as pair, pytest.raises(ValueError, match="non-blocking"):
+        asyncio.run(receive(pair.far))
+    with tls_pair() as pair, pytest.raises(TypeError, match="StreamReader"):
+        asyncio.run(receive(pair.far))

@@ -1,0 +1,320 @@
+"""Which files sendfile may send, and sending them whatever the peer and the file do."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.sockets.support import Pair, tcp_pair, tls_pair, unix_pair
+from wsgifast.sockets import FileSegment, file_segment, recv_exactly, send_file_segment
+from wsgifast.sockets.sendfile import FileTruncated
+
+DATA = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "data"
+    path.write_bytes(DATA)
+    return path
+
+
+# Which files qualify
+
+
+@pytest.mark.parametrize("mode", ["rb", "r+b", "a+b"])
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_binary_files_from_where_they_stand(path: Path, mode: str, buffering: int) -> None:
+    with path.open(mode, buffering=buffering) as file:
+        file.seek(0)
+        assert file_segment(file) == FileSegment(file.fileno(), 0, len(DATA))
+        file.read(10)  # a buffered file's descriptor is far ahead now
+        assert file_segment(file) == FileSegment(file.fileno(), 10, len(DATA) - 10)
+        file.seek(0, io.SEEK_END)
+        assert file_segment(file) == FileSegment(file.fileno(), len(DATA), 0)
+        file.seek(100, io.SEEK_END)
+        assert file_segment(file) == FileSegment(file.fileno(), len(DATA) + 100, 0)
+
+
+def test_what_was_written_is_there(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(0, io.SEEK_END)
+        file.write(b"more")
+        file.seek(5)
+        file.write(b"!")
+        segment = file_segment(file)
+        assert segment == FileSegment(file.fileno(), 6, len(DATA) - 2)
+        assert os.pread(file.fileno(), 4, len(DATA)) == b"more"
+        assert file.tell() == 6
+
+
+def test_temporary_files() -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(b"abc")
+        file.seek(1)
+        assert file_segment(file) == FileSegment(file.fileno(), 1, 2)
+    with tempfile.NamedTemporaryFile() as named:
+        named.write(b"abc")
+        named.seek(0)
+        assert file_segment(named) == FileSegment(named.fileno(), 0, 3)
+
+
+def test_a_spooled_file_only_from_disk() -> None:
+    with tempfile.SpooledTemporaryFile(max_size=10) as file:
+        file.write(b"abc")
+        file.seek(0)
+        assert file_segment(file) is None
+        file.write(b"0123456789ab")
+        file.seek(2)
+        assert file_segment(file) == FileSegment(file.fileno(), 2, 10)
+    with tempfile.SpooledTemporaryFile(max_size=1, mode="w+") as text:
+        text.write("abc")
+        assert file_segment(text) is None
+
+
+class Upper(io.FileIO):
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        raise AssertionError("not here")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.open(),
+        lambda path: path.open("ab"),
+        lambda path: gzip.open(path),
+        lambda path: bz2.open(path),
+        lambda path: io.BytesIO(DATA),
+        lambda path: open("/proc/self/status", "rb"),
+        lambda path: open(os.devnull, "rb"),
+        lambda path: Upper(path),
+        lambda path: io.BufferedReader(Upper(path)),
+        lambda path: io.FileIO(path, "ab"),
+        lambda path: os.open(path, os.O_RDONLY),
+    ],
+    ids=[
+        *("text", "write-only", "gzip", "bz2", "memory", "proc", "device", "own raw class"),
+        *("buffered own class", "write-only raw", "descriptor"),
+    ],
+)
+def test_what_does_not_qualify(path: Path, make: Callable[[Path], object]) -> None:
+    file = make(path)
+    try:
+        assert file_segment(file) is None
+    finally:
+        if isinstance(file, int):
+            os.close(file)
+        else:
+            file.close()  # type: ignore[attr-defined]
+
+
+def test_members_of_archives_do_not_qualify(path: Path) -> None:
+    with tarfile.open(path.with_suffix(".tar"), "w") as tar:
+        tar.add(path, "data")
+    with tarfile.open(path.with_suffix(".tar")) as tar, tar.extractfile("data") as member:  # type: ignore[union-attr]
+        assert file_segment(member) is None
+    with zipfile.ZipFile(path.with_suffix(".zip"), "w") as archive:
+        archive.write(path, "data")
+    with zipfile.ZipFile(path.with_suffix(".zip")) as archive, archive.open("data") as inner:
+        assert file_segment(inner) is None
+
+
+def test_pipes_and_sockets_do_not_qualify() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as file, os.fdopen(writing, "wb"):
+        assert file_segment(file) is None
+    with tcp_pair() as pair, pair.near.makefile("rb") as stream:
+        assert file_segment(stream) is None
+
+
+def test_an_empty_file_has_nothing_to_send(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    with (tmp_path / "empty").open("rb") as file:
+        assert file_segment(file) is None
+
+
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_a_closed_file_is_an_error(path: Path, buffering: int) -> None:
+    file = path.open("rb", buffering=buffering)
+    file.close()
+    with pytest.raises(ValueError):
+        file_segment(file)
+
+
+# Sending
+
+pairs = pytest.mark.parametrize("make", [tcp_pair, unix_pair, tls_pair])
+MakePair = Callable[[], AbstractContextManager[Pair]]
+
+
+@pytest.fixture
+def large() -> Iterator[IO[bytes]]:
+    """8 MiB that differ from block to block: more than any socket's buffer at the start."""
+    with tempfile.TemporaryFile() as file:
+        for number in range(2048):
+            file.write(number.to_bytes(4, "big") * 1024)
+        file.flush()
+        yield file
+
+
+def contents(file: IO[bytes]) -> bytes:
+    return os.pread(file.fileno(), 1 << 30, 0)
+
+
+@pairs
+@pytest.mark.parametrize("timeout", [None, 20.0])
+def test_sends_a_part_and_leaves_the_position(
+    make: MakePair, timeout: float | None, large: IO[bytes]
+) -> None:
+    large.seek(17)
+    offset, size = 5, (8 << 20) - 9
+    received: list[bytes] = []
+    with make() as pair:
+        pair.near.settimeout(timeout)
+        thread = threading.Thread(target=lambda: received.append(recv_exactly(pair.far, size)))
+        thread.start()
+        send_file_segment(pair.near, FileSegment(large.fileno(), offset, size))
+        thread.join()
+    assert received == [contents(large)[offset : offset + size]]
+    assert large.tell() == 17
+
+
+@pairs
+def test_a_truncated_file_ends_with_an_error(make: MakePair, path: Path) -> None:
+    with path.open("rb") as file, make() as pair:
+        segment = FileSegment(file.fileno(), 10, len(DATA))
+        with pytest.raises(FileTruncated, match=f"10 of {len(DATA)} bytes"):
+            send_file_segment(pair.near, segment)
+        assert recv_exactly(pair.far, len(DATA) - 10) == DATA[10:]
+
+
+def test_a_grown_file_is_sent_to_its_promised_length(path: Path) -> None:
+    with path.open("r+b") as file, tcp_pair() as pair:
+        segment = file_segment(file)
+        assert segment is not None
+        file.seek(0, io.SEEK_END)
+        file.write(b"more")
+        file.flush()
+        send_file_segment(pair.near, segment)
+        pair.near.close()
+        with pair.far.makefile("rb") as stream:
+            assert stream.read() == DATA
+
+
+@pytest.mark.parametrize("make", [tcp_pair, unix_pair])
+def test_a_peer_that_takes_nothing_times_out(make: MakePair, large: IO[bytes]) -> None:
+    with make() as pair:
+        pair.near.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            send_file_segment(pair.near, FileSegment(large.fileno(), 0, 8 << 20))
+
+
+@pairs
+def test_a_peer_that_has_gone(make: MakePair, large: IO[bytes]) -> None:
+    with make() as pair:
+        pair.far.close()
+        with pytest.raises(OSError) as caught:
+            send_file_segment(pair.near, FileSegment(large.fileno(), 0, 8 << 20))
+    assert not isinstance(caught.value, FileTruncated)
+
+
+def test_a_file_system_without_sendfile(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    def refused(*args: object) -> int:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "sendfile", refused)
+    with path.open("rb") as file, tcp_pair() as pair:
+        send_file_segment(pair.near, FileSegment(file.fileno(), 1, len(DATA) - 1))
+        assert recv_exactly(pair.far, len(DATA) - 1) == DATA[1:]
+
+
+def test_partial_sends(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    whole = os.sendfile
+    monkeypatch.setattr(os, "sendfile", lambda out, fd, at, size: whole(out, fd, at, min(size, 7)))
+    with path.open("rb") as file, tcp_pair() as pair:
+        send_file_segment(pair.near, FileSegment(file.fileno(), 3, 100))
+        assert recv_exactly(pair.far, 100) == DATA[3:103]
+
+
+def test_offsets_beyond_four_gib(tmp_path: Path) -> None:
+    """A sparse file: its end lies where 32-bit offsets do not reach."""
+    at = (5 << 30) - 3
+    with (tmp_path / "sparse").open("w+b") as file, tcp_pair() as pair:
+        file.seek(at)
+        file.write(b"end")
+        file.seek(at - 4)
+        segment = file_segment(file)
+        assert segment == FileSegment(file.fileno(), at - 4, 7)
+        send_file_segment(pair.near, segment)
+        assert recv_exactly(pair.far, 7) == b"\0\0\0\0end"
+
+
+def test_more_than_two_gib_take_several_calls(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def counted(out: int, fd: int, offset: int, size: int) -> int:
+        asked.append((offset, size))
+        return size
+
+    monkeypatch.setattr(os, "sendfile", counted)
+    with (tmp_path / "sparse").open("w+b") as file, tcp_pair() as pair:
+        send_file_segment(pair.near, FileSegment(file.fileno(), 0, (5 << 30) + 1))
+    assert sum(size for _, size in asked) == (5 << 30) + 1
+    assert max(size for _, size in asked) < 1 << 31
+    assert asked[-1] == (5 << 30, 1)
+
+
+def test_gevent_runs_other_greenlets_meanwhile(tmp_path: Path) -> None:
+    """Also where only the socket module is patched, so that waiting in poll() would stop all."""
+    code = """
+import gevent.monkey
+gevent.monkey.patch_socket()
+import gevent, os, socket, sys
+from wsgifast.sockets import FileSegment, send_file_segment
+near, far = socket.socketpair()
+size = 4 << 20
+with open(sys.argv[1], "w+b") as file:
+    file.write(bytes(size))
+    file.flush()
+    sending = gevent.spawn(send_file_segment, near, FileSegment(file.fileno(), 0, size))
+    received = 0
+    with gevent.Timeout(20):
+        while received < size:
+            received += len(far.recv(65536))
+        sending.get()
+"""
+    argv = [sys.executable, "-c", code, str(tmp_path / "data")]
+    ran = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_subclass_of_socket_sends_by_its_own_method(path: Path) -> None:
+    class Counting(socket.socket):
+        sent = 0
+
+        def sendall(self, data: bytes, flags: int = 0) -> None:  # type: ignore[override]
+            super().sendall(data, flags)
+            self.sent += len(data)
+
+    with tcp_pair() as pair, path.open("rb") as file:
+        with Counting(fileno=pair.near.detach()) as own:
+            send_file_segment(own, FileSegment(file.fileno(), 0, len(DATA)))
+            assert own.sent == len(DATA)
+        assert recv_exactly(pair.far, len(DATA)) == DATA

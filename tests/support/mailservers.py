@@ -1,0 +1,176 @@
+"""Mail servers that are not ours, each started from a configuration of its own.
+
+Debian's packages are enough; nothing of the system's configuration, spool or mailboxes is touched.
+Run by root they drop to another user for mail, as they refuse to handle it as root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import pwd
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .servers import LiveServer, free_port, live_server, required_program
+
+__all__ = ["PASSWORD", "USER", "Dovecot", "Exim", "dovecot", "exim"]
+
+USER, PASSWORD = "anne", "secret"
+
+
+@dataclass
+class Dovecot:
+    """A running Dovecot with a mailbox for anybody who knows the password."""
+
+    server: LiveServer
+    port: int
+    tls_port: int
+
+
+@contextlib.contextmanager
+def dovecot(*, certificate: tuple[Path, Path] | None = None) -> Iterator[Dovecot]:
+    """Start Dovecot's IMAP server.
+
+    :param certificate: files with the certificate and its key; without them there is no TLS.
+    """
+    program = required_program("dovecot", "dovecot-imapd")
+    port, tls_port = free_port(), free_port() if certificate else 0
+    # Not a test's own folder: the path of a Unix socket must be shorter than 108 octets.
+    with _mail_folder("wsgifast-imap-", "nobody") as (folder, owner):
+        tls = "ssl = no"
+        if certificate:
+            tls = "ssl = yes\nssl_cert = <{}\nssl_key = <{}".format(*certificate)
+        config = folder / "dovecot.conf"
+        config.write_text(f"""\
+base_dir = {folder}/run
+state_dir = {folder}/run
+log_path = /dev/stderr
+protocols = imap
+listen = 127.0.0.1
+{tls}
+disable_plaintext_auth = no
+default_internal_user = {owner.pw_name}
+default_internal_group = {_group(owner)}
+default_login_user = {owner.pw_name}
+mail_location = maildir:{folder}/mail/%u
+passdb {{
+  driver = static
+  args = password={PASSWORD}
+}}
+userdb {{
+  driver = static
+  args = uid={owner.pw_uid} gid={owner.pw_gid} home={folder}/mail/%u
+}}
+first_valid_uid = {owner.pw_uid}
+service imap-login {{
+  chroot =
+  inet_listener imap {{
+    port = {port}
+  }}
+  inet_listener imaps {{
+    port = {tls_port}
+    ssl = yes
+  }}
+}}
+service anvil {{
+  chroot =
+}}
+""")
+        argv = [program, "-F", "-c", str(config)]
+        with live_server(argv, ("127.0.0.1", port)) as server:
+            yield Dovecot(server, port, tls_port)
+
+
+@dataclass
+class Exim:
+    """A running Exim that delivers all mail into one folder, but none to refused@..."""
+
+    server: LiveServer
+    port: int
+    delivered: Path
+
+    def messages(self) -> list[bytes]:
+        """The messages delivered so far, oldest first; their line ends are LF, as Exim stores."""
+        files = sorted(self.delivered.glob("new/*"), key=lambda file: file.stat().st_mtime_ns)
+        return [file.read_bytes() for file in files]
+
+
+@contextlib.contextmanager
+def exim() -> Iterator[Exim]:
+    """Start Exim, with PIPELINING, CHUNKING, SMTPUTF8 and 8BITMIME."""
+    program = required_program("exim4", "exim4-daemon-light")
+    port = free_port()
+    with _mail_folder("wsgifast-smtp-", "Debian-exim") as (folder, owner):
+        config = folder / "exim.conf"
+        config.write_text(f"""\
+exim_user = {owner.pw_name}
+exim_group = {_group(owner)}
+never_users =
+spool_directory = {folder}/mail/spool
+log_file_path = {folder}/mail/%slog
+pid_file_path = {folder}/mail/pid
+primary_hostname = localhost
+daemon_smtp_ports = {port}
+local_interfaces = 127.0.0.1
+disable_ipv6
+rfc1413_query_timeout = 0s
+pipelining_advertise_hosts = *
+chunking_advertise_hosts = *
+smtputf8_advertise_hosts = *
+accept_8bitmime
+message_size_limit = 100M
+acl_smtp_rcpt = recipients
+acl_smtp_mail = senders
+begin acl
+senders:
+  deny senders = ^refused@
+  accept
+recipients:
+  deny local_parts = refused
+       message = no such user
+  accept
+begin routers
+all:
+  driver = accept
+  transport = folder
+begin transports
+folder:
+  driver = appendfile
+  directory = {folder}/mail/delivered
+  create_directory
+  maildir_format
+  user = {owner.pw_name}
+  group = {_group(owner)}
+""")
+        config.chmod(0o644)
+        argv = [program, "-bdf", "-q1h", "-C", str(config)]
+        with live_server(argv, ("127.0.0.1", port)) as server:
+            yield Exim(server, port, folder / "mail" / "delivered")
+
+
+@contextlib.contextmanager
+def _mail_folder(prefix: str, user: str) -> Iterator[tuple[Path, pwd.struct_passwd]]:
+    """A short-named folder, and the user who handles mail in its part `mail`.
+
+    :param user: that user, if this process is root's.
+    """
+    owner = pwd.getpwnam(user) if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        folder.chmod(0o755)
+        mail = folder / "mail"
+        mail.mkdir()
+        if os.geteuid() == 0:
+            os.chown(mail, owner.pw_uid, owner.pw_gid)
+        yield folder, owner
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _group(owner: pwd.struct_passwd) -> str:
+    return grp.getgrgid(owner.pw_gid).gr_name

@@ -1,0 +1,64 @@
+"""FastWorker served live, with any of its attributes and gunicorn's settings."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support.http import Address
+from tests.support.servers import LiveServer, free_port, live_server
+
+DISPATCHERS = ("epoll", "selectors")
+
+_CONFIGURATION = """\
+from wsgifast.workers import FastWorker
+
+class worker_class(FastWorker):
+    pass
+
+for name, value in {attributes!r}.items():
+    assert hasattr(FastWorker, name), name
+    setattr(worker_class, name, value)
+{more}
+"""
+
+
+@contextlib.contextmanager
+def fast_worker(
+    *options: str,
+    app: str = "tests.workers.app:app",
+    attributes: Mapping[str, object] | None = None,
+    configuration: str = "",
+    address: Address | None = None,
+    python: str = "python",
+) -> Iterator[LiveServer]:
+    """Run gunicorn with FastWorker.
+
+    :param options: gunicorn's command line.
+    :param attributes: class attributes of the worker.
+    :param configuration: more lines of the configuration file (hooks).
+    """
+    if address is None:
+        address = ("127.0.0.1", free_port())
+    bind = f"unix:{address}" if isinstance(address, str) else f"{address[0]}:{address[1]}"
+    with tempfile.TemporaryDirectory(prefix="wsgifast-conf-") as folder:
+        conf = Path(folder, "gunicorn.conf.py")
+        conf.write_text(
+            _CONFIGURATION.format(attributes=dict(attributes or {}), more=configuration)
+        )
+        argv = [
+            python, "-m", "gunicorn", "-c", str(conf), "-b", bind, "--threads=4",
+            "--no-control-socket", "--access-logfile=-", *options, app,
+        ]  # fmt: skip
+        with live_server(argv, address) as server:
+            yield server
+
+
+def stats(server: LiveServer, **options: Any) -> dict[str, Any]:
+    """What the worker process counts of itself."""
+    value: dict[str, Any] = json.loads(server.get("/stats", **options).body)
+    return value

@@ -1,0 +1,250 @@
+"""Clients that stall, drip, reset and vanish: nobody else notices, and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.http import Connection
+from tests.support.servers import LiveServer, wait_for
+from tests.workers.app import FILE_BYTES, block
+from tests.workers.serving import DISPATCHERS, fast_worker, stats
+
+# Short limits, so that the tests meet them; the sweep looks once a second.
+LIMITS = {
+    "head_timeout_s": 1.0,
+    "body_timeout_s": 1.0,
+    "send_timeout_s": 1.0,
+    "body_limit_bytes": 2_000_000,
+    "body_memory_bytes": 10_000,
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(d, marks=pytest.mark.xdist_group(f"faults-{d}")) for d in DISPATCHERS],
+)
+def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
+    attributes = {**LIMITS, "dispatcher_kind": request.param}
+    with fast_worker("--worker-connections=3000", attributes=attributes) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def nothing_left_behind(server: LiveServer) -> Iterator[None]:
+    """Descriptors, threads and connections are as before, and others are served meanwhile."""
+    before = stats(server)
+    yield
+    assert server.get("/small/5").body == block(5)
+    wait_for(
+        lambda: stats(server)["fds"] <= before["fds"],
+        f"the descriptors are {before['fds']} again",
+        timeout=15,
+        interval=0.1,
+    )
+    after = stats(server)
+    assert after["threads"] == before["threads"]
+    assert after["pid"] == before["pid"], f"the worker was replaced\n{server.log()}"
+    assert "Error in a connection" not in server.log()
+
+
+def reset(sock: socket.socket) -> None:
+    """Close with a reset instead of a goodbye."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+@pytest.mark.parametrize("vanish", ["close", "reset"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        b"",
+        b"GET /sma",
+        b"GET /small HTTP/1.1\r\n\r\n",
+        b"GET /sleep/0.2 HTTP/1.1\r\n\r\n",
+        b"GET /chunks/500-100000 HTTP/1.1\r\n\r\n",
+        b"GET /file HTTP/1.1\r\n\r\n",
+        b"GET /segments HTTP/1.1\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nContent-Length: 5\r\n\r\nab",
+        b"POST /echo HTTP/1.1\r\nContent-Length: 50000\r\n\r\n" + b"a" * 20_000,
+        b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nffff\r\n" + b"a" * 20_000,
+        b"GET /small HTTP/1.1\r\n\r\n" * 20,
+    ],
+)
+def test_client_vanishes(server: LiveServer, stage: bytes, vanish: str) -> None:
+    with nothing_left_behind(server):
+        for _ in range(5):
+            connection = Connection(server.address)
+            connection.send(stage)
+            if vanish == "reset":
+                reset(connection.sock)
+            connection.close()
+
+
+def test_reset_in_the_middle_of_a_file(server: LiveServer) -> None:
+    with nothing_left_behind(server):
+        for target in ("/file", "/segments", "/chunks/100-100000"):
+            connection = Connection(server.address, receive_buffer=4096)
+            connection.send_request(target)
+            connection.read_head()
+            reset(connection.sock)
+            connection.close()
+
+
+def test_dripping_head_gets_408_and_holds_no_thread(server: LiveServer) -> None:
+    with nothing_left_behind(server), contextlib.ExitStack() as stack:
+        drips = [stack.enter_context(Connection(server.address)) for _ in range(20)]
+        for connection in drips:
+            connection.send(b"GET / HT")
+        assert server.get("/small/5").body == block(5)
+        for connection in drips:
+            assert connection.read_response().status == 408
+            assert connection.read_to_end() == b""
+
+
+def test_silent_connection_is_closed_without_a_word(server: LiveServer) -> None:
+    with nothing_left_behind(server), Connection(server.address) as connection:
+        assert connection.read_to_end() == b""
+
+
+def test_dripping_body_gets_408_and_holds_no_thread(server: LiveServer) -> None:
+    with nothing_left_behind(server), contextlib.ExitStack() as stack:
+        drips = [stack.enter_context(Connection(server.address)) for _ in range(20)]
+        for number, connection in enumerate(drips):
+            framing = "Transfer-Encoding: chunked" if number % 2 else "Content-Length: 100000"
+            connection.send(f"POST /echo HTTP/1.1\r\n{framing}\r\n\r\n5\r\n".encode())
+        assert server.get("/small/5").body == block(5)
+        for connection in drips:
+            assert connection.read_response().status == 408
+
+
+def test_body_over_the_limit_gets_413(server: LiveServer) -> None:
+    with nothing_left_behind(server):
+        with Connection(server.address) as connection:
+            connection.send_request(
+                "/echo",
+                method="POST",
+                headers=[("Content-Length", "2000001"), ("Expect", "100-continue")],
+            )
+            assert connection.read_response().status == 413
+        with Connection(server.address) as connection:
+            connection.send_request(
+                "/echo", method="POST", headers=[("Transfer-Encoding", "chunked")]
+            )
+            for _ in range(2):
+                connection.send(b"f4240\r\n" + b"a" * 1_000_000 + b"\r\n")
+            connection.send(b"1\r\n")
+            assert connection.read_response().status == 413
+
+
+def test_stalled_readers_hold_no_thread_and_are_dropped(server: LiveServer) -> None:
+    with nothing_left_behind(server), contextlib.ExitStack() as stack:
+        for target in ["/file"] * 10 + ["/segments"] * 5 + ["/small/5000000"] * 10:
+            connection = Connection(server.address, receive_buffer=4096)
+            stack.enter_context(connection)
+            connection.send_request(target)
+        assert server.get("/small/5").body == block(5)
+        wait_for(lambda: stats(server)["fds"] < 25, "the stalled readers are dropped", timeout=15)
+
+
+def test_stalled_reader_of_a_generator_gives_its_thread_back(server: LiveServer) -> None:
+    with nothing_left_behind(server), Connection(server.address, receive_buffer=4096) as stalled:
+        stalled.send_request("/chunks/500-100000?stalled")
+        wait_for(
+            lambda: "stalled same thread" in stats(server)["closed"],
+            "the generator is closed in its thread",
+            timeout=15,
+        )
+
+
+def test_generator_is_not_far_ahead_of_its_client(server: LiveServer) -> None:
+    before = stats(server)["rss_kib"]
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            connection = Connection(server.address, receive_buffer=4096)
+            stack.enter_context(connection)
+            connection.send_request("/chunks/2000-100000")
+            connection.read_head()
+        assert stats(server)["rss_kib"] - before < 30_000  # of 200 MB each
+
+
+def test_file_that_shrinks_ends_the_connection(server: LiveServer) -> None:
+    with nothing_left_behind(server), Connection(server.address, receive_buffer=4096) as connection:
+        connection.send_request("/shrinking")
+        assert connection.read_head().header("Content-Length") == str(FILE_BYTES)
+        connection.send(b"GET /shrunk HTTP/1.1\r\n\r\n")
+        wait_for(lambda: server.get("/shrunk").body == b"True", "the file is cut")
+        with contextlib.suppress(ConnectionResetError):
+            assert len(connection.read_to_end()) < FILE_BYTES
+
+
+def test_a_thousand_connections_opened_and_dropped(server: LiveServer) -> None:
+    rss = stats(server)["rss_kib"]
+    with nothing_left_behind(server):
+        for number in range(1000):
+            connection = Connection(server.address)
+            if number % 3 == 0:
+                connection.send(b"GET /small HTTP/1.1\r\n\r\n")
+            if number % 2 == 0:
+                reset(connection.sock)
+            connection.close()
+    assert stats(server)["rss_kib"] - rss < 20_000
+
+
+def test_apps_run_at_once_and_downloads_go_on_while_all_threads_are_busy(
+    server: LiveServer, tmp_path: Path
+) -> None:
+    release = tmp_path / "release"
+    with contextlib.ExitStack() as stack:
+        download = stack.enter_context(Connection(server.address, receive_buffer=65_536))
+        download.send_request("/file")
+        busy = [stack.enter_context(Connection(server.address)) for _ in range(4)]
+        for connection in busy:
+            connection.send_request(f"/until{release}")
+        for connection in busy:
+            assert connection.read_head().status == 200
+        # Four threads wait in their apps: no thread is free, and the download still arrives.
+        assert download.read_response().body == block(FILE_BYTES)
+        # Heads and their limits go on too, and what is ready waits for a thread.
+        late = stack.enter_context(Connection(server.address))
+        late.send(b"GET / HT")
+        waiting = stack.enter_context(Connection(server.address))
+        waiting.send_request("/small/5")
+        assert late.read_response().status == 408
+        release.touch()
+        assert waiting.read_response().body == block(5)
+        for connection in busy:
+            assert connection.read_to_end_of_chunks().endswith(b"third")
+
+
+def test_app_that_never_returns_holds_its_own_thread_only(server: LiveServer) -> None:
+    with Connection(server.address) as stuck:
+        stuck.send_request("/sleep/3")
+        for _ in range(50):
+            assert server.get("/small/5").body == block(5)
+        assert stuck.read_response().body == b"ok"
+
+
+def test_descriptors_exhausted() -> None:
+    """Out of descriptors: those who have one are served, the others as soon as one is free."""
+    with fast_worker("--worker-connections=3000", attributes=LIMITS) as server:
+        worker = stats(server)["pid"]
+        _limit_descriptors(worker, stats(server)["fds"] + 10)
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(Connection(server.address))
+            assert first.request("/small/5").body == block(5)
+            for _ in range(30):
+                stack.enter_context(Connection(server.address))
+            wait_for(lambda: "Cannot accept" in server.log(), "the worker says so")
+        wait_for(lambda: server.get("/small/5").status == 200, "it recovers")
+        assert stats(server)["pid"] == worker
+
+
+def _limit_descriptors(pid: int, count: int) -> None:
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (count, count))

@@ -1,0 +1,62 @@
+"""Flask, Django and Falcon, unchanged, on FastWorker."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+from pathlib import Path
+
+from tests.support.http import Connection
+from tests.workers.serving import fast_worker
+
+SOURCE = Path(__file__).with_name("frameworks.py").read_bytes()
+
+
+def test_flask() -> None:
+    with fast_worker(app="tests.workers.frameworks:flask_app") as server:
+        part = b'--x\r\nContent-Disposition: form-data; name="name"\r\n\r\nme\r\n'
+        part += b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+        body = part + b"a" * 700_000 + b"\r\n--x--\r\n"
+        with Connection(server.address) as connection:
+            headers = [("Content-Type", "multipart/form-data; boundary=x")]
+            response = connection.request("/upload", method="POST", headers=headers, body=body)
+            assert response.body == b"700000 me"
+            streamed = connection.request("/stream?word=a")
+            assert streamed.body.splitlines()[999] == b"999 a"
+            sent = connection.request("/send")
+            assert sent.body == SOURCE
+            etag = sent.header("ETag")
+            assert etag is not None
+            again = connection.request("/send", headers=[("If-None-Match", etag)])
+            assert again.status == 304
+            part_of_it = connection.request("/send", headers=[("Range", "bytes=10-19")])
+            assert (part_of_it.status, part_of_it.body) == (206, SOURCE[10:20])
+
+
+def test_falcon() -> None:
+    with fast_worker(app="tests.workers.frameworks:falcon_app") as server:
+        with Connection(server.address) as connection:
+            headers = [("Content-Type", "application/json")]
+            response = connection.request("/", method="POST", headers=headers, body=b'{"a": 1}')
+            assert json.loads(response.body) == {"got": {"a": 1}, "length": 8}
+            assert connection.request("/").body == SOURCE
+
+
+def test_django_keeps_a_database_connection_for_each_thread() -> None:
+    with fast_worker(app="tests.workers.frameworks:django_app") as server:
+
+        def ask(_: int) -> list[dict[str, int]]:
+            with Connection(server.address) as connection:
+                stream = connection.request("/stream")
+                assert stream.body.split() == [b"%d" % n for n in range(50)]
+                assert connection.request("/file").body == SOURCE
+                return [json.loads(connection.request("/db").body) for _ in range(10)]
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            answers = [answer for found in pool.map(ask, range(16)) for answer in found]
+        connections: dict[int, set[int]] = {}
+        for answer in answers:
+            assert answer["value"] == 7
+            connections.setdefault(answer["thread"], set()).add(answer["connection"])
+        assert len(connections) <= 4, "more threads than --threads ran the app"
+        assert all(len(found) == 1 for found in connections.values()), connections

@@ -1,0 +1,348 @@
+"""HTTP on FastWorker: one suite, over both dispatchers, plain and TLS."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.support.http import Connection, Response
+from tests.support.servers import LiveServer, wait_for
+from tests.workers.app import FILE_BYTES, block
+from tests.workers.serving import DISPATCHERS, fast_worker, stats
+
+SERVERS = [*DISPATCHERS, "tls", "tls-selectors-streamed", "python-parser-read-write"]
+
+
+class Client:
+    """A server and how to reach it."""
+
+    def __init__(self, server: LiveServer, tls: ssl.SSLContext | None, kind: str) -> None:
+        self.server = server
+        self.kind = kind
+        self.tls = tls
+
+    def connect(self) -> Connection:
+        return Connection(self.server.address, tls=self.tls)
+
+    def get(self, target: str, **options: object) -> Response:
+        return self.server.get(target, tls=self.tls, **options)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=pytest.mark.xdist_group(f"fastworker-{n}")) for n in SERVERS],
+)
+def client(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
+    kind = request.param
+    options: list[str] = []
+    attributes: dict[str, object] = {
+        "dispatcher_kind": "selectors" if "selectors" in kind else "auto",
+        "buffer_bodies": "streamed" not in kind,
+    }
+    tls = None
+    if kind.startswith("tls"):
+        folder = tmp_path_factory.mktemp("tls")
+        authority = trustme.CA()
+        authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(
+            folder / "server.pem"
+        )
+        options = [f"--certfile={folder / 'server.pem'}", f"--keyfile={folder / 'server.pem'}"]
+        tls = ssl.create_default_context()
+        authority.configure_trust(tls)
+    if "read-write" in kind:
+        options += ["--no-sendfile"]
+    if "python-parser" in kind:
+        options += ["--http-parser=python"]
+    with fast_worker(*options, attributes=attributes) as server:
+        yield Client(server, tls, kind)
+
+
+def test_keep_alive(client: Client) -> None:
+    with client.connect() as connection:
+        for size in (0, 1, 1024, 100_000, 3_000_000, 5):
+            response = connection.request(f"/small/{size}")
+            assert response.body == block(size)
+            assert response.keep_alive
+            assert response.header("Server") == "gunicorn"
+
+
+def test_connection_close(client: Client) -> None:
+    with client.connect() as connection:
+        response = connection.request("/small", headers=[("Connection", "close")])
+        assert not response.keep_alive
+        assert connection.read_to_end() == b""
+
+
+def test_http_1_0(client: Client) -> None:
+    with client.connect() as connection:
+        response = connection.request("/chunks/3-10", version="1.0")
+        assert response.header("Transfer-Encoding") is None
+        assert response.body == b"".join(block(10, i) for i in range(3))
+    with client.connect() as connection:
+        for _ in range(2):
+            response = connection.request(
+                "/small/10", version="1.0", headers=[("Connection", "keep-alive")]
+            )
+            assert response.body == block(10)
+            assert response.keep_alive
+
+
+def test_pipelined_requests_are_answered_in_order(client: Client) -> None:
+    with client.connect() as connection:
+        for size in range(1, 40):
+            connection.send_request(f"/small/{size * 1000}")
+        for size in range(1, 40):
+            assert connection.read_response().body == block(size * 1000)
+
+
+def test_pipelined_bodies_and_files(client: Client) -> None:
+    with client.connect() as connection:
+        connection.send_request("/echo", method="POST", body=b"one")
+        connection.send_request("/file/10000000")
+        connection.send_request(
+            "/echo",
+            method="POST",
+            headers=[("Transfer-Encoding", "chunked")],
+            body=b"3\r\ntwo\r\n0\r\nX-Trailer: 1\r\n\r\n",
+        )
+        connection.send_request("/small/7")
+        assert connection.read_response().body == b"one"
+        assert connection.read_response().body == block(FILE_BYTES)[10_000_000:]
+        assert connection.read_response().body == b"two"
+        assert connection.read_response().body == block(7)
+
+
+def test_requests_byte_by_byte(client: Client) -> None:
+    request = b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    request += b"3;a=b\r\nabc\r\n10\r\n0123456789abcdef\r\n0\r\nX-T: 1\r\n\r\n"
+    with client.connect() as connection:
+        for i in range(len(request)):
+            connection.send(request[i : i + 1])
+        assert connection.read_response().body == b"abc0123456789abcdef"
+        assert connection.request("/small/3").body == block(3)
+
+
+def test_head_and_bodyless_statuses(client: Client) -> None:
+    with client.connect() as connection:
+        head = connection.request("/small/1000", method="HEAD")
+        assert head.header("Content-Length") == "1000"
+        file = connection.request("/file", method="HEAD")
+        assert file.header("Content-Length") == str(FILE_BYTES)
+        assert connection.request("/status/304").header("X-Kept") == "1"
+        assert connection.request("/status/204").header("Content-Length") is None
+        assert connection.request("/small/5").body == block(5)
+
+
+def test_chunked_responses(client: Client) -> None:
+    with client.connect() as connection:
+        response = connection.request("/chunks/200-1000?chunked")
+        assert response.header("Transfer-Encoding") == "chunked"
+        assert response.body == b"".join(block(1000, i) for i in range(200))
+        assert connection.request("/empty_chunks").body == b"ab"
+        assert connection.request("/written").body == b"written first, then returned"
+    assert "chunked same thread" in stats(client.server, tls=client.tls)["closed"]
+
+
+def test_blocks_are_not_held_back_while_the_app_waits(client: Client) -> None:
+    with client.connect() as connection, client.connect() as other:
+        connection.send_request("/first_then_wait")
+        assert connection.read_head().status == 200
+        assert connection.read(21) == b"5\r\nfirst\r\n6\r\nsecond\r\n"
+        assert other.request("/release").status == 200
+        assert connection.read_to_end_of_chunks() == b"third"
+
+
+def test_files(client: Client) -> None:
+    with client.connect() as connection:
+        for offset in (0, 1, FILE_BYTES - 100, FILE_BYTES):
+            for chunked in ("", "?chunked"):
+                response = connection.request(f"/file/{offset}{chunked}")
+                assert response.body == block(FILE_BYTES)[offset:], f"from {offset}{chunked}"
+
+
+def test_segments(client: Client) -> None:
+    data = block(FILE_BYTES)
+    expected = b"--a\r\n" + data[100:1100] + b"--b\r\n" + data[4096:2_004_096] + b"--end"
+    with client.connect() as connection:
+        assert connection.request("/segments").body == expected
+        assert connection.request("/segments/chunked").body == expected
+        assert connection.request("/segments", method="HEAD").body == b""
+    assert stats(client.server, tls=client.tls)["closed"].count("segments") >= 3
+
+
+@pytest.mark.parametrize("size", [1, 1000, 65_536, 600_000, 3_000_000])
+def test_request_bodies(client: Client, size: int) -> None:
+    data = block(size)
+    with client.connect() as connection:
+        response = connection.request("/echo", method="POST", body=data)
+        assert response.body == data
+        chunks = b"".join(
+            b"%x\r\n%b\r\n" % (len(part), part)
+            for part in (data[i : i + 70_000] for i in range(0, size, 70_000))
+        )
+        response = connection.request(
+            "/digest",
+            method="POST",
+            headers=[("Transfer-Encoding", "chunked")],
+            body=chunks + b"0\r\n\r\n",
+        )
+        assert json.loads(response.body) == hashlib.sha256(data).hexdigest()
+        assert connection.request("/small/3").body == block(3)
+
+
+def test_unread_body_does_not_poison_the_next_request(client: Client) -> None:
+    with client.connect() as connection:
+        response = connection.request("/ignore_body", method="POST", body=block(5000))
+        assert response.body == b"ok"
+        assert connection.request("/small/3").body == block(3)
+
+
+def test_expect_100_continue(client: Client) -> None:
+    with client.connect() as connection:
+        connection.send_request(
+            "/echo",
+            method="POST",
+            headers=[("Expect", "100-continue"), ("Content-Length", "4")],
+        )
+        assert connection.read_head().status == 100
+        connection.send(b"body")
+        assert connection.read_response().body == b"body"
+
+
+def test_early_hints(client: Client) -> None:
+    with client.connect() as connection:
+        connection.send_request("/hints")
+        hints = connection.read_head()
+        assert hints.status == 103
+        assert hints.header("Link") == "</style.css>; rel=preload"
+        assert connection.read_response().body == b"ok"
+
+
+def test_environ(client: Client) -> None:
+    response = client.get(
+        "/environ/a%20b?x=1",
+        headers=[("X-Two", "1"), ("X-Two", "2"), ("Content-Type", "text/x"), ("X_Bad", "1")],
+    )
+    environ = json.loads(response.body)
+    assert environ["PATH_INFO"] == "/environ/a b"
+    assert environ["RAW_URI"] == "/environ/a%20b?x=1"
+    assert environ["QUERY_STRING"] == "x=1"
+    assert environ["HTTP_X_TWO"] == "1,2"
+    assert environ["CONTENT_TYPE"] == "text/x"
+    assert "HTTP_X_BAD" not in environ
+    assert environ["REMOTE_ADDR"] == "127.0.0.1"
+    assert environ["wsgi.url_scheme"] == ("https" if client.tls else "http")
+    assert environ["wsgi.multithread"] is True
+    assert environ["file_wrapper"] == "gunicorn.http.wsgi"
+    assert environ["thread"].startswith("wsgifast-")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"G=T / HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost : a\r\n\r\n", 400),
+        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 9000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + b"X: 1\r\n" * 200 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 900_000, 431),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: +5\r\n\r\nabcde", 400),
+        (
+            b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n",
+            400,
+        ),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nExpect: a-lot\r\nContent-Length: 5\r\n\r\n", 417),
+        (b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nabc\r\n", 400),
+    ],
+)
+def test_bad_requests(client: Client, request_bytes: bytes, status: int) -> None:
+    with client.connect() as connection:
+        connection.send(request_bytes)
+        response = connection.read_response()
+        assert response.status == status, f"{request_bytes[:80]!r}\n{response}"
+        assert not response.keep_alive
+        assert connection.read_to_end() == b""
+
+
+def test_bare_line_feeds_do_not_keep_anyone_waiting(client: Client) -> None:
+    """gunicorn's two parsers differ here, and the answer is theirs; it comes at once."""
+    with client.connect() as connection:
+        connection.send(b"GET / HTTP/1.1\nHost: a\n\n")
+        status = connection.read_response().status
+        assert status == (400 if "python-parser" in client.kind else 200)
+
+
+def test_app_errors_before_the_response(client: Client) -> None:
+    for kind in ("before", "first", "exit", "header"):
+        with client.connect() as connection:
+            response = connection.request(f"/raise/{kind}")
+            assert response.status == 500, f"{kind}: {response}"
+            assert b"Injected" not in response.body
+            assert connection.read_to_end() == b""
+    assert "first same thread" in stats(client.server, tls=client.tls)["closed"]
+
+
+def test_app_error_after_some_of_the_response(client: Client) -> None:
+    with client.connect() as connection:
+        connection.send_request("/raise/after")
+        assert connection.read_head().header("Content-Length") == "100"
+        assert connection.read_to_end() == b"some of it"
+    assert "after same thread" in stats(client.server, tls=client.tls)["closed"]
+
+
+def test_content_length_that_the_body_does_not_keep(client: Client) -> None:
+    with client.connect() as connection:
+        assert connection.request("/long").body == b"long,"
+        connection.send_request("/short")
+        connection.read_head()
+        assert connection.read_to_end() == b"short"
+    wait_for(
+        lambda: "5 bytes less than its Content-Length" in client.server.log(), "the log says so"
+    )
+
+
+def test_wsgi_errors_reaches_the_log(client: Client) -> None:
+    assert client.get("/errors").status == 200
+    wait_for(lambda: "said by the app" in client.server.log(), "wsgi.errors is in the log")
+
+
+def test_hijacked_socket(client: Client) -> None:
+    with client.connect() as connection:
+        connection.send_request("/hijack")
+        assert connection.read(7) == b"yours: "
+        connection.send(b"hello")
+        assert connection.read_to_end() == b"HELLO"
+
+
+def test_half_closed_client_gets_its_answer(client: Client, tmp_path: Path) -> None:
+    if client.tls is not None:
+        pytest.skip("TLS has no half-close")
+    with client.connect() as connection:
+        connection.send_request("/file")
+        connection.sock.shutdown(1)
+        assert connection.read_response().body == block(FILE_BYTES)
+        assert connection.read_to_end() == b""
+
+
+def test_access_log_tells_status_and_bytes(client: Client) -> None:
+    client.get("/file?logged")
+    client.get("/chunks/3-5?logged")
+    wait_for(
+        lambda: f'"GET /file?logged HTTP/1.1" 200 {FILE_BYTES} ' in client.server.log(),
+        "the file's bytes are logged",
+    )
+    wait_for(
+        lambda: '"GET /chunks/3-5?logged HTTP/1.1" 200 15 ' in client.server.log(),
+        "the chunks' bytes are logged",
+    )

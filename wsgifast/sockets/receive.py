@@ -1,0 +1,311 @@
+"""Whole receives: a known number of bytes, into one buffer, in as few system calls as possible.
+
+A loop over recv() that joins what came costs a call, an object and a trip through the interpreter
+lock for every piece. Here the bytes go straight into their final place. On a blocking socket the
+kernel does the whole loop (MSG_WAITALL), so another thread that keeps the interpreter busy delays
+the receive once and not once a piece. With a time limit, each call takes all that is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from ..errors import WSGIFastError
+from .options import is_plain_socket
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+__all__ = [
+    "ClosedEarly",
+    "IncompleteReceive",
+    "ReceiveCount",
+    "ReceiveTimedOut",
+    "async_recv_exactly",
+    "async_recv_exactly_into",
+    "recv_exactly",
+    "recv_exactly_into",
+]
+
+
+class ReceivingSocket(Protocol):
+    """The part of a socket used here; ssl's and gevent's have it, and sockets of other makes."""
+
+    def fileno(self) -> int: ...
+    def gettimeout(self) -> float | None: ...
+    def settimeout(self, value: float | None, /) -> None: ...
+    def recv_into(self, buffer: memoryview, nbytes: int = ..., flags: int = ..., /) -> int: ...
+
+
+class ReceiveCount:
+    """What one or more receives have taken so far, also of one that failed or was cancelled.
+
+    :ivar calls: receive calls, those included that found nothing yet.
+    :ivar received: bytes.
+    """
+
+    __slots__ = ("calls", "received")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.received = 0
+
+
+class IncompleteReceive(WSGIFastError):
+    """Fewer bytes came than were asked for; the connection stands in the middle of a message.
+
+    :ivar partial: what came; for a receive into the caller's own buffer, a view of its beginning.
+    :ivar expected: how many bytes were asked for.
+    """
+
+    _reason = "the receive ended"
+
+    def __init__(self, partial: bytes | memoryview, expected: int) -> None:
+        super().__init__(f"{self._reason} after {len(partial)} of {expected} bytes")
+        self.partial = partial
+        self.expected = expected
+
+
+class ClosedEarly(IncompleteReceive, EOFError):
+    """The peer closed the connection, or reset it (then __cause__ says so)."""
+
+    _reason = "the peer closed the connection"
+
+
+class ReceiveTimedOut(IncompleteReceive, TimeoutError):
+    """The time for the whole receive was over."""
+
+    _reason = "the time was over"
+
+
+def recv_exactly(
+    sock: ReceivingSocket,
+    size: int,
+    *,
+    timeout: float | None = None,
+    count: ReceiveCount | None = None,
+) -> bytes:
+    """Receive `size` bytes, no more and no fewer.
+
+    Memory for all of them is reserved at once (but not touched before they arrive): a size that
+    the peer has named needs a limit before it comes here.
+
+    :param sock: a connected socket: plain, TLS, gevent's, ...
+    :param size: bytes; 0 returns at once without a call.
+    :param timeout: seconds for the whole receive, not for each of its calls; by default the
+        socket's own timeout. A non-blocking socket needs one here.
+    :param count: is told how many receive calls were made.
+    :raises ClosedEarly: if the peer closes first; the error hands over what came.
+    :raises ReceiveTimedOut: if the time is over; so does this one.
+    :raises ValueError: if `size` is negative, or a non-blocking socket comes without a timeout.
+    :raises OSError: on any other failure of the socket.
+    """
+    if size < 0:
+        raise ValueError(f"cannot receive {size} bytes: the size must be 0 or more")
+    receive = _strategy(sock, timeout)
+    counted = count or ReceiveCount()
+    # A bytes object is the one large buffer that Python makes without clearing it, and only
+    # BufferedReader.read(n) makes one that can be received into: its raw stream is handed the
+    # very memory of the result. With a buffer of 1 byte nothing is copied and nothing read ahead.
+    return io.BufferedReader(_WholeReads(receive, counted), 1).read(size)
+
+
+def recv_exactly_into(
+    sock: ReceivingSocket,
+    buffer: WriteableBuffer,
+    *,
+    timeout: float | None = None,
+    count: ReceiveCount | None = None,
+) -> None:
+    """Fill a buffer from a socket; otherwise as :func:`recv_exactly`.
+
+    :param buffer: anything writable and contiguous: a bytearray, a memoryview of a part, an array.
+    """
+    with memoryview(buffer) as given, given.cast("B") as view:
+        _fill(view, _strategy(sock, timeout), count or ReceiveCount())
+
+
+async def async_recv_exactly(
+    sock: socket.socket, size: int, *, count: ReceiveCount | None = None
+) -> bytearray:
+    """Receive `size` bytes from a non-blocking socket, in asyncio; see :func:`recv_exactly`.
+
+    There is no `timeout`: asyncio.wait_for() and asyncio.timeout() do that. A receive that is
+    cancelled has taken `count.received` bytes from the connection.
+
+    :returns: a bytearray, as it is filled over several turns of the loop.
+    :raises TypeError: for a TLS socket, as asyncio's own socket methods do: use a stream.
+    :raises RuntimeError: if a transport or another receive uses the socket.
+    """
+    if size < 0:
+        raise ValueError(f"cannot receive {size} bytes: the size must be 0 or more")
+    buffer = bytearray(size)
+    try:
+        await async_recv_exactly_into(sock, buffer, count=count)
+    except IncompleteReceive as error:
+        error.partial = bytes(error.partial)
+        raise
+    return buffer
+
+
+async def async_recv_exactly_into(
+    sock: socket.socket, buffer: WriteableBuffer, *, count: ReceiveCount | None = None
+) -> None:
+    """Fill a buffer from a non-blocking socket, in asyncio; see :func:`async_recv_exactly`.
+
+    Each turn of the loop makes one receive call for all that is missing, so a fast peer does not
+    keep other tasks waiting.
+    """
+    if isinstance(sock, ssl.SSLSocket):
+        raise TypeError("a TLS socket cannot be received from in asyncio: use a StreamReader")
+    if sock.gettimeout() != 0:
+        raise ValueError("the socket must be non-blocking: call sock.setblocking(False)")
+    loop = asyncio.get_running_loop()
+    counted = count or ReceiveCount()
+    view = memoryview(buffer).cast("B")
+    size = len(view)
+    got = 0
+    done: asyncio.Future[None] = loop.create_future()
+
+    def receive() -> None:
+        nonlocal got
+        if done.done():
+            return  # cancelled in this very turn of the loop
+        try:
+            got += _receive_once(sock.recv_into, view, got, counted)
+        except BlockingIOError:
+            return
+        except Exception as error:  # noqa: BLE001 - it is the awaiting task's
+            done.set_exception(error)
+        if got == size and not done.done():
+            done.set_result(None)
+
+    if not size:
+        return
+    loop.add_reader(sock, receive)
+    try:
+        await done
+    finally:
+        loop.remove_reader(sock)
+
+
+class _WholeReads(io.RawIOBase):
+    """A raw stream whose readinto() returns when the whole buffer is filled."""
+
+    def __init__(self, receive: _Receive, count: ReceiveCount) -> None:
+        self._receive = receive
+        self._count = count
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        # The reader's memory goes when this fails, but a traceback keeps this frame: so every
+        # view of it is released, and what came is copied into the error.
+        with memoryview(buffer) as view:
+            size = len(view)
+            try:
+                _fill(view, self._receive, self._count)
+            except IncompleteReceive as error:
+                error.partial = bytes(error.partial)
+                raise
+            finally:
+                if isinstance(buffer, memoryview):
+                    buffer.release()
+        return size
+
+
+# Takes a part of a buffer, returns how many bytes it has put at its beginning; 0 at the end.
+_Receive = Callable[[memoryview], int]
+
+
+def _fill(view: memoryview, receive: _Receive, count: ReceiveCount) -> None:
+    got = 0
+    while got < len(view):
+        got += _receive_once(receive, view, got, count)
+
+
+def _receive_once(receive: _Receive, view: memoryview, got: int, count: ReceiveCount) -> int:
+    """One receive call for all that is missing; the end of the connection becomes an error."""
+    count.calls += 1
+    try:
+        with view[got:] as rest:
+            received = receive(rest)
+    except TimeoutError as error:
+        raise ReceiveTimedOut(view[:got], len(view)) from error
+    except ConnectionError as error:
+        raise ClosedEarly(view[:got], len(view)) from error
+    if not received:
+        raise ClosedEarly(view[:got], len(view))
+    count.received += received
+    return received
+
+
+def _strategy(sock: ReceivingSocket, timeout: float | None) -> _Receive:
+    """Choose the receive call for a socket and a time limit."""
+    own = sock.gettimeout()
+    limit = own if timeout is None else timeout
+    if own == 0 and timeout is None:
+        raise ValueError("the socket is non-blocking: name a timeout, or use async_recv_exactly")
+    deadline = None if limit is None else time.monotonic() + limit
+    if not is_plain_socket(sock):
+        return _by_the_sockets_own_timeout(sock, deadline)
+    if deadline is None:
+        return lambda rest: sock.recv_into(rest, 0, socket.MSG_WAITALL)
+    return _by_poll(sock, deadline)
+
+
+def _by_poll(sock: socket.socket, deadline: float) -> _Receive:
+    """For plain sockets: take what is there, and only then wait."""
+    if sock.gettimeout() is None:
+
+        def attempt(rest: memoryview) -> int:
+            return sock.recv_into(rest, 0, socket.MSG_DONTWAIT)
+
+    else:
+        # The descriptor is non-blocking. socket.recv_into would ask poll() before each call, also
+        # where data wait.
+        def attempt(rest: memoryview) -> int:
+            return os.readv(sock.fileno(), [rest])
+
+    poller = select.poll()
+    poller.register(sock.fileno(), select.POLLIN)
+
+    def receive(rest: memoryview) -> int:
+        while True:
+            try:
+                return attempt(rest)
+            except BlockingIOError:
+                left_ms = (deadline - time.monotonic()) * 1e3
+                # poll() counts whole milliseconds and rounds up; it may still be a little early.
+                if left_ms <= 0 or not poller.poll(left_ms):
+                    raise TimeoutError from None
+
+    return receive
+
+
+def _by_the_sockets_own_timeout(sock: ReceivingSocket, deadline: float | None) -> _Receive:
+    """For sockets whose recv_into does more than the system call: TLS, gevent's."""
+    if deadline is None:
+        return sock.recv_into
+
+    def receive(rest: memoryview) -> int:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        own = sock.gettimeout()
+        sock.settimeout(left)
+        try:
+            return sock.recv_into(rest)
+        finally:
+            sock.settimeout(own)
+
+    return receive

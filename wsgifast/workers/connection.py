@@ -1,0 +1,686 @@
+"""One client connection: its states, and what each event does.
+
+Theory of operation
+-------------------
+    HANDSHAKE  TLS is being agreed on
+    HEAD       waiting for a request, or in the middle of its head; idle keep-alive is this too
+    BODY       a head has been parsed, its body is being received
+    RUNNING    the app has the request, or its thread is waiting in `work`
+    SENDING    the app is done; the output queue goes on by itself
+    LINGERING  the last response is sent; waiting for the client to close (RFC 9112 section 9.6)
+    CLOSED
+
+A connection that waits is registered in `server.waiting` and armed in the dispatcher. An event, or
+the sweep of overdue connections, takes it out of there: `dict.pop` gives it to one thread only,
+and whoever has it runs :meth:`Connection.on_event` and either registers it again, closes it, or
+returns it as ready to run. During RUNNING it belongs to the app's thread; only if its output queue
+drains meanwhile is it registered too, and then the event does nothing but send (under the queue's
+lock). The socket is closed by its owner only, never while the app's thread may use it.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gunicorn import util
+from gunicorn.http.body import ChunkedReader, LengthReader
+from gunicorn.http.errors import LimitRequestHeaders
+
+from .bodies import BodyTooLarge, Chunked, KnownLength, NeedMoreData, Received
+from .dispatcher import READ, WRITE
+from .environ import proxy_part
+from .output import WOULD_BLOCK, ClientGone, OutputQueue
+
+if TYPE_CHECKING:
+    from .worker import FastWorker
+
+__all__ = ["Connection", "Exchange"]
+
+HANDSHAKE, HEAD, BODY, RUNNING, SENDING, LINGERING, CLOSED = range(7)
+
+# One receive of a head: more than any usual head has; pipelined ones come in fewer calls.
+_RECEIVE_BYTES = 16 * 1024
+# An incomplete head is shown to the parser again after so many more bytes, so that a head over the
+# limits is refused while it comes.
+_HEAD_STEP_BYTES = 4 * 1024
+# What is read and thrown away of a client that goes on sending after our last word.
+_LINGER_BYTES = 64 * 1024
+LINGER_S = 2.0
+# Apache's rule against bodies that drip (mod_reqtimeout, MinRate): each so many bytes give the
+# client one more second.
+_BODY_BYTES_PER_S = 500.0
+
+# A block that comes so soon after the one before waits for more, until the next tick at most.
+_HOLD_S = 0.0005
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Collector(Protocol):
+    """A request body on its way in; see bodies.py."""
+
+    received: int
+
+    def begin(self) -> bool: ...
+    def receive(self, recv: Any, recv_into: Any) -> bool: ...
+    def open(self) -> Any: ...
+    def close(self) -> None: ...
+
+
+class Exchange:
+    """A request and its response."""
+
+    __slots__ = ("body", "environ", "req", "resp", "started")
+
+    def __init__(self, req: Any) -> None:
+        self.req = req
+        self.resp: Any = None
+        self.environ: dict[str, Any] | None = None
+        self.body: Any = req.body
+        self.started = time.monotonic()
+
+
+# What may be asked of a connection's socket, and set on it, without taking it over.
+_HARMLESS = frozenset(
+    {
+        "cipher", "family", "getpeercert", "getpeername", "getsockname", "getsockopt",
+        "gettimeout", "proto", "selected_alpn_protocol", "setsockopt", "type", "version",
+    }
+)  # fmt: skip
+
+
+class AppSocket:
+    """What an app finds as `gunicorn.socket`: the client's socket, for those who take it over.
+
+    Its addresses, its certificate and its options can be looked at, and options set, as middleware
+    does. Any other use makes it a blocking socket, as the app expects it, and ends HTTP on it:
+    after the app the connection is closed.
+    """
+
+    __slots__ = ("__weakref__", "_connection")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in _HARMLESS:
+            return getattr(self._connection.sock, name)
+        if not hasattr(socket.socket, name) and not hasattr(self._connection.sock, name):
+            raise AttributeError(f"a socket has no attribute {name!r}")
+        return getattr(self._connection.hijack(), name)
+
+
+class ErrorSocket:
+    """What gunicorn's own error pages are written to."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def gettimeout(self) -> float:
+        return 0.0
+
+    def sendall(self, data: bytes) -> None:
+        self._connection.output.write(data)
+
+    send = sendall
+
+
+class Connection:
+    """One accepted connection; made by the thread that accepted it."""
+
+    __slots__ = (
+        "_attempted",
+        "_collector",
+        "_known",
+        "_last_block",
+        "_part",
+        "_proxy",
+        "_requests",
+        "_settings",
+        "_started",
+        "address",
+        "cut_off",
+        "deadline",
+        "exchange",
+        "fd",
+        "hijacked",
+        "http2",
+        "output",
+        "peer",
+        "received",
+        "server",
+        "sock",
+        "state",
+        "upgrade_settings",
+    )
+
+    def __init__(self, server: FastWorker, sock: socket.socket, peer: Any, address: Any) -> None:
+        self.server = server
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.peer = peer
+        self.address = address
+        self.received = Received()
+        self.exchange: Exchange | None = None
+        self.hijacked = False
+        self.cut_off = False  # the response is incomplete: let the client see it
+        self.http2 = False
+        self.upgrade_settings: Any = None
+        self.state = HANDSHAKE if server.settings.is_ssl else HEAD
+        # When the sweep may end it; monotonic.
+        self.deadline = time.monotonic() + server.head_timeout_s
+        self.output = OutputQueue(
+            sock,
+            self._arm_for_writing,
+            ahead=server.output_ahead_bytes,
+            sendfile=server.settings.sendfile is not False,
+        )
+        self._settings = (
+            server.trusted_settings if server.settings.trusts(peer) else server.settings
+        )
+        self._known = False  # whether the dispatcher knows the descriptor
+        self._attempted = 0  # bytes of an incomplete head that the parser has seen
+        self._requests = 0
+        self._part: dict[str, Any] | None = None
+        self._proxy: dict[str, Any] | None = None
+        self._collector: Collector | None = None
+        self._started = False  # the client has begun a head
+        self._last_block = 0.0  # when the app handed its last block over
+
+    @property
+    def error_socket(self) -> ErrorSocket:
+        return ErrorSocket(self)
+
+    def begin(self) -> None:
+        """Wait for the first event; the connection is registered with its server."""
+        self.wait(READ)
+
+    def is_idle(self) -> bool:
+        """Whether it is kept alive, and no request has begun."""
+        return self.state == HEAD and not self._started
+
+    # Waiting
+
+    def wait(self, events: int) -> None:
+        """Give the connection up until an event; nothing of it may be touched afterwards."""
+        self.server.waiting[self.fd] = self
+        try:
+            if self._known:
+                self.server.dispatcher.arm(self.fd, events)
+            else:
+                self._known = True
+                self.server.dispatcher.add(self.fd, events)
+        except (OSError, ValueError) as error:
+            if self.server.waiting.pop(self.fd, None) is not None:
+                self.server.log.warning("cannot wait for a connection: %s", error)
+                self.output.fail(error)
+                if self.state != RUNNING:
+                    self.close()
+
+    def _arm_for_writing(self) -> None:
+        self.deadline = time.monotonic() + self.server.send_timeout_s
+        self.wait(WRITE)
+
+    # Events. Each returns whether the connection is ready to run.
+
+    def on_event(self, events: int) -> bool:
+        """Do what an event calls for; the caller owns the connection.
+
+        :param events: 0 for a connection that has something buffered, as after pipelining.
+        """
+        state = self.state
+        if state == HEAD:
+            return self._on_head(events)
+        if state == BODY:
+            return self._on_body()
+        if state in (RUNNING, SENDING):
+            self._on_writable()
+            return False
+        if state == HANDSHAKE:
+            return self._on_handshake()
+        if state == LINGERING:
+            self._on_linger()
+        return False
+
+    def on_overdue(self) -> None:
+        """End a connection whose time is over; the sweep owns it."""
+        state = self.state
+        if state == RUNNING:  # its output stalls; the app's thread closes it
+            self.output.fail(TimeoutError("the client took no byte in time"))
+        elif state == SENDING:
+            self.output.fail(TimeoutError("the client took no byte in time"))
+            self.finish()
+        elif state == BODY or (state == HEAD and self._started):
+            self.refuse(408, "Request Timeout", "The request did not come in time")
+        else:
+            self.close()
+
+    def _on_handshake(self) -> bool:
+        sock = self.sock
+        assert isinstance(sock, ssl.SSLSocket)
+        try:
+            sock.do_handshake()
+        except ssl.SSLWantReadError:
+            self.wait(READ)
+            return False
+        except ssl.SSLWantWriteError:
+            self.wait(WRITE)
+            return False
+        except (OSError, ValueError) as error:
+            self.server.log.debug("TLS handshake failed: %s", error)
+            self.close()
+            return False
+        self.state = HEAD
+        if sock.selected_alpn_protocol() == "h2":
+            return self._become_http2()
+        return self._on_head(READ)
+
+    def _become_http2(self) -> bool:
+        self.http2 = True
+        self.state = RUNNING
+        return True
+
+    def _on_head(self, events: int) -> bool:
+        received = self.received
+        if events:
+            try:
+                data = self.sock.recv(_RECEIVE_BYTES)
+                if self.server.settings.is_ssl:
+                    data += self._tls_rest()
+            except WOULD_BLOCK:
+                self.wait(READ)
+                return False
+            except OSError as error:
+                self.server.log.debug("Ignoring a lost connection: %s", error)
+                self.close()
+                return False
+            if not data:
+                self.close()
+                return False
+            received.data = data = received.data + data if received.data else data
+        else:
+            data = received.data
+        if not self._started:
+            self._started = True
+            self.deadline = time.monotonic() + self.server.head_timeout_s
+        if not self._may_be_complete(data):
+            self.wait(READ)
+            return False
+        if self._requests == 0 and self.server.prior_knowledge is not None:
+            matched = self.server.prior_knowledge(self, data)
+            if matched is not None:
+                return matched and self._become_http2()
+        return self._parse(data)
+
+    def _tls_rest(self) -> bytes:
+        """What TLS has decrypted already: no event would tell of it."""
+        sock = self.sock
+        assert isinstance(sock, ssl.SSLSocket)
+        rest = b""
+        while pending := sock.pending():
+            rest += sock.recv(pending)
+        return rest
+
+    def _may_be_complete(self, data: bytes) -> bool:
+        if data.endswith(b"\r\n\r\n") or b"\r\n\r\n" in data or self.server.settings.uses_uwsgi:
+            return True
+        if len(data) - self._attempted >= _HEAD_STEP_BYTES:
+            self._attempted = len(data)
+            return True
+        if self.server.prior_knowledge is not None and self._requests == 0:
+            return True
+        # A bare LF ends no line (RFC 9112 section 2.2): the parser refuses it at once.
+        return data.count(b"\n") != data.count(b"\r\n")
+
+    def _parse(self, data: bytes) -> bool:
+        server = self.server
+        try:
+            req = server.request_class(self._settings, self.received, self.peer, self._requests + 1)
+        except NeedMoreData:
+            self.received.data = data
+            if len(data) > server.head_limit:
+                self._reject(None, LimitRequestHeaders("max buffer headers"))
+            else:
+                self.wait(READ)
+            return False
+        except StopIteration:
+            self.close()
+            return False
+        except Exception as error:  # noqa: BLE001 - gunicorn answers each in its own way
+            self._reject(None, error)
+            return False
+        self._requests += 1
+        self._started = False
+        self._attempted = 0
+        self.exchange = exchange = Exchange(req)
+        if self._requests == 1 and getattr(req, "proxy_protocol_info", None):
+            # It speaks of the connection, so of every request on it.
+            self._proxy = {k: v for k, v in proxy_part(req).items() if v not in (None, "None")}
+        if server.upgrade is not None:
+            self.upgrade_settings = server.upgrade(self, req)
+        self.state = RUNNING
+        reader = req.body.reader
+        if type(reader) is LengthReader and reader.length == 0:
+            return True
+        if not server.buffer_bodies or self.upgrade_settings is not None:
+            self._stream_body(req)
+            return True
+        return self._begin_body(exchange, reader)
+
+    def _begin_body(self, exchange: Exchange, reader: Any) -> bool:
+        server = self.server
+        collector: Collector
+        if isinstance(reader, ChunkedReader):
+            collector = Chunked(
+                self.received, reader, server.body_memory_bytes, server.body_limit_bytes
+            )
+        elif isinstance(reader, LengthReader):
+            if reader.length > server.body_limit_bytes:
+                self.refuse(413, "Content Too Large", "The request body is too large")
+                return False
+            collector = KnownLength(self.received, reader.length, server.body_memory_bytes)
+        else:  # a reader of another protocol (uwsgi): it knows its end
+            self._stream_body(exchange.req)
+            return True
+        self._collector = collector
+        self.state = BODY
+        self.deadline = time.monotonic() + server.body_timeout_s
+        try:
+            if collector.begin():
+                return self._body_is_whole()
+            if getattr(exchange.req, "_expected_100_continue", False):
+                self.output.write(_CONTINUE)
+                if self.output.draining:
+                    # Written under the queue's own event; the body is asked for after that.
+                    return False
+        except ClientGone:
+            self.close()
+            return False
+        except BodyTooLarge:
+            self.refuse(413, "Content Too Large", "The request body is too large")
+            return False
+        except Exception as error:  # noqa: BLE001
+            self._reject(exchange.req, error)
+            return False
+        self.wait(READ)
+        return False
+
+    def _on_body(self) -> bool:
+        if self.output.draining:  # "100 Continue" goes first
+            self.output.on_writable()
+            if self.output.draining:
+                return False
+        collector = self._collector
+        exchange = self.exchange
+        assert collector is not None
+        assert exchange is not None
+        sock = self.sock
+        before = collector.received
+        try:
+            whole = collector.receive(sock.recv, sock.recv_into)
+            while not whole and isinstance(sock, ssl.SSLSocket) and sock.pending():
+                whole = collector.receive(sock.recv, sock.recv_into)
+        except WOULD_BLOCK:
+            whole = False
+        except EOFError:
+            self.server.log.debug("The client has gone in the middle of its body")
+            self.close()
+            return False
+        except BodyTooLarge:
+            self.refuse(413, "Content Too Large", "The request body is too large")
+            return False
+        except ConnectionError as error:
+            self.server.log.debug("Ignoring a lost connection: %s", error)
+            self.close()
+            return False
+        except Exception as error:  # noqa: BLE001 - malformed chunks; a full disk
+            self._reject(exchange.req, error)
+            return False
+        if whole:
+            return self._body_is_whole()
+        if collector.received > before:
+            timeout = self.server.body_timeout_s
+            now = time.monotonic()
+            self.deadline = min(
+                now + timeout,
+                exchange.started + timeout + collector.received / _BODY_BYTES_PER_S,
+            )
+        self.wait(READ)
+        return False
+
+    def _body_is_whole(self) -> bool:
+        assert self._collector is not None
+        assert self.exchange is not None
+        self.exchange.body = self._collector.open()
+        self._collector = None
+        self.state = RUNNING
+        return True
+
+    def _stream_body(self, req: Any) -> None:
+        """Let the app's thread read the body from the client, and wait for it."""
+        if getattr(req, "_expected_100_continue", False) and not self.received.data:
+            try:
+                self.output.write(_CONTINUE)
+            except ClientGone:
+                pass  # the first read will tell
+        self.received.wait = self._receive_for_app
+
+    def _receive_for_app(self, wanted: int) -> bytes:
+        """Block until the client sends; the app's thread."""
+        size = max(_RECEIVE_BYTES, min(wanted, 256 * 1024))
+        deadline = time.monotonic() + self.server.body_timeout_s
+        poller = select.poll()
+        poller.register(self.fd, select.POLLIN)
+        while True:
+            try:
+                with self.output.lock:
+                    return self.sock.recv(size)
+            except WOULD_BLOCK:
+                pass
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise TimeoutError("the client has not sent its body in time")
+            poller.poll(remaining * 1000)
+
+    def _on_writable(self) -> None:
+        if self.output.on_writable():
+            self.finish()
+
+    # The app's thread.
+
+    def environ(self) -> dict[str, Any]:
+        """The environ of the request that is about to run."""
+        exchange = self.exchange
+        assert exchange is not None
+        factory = self.server.environs
+        if self._part is None:
+            self._part = factory.for_connection(AppSocket(self), self.peer, self.address)
+        return factory.for_request(self._part, exchange.req, exchange.body, self._proxy)
+
+    def write_more(self, block: bytes) -> None:
+        """Send a block that others may follow at once."""
+        server = self.server
+        now = time.monotonic()
+        behind = now - self._last_block < _HOLD_S
+        self._last_block = now
+        if self.output.write(block, hold=behind and server.crew.ticking):
+            server.held[self.fd] = self
+            # The watch may have stopped ticking meanwhile; nobody else would send it then.
+            if not server.crew.ticking and server.held.pop(self.fd, None) is not None:
+                self.output.push_on()
+
+    def hijack(self) -> socket.socket:
+        """Hand the socket to the app; what is queued goes out first."""
+        if not self.hijacked:
+            self.hijacked = True
+            self.output.push_on()
+            self.sock.setblocking(True)
+        return self.sock
+
+    def app_is_done(self) -> None:
+        """End of RUNNING: finish now, or leave it to whoever sends the last byte."""
+        output = self.output
+        self.server.held.pop(self.fd, None)
+        output.push_on()
+        with output.lock:
+            self.state = SENDING
+            if output.draining:
+                output.closing = True
+                return
+        self.finish()
+
+    def finish(self) -> None:
+        """The response has been sent, or never will be: log it, and go on or close."""
+        exchange = self.exchange
+        output = self.output
+        self.exchange = None
+        keep = exchange is not None and output.error is None and not self.hijacked
+        keep = keep and not self.cut_off
+        if exchange is not None:
+            self.server.log_exchange(self, exchange)
+            resp = exchange.resp
+            keep = keep and resp is not None and not resp.should_close()
+            if keep and self.received.wait is not None:
+                keep = self._drain_stream(exchange.req)
+            self.received.wait = None
+            if exchange.body is not exchange.req.body:
+                exchange.body.close()
+        if not keep:
+            self.close_gracefully()
+            return
+        output.reset()
+        self.state = HEAD
+        now = time.monotonic()
+        self.deadline = now + self.server.keepalive_s()
+        if self.received.data:
+            # Pipelined: no event will come for what is here already.
+            self.server.waiting[self.fd] = self
+            self.server.crew.push((self.fd, 0))
+        else:
+            self.wait(READ)
+
+    def _drain_stream(self, req: Any) -> bool:
+        """Throw away what the app has not read of a streamed body, if it is all here."""
+        if getattr(req.body, "failed", False):
+            return False
+        self.received.wait = self.sock.recv  # non-blocking
+        try:
+            while req.body.read(_LINGER_BYTES):
+                pass
+        except Exception:  # noqa: BLE001 - not all here, or malformed: the next one's start is lost
+            return False
+        return True
+
+    # Ends
+
+    def abort(self) -> None:
+        """Close after an error of our own, whatever the state; the thread that owns it."""
+        self.output.fail(ClientGone("aborted"))
+        self.close()
+
+    def wait_for_more(self) -> None:
+        self.wait(READ)
+
+    def reject(self, error: Exception) -> None:
+        """Answer what cannot be a request as gunicorn does."""
+        self._reject(None, error)
+
+    def _reject(self, req: Any, error: Exception) -> None:
+        """Let gunicorn answer an error in a request, then close."""
+        self.state = SENDING
+        self._abandon()
+        self.server.handle_error(req, self.error_socket, self.peer, error)
+        self._close_after_output()
+
+    def refuse(self, status: int, reason: str, message: str) -> None:
+        """Answer a request that will not run; then close."""
+        self.state = SENDING
+        exchange = self.exchange
+        self._abandon()
+        self.server.log_refusal(self, exchange, status, reason)
+        try:
+            util.write_error(self.error_socket, status, reason, message)
+        except Exception as error:  # noqa: BLE001 - it has gone already
+            self.server.log.debug("Failed to send error message: %s", error)
+        self._close_after_output()
+
+    def _abandon(self) -> None:
+        self.exchange = None
+        if self._collector is not None:
+            self._collector.close()
+            self._collector = None
+
+    def _close_after_output(self) -> None:
+        with self.output.lock:
+            if self.output.draining:
+                self.output.closing = True
+                return
+        self.close_gracefully()
+
+    def close_gracefully(self) -> None:
+        """Say goodbye, and let the client read all of it before the kernel may reset it.
+
+        Closing a socket with unread data sends a reset, which may destroy the response on its way
+        (RFC 9112 section 9.6).
+        """
+        if self.output.error is not None:
+            self.close()
+            return
+        sock = self.sock
+        try:
+            sock.setblocking(False)
+            if isinstance(sock, ssl.SSLSocket):
+                self._send_close_notify(sock)
+            sock.shutdown(socket.SHUT_WR)
+        except (OSError, ValueError):
+            self.close()
+            return
+        self.state = LINGERING
+        self.deadline = time.monotonic() + LINGER_S
+        self._attempted = 0
+        self._on_linger()
+
+    def _send_close_notify(self, sock: ssl.SSLSocket) -> None:
+        """Tell the peer that the end is no truncation (RFC 8446 section 6.1); do not wait."""
+        try:
+            sock.unwrap()
+        except (OSError, ValueError):
+            pass
+
+    def _on_linger(self) -> None:
+        try:
+            # Below TLS, if there is any: nobody looks at what comes now.
+            while data := socket.socket.recv(self.sock, _LINGER_BYTES):
+                self._attempted += len(data)
+                if self._attempted >= _LINGER_BYTES:
+                    break
+        except WOULD_BLOCK:
+            self.wait(READ)
+            return
+        except (OSError, ValueError):
+            pass
+        self.close()
+
+    def close(self) -> None:
+        """Close at once; only for the owner, and never while the app runs."""
+        if self.state == CLOSED:
+            return
+        self.state = CLOSED
+        server = self.server
+        self._abandon()
+        self.output.fail(ClientGone("closed"))
+        self._part = None
+        server.forget(self)
+        try:
+            self.sock.close()
+        except OSError:
+            pass
+        server.on_closed(self)

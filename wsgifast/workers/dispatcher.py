@@ -1,0 +1,232 @@
+"""Who waits for which descriptor: one interface, two dispatchers.
+
+Theory of operation
+-------------------
+A connection is at any moment either *armed* here or *owned* by one thread, never both: an event is
+delivered once and disarms its descriptor (EPOLLONESHOT), so that whichever thread receives it owns
+the connection until it arms it again. Any thread may arm, at any time, while another one polls.
+Listeners are not one-shot: they stay armed, and one event stands for one connection to accept.
+
+:class:`EpollDispatcher` leaves all of this to the kernel. :class:`SelectorsDispatcher` does the
+same over :mod:`selectors` (kqueue on macOS), whose objects may only be changed by the thread that
+polls: changes are queued, and a pipe wakes the poll that has to take them up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import selectors
+import threading
+from collections import deque
+from typing import Protocol
+
+from ..errors import ConfigurationError
+
+__all__ = [
+    "DISPATCHERS",
+    "READ",
+    "WRITE",
+    "Dispatcher",
+    "EpollDispatcher",
+    "SelectorsDispatcher",
+    "make_dispatcher",
+]
+
+# epoll's own values of EPOLLIN and EPOLLOUT, so that its events need no translation. An event may
+# carry more bits (EPOLLHUP, EPOLLERR): whoever reads or writes next meets the error itself.
+READ = 0x1
+WRITE = 0x4
+
+DISPATCHERS = ("auto", "epoll", "selectors")
+
+Event = tuple[int, int]
+
+
+class Dispatcher(Protocol):
+    """Waits for descriptors. Every method but :meth:`close` may be called from any thread."""
+
+    # Whether a descriptor must be forgotten before it is closed; epoll forgets by itself.
+    must_forget: bool
+
+    def add(self, fd: int, events: int) -> None:
+        """Arm a descriptor that is new here for one event.
+
+        :raises OSError: if the kernel refuses (out of memory, or of watches).
+        """
+
+    def arm(self, fd: int, events: int) -> None:
+        """Arm a descriptor again after its event, or change what it waits for."""
+
+    def forget(self, fd: int) -> None:
+        """Stop waiting for a descriptor; to be called before it is closed or handed away."""
+
+    def listen(self, fd: int) -> None:
+        """Report a descriptor each time that it is readable, until :meth:`forget`."""
+
+    def poll(self, timeout: float | None) -> list[Event]:
+        """Wait for events: at most `timeout` seconds, or without end where it is None."""
+
+    def wake(self) -> None:
+        """Make a poll that is waiting, or the next one, return at once."""
+
+    def close(self) -> None:
+        """Free the dispatcher's own descriptors; nobody may be polling any more."""
+
+
+def make_dispatcher(kind: str) -> Dispatcher:
+    """Make the dispatcher of a kind.
+
+    :param kind: "epoll", "selectors", or "auto" for the first of them that this system has.
+    :raises ConfigurationError: for any other kind, or epoll where there is none.
+    """
+    if kind not in DISPATCHERS:
+        raise ConfigurationError(f"dispatcher={kind!r}: expected one of {DISPATCHERS}")
+    has_epoll = hasattr(select, "epoll")
+    if kind == "epoll" and not has_epoll:
+        raise ConfigurationError("dispatcher='epoll': this system has none; use 'selectors'")
+    return EpollDispatcher() if has_epoll and kind != "selectors" else SelectorsDispatcher()
+
+
+class _WakePipe:
+    """A pipe that makes a poll return; each wake is one byte, drained by the poll that saw it."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self._write_fd, False)
+
+    def wake(self) -> None:
+        # Full: a wake is under way already. Closed: the worker has stopped.
+        with contextlib.suppress(OSError):
+            os.write(self._write_fd, b"\0")
+
+    def drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 4096)
+
+    def close(self) -> None:
+        os.close(self.fd)
+        os.close(self._write_fd)
+
+
+class EpollDispatcher:
+    """Linux: the kernel keeps the descriptors, and gives each event to one thread only."""
+
+    must_forget = False
+
+    def __init__(self) -> None:
+        self._epoll = epoll = select.epoll()
+        self._pipe = _WakePipe()
+        epoll.register(self._pipe.fd, select.EPOLLIN)
+        self._register = epoll.register
+        self._modify = epoll.modify
+
+    def add(self, fd: int, events: int) -> None:
+        self._register(fd, events | select.EPOLLONESHOT)
+
+    def arm(self, fd: int, events: int) -> None:
+        self._modify(fd, events | select.EPOLLONESHOT)
+
+    def forget(self, fd: int) -> None:
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(fd)
+
+    def listen(self, fd: int) -> None:
+        self._register(fd, select.EPOLLIN)
+
+    def poll(self, timeout: float | None) -> list[Event]:
+        events = self._epoll.poll(timeout)
+        wake_fd = self._pipe.fd
+        for event in events:
+            if event[0] == wake_fd:
+                self._pipe.drain()
+                events.remove(event)
+                break
+        return events
+
+    def wake(self) -> None:
+        self._pipe.wake()
+
+    def close(self) -> None:
+        self._epoll.close()
+        self._pipe.close()
+
+
+class SelectorsDispatcher:
+    """Any system with :mod:`selectors`; one thread polls, a second one that comes waits for it."""
+
+    must_forget = True
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._pipe = _WakePipe()
+        self._selector.register(self._pipe.fd, selectors.EVENT_READ)
+        # What others have asked for since the last poll: (descriptor, events), 0 to forget it.
+        self._changes: deque[Event] = deque()
+        self._listeners: set[int] = set()
+        self._polling = threading.Lock()
+
+    def add(self, fd: int, events: int) -> None:
+        self._changes.append((fd, events))
+        self._pipe.wake()
+
+    arm = add
+
+    def forget(self, fd: int) -> None:
+        # Its number may be used again before the poll takes this up; the changes keep their order,
+        # and an event for a stranger is one that every owner must be able to take anyway.
+        self._listeners.discard(fd)
+        self.add(fd, 0)
+
+    def listen(self, fd: int) -> None:
+        self._listeners.add(fd)
+        self.add(fd, READ)
+
+    def poll(self, timeout: float | None) -> list[Event]:
+        with self._polling:
+            self._take_up_changes()
+            ready = self._selector.select(timeout)
+            events = []
+            for key, mask in ready:
+                fd = key.fd
+                if fd == self._pipe.fd:
+                    self._pipe.drain()
+                    continue
+                if fd not in self._listeners:
+                    self._change(fd, 0)
+                events.append(
+                    (
+                        fd,
+                        (READ if mask & selectors.EVENT_READ else 0)
+                        | (WRITE if mask & selectors.EVENT_WRITE else 0),
+                    )
+                )
+            self._take_up_changes()
+            return events
+
+    def wake(self) -> None:
+        self._pipe.wake()
+
+    def close(self) -> None:
+        self._selector.close()
+        self._pipe.close()
+
+    def _take_up_changes(self) -> None:
+        while self._changes:
+            self._change(*self._changes.popleft())
+
+    def _change(self, fd: int, events: int) -> None:
+        mask = (selectors.EVENT_READ if events & READ else 0) | (
+            selectors.EVENT_WRITE if events & WRITE else 0
+        )
+        try:
+            if not mask:
+                self._selector.unregister(fd)
+            elif fd in self._selector.get_map():
+                self._selector.modify(fd, mask)
+            else:
+                self._selector.register(fd, mask)
+        except (KeyError, OSError, ValueError):
+            pass  # it is not here, or has been closed meanwhile: nothing left to wait for

@@ -1,0 +1,158 @@
+"""The WSGI environ: the same keys and values as gunicorn's, with what is constant made once.
+
+A worker's part (file_wrapper, errors, ...) and a connection's part (addresses) are copied for each
+request; only its head is worked through. The security-relevant rules are gunicorn's: which headers
+reach us at all was decided by its parser, the mapping to names is CGI's (RFC 3875 section 4.1.18).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from gunicorn import SERVER_SOFTWARE, util
+from gunicorn.http.errors import ConfigurationProblem
+from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper, proxy_environ
+
+from .gunicorn_support import Settings
+
+__all__ = ["EnvironFactory", "FileWrapper"]
+
+_PROTOCOLS = {(1, 0): "HTTP/1.0", (1, 1): "HTTP/1.1"}
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
+
+
+class _Errors:
+    """`wsgi.errors`: gunicorn's own stream, looked up when something is written.
+
+    Its handlers' files change when the logs are reopened (SIGUSR1), and making gunicorn's wrapper
+    for each request costs more than the rest of the environ.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def write(self, text: str) -> None:
+        WSGIErrorsWrapper(self._settings).write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Nothing to do: every write is flushed."""
+
+
+class EnvironFactory:
+    """Makes environs for one worker."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._script_name = os.environ.get("SCRIPT_NAME", "")
+        self._header_keys: dict[str, str] = {}
+        self._worker_part: dict[str, Any] = {
+            "wsgi.errors": _Errors(settings),
+            "wsgi.version": (1, 0),
+            "wsgi.multithread": True,
+            "wsgi.multiprocess": settings.workers > 1,
+            "wsgi.run_once": False,
+            "wsgi.file_wrapper": FileWrapper,
+            "wsgi.input_terminated": True,
+            "SERVER_SOFTWARE": SERVER_SOFTWARE,
+        }
+
+    def for_connection(self, sock: object, peer: object, server: object) -> dict[str, Any]:
+        """The part that is the same for every request of a connection.
+
+        :param sock: what the app finds under `gunicorn.socket`.
+        :param peer: the peer's address as accept() gave it.
+        :param server: the listener's address; a Unix socket's path says nothing to an app, so
+            SERVER_NAME is then taken from each request's Host.
+        """
+        environ = self._worker_part.copy()
+        environ["gunicorn.socket"] = sock
+        if isinstance(peer, str):
+            environ["REMOTE_ADDR"] = peer
+        elif isinstance(peer, bytes):
+            environ["REMOTE_ADDR"] = peer.decode()
+        elif isinstance(peer, tuple):
+            environ["REMOTE_ADDR"] = peer[0]
+            environ["REMOTE_PORT"] = str(peer[1])
+        if isinstance(server, tuple):
+            environ["SERVER_NAME"] = server[0]
+            environ["SERVER_PORT"] = str(server[1])
+        return environ
+
+    def for_request(
+        self, part: dict[str, Any], req: Any, body: object, proxy: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """The environ of a request.
+
+        :param part: what :meth:`for_connection` made.
+        :param proxy: what a PROXY header has said about the connection.
+        :raises ConfigurationProblem: if the path is not under SCRIPT_NAME.
+        """
+        environ = part.copy()
+        environ["wsgi.input"] = body
+        environ["REQUEST_METHOD"] = req.method
+        environ["QUERY_STRING"] = req.query
+        environ["RAW_URI"] = req.uri
+        version = req.version
+        environ["SERVER_PROTOCOL"] = _PROTOCOLS.get(version) or f"HTTP/{version[0]}.{version[1]}"
+        environ["wsgi.url_scheme"] = req.scheme
+        script_name = self._script_name
+        host = None
+        keys = self._header_keys
+        repeated: dict[str, list[str]] | None = None
+        for name, value in req.headers:
+            key = keys.get(name) or self._learn(name)
+            if name == "HOST":
+                host = value
+            elif name == "SCRIPT_NAME":
+                script_name = value  # the parser lets it through from trusted peers only
+            if key in environ and key not in _SINGLE:
+                if repeated is None:
+                    repeated = {}
+                repeated.setdefault(key, [environ[key]]).append(value)
+            else:
+                environ[key] = value
+        if repeated is not None:
+            # Joined once at the end: one by one would copy the growing value each time.
+            for key, values in repeated.items():
+                environ[key] = ",".join(values)
+        if "SERVER_NAME" not in environ:
+            name, _, port = (host or "").partition(":")
+            if not port and host is not None:
+                port = _DEFAULT_PORTS.get(req.scheme, "")
+            environ["SERVER_NAME"] = name
+            environ["SERVER_PORT"] = port
+        path = req.path
+        if script_name:
+            if not path.startswith(script_name):
+                raise ConfigurationProblem(
+                    f"Request path {path!r} does not start with SCRIPT_NAME {script_name!r}"
+                )
+            path = path[len(script_name) :]
+        environ["PATH_INFO"] = (
+            util.unquote_to_wsgi_str(path) if "%" in path or not path.isascii() else path
+        )
+        environ["SCRIPT_NAME"] = script_name
+        if proxy:
+            environ.update(proxy)
+        return environ
+
+    def _learn(self, name: str) -> str:
+        if name in ("CONTENT-TYPE", "CONTENT-LENGTH"):
+            key = name.replace("-", "_")
+        else:
+            key = "HTTP_" + name.replace("-", "_")
+        if len(self._header_keys) < _MAX_HEADER_KEYS:
+            self._header_keys[name] = key
+        return key
+
+
+proxy_part = proxy_environ
+# The last one counts, as in gunicorn; its parser refuses repeated ones anyway.
+_SINGLE = frozenset({"CONTENT_TYPE", "CONTENT_LENGTH"})
+# Names are the client's to choose: remember the usual ones, not every one ever sent.
+_MAX_HEADER_KEYS = 500

@@ -1,0 +1,145 @@
+"""What is used of gunicorn beyond its documented interface, and a check that it is there.
+
+FastWorker takes gunicorn's request parsers, its chunk parser, its loggers and its HTTP/2 code as
+they are. They are not a public interface, so the range of versions is stated here, checked when the
+server starts, and tested at both ends.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import threading
+from typing import Any
+
+from ..errors import MissingExtra, WSGIFastError
+
+try:
+    import gunicorn
+    from gunicorn import sock as gunicorn_sock
+    from gunicorn.config import Config
+    from gunicorn.http.body import Body, ChunkedReader, LengthReader
+    from gunicorn.http.message import MAX_REQUEST_LINE, Request, _ip_in_allow_list
+except ImportError as error:
+    if error.name == "gunicorn":
+        raise MissingExtra("wsgifast.workers", "gunicorn", "gunicorn") from None
+    raise
+
+__all__ = ["Settings", "TLSContexts", "UnsupportedGunicorn", "check_gunicorn", "head_limit"]
+
+# The oldest has the C parser's forerunner, HTTP/2 in gthread and the header checks of today.
+OLDEST = (25, 0)
+NEWEST_MAJOR = 27
+
+
+class UnsupportedGunicorn(WSGIFastError, RuntimeError):
+    """The installed gunicorn is not one that FastWorker works with: install another."""
+
+
+def check_gunicorn(version: str = gunicorn.__version__) -> None:
+    """See that the installed gunicorn is in the supported range and has the parts used.
+
+    :raises UnsupportedGunicorn: with a sentence naming the installed and the supported versions.
+    """
+    numbers = [int(number) for number in re.findall(r"\d+", version)[:2]]
+    supported = f"FastWorker works with gunicorn {OLDEST[0]}.{OLDEST[1]} to {NEWEST_MAJOR}.x"
+    if tuple(numbers) < OLDEST or numbers[0] > NEWEST_MAJOR:
+        raise UnsupportedGunicorn(
+            f"gunicorn {version} is installed, but {supported}: install one of these, "
+            "or a newer wsgifast"
+        )
+    for owner, name in (
+        (ChunkedReader, "parse_chunk_size"),
+        (Body, "read"),
+        (LengthReader, "read"),
+        (gunicorn_sock, "ssl_wrap_socket"),
+        (gunicorn_sock, "ssl_context"),
+    ):
+        if not hasattr(owner, name):
+            raise UnsupportedGunicorn(
+                f"gunicorn {version} has no {owner.__name__}.{name} any more, although {supported}:"
+                " is it a changed copy?"
+            )
+
+
+class Settings:
+    """gunicorn's configuration, frozen: reading a setting is an attribute, not four calls.
+
+    The parser reads a dozen settings for each request. `peer` decides once for each connection
+    what the parser would decide for each request: whether the peer is in forwarded_allow_ips.
+    """
+
+    def __init__(self, cfg: Config) -> None:
+        self._cfg = cfg
+        self.forwarded_allow_ips: list[str] = []
+        for name, setting in cfg.settings.items():
+            if not hasattr(type(cfg), name):  # computed ones stay with the original
+                setattr(self, name, setting.get())
+        self.is_ssl: bool = cfg.is_ssl
+        # Whether a connection's first bytes may be a PROXY header; old versions have a bool.
+        self.expects_proxy: bool = self.proxy_protocol not in (False, None, "off")
+        self.uses_uwsgi: bool = getattr(self, "protocol", "http") == "uwsgi"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cfg, name)
+
+    def for_trusted_peers(self) -> Settings:
+        """A copy in which every peer counts as one of forwarded_allow_ips."""
+        trusted = Settings(self._cfg)
+        trusted.forwarded_allow_ips = ["*"]
+        return trusted
+
+    def trusts(self, peer: object) -> bool:
+        """Whether a peer's address is in forwarded_allow_ips, as gunicorn itself decides it."""
+        if not isinstance(peer, tuple):
+            return True  # a Unix socket: who may connect is decided by its permissions
+        networks = getattr(self._cfg, "forwarded_allow_networks", None)
+        if networks is None:
+            return "*" in self.forwarded_allow_ips or peer[0] in self.forwarded_allow_ips
+        return bool(_ip_in_allow_list(peer[0], self.forwarded_allow_ips, networks()))
+
+
+def head_limit(settings: Settings) -> int:
+    """The most bytes that a head may have: gunicorn's own sum of its limits (Message.__init__)."""
+    fields = settings.limit_request_fields
+    if not 0 < fields <= 32768:
+        fields = 32768
+    field_size = settings.limit_request_field_size or 8190
+    line = settings.limit_request_line or 1024 * 1024
+    return int(fields * (max(field_size, 0) + 2) + 4 + max(line, MAX_REQUEST_LINE))
+
+
+class TLSContexts:
+    """The TLS context, made again only when one of its files has changed.
+
+    gunicorn makes one for each connection, which reads the certificate each time; a renewed
+    certificate is then used without a restart, and still is here.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._files = [
+            path for path in (settings.certfile, settings.keyfile, settings.ca_certs) if path
+        ]
+        self._lock = threading.Lock()
+        self._stamp: list[tuple[int, int, int]] = []
+        self._context: ssl.SSLContext | None = None
+
+    def current(self) -> ssl.SSLContext:
+        """The context for a connection that begins now.
+
+        :raises OSError: if a file cannot be read (ssl.SSLError: if it cannot be used).
+        """
+        stamp = [
+            (facts.st_mtime_ns, facts.st_size, facts.st_ino)
+            for facts in (os.stat(path) for path in self._files)
+        ]
+        with self._lock:
+            if self._context is None or stamp != self._stamp:
+                self._context = gunicorn_sock.ssl_context(self._settings)
+                self._stamp = stamp
+            return self._context
+
+
+RequestClass = Request

@@ -1,0 +1,531 @@
+"""FastWorker: gunicorn's gthread worker, with another way of doing input and output.
+
+It is a ThreadWorker for gunicorn: the same settings, hooks, logs and HTTP/2 code. What it replaces
+is the loop (crew.py), the connections (connection.py) and the response (response.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+from gunicorn import http
+from gunicorn.glogging import Logger
+from gunicorn.http.message import Request
+from gunicorn.http.wsgi import FileWrapper
+from gunicorn.workers import gthread
+
+from ..delivery import SegmentedBody
+from ..errors import ConfigurationError
+from .connection import LINGER_S, Connection, Exchange
+from .crew import Crew
+from .dispatcher import DISPATCHERS, Dispatcher, Event, make_dispatcher
+from .environ import EnvironFactory
+from .gunicorn_support import Settings, TLSContexts, check_gunicorn, head_limit
+from .output import ClientGone
+from .response import Response
+
+try:
+    from gunicorn.http2 import negotiation
+except ImportError:  # cleartext HTTP/2 came later than HTTP/2
+    negotiation = None
+
+__all__ = ["FastWorker"]
+
+# How long a connection without a free descriptor stays in the listener's queue.
+_ACCEPT_PAUSE_S = 0.2
+# Connections accepted in one turn: more would keep the others waiting, and other workers idle.
+_ACCEPTS = 8
+# The main thread looks after time limits and the heartbeat this often, as gthread does.
+_ROUND_S = 1.0
+_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class InvalidWorkerOption(ConfigurationError, RuntimeError):
+    """An attribute of FastWorker has a value that cannot work.
+
+    A RuntimeError too: gunicorn's command prints those as a sentence.
+    """
+
+
+class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
+    """A threaded gunicorn worker that no slow client can hold.
+
+    ``gunicorn -k wsgifast.workers.FastWorker --threads 4 module:app``
+
+    gunicorn's own settings mean what they mean for gthread. What it has no setting for is a class
+    attribute; a subclass in gunicorn's configuration file changes it::
+
+        from wsgifast.workers import FastWorker
+
+        class worker_class(FastWorker):
+            body_limit_bytes = 20 * 2**20
+    """
+
+    #: Receive request bodies before the app runs, so that slow uploads hold no thread.
+    #: False: the app's thread reads them from the client, as with gthread.
+    buffer_bodies = True
+    #: Bodies up to this size are kept in memory, larger ones in a temporary file.
+    body_memory_bytes = 512 * 1024
+    #: Larger bodies are refused with 413; they would fill the disk. Not for streamed ones.
+    body_limit_bytes = 1024 * 1024 * 1024
+    #: A client that sends nothing of its body for so long is answered 408; so is one that, after
+    #: this time, has sent less than 500 bytes a second on average.
+    body_timeout_s = 30.0
+    #: A request's head must be complete so long after its first byte (or the connection): 408.
+    head_timeout_s = 20.0
+    #: A client that takes no byte of a response for so long is dropped.
+    send_timeout_s = 60.0
+    #: A generator is not asked for its next block while more than this waits for its client.
+    output_ahead_bytes = 256 * 1024
+    #: "epoll", "selectors", or "auto" for the first of them that the system has.
+    dispatcher_kind = "auto"
+
+    # gunicorn's own, named here because it ships no types.
+    alive: bool
+    _accepting: bool
+
+    # What gunicorn calls before any worker is started.
+
+    @classmethod
+    def check_config(cls, cfg: Any, log: Any) -> None:
+        """Refuse a configuration, or a gunicorn, that cannot work.
+
+        :raises UnsupportedGunicorn: for a version outside the supported range.
+        :raises InvalidWorkerOption: for a class attribute with an impossible value.
+        """
+        check_gunicorn()
+        super().check_config(cfg, log)
+        for name in ("body_timeout_s", "head_timeout_s", "send_timeout_s"):
+            value = getattr(cls, name)
+            if not isinstance(value, (int, float)) or value <= 0:
+                raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected seconds above 0")
+        for name in ("body_memory_bytes", "body_limit_bytes", "output_ahead_bytes"):
+            value = getattr(cls, name)
+            if not isinstance(value, int) or value < 0:
+                raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected bytes, 0 or more")
+        if cls.dispatcher_kind not in DISPATCHERS:
+            raise InvalidWorkerOption(
+                f"FastWorker.dispatcher_kind={cls.dispatcher_kind!r}: expected one of {DISPATCHERS}"
+            )
+
+    # The worker's life.
+
+    def init_process(self) -> None:
+        self.tpool = None  # ours are in the crew
+        # Connections that wait for an event or a time limit; whoever pops one owns it.
+        self.waiting: dict[int, Connection] = {}
+        # Output that waits for the next tick.
+        self.held: dict[int, Connection] = {}
+        self.connections: set[Connection] = set()
+        self._resume_accepting = 0.0
+        self._stopping = False
+        self.dispatcher: Dispatcher = make_dispatcher(self.dispatcher_kind)
+        self.crew: Crew[Connection] = Crew(
+            size=self.cfg.threads,
+            dispatcher=self.dispatcher,
+            receive=self._receive,
+            run=self._run,
+            on_tick=self._send_held,
+            on_failure=self._on_crew_failure,
+        )
+        # Past gthread's own method, which makes a pool and a poller.
+        super(gthread.ThreadWorker, self).init_process()
+
+    def run(self) -> None:
+        """The main thread: the watch over the crew, time limits, and gunicorn's heartbeat."""
+        self._prepare()
+        self.crew.start()
+        self._set_accepting(True)
+        while self.alive and not self.crew.failed:
+            self.notify()
+            self._sweep()
+            if not self.is_parent_alive():
+                break
+            self.crew.watch(_ROUND_S)
+        self.alive = False
+        self._stop()
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """SIGTERM: finish what is running, then end."""
+        if self.alive:
+            self.alive = False
+            self.crew.ring()
+
+    def handle_quit(self, sig: int, frame: Any) -> None:
+        """SIGQUIT, SIGINT: end now; the threads are daemons and end with the process."""
+        super(gthread.ThreadWorker, self).handle_quit(sig, frame)
+
+    def _prepare(self) -> None:
+        cfg = self.cfg
+        self.settings = settings = Settings(cfg)
+        self.trusted_settings = settings.for_trusted_peers()
+        self.head_limit = head_limit(settings)
+        self.environs = EnvironFactory(settings)
+        self.request_class: Any = Request
+        if settings.uses_uwsgi:
+            self.request_class = http.get_parser(cfg, [], None).mesg_class
+        self._tls = TLSContexts(settings) if settings.is_ssl else None
+        self._listeners = {sock.fileno(): (sock, sock.getsockname()) for sock in self.sockets}
+        for sock in self.sockets:
+            sock.setblocking(False)
+        self._pre_request = settings.pre_request
+        self._post_request = settings.post_request
+        self._max_connections: int = settings.worker_connections
+        # Building a log line costs as much as a short request: not for a log that is off. A
+        # logger with an access() of its own (statsd's) is always called.
+        self._logs_access = type(self.log).access is not Logger.access or bool(
+            getattr(self.log, "access_log_enabled", True)
+        )
+        self.prior_knowledge = None
+        self.upgrade = None
+        mode = getattr(settings, "http2_cleartext", "off")
+        if negotiation is not None and mode != "off":
+            if mode in ("prior-knowledge", "both"):
+                self.prior_knowledge = self._match_prior_knowledge
+            if mode in ("upgrade", "both"):
+                self.upgrade = self._match_upgrade
+
+    def _stop(self) -> None:
+        """Let what runs finish within graceful_timeout; then drop the rest."""
+        self._stopping = True
+        self._set_accepting(False)
+        now = time.monotonic()
+        deadline = now + self.cfg.graceful_timeout
+        # Kept-alive connections get a moment for a request that is under way already; it is
+        # answered with "Connection: close" (RFC 9112 section 9.6).
+        while self.connections and not self.crew.failed:
+            now = time.monotonic()
+            if now >= deadline:
+                self.log.info("%d connections cut off", len(self.connections))
+                break
+            self.notify()
+            self._cap_keepalive(now + LINGER_S if not self._capped else None)
+            self._sweep()
+            self.crew.watch(min(0.1, deadline - now))
+        self.crew.stop()
+        for sock in self.sockets:
+            sock.close()
+        if self.crew.failed:
+            sys.exit(1)
+
+    _capped = False
+
+    def _cap_keepalive(self, deadline: float | None = None) -> None:
+        """Idle connections end by `deadline` at the latest."""
+        if deadline is None:
+            return
+        self._capped = True
+        for connection in list(self.waiting.values()):
+            if connection.is_idle():
+                connection.deadline = min(connection.deadline, deadline)
+
+    def _on_crew_failure(self) -> None:
+        self.log.exception("A thread of the worker has failed; the worker restarts")
+        self.crew.ring()
+
+    # Accepting.
+
+    def _set_accepting(self, enabled: bool) -> None:
+        if enabled == self._accepting:
+            return
+        self._accepting = enabled
+        for fd in self._listeners:
+            if enabled:
+                self.dispatcher.listen(fd)
+            else:
+                self.dispatcher.forget(fd)
+
+    def _accept(self, fd: int) -> None:
+        listener, address = self._listeners[fd]
+        for _ in range(_ACCEPTS):
+            if not self._accepting:
+                return
+            try:
+                sock, peer = listener.accept()
+            except OSError as error:
+                if error.errno in _NO_DESCRIPTOR:
+                    self.log.warning("Cannot accept: %s; trying again soon", error)
+                    self._resume_accepting = time.monotonic() + _ACCEPT_PAUSE_S
+                    self._set_accepting(False)
+                return
+            try:
+                sock.setblocking(False)
+                if self._tls is not None:
+                    sock = self._tls.current().wrap_socket(
+                        sock,
+                        server_side=True,
+                        suppress_ragged_eofs=self.settings.suppress_ragged_eofs,
+                        do_handshake_on_connect=False,
+                    )
+                connection = Connection(self, sock, peer, address)
+            except Exception:
+                self.log.debug("A connection has failed at once", exc_info=True)
+                sock.close()
+                continue
+            self.connections.add(connection)
+            self.nr_conns = len(self.connections)
+            if self.nr_conns >= self._max_connections:
+                self._set_accepting(False)
+            connection.begin()
+
+    def on_closed(self, connection: Connection) -> None:
+        """A connection has closed: there is room for another one."""
+        self.connections.discard(connection)
+        self.nr_conns = len(self.connections)
+        if not self._accepting and self.alive and self.nr_conns < self._max_connections:
+            self._resume_accepting = 0.0
+            self._set_accepting(True)
+
+    def forget(self, connection: Connection) -> None:
+        """A descriptor is about to be closed."""
+        self.waiting.pop(connection.fd, None)
+        self.held.pop(connection.fd, None)
+        if self.dispatcher.must_forget:
+            self.dispatcher.forget(connection.fd)
+
+    # What the crew calls.
+
+    def _receive(self, item: Event | Connection) -> Connection | None:
+        """Take an event up; returns the connection if it is ready to run."""
+        if not isinstance(item, tuple):
+            return item
+        fd, events = item
+        connection = self.waiting.pop(fd, None)
+        if connection is None:
+            if fd in self._listeners:
+                self._accept(fd)
+            return None
+        try:
+            return connection if connection.on_event(events) else None
+        except Exception:
+            self.log.exception("Error in a connection")
+            connection.close()
+            return None
+
+    def _run(self, connection: Connection) -> None:
+        try:
+            if connection.http2:
+                self._run_http2(connection)
+            else:
+                self._run_request(connection)
+        except Exception:
+            self.log.exception("Error in a connection")
+            connection.abort()
+
+    def _send_held(self) -> None:
+        held = self.held
+        while held:
+            try:
+                _, connection = held.popitem()
+            except KeyError:
+                return
+            connection.output.push_on()
+
+    def _sweep(self) -> None:
+        """End what is overdue; take up accepting again."""
+        now = time.monotonic()
+        for connection in list(self.waiting.values()):
+            if connection.deadline < now and (self.waiting.pop(connection.fd, None) is connection):
+                try:
+                    connection.on_overdue()
+                except Exception:
+                    self.log.exception("Error in a connection")
+                    connection.abort()
+        if (
+            not self._accepting
+            and self.alive
+            and now >= self._resume_accepting
+            and len(self.connections) < self._max_connections
+        ):
+            self._set_accepting(True)
+
+    def keepalive_s(self) -> float:
+        """Seconds that an idle connection may stay."""
+        keepalive = float(self.settings.keepalive)
+        return min(keepalive, LINGER_S) if self._stopping else keepalive
+
+    # Requests; in a thread of the crew.
+
+    def _run_request(self, connection: Connection) -> None:
+        exchange = connection.exchange
+        assert exchange is not None
+        if connection.upgrade_settings is not None:
+            self._run_upgrade(connection, exchange)
+            return
+        req = exchange.req
+        resp = None
+        environ: dict[str, Any] = {}
+        try:
+            try:
+                self._pre_request(self, req)
+                exchange.resp = resp = Response(req, connection, self.settings)
+                environ = connection.environ()
+                environ["wsgi.early_hints"] = resp.early_hints
+                exchange.environ = environ
+                self.nr += 1
+                if self.nr >= self.max_requests:
+                    if self.alive:
+                        self.log.info("Autorestarting worker after current request.")
+                        self.alive = False
+                        self.crew.ring()
+                    resp.force_close()
+                elif (
+                    not self.alive
+                    or not self.settings.keepalive
+                    or len(self.connections) > self.max_keepalived
+                ):
+                    resp.force_close()
+                self._respond(resp, self.wsgi(environ, resp.start_response))
+            except ClientGone as error:
+                self.log.debug("Ignoring a lost connection: %s", error)
+            except StopIteration as error:
+                # How an app that has taken the socket over says that it is done with it.
+                self.log.debug("Closing connection. %s", error)
+                if resp is not None:
+                    resp.force_close()
+            except (Exception, SystemExit) as error:  # noqa: BLE001
+                self._answer_failure(connection, exchange, resp, error)
+        finally:
+            try:
+                self._post_request(self, req, environ, resp)
+            except Exception:
+                self.log.exception("Exception in post_request hook")
+            connection.app_is_done()
+
+    def _respond(self, resp: Response, body: Any) -> None:
+        try:
+            kind = type(body)
+            if kind is list or kind is tuple:
+                resp.write_all(body)
+            elif isinstance(body, FileWrapper):
+                resp.write_file(body)
+            elif isinstance(body, SegmentedBody):
+                resp.write_segments(body)
+            else:
+                for block in body:
+                    resp.write(block)
+                resp.close()
+        finally:
+            close = getattr(body, "close", None)
+            if close is not None:
+                close()
+        if resp.missing():
+            resp.force_close()
+            self.log.warning(
+                "The app has sent %d bytes less than its Content-Length: %s",
+                resp.missing(),
+                resp.req.uri,
+            )
+
+    def _answer_failure(
+        self, connection: Connection, exchange: Exchange, resp: Response | None, error: Any
+    ) -> None:
+        """An app (or its body) has raised: a 500 if nothing is sent yet, else the end."""
+        if isinstance(error, ConnectionError) and connection.output.error is not None:
+            self.log.debug("Ignoring a lost connection: %s", error)
+            return
+        if resp is not None:
+            resp.force_close()
+        if resp is not None and resp.headers_sent:
+            # A 500 would land in the middle of the body; cutting it off is all that is left.
+            self.log.exception("Error handling request")
+            connection.cut_off = True
+            return
+        exchange.resp = None  # gunicorn's own answer is logged by itself
+        self.handle_error(exchange.req, connection.error_socket, connection.peer, error)
+
+    # Logs.
+
+    def log_exchange(self, connection: Connection, exchange: Exchange) -> None:
+        """Log a request whose response has been sent, as far as it ever will be."""
+        resp = exchange.resp
+        if resp is None or not self._logs_access or exchange.environ is None:
+            return
+        if resp.status is None:
+            return
+        left = connection.output.bytes_left()
+        if left:
+            resp.sent = max(0, resp.sent - left)
+        elapsed = timedelta(seconds=time.monotonic() - exchange.started)
+        self.log.access(resp, exchange.req, exchange.environ, elapsed)
+
+    def log_refusal(
+        self, connection: Connection, exchange: Exchange | None, status: int, reason: str
+    ) -> None:
+        """Log a request that never reached the app."""
+        if exchange is None or not self._logs_access:
+            return
+        resp = Response(exchange.req, connection, self.settings)
+        resp.status = f"{status} {reason}"
+        exchange.body = None
+        factory_part = self.environs.for_connection(None, connection.peer, connection.address)
+        environ = self.environs.for_request(factory_part, exchange.req, None, None)
+        elapsed = timedelta(seconds=time.monotonic() - exchange.started)
+        self.log.access(resp, exchange.req, environ, elapsed)
+
+    # HTTP/2: gthread's own code, on a blocking socket, in a thread of the crew.
+
+    def _match_prior_knowledge(self, connection: Connection, data: bytes) -> bool | None:
+        """Whether a connection begins with HTTP/2's preface; None if it does not."""
+        if not negotiation.prior_knowledge_allowed(self.cfg, connection.peer):
+            return None
+        match = negotiation.preface_match(data[: len(negotiation.H2C_PREFACE)])
+        if match == negotiation.MATCH:
+            return True
+        if match == negotiation.PARTIAL:
+            connection.wait_for_more()
+            return False
+        if negotiation.mismatch_is_error(self.cfg):
+            connection.reject(http.errors.InvalidH2CPreface(data[:24]))
+            return False
+        return None
+
+    def _match_upgrade(self, connection: Connection, req: Any) -> Any:
+        if not negotiation.upgrade_allowed(self.cfg, connection.peer):
+            return None
+        return negotiation.upgrade_settings(req)
+
+    def _blocking(self, connection: Connection) -> gthread.TConn:
+        sock = connection.hijack()
+        conn = gthread.TConn(self.cfg, sock, connection.peer, connection.address)
+        conn.initialized = True
+        sock.setblocking(True)  # TConn makes it non-blocking
+        return conn
+
+    def _run_http2(self, connection: Connection) -> None:
+        conn = self._blocking(connection)
+        conn.is_http2 = True
+        conn.parser = http.get_parser(self.cfg, conn.sock, connection.peer, http2_connection=True)
+        try:
+            conn.parser.initiate_connection()
+            if connection.received.data:
+                # In the clear, what came with the preface may hold whole requests already.
+                for req in conn.parser.receive_data(connection.received.take_buffered()):
+                    self._serve_http2_stream(req, conn, conn.parser)
+            self.handle_http2(conn)
+        except OSError as error:
+            self.log.debug("HTTP/2 connection lost: %s", error)
+        finally:
+            connection.app_is_done()
+
+    def _run_upgrade(self, connection: Connection, exchange: Exchange) -> None:
+        settings, connection.upgrade_settings = connection.upgrade_settings, None
+        conn = self._blocking(connection)
+        conn.parser = _UpgradeParser(connection.received)
+        try:
+            self.handle_h2c_upgrade(conn, exchange.req, settings)
+        except OSError as error:
+            self.log.debug("HTTP/2 connection lost: %s", error)
+        finally:
+            connection.app_is_done()
+
+
+class _UpgradeParser:
+    """What gthread's upgrade asks of an HTTP/1 parser: the bytes behind the request."""
+
+    def __init__(self, unreader: Any) -> None:
+        self.unreader = unreader
