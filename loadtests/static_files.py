@@ -81,7 +81,8 @@ def main() -> None:
             figures["server"] = compare_servers(root, options.seconds, options.rounds)
         if options.only in (None, "tree"):
             figures["tree"] = compare_trees(Path(folder), options)
-    print(f"\n{save('static-files', figures)}")
+    name = "static-files" if options.only is None else f"static-files-{options.only}"
+    print(f"\n{save(name, figures)}")
 
 
 # In process
