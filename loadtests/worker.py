@@ -97,7 +97,7 @@ def _static(kind: str) -> Any:
         else:
             from wsgifast import StaticFiles
 
-            _static_apps[kind] = StaticFiles(folder)
+            _static_apps[kind] = StaticFiles(directory=folder)
     return _static_apps[kind]
 
 
@@ -205,7 +205,7 @@ def nginx(sendfile: str) -> Iterator[RunningServer]:
 
 def slow() -> list[list[object]]:
     """Many slow clients, while another one asks for 1 KiB again and again."""
-    rows = []
+    rows: list[list[object]] = []
     options = ("--worker-connections", "20000", "--keep-alive", "120")
     with gunicorn(FAST, *options) as server:
         for kind, count in (("downloads", SLOW_DOWNLOADS), ("uploads", SLOW_UPLOADS)):

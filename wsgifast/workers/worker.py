@@ -20,10 +20,11 @@ from gunicorn.workers import gthread
 
 from ..delivery import SegmentedBody
 from ..errors import ConfigurationError
-from .connection import LINGER_S, Connection, Exchange
+from .connection import LINGER_S, Connection
 from .crew import Crew
 from .dispatcher import DISPATCHERS, Dispatcher, Event, make_dispatcher
 from .environ import EnvironFactory
+from .exchange import Exchange
 from .gunicorn_support import Settings, TLSContexts, check_gunicorn, head_limit
 from .output import ClientGone
 from .response import Response
