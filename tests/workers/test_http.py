@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -291,7 +292,9 @@ def test_bad_requests_are_answered_as_gthread_answers_them(
         with connection:
             connection.send(BAD_REQUESTS[name])
             response = connection.read_response()
-            answers.append((response.status, response.reason, response.keep_alive, response.body))
+            # How much of it had come when a limit was hit depends on the packets.
+            message = re.sub(rb"\d+", b"N", response.body)
+            answers.append((response.status, response.reason, response.keep_alive, message))
             if not response.keep_alive:
                 assert connection.read_to_end() == b""
     assert answers[1] == answers[0]
