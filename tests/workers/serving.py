@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -37,7 +38,9 @@ def has_setting(name: str) -> bool:
 def gunicorn_command(*arguments: str) -> list[str]:
     """gunicorn with four threads, and without the control socket that newer versions open."""
     quiet = ["--no-control-socket"] if has_setting("control_socket_disable") else []
-    return ["python", "-m", "gunicorn", "--threads=4", *quiet, *arguments]
+    # The script, not `python -m`: what USR2 starts again must not find gunicorn/http as `http`.
+    script = str(Path(sys.executable).with_name("gunicorn"))
+    return [script, "--threads=4", *quiet, *arguments]
 
 
 @contextlib.contextmanager

@@ -281,12 +281,13 @@ def gthread(client: Client) -> Iterator[LiveServer]:
         yield server
 
 
+@pytest.mark.skipif(
+    not has_setting("http_parser"), reason="gthread before 25.3 resets some of them unanswered"
+)
 @pytest.mark.parametrize("name", BAD_REQUESTS)
 def test_bad_requests_are_answered_as_gthread_answers_them(
     client: Client, gthread: LiveServer, name: str
 ) -> None:
-    if name == "bare LF" and not has_setting("http_parser"):
-        pytest.skip("old versions wait for a line end that never comes")
     answers = []
     for connection in (Connection(gthread.address), client.connect()):
         with connection:

@@ -344,7 +344,10 @@ def test_worker_replaced_after_usr2_like_upgrade_keeps_the_socket() -> None:
 def _upgrade(server: LiveServer) -> None:
     server.process.send_signal(signal.SIGUSR2)
     old = stats(server)["pid"]
-    wait_for(lambda: server.log().count("Booting worker") == 2, "a second master has a worker")
+    wait_for(
+        lambda: server.log().count("Booting worker") == 2,
+        f"a second master has a worker\n{server.log()}",
+    )
     new_master = int(server.log().rsplit("Listening at: ", 1)[1].split("(")[1].split(")")[0])
     os.kill(new_master, signal.SIGTERM)
     wait_for(lambda: stats(server)["pid"] == old, "the old one serves on")
