@@ -20,10 +20,11 @@ from gunicorn.workers import gthread
 
 from ..delivery import SegmentedBody
 from ..errors import ConfigurationError
-from .connection import LINGER_S, Connection, Exchange
+from .connection import LINGER_S, Connection
 from .crew import Crew
 from .dispatcher import DISPATCHERS, Dispatcher, Event, make_dispatcher
 from .environ import EnvironFactory
+from .exchange import Exchange
 from .gunicorn_support import Settings, TLSContexts, check_gunicorn, head_limit
 from .output import ClientGone
 from .response import Response
@@ -505,12 +506,22 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             if connection.received.data:
                 # In the clear, what came with the preface may hold whole requests already.
                 for req in conn.parser.receive_data(connection.received.take_buffered()):
-                    self._serve_http2_stream(req, conn, conn.parser)
+                    self._serve_first_stream(req, conn)
             self.handle_http2(conn)
         except OSError as error:
             self.log.debug("HTTP/2 connection lost: %s", error)
         finally:
             connection.app_is_done()
+
+    def _serve_first_stream(self, req: Any, conn: gthread.TConn) -> None:
+        """gthread answers streams one at a time in its loop; this one came before the loop."""
+        try:
+            self.handle_http2_request(req, conn, conn.parser)
+        except Exception as error:
+            self.log.exception("Error handling HTTP/2 request")
+            conn.parser.send_error(req.stream.stream_id, 500, str(error))
+        finally:
+            conn.parser.cleanup_stream(req.stream.stream_id)
 
     def _run_upgrade(self, connection: Connection, exchange: Exchange) -> None:
         settings, connection.upgrade_settings = connection.upgrade_settings, None
