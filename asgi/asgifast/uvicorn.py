@@ -108,6 +108,17 @@ class _Response:
     other message; together they make one chunk of the chunked coding.
     """
 
+    # A response lives as long as its slowest download, and thousands may be under way.
+    __slots__ = (
+        "_chunks",
+        "_cycle",
+        "_error",
+        "_headers",
+        "_is_head",
+        "_size",
+        "_transport",
+    )
+
     def __init__(self, cycle: Any, transport: GatheringTransport) -> None:
         self._cycle = cycle
         self._transport = transport
@@ -264,6 +275,8 @@ class _Response:
 
 
 class _HttpToolsResponse(_Response):
+    __slots__ = ()
+
     def _announce(self, size: int) -> tuple[bytes, bytes]:
         cycle = self._cycle
         if cycle.chunked_encoding:
@@ -285,6 +298,8 @@ class _Bytes:
 
 
 class _H11Response(_Response):
+    __slots__ = ()
+
     def _announce(self, size: int) -> tuple[bytes, bytes]:
         import h11
 
