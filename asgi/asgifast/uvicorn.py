@@ -54,7 +54,7 @@ __all__ = ["H11Protocol", "HttpToolsProtocol", "UnsupportedUvicorn"]
 OLDEST_UVICORN, NEWEST_UVICORN = "0.30.0", "0.54.0"
 
 # A file up to this size is read and leaves in one write with the head; a larger one goes by
-# sendfile. Measured with H11Protocol and HttpToolsProtocol: see loadtests/asgi.py.
+# sendfile, for which the connection needs a descriptor more and some calls of its own.
 SMALL_FILE_BYTES = 64 * 1024
 # A body message up to this size is gathered with its neighbours.
 _SMALL_MESSAGE_BYTES = 8 * 1024
