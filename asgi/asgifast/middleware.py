@@ -102,6 +102,9 @@ class ASGIFast:
         except Exception:
             await exchange.abandon()
             raise
+        except BaseException:
+            exchange.drop()
+            raise
         if exchange._start or exchange._chunks or exchange._task:
             await exchange.finish()
 
@@ -191,6 +194,12 @@ class _Exchange(Delivery):
             await self._flush()
         except Exception:  # noqa: BLE001 - the app's error says more
             pass
+
+    def drop(self) -> None:
+        """The app was cancelled: nothing more is sent."""
+        self._chunks = None
+        if self._task is not None:
+            self._task.cancel()
 
     async def _forward_start(self) -> None:
         message, self._start = self._start, None
@@ -301,6 +310,10 @@ class _Exchange(Delivery):
         if self.offers(PATHSEND):
             await self._forward_start()
             await self._server_send({"type": PATHSEND, "path": os.fspath(path)})
+            return
+        if self._scope["method"] == "HEAD":
+            await self._forward_start()
+            await self._server_send({"type": "http.response.body", "body": b""})
             return
         fd, size = open_for_pathsend(path)
         try:

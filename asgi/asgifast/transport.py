@@ -268,6 +268,20 @@ class GatheringTransport(asyncio.Transport):
 class _FileInFlight:
     """One file on its way; made, sent and dropped by GatheringTransport.send_file()."""
 
+    __slots__ = (
+        "_end",
+        "_error",
+        "_fd",
+        "_head",
+        "_loop",
+        "_offset",
+        "_out",
+        "_segment",
+        "_sock",
+        "_waiter",
+        "_watching",
+    )
+
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,

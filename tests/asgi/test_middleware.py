@@ -172,6 +172,36 @@ def test_reading_stops_when_the_client_has_left(tmp_path: Path) -> None:
     assert len(call(app, scope_of(), left=True).body) < 10_000_000
 
 
+def test_head_reads_no_file(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"0123456789")
+    app = ASGIFast(sending({**START, "status": 203}, {"type": PATHSEND, "path": f"{tmp_path}/f"}))
+    assert call(app, scope_of(method="HEAD")).body == b""
+
+
+def test_an_app_that_is_cancelled_sends_no_more() -> None:
+    sent: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await send(body(b"gathered"))
+        raise asyncio.CancelledError
+
+    async def run() -> None:
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        async def receive() -> Message:
+            return {"type": "http.disconnect"}
+
+        with pytest.raises(asyncio.CancelledError):
+            await ASGIFast(app)(scope_of(), receive, send)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert [m["type"] for m in sent] == ["http.response.start"]
+
+
 def test_hide_range(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"0123456789")
     shown = []
