@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 # Worker processes for the tests; the live servers wait more than they compute.
 JOBS   ?= 2
 
-.PHONY: demo test test-all test-oldest-gunicorn lint format coverage clean
+.PHONY: demo field-reports test test-all test-oldest-gunicorn lint format coverage clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml
@@ -24,6 +24,10 @@ $(READY): pyproject.toml
 
 demo: $(READY)
 	@$(BIN)/python -m loadtests.demo
+
+# The five field reports measured again; PROFILE=full for as many messages and bytes as then.
+field-reports: $(READY)
+	@$(BIN)/python -m loadtests.field_reports --profile $(or $(PROFILE),quick) $(ARGS)
 
 test: $(READY)
 	@echo "Running the tests on $$($(BIN)/python --version), $(JOBS) at a time ..."

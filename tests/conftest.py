@@ -5,7 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+from hypothesis import settings
+
 from tests.support.servers import LiveServer, free_port, live_server
+
+# No test asserts a time: a busy machine must not fail one.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 # How each WSGI server is started: given a port and an app, the command.
 WSGI_SERVERS: dict[str, Callable[[int, str], list[str]]] = {

@@ -216,8 +216,8 @@ def test_a_file_that_shrinks_is_never_padded(
         wait_for(lambda: "shrank" in server.log(), "the log tells of the file that shrank")
 
 
-def test_the_apps_own_part_is_left_alone_unless_its_range_is_hidden(root: Path) -> None:
-    for app, expected in (("app", b"part"), ("hiding_app", CONTENT[5:10])):
+def test_the_apps_own_part_is_left_alone_unless_its_ranges_are_taken_over(root: Path) -> None:
+    for app, expected in (("app", b"part"), ("taking_app", CONTENT[5:10])):
         with running("gunicorn-gthread", app, root) as server:
             response = server.get("/file?part", headers=[("Range", "bytes=5-9")])
             assert response.status == 206
@@ -327,8 +327,8 @@ class TestInProcess:
             assert Call(app, "/file", range="bytes=0-0").status == ranged
             assert Call(app, "/file", if_none_match="*").status == conditioned
 
-    def test_the_apps_environ_alone_lacks_a_hidden_range(self) -> None:
-        call = Call(files.hiding_app, "/file?part", range="bytes=0-0", if_range='"x"')
+    def test_the_apps_environ_alone_lacks_a_range_taken_over(self) -> None:
+        call = Call(files.taking_app, "/file?part", range="bytes=0-0", if_range='"x"')
         assert call.status == "200 OK"
         assert call.environ["HTTP_RANGE"] == "bytes=0-0"
 
@@ -338,7 +338,7 @@ class TestInProcess:
     [
         {"ranges": "yes"},
         {"conditional": 1},
-        {"hide_range": True, "ranges": False},
+        {"ranges": "take over"},
         {"accel_redirect": {}},
         {"accel_redirect": "/srv"},
         {"accel_redirect": {"/nonexistent": "/x/"}},

@@ -6,7 +6,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import body as bodies
 from . import front_server
@@ -65,12 +65,13 @@ class WSGIFast:
         not for event streams. See :func:`wsgifast.body.coalesced` for what may wait, and for how
         long.
     :param nodelay: set TCP_NODELAY on each connection whose socket the server lets us reach.
-    :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file. See
-        :func:`wsgifast.file_answers.plan_file_body` for which files, and for their ETag.
+    :param ranges: True answers Range and If-Range where the app answers a GET with 200 and a file;
+        see :func:`wsgifast.file_answers.plan_file_body` for which files, and for their ETag.
+        "take-over" also keeps the two headers from the app: one that would cut the range out by
+        reading then answers with the whole file, and the range goes out by sendfile. False does
+        neither.
     :param conditional: answer If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
-        for the same.
-    :param hide_range: keep Range and If-Range from the app: one that would cut the range out by
-        reading then answers with the whole file, and the range goes out by sendfile.
+        for the same files.
     :param accel_redirect: from folders to nginx's internal locations, such as
         ``{"/srv/files": "/protected/"}``: files in them are sent by nginx. See
         :func:`wsgifast.front_server.accel_redirect`, also for the headers that nginx drops.
@@ -86,9 +87,8 @@ class WSGIFast:
         *,
         coalesce: bool = False,
         nodelay: bool = True,
-        ranges: bool = True,
+        ranges: bool | Literal["take-over"] = True,
         conditional: bool = True,
-        hide_range: bool = False,
         accel_redirect: Mapping[str, str] | None = None,
         x_sendfile: Iterable[str] | None = None,
     ) -> None:
@@ -97,14 +97,12 @@ class WSGIFast:
         for name, value in (
             ("coalesce", coalesce),
             ("nodelay", nodelay),
-            ("ranges", ranges),
             ("conditional", conditional),
-            ("hide_range", hide_range),
         ):
             if not isinstance(value, bool):
                 raise ConfigurationError(f"{name} is True or False, not {value!r}")
-        if hide_range and not ranges:
-            raise ConfigurationError("hide_range needs ranges=True, or nobody answers a Range")
+        if not (isinstance(ranges, bool) or ranges == "take-over"):
+            raise ConfigurationError(f"ranges is True, False or 'take-over', not {ranges!r}")
         if accel_redirect is not None and x_sendfile is not None:
             raise ConfigurationError("accel_redirect and x_sendfile are for different servers")
         self.app = app
@@ -112,7 +110,6 @@ class WSGIFast:
         self.nodelay = nodelay
         self.ranges = ranges
         self.conditional = conditional
-        self.hide_range = hide_range
         self.front_server: FrontServer | None = None
         if accel_redirect is not None:
             self.front_server = front_server.accel_redirect(accel_redirect)
@@ -124,7 +121,7 @@ class WSGIFast:
         if self.nodelay:
             self._set_nodelay(environ)
         exchange = _Exchange(self, environ, start_response)
-        if self.hide_range and "HTTP_RANGE" in environ:
+        if self.ranges == "take-over" and "HTTP_RANGE" in environ:
             # A copy: the server's own stays whole, for its access log and for us.
             environ = {**environ}
             del environ["HTTP_RANGE"]
@@ -329,7 +326,7 @@ class _Exchange:
             self.headers,
             file,
             segment,
-            ranges=middleware.ranges,
+            ranges=bool(middleware.ranges),
             conditional=middleware.conditional,
         )
         if plan is None:

@@ -15,6 +15,7 @@ from .result import Figures, Profile
 
 # In the order of the page: what the command line calls it -> its module in this package.
 REPORT_MODULES = {
+    "wsgiref": "wsgiref_payloads",
     "imap": "mail_append",
     "smtp": "mail_throughput",
     "coalescing": "coalescing",

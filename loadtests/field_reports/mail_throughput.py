@@ -30,7 +30,12 @@ OLD = Figures(
     ["", "MB/s", "gain"],
     [["before", 15.0, None], ["after", 220.0, "14x"]],
 )
-ROUNDS: dict[Profile, int] = {"quick": 5, "full": 5}
+ROUNDS: dict[Profile, int] = {"quick": 5, "full": 3}
+ATTACHMENT, PROSE, SMALL = "20 MB, an attachment", "20 MB, a dot before each line", "1 kB"
+MESSAGES: dict[Profile, dict[str, int]] = {
+    "quick": {ATTACHMENT: 3, PROSE: 1, SMALL: 1_000},
+    "full": {ATTACHMENT: 5, PROSE: 2, SMALL: 10_000},
+}
 LARGE_BYTES = 20_000_000
 SMALL_BYTES = 1_000
 
@@ -52,11 +57,6 @@ CONTENDERS = {
     "wsgifast, DATA": Contender("fast", DataOnly),
     "wsgifast, BDAT": Contender("fast", SMTP),
 }
-
-
-class Load(NamedTuple):
-    message: bytes
-    messages: int
 
 
 @dataclass(frozen=True)
@@ -84,16 +84,16 @@ Runs = dict[str, dict[str, list[Delivery]]]
 
 def run(profile: Profile) -> ReportResult:
     """All contenders in turn, over each load."""
-    full = profile == "full"
     loads = {
-        "20 MB, an attachment": Load(_attachment(LARGE_BYTES), 5 if full else 3),
-        "20 MB, a dot before each line": Load(_prose(LARGE_BYTES), 3 if full else 1),
-        "1 kB": Load(_attachment(SMALL_BYTES), 10_000 if full else 1_000),
+        ATTACHMENT: _attachment(LARGE_BYTES),
+        PROSE: _prose(LARGE_BYTES),
+        SMALL: _attachment(SMALL_BYTES),
     }
     runs: Runs = {}
     with _sink("stock") as stock, _sink("fast") as fast:
         servers = {"stock": stock, "fast": fast}
-        for load, (message, messages) in loads.items():
+        for load, message in loads.items():
+            messages = MESSAGES[profile][load]
             contenders = {
                 name: partial(_deliver, servers[server], client, message, messages)
                 for name, (server, client) in CONTENDERS.items()

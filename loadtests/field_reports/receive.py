@@ -31,7 +31,9 @@ BLOCK_BYTES = 2 << 20
 LARGE_BYTES: dict[Profile, int] = {"quick": 256 << 20, "full": 1 << 30}
 # Blocks of one run; fewer beside a busy thread, where each receive may cost 5 ms.
 BLOCKS, BLOCKS_BUSY = 200, 10
-ROUNDS = 5
+# Received before the clock starts: the kernel grows the window of a new connection first.
+WARM_UP_BLOCKS = 10
+ROUNDS = 9
 
 Receive = Callable[[socket.socket, int, ReceiveCount], object]
 
@@ -187,6 +189,8 @@ def run(profile: Profile) -> ReportResult:
 def _measure(server: RunningServer, receive: Receive, size: int, blocks: int) -> Received:
     count = ReceiveCount()
     with socket.create_connection(server.address) as sock:
+        for _ in range(WARM_UP_BLOCKS if blocks > 1 else 0):
+            receive(sock, size, ReceiveCount())
         cpu, started = time.process_time(), time.perf_counter()
         for _ in range(blocks):
             receive(sock, size, count)

@@ -67,7 +67,7 @@ def raw(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[byt
 
 
 app = WSGIFast(raw)
-hiding_app = WSGIFast(raw, hide_range=True)
+taking_app = WSGIFast(raw, ranges="take-over")
 
 
 def shrinking_app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:

@@ -181,19 +181,19 @@ class SMTP(smtplib.SMTP):
 
     def _send_data(self, body: _Body) -> Reply:
         """Send a message after a 354, and its end; return the reply."""
-        quoter = Quoter(quoting=not body.wire_ready)
         try:
-            if body.segment is not None and body.wire_ready:
-                self._send_segment(body.segment)
-                end = _missing_line_end(body.segment)
+            if body.size is not None and body.wire_ready:
+                self._send_whole(body)
+                end = body.missing_line_end()
             elif body.data is not None:
-                data = body.data if body.wire_ready else quote_dots(body.data)
-                end = b"" if data.endswith(CRLF) else CRLF
+                data = quote_dots(body.data)
+                end = body.missing_line_end()
                 if len(data) <= _SMALL_MESSAGE_BYTES:
                     end = data + end
                 else:
                     self.send(data)
             else:
+                quoter = Quoter(quoting=not body.wire_ready)
                 for block in _gathered(map(quoter.feed, body.blocks())):
                     self.send(block)
                 end = quoter.finish()
@@ -206,25 +206,18 @@ class SMTP(smtplib.SMTP):
 
     def _send_chunks(self, body: _Body, window: int) -> Reply:
         """Send a message by BDAT; return the reply to the last chunk, or the first refusal."""
-        if body.data is not None:
-            end = b"" if body.data.endswith(CRLF) else CRLF
-            self.send(b"BDAT %d LAST\r\n" % (len(body.data) + len(end)))
-            self.send(body.data)
+        if body.size is None:
+            return self._send_unmeasured_chunks(body, window)
+        end = body.missing_line_end()
+        try:
+            self.send(b"BDAT %d LAST\r\n" % (body.size + len(end)))
+            self._send_whole(body)
             if end:
                 self.send(end)
-            return self.getreply()
-        if body.segment is not None:
-            end = _missing_line_end(body.segment)
-            try:
-                self.send(b"BDAT %d LAST\r\n" % (body.segment.size + len(end)))
-                self._send_segment(body.segment)
-            except BaseException:
-                self.close()  # the chunk that was announced cannot be completed
-                raise
-            if end:
-                self.send(end)
-            return self.getreply()
-        return self._send_unmeasured_chunks(body, window)
+        except BaseException:
+            self.close()  # the chunk that was announced cannot be completed
+            raise
+        return self.getreply()
 
     def _send_unmeasured_chunks(self, body: _Body, window: int) -> Reply:
         quoter = Quoter(quoting=False)
@@ -265,15 +258,18 @@ class SMTP(smtplib.SMTP):
         except smtplib.SMTPServerDisconnected:
             pass  # nothing was delivered: the chunk that says LAST was not sent
 
-    def _send_segment(self, segment: FileSegment) -> None:
-        assert self.sock is not None  # a command was answered just now
-        try:
-            send_file_segment(self.sock, segment)
-        except FileTruncated:
-            raise
-        except OSError as error:
-            self.close()
-            raise smtplib.SMTPServerDisconnected("Server not connected") from error
+    def _send_whole(self, body: _Body) -> None:
+        """Send a message of known size as it is."""
+        if body.data is not None:
+            self.send(body.data)
+        elif body.segment is not None and self.sock is not None:
+            try:
+                send_file_segment(self.sock, body.segment)
+            except FileTruncated:
+                raise
+            except OSError as error:
+                self.close()
+                raise smtplib.SMTPServerDisconnected("Server not connected") from error
 
 
 class SMTP_SSL(SMTP, smtplib.SMTP_SSL):
@@ -349,10 +345,17 @@ class _Body:
 
     def as_last_chunk(self) -> bytes:
         """The data as the only chunk of its message."""
-        data = self.data or b""
-        if not data.endswith(CRLF):
-            data += CRLF
+        data = (self.data or b"") + self.missing_line_end()
         return b"BDAT %d LAST\r\n" % len(data) + data
+
+    def missing_line_end(self) -> bytes:
+        """What a message of known size needs to end with a whole line."""
+        if self.segment is not None:
+            fd, offset, size = self.segment
+            last = os.pread(fd, min(size, len(CRLF)), offset + max(0, size - len(CRLF)))
+        else:
+            last = self.data or b""
+        return b"" if last.endswith(CRLF) else CRLF
 
     def blocks(self) -> Iterator[bytes | str]:
         """Read the file or the iterable."""
@@ -361,12 +364,6 @@ class _Body:
             return
         while block := self._source.read(_BLOCK_BYTES):
             yield block
-
-
-def _missing_line_end(segment: FileSegment) -> bytes:
-    start = max(segment.offset, segment.offset + segment.size - len(CRLF))
-    last = os.pread(segment.fd, len(CRLF), start)
-    return b"" if last == CRLF else CRLF
 
 
 def _gathered(blocks: Iterable[bytes]) -> Iterator[bytes]:

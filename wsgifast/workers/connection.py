@@ -30,6 +30,7 @@ from gunicorn import util
 from gunicorn.http.body import ChunkedReader, LengthReader
 from gunicorn.http.errors import LimitRequestHeaders
 
+from ..sockets.sendfile import FileTruncated
 from .bodies import BodyTooLarge, Chunked, KnownLength, NeedMoreData, Received
 from .dispatcher import READ, WRITE
 from .environ import proxy_part
@@ -485,6 +486,8 @@ class Connection:
         keep = keep and not self.cut_off
         if exchange is not None:
             self.server.log_exchange(self, exchange)
+            if isinstance(output.error, FileTruncated):
+                self.server.log.warning("Cutting off %s: %s", exchange.req.uri, output.error)
             resp = exchange.resp
             keep = keep and resp is not None and not resp.should_close()
             if keep and self.received.wait is not None:
