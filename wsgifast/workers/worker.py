@@ -198,13 +198,13 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         deadline = now + self.cfg.graceful_timeout
         # Kept-alive connections get a moment for a request that is under way already; it is
         # answered with "Connection: close" (RFC 9112 section 9.6).
+        self._cap_keepalive(now + LINGER_S)
         while self.connections and not self.crew.failed:
             now = time.monotonic()
             if now >= deadline:
                 self.log.info("%d connections cut off", len(self.connections))
                 break
             self.notify()
-            self._cap_keepalive(now + LINGER_S if not self._capped else None)
             self._sweep()
             self.crew.watch(min(0.1, deadline - now))
         self.crew.stop()
@@ -213,13 +213,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         if self.crew.failed:
             sys.exit(1)
 
-    _capped = False
-
-    def _cap_keepalive(self, deadline: float | None = None) -> None:
+    def _cap_keepalive(self, deadline: float) -> None:
         """Idle connections end by `deadline` at the latest."""
-        if deadline is None:
-            return
-        self._capped = True
         for connection in list(self.waiting.values()):
             if connection.is_idle():
                 connection.deadline = min(connection.deadline, deadline)
@@ -388,7 +383,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                 self.log.debug("Closing connection. %s", error)
                 if resp is not None:
                     resp.force_close()
-            except (Exception, SystemExit) as error:  # noqa: BLE001
+            except BaseException as error:  # noqa: BLE001 - sys.exit() in an app ends no thread
                 self._answer_failure(connection, exchange, resp, error)
         finally:
             try:
