@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
-from wsgiref.types import StartResponse, WSGIEnvironment
+from typing import TYPE_CHECKING, cast
 
 from .shapes import SHAPES
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 __all__ = ["app"]
 

@@ -9,10 +9,11 @@ LARGE_CHUNK_BYTES (wsgifast.body) are where these columns become flat.
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +37,13 @@ BLOCK_KIB = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 REQUESTS = 10
 ROUNDS = 5
 
-_file = tempfile.TemporaryFile()
-_file.truncate(BODY_BYTES)
+
+@cache
+def _body_file() -> int:
+    """The descriptor of a file of BODY_BYTES; it has no name, and goes with the process."""
+    with tempfile.TemporaryFile() as file:
+        file.truncate(BODY_BYTES)
+        return os.dup(file.fileno())
 
 
 def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -46,7 +52,7 @@ def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
     size = int(kib) * 1024
     start_response("200 OK", [("Content-Length", str(BODY_BYTES))])
     if kind == "file":
-        file = open(f"/proc/self/fd/{_file.fileno()}", "rb", buffering=0)
+        file = open(f"/proc/self/fd/{_body_file()}", "rb", buffering=0)
         return environ["wsgi.file_wrapper"](file, size)
     return [bytes(size)] * (BODY_BYTES // size)
 

@@ -20,7 +20,7 @@ from wsgifast import WSGIFast
 from .measuring import alternate, save, table
 
 if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 __all__ = ["main", "overheads_us"]
 

@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
-from wsgiref.types import WSGIEnvironment
+from typing import TYPE_CHECKING, BinaryIO
 from wsgiref.util import FileWrapper
 
 from .measuring.results import REPORTS
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIEnvironment
 
 __all__ = ["FILE_BYTES", "REPORT_BYTES", "SHAPES", "Shape"]
 
@@ -38,7 +40,7 @@ TICK_BYTES = 32
 TICK_S = 0.1
 
 # environ, size in bytes -> what the app returns.
-Make = Callable[[WSGIEnvironment, int], object]
+Make = Callable[["WSGIEnvironment", int], object]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from wsgifast import WSGIFast
 
 if TYPE_CHECKING:
-    from wsgiref.types import WSGIApplication
+    from _typeshed.wsgi import WSGIApplication
 
 __all__ = ["load_app", "target", "wrapped"]
 

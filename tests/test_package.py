@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,24 @@ def test_importing_needs_no_extra(package: str) -> None:
     code = f"import sys, {package}; print(*(sys.modules.keys() & {extras}))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == []
+
+
+@pytest.mark.parametrize("package", ["wsgifast", "asgifast", "loadtests"])
+def test_every_module_can_be_imported(package: str) -> None:
+    folder = Path(str(importlib.import_module(package).__file__)).parent
+    modules = [package]
+    for path in sorted(folder.rglob("*.py")):
+        # Locust patches the process that imports it; Django wants its settings first.
+        if (
+            path.stem in ("__init__", "__main__", "django")
+            or "import locust" in (text := path.read_text())
+            or "from locust" in text
+        ):
+            continue
+        modules.append(".".join((package, *path.relative_to(folder).with_suffix("").parts)))
+    code = f"import {', '.join(modules)}"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 def test_missing_extra_names_the_way_out() -> None:

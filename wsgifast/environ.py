@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .files.plan import RequestFacts
 
 if TYPE_CHECKING:
-    from wsgiref.types import WSGIEnvironment  # new in Python 3.11
+    from _typeshed.wsgi import WSGIEnvironment
 
 __all__ = ["request_facts"]
 

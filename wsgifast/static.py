@@ -12,7 +12,8 @@ from .files.site import Answer, FileSite
 from .sockets.sendfile import FileSegment
 
 if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment  # noqa: F401, Python 3.11
+    # WSGIApplication is named in a string, for FileSite.
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment  # noqa: F401
 
 __all__ = ["StaticFiles"]
 

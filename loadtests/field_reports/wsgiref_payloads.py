@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -48,10 +48,16 @@ REQUESTS: dict[Profile, dict[bool, int]] = {
 ROUNDS: dict[Profile, int] = {"quick": 3, "full": 5}
 
 _payload = b"x" * PAYLOAD_BYTES
-_file = tempfile.TemporaryFile()
-# Lines of the length that text has: an open file is iterated by lines.
-_file.write((b"x" * 79 + b"\n") * (PAYLOAD_BYTES // 80) + b"x" * (PAYLOAD_BYTES % 80))
-_file.flush()
+
+
+@cache
+def _payload_file() -> int:
+    """The descriptor of a file with the payload; it has no name, and goes with the process."""
+    with tempfile.TemporaryFile() as file:
+        # Lines of the length that text has: an open file is iterated by lines.
+        file.write((b"x" * 79 + b"\n") * (PAYLOAD_BYTES // 80) + b"x" * (PAYLOAD_BYTES % 80))
+        file.flush()
+        return os.dup(file.fileno())
 
 
 def raw(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -64,7 +70,7 @@ def raw(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         return [b"x"] * PAYLOAD_BYTES
     if path == _PATHS[LIST]:
         return [_payload]
-    file = open(os.open(f"/proc/self/fd/{_file.fileno()}", os.O_RDONLY), "rb")
+    file = open(f"/proc/self/fd/{_payload_file()}", "rb")
     return FileWrapper(file) if path == _PATHS[WRAPPER] else file
 
 
