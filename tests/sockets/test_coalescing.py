@@ -236,7 +236,7 @@ def test_empty_messages_and_flushes_do_nothing(
 @pytest.mark.parametrize("options", [{"max_bytes": 0}, {"window_us": -1}, {"window_us": 2e6}])
 def test_options_are_checked(options: dict[str, int], fake: Callable[..., FakeSocket]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
-        CoalescingWriter(fake(), **options)
+        CoalescingWriter(fake(), background=False, **options)
 
 
 # One thread

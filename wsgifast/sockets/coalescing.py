@@ -12,10 +12,12 @@ with TCP_NODELAY and gather by hand. What they have in common:
 
 When is a message sent?
 
-`CoalescingWriter` has no thread, so it acts inside its calls: at most one send a window. A message
-after a quiet window goes out at once; those that follow within the window are gathered, and leave
-with the first write after it, at `max_bytes`, or by flush(), which belongs before every wait for
-an answer.
+`CoalescingWriter`: at most one send a window. A message after a quiet window goes out at once;
+those that follow within the window are gathered, and leave with the first write after it, at
+`max_bytes`, or by flush(), which belongs before every wait for an answer. What is left behind at
+the end of a burst is sent by the process's flusher (flusher.py), so it waits for nobody's call.
+Who does what: the thread that owns the writer appends and sends; the flusher sends only what is
+overdue. Both send under one lock.
 
 `SharedCoalescingWriter`: a thread that writes while nobody sends becomes the sender, and sends at
 once. What other threads write meanwhile is queued; the sender takes the whole queue as its next
@@ -30,17 +32,17 @@ call joins the batch, unless it is older than the window already: then it leaves
 from __future__ import annotations
 
 import asyncio
-import os
+import select
 import socket
-import ssl
 import threading
 import time
-from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import ConfigurationError, WSGIFastError
-from .options import set_nodelay
+from .flusher import flusher
+from .gathering import send_all, send_some
+from .options import is_plain_socket, set_nodelay
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -51,19 +53,20 @@ __all__ = [
     "SendFailed",
     "SharedCoalescingWriter",
     "WriterClosed",
-    "send_all",
-    "send_some",
 ]
 
 # As long as about five small sends take: less saves little, more is felt.
 WINDOW_US = 10.0
 # As much as one send moves at its best rate over loopback; a socket's buffer takes it whole.
 MAX_BYTES = 64 * 1024
-# Below this average size, copying into one block is cheaper than a sendmsg with many buffers:
-# measured over loopback, 1024 buffers of 32 bytes took 11 us joined and 34 us by sendmsg.
-_JOIN_BELOW_BYTES = 4096
-# More buffers than this in one sendmsg are an error (EMSGSIZE). 1024 on Linux and macOS.
-_IOV_MAX = os.sysconf("SC_IOV_MAX")
+# A watched writer that has gathered nothing for so many looks in a row is left alone.
+_IDLE_LOOKS = 3
+# Between two looks: at first, and when a look found something to send. It doubles with each look
+_SHORT_S = 50e-6
+# at a writer that sends by itself, up to this: at one look a millisecond they cost 1 % of the rate,
+_BUSY_S = 1e-3
+# and at one whose peer takes nothing, up to this.
+_FULL_S = 10e-3
 
 Writer = TypeVar("Writer", bound="CoalescingWriter | SharedCoalescingWriter")
 
@@ -76,60 +79,59 @@ class WriterClosed(WSGIFastError, ValueError):
     """A write after close()."""
 
 
-def send_some(
-    sock: socket.socket, buffers: Sequence[bytes | memoryview]
-) -> Sequence[bytes | memoryview]:
-    """Send the beginning of some buffers, in one system call; return what is left.
-
-    :param sock: blocking or not; TLS too.
-    :param buffers: in order; views must be of bytes ("B").
-    :raises BlockingIOError: if a non-blocking socket takes nothing now; then nothing was sent.
-    :raises OSError: as socket.send().
-    """
-    if len(buffers) > 1:
-        total = sum(map(len, buffers))
-        # ssl's sockets have no sendmsg: a record is made from one block.
-        if total >= len(buffers) * _JOIN_BELOW_BYTES and not isinstance(sock, ssl.SSLSocket):
-            sent = sock.sendmsg(buffers[:_IOV_MAX])
-            return () if sent == total else _left(buffers, sent)
-        buffers = (b"".join(buffers),)
-    elif not buffers:
-        return ()
-    sent = sock.send(buffers[0])
-    return () if sent == len(buffers[0]) else _left(buffers, sent)
-
-
-def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
-    """Send buffers in order on a blocking socket, or one with a timeout (for each call).
-
-    :raises OSError: as socket.send(); how much was sent is not known then.
-    """
-    while buffers:
-        buffers = send_some(sock, buffers)
-
-
 class CoalescingWriter:
     """Gathers small messages for a blocking socket; for one thread at a time.
 
+    A message that no later call sends leaves by itself, after the window and what the system adds
+    to it: the kernel's timer slack (50 us on Linux, and more if all processors are busy) and, while
+    other threads compute, the interpreter's switch interval (5 ms, sys.setswitchinterval()). The
+    thread that sends it never waits: what a full connection does not take, it tries again after
+    0.1 to 10 ms. Close the writer before you close its socket.
+
+    A fork leaves what is gathered to the parent.
+
     :param sock: a connected socket, blocking or with a timeout. TCP_NODELAY is switched on.
     :param window_us: microseconds; at most one send in this time, unless `max_bytes` are there.
-    :param max_bytes: what is gathered at most.
+    :param max_bytes: what is gathered at most, and again as much while another part is being sent.
+    :param background: False: no other thread sends, so the last messages of a burst wait for the
+        next call. It is the only way for sockets that two threads may not use at once: those of
+        TLS and gevent, and subclasses of socket.socket.
     :raises ConfigurationError: for an option that cannot work.
     """
 
     def __init__(
-        self, sock: socket.socket, *, window_us: float = WINDOW_US, max_bytes: int = MAX_BYTES
+        self,
+        sock: socket.socket,
+        *,
+        window_us: float = WINDOW_US,
+        max_bytes: int = MAX_BYTES,
+        background: bool = True,
     ) -> None:
         _check(window_us=window_us, max_bytes=max_bytes)
+        if background and not is_plain_socket(sock):
+            raise ConfigurationError(
+                f"two threads may not use a {type(sock).__module__}.{type(sock).__name__} at once: "
+                "pass background=False, and flush() before you wait for an answer"
+            )
         set_nodelay(sock)
         self._sock = sock
         self._window_ns = int(window_us * 1000)
         self._max_bytes = max_bytes
-        self._buffers: list[bytes] = []
+        # The owner's thread appends without the lock, and puts a new list here with it; the
+        # flusher takes from the list in place, with it: so neither loses what the other adds.
+        self._buffers: list[bytes | memoryview] = []
+        # Bytes gathered since the owner's thread last sent; the flusher leaves it alone.
         self._size = 0
         # time.monotonic_ns() from when on a write sends.
         self._due = 0
         self._refusal: Exception | None = None
+        # Held while something is sent, so that it leaves in order.
+        self._sending = threading.Lock()
+        self._watched = not background
+        # The flusher's: `_due` at its last look, looks in a row with nothing to do, the next pause.
+        self._seen_due = 0
+        self._idle_looks = 0
+        self._pause_s = _SHORT_S
 
     def write(self, data: ReadableBuffer) -> None:
         """Send or gather one message; what is not bytes is copied, so it may change afterwards.
@@ -145,25 +147,28 @@ class CoalescingWriter:
         self._size += len(data)
         if time.monotonic_ns() >= self._due or self._size >= self._max_bytes:
             self.flush()
+        elif not self._watched:
+            self._be_watched()
 
     def flush(self) -> None:
         """Send what was gathered; call it before waiting for an answer.
 
         :raises OSError: see :meth:`write`.
         """
-        if self._refusal is not None:
-            raise _again(self._refusal)
-        if not self._buffers:
-            return
-        buffers, self._buffers, self._size = self._buffers, [], 0
-        self._refusal = SendFailed("a send was interrupted")  # unless it comes to its end
-        try:
-            send_all(self._sock, buffers)
-        except Exception as error:
-            self._refusal = error
-            raise
-        self._refusal = None
-        self._due = time.monotonic_ns() + self._window_ns
+        with self._sending:
+            if self._refusal is not None:
+                raise _again(self._refusal)
+            buffers, self._buffers, self._size = self._buffers, [], 0
+            if not buffers:
+                return
+            self._refusal = SendFailed("a send was interrupted")  # unless it comes to its end
+            try:
+                send_all(self._sock, buffers)
+            except Exception as error:
+                self._refusal = error
+                raise
+            self._refusal = None
+            self._due = time.monotonic_ns() + self._window_ns
 
     def close(self) -> None:
         """Send what was gathered and refuse further writes; a second close() does nothing.
@@ -187,6 +192,73 @@ class CoalescingWriter:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _be_watched(self) -> None:
+        self._watched = True
+        self._seen_due = self._due
+        self._idle_looks = 0
+        self._pause_s = _SHORT_S
+        try:
+            flusher.watch(self)
+        except RuntimeError:  # no more threads: the process ends, or has too many
+            self._watched = False
+            self.flush()
+
+    # The flusher's thread calls these.
+
+    def look(self, *, at_exit: bool = False) -> float | None:
+        early_ns = 0 if at_exit else self._due - time.monotonic_ns()
+        if self._buffers and early_ns <= 0:
+            if self._sending.acquire(blocking=False):
+                try:
+                    self._send_without_waiting()
+                finally:
+                    self._sending.release()
+            return self._pause_s
+        if self._due != self._seen_due:
+            # The owner's thread sends by itself, and each look disturbs it.
+            self._seen_due = self._due
+            self._idle_looks = 0
+            self._pause_s = min(2 * self._pause_s, _BUSY_S)
+            return self._pause_s
+        if self._buffers:
+            return early_ns / 1e9
+        self._idle_looks += 1
+        return self._pause_s if self._idle_looks <= _IDLE_LOOKS else None
+
+    def leave(self) -> bool:
+        # In this order: write() gathers first and then asks whether it is watched.
+        self._watched = False
+        if not self._buffers:
+            return False
+        self._watched = True
+        return True
+
+    def forget(self) -> None:
+        self._sending = threading.Lock()
+        self._buffers = []
+        self._watched = False
+
+    def _send_without_waiting(self) -> None:
+        buffers = self._buffers
+        batch = buffers[:]
+        try:
+            # A socket with a timeout would wait in send(), MSG_DONTWAIT or not.
+            poller = select.poll()
+            poller.register(self._sock, select.POLLOUT)
+            left = send_some(self._sock, batch, socket.MSG_DONTWAIT) if poller.poll(0) else batch
+        except BlockingIOError:
+            left = batch
+        except Exception as error:  # noqa: BLE001 - the owner's next call raises it
+            self._refusal = error
+            buffers.clear()
+            return
+        buffers[: len(batch)] = left
+        if left:
+            self._pause_s = min(2 * self._pause_s, _FULL_S)
+        else:
+            self._pause_s = _SHORT_S
+            self._due = self._seen_due = time.monotonic_ns() + self._window_ns
 
 
 class SharedCoalescingWriter:
@@ -405,14 +477,6 @@ class AsyncCoalescingWriter:
     def _next_turn(self) -> None:
         self._turn_asked = False
         self.flush()
-
-
-def _left(buffers: Sequence[bytes | memoryview], sent: int) -> Sequence[bytes | memoryview]:
-    for number, buffer in enumerate(buffers):
-        if sent < len(buffer):
-            return (memoryview(buffer)[sent:], *buffers[number + 1 :])
-        sent -= len(buffer)
-    return ()
 
 
 def _check(*, max_bytes: int, window_us: float = 0.0) -> None:
