@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 # Worker processes for the tests; the live servers wait more than they compute.
 JOBS   ?= 2
 
-.PHONY: demo field-reports test test-all lint format coverage clean
+.PHONY: demo field-reports test test-all test-oldest-gunicorn lint format coverage clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml
@@ -40,6 +40,12 @@ test-all:
 	    || { echo "Python $$version is not installed here (pyenv install $$version)"; exit 1; }; \
 	  $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$version || exit 1; \
 	done
+
+# FastWorker on the oldest gunicorn that it supports.
+test-oldest-gunicorn: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	  --target $(VENV)/oldest-gunicorn gunicorn==25.0.0
+	@PYTHONPATH=$(abspath $(VENV))/oldest-gunicorn $(BIN)/python -m pytest -n $(JOBS) tests/workers $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff check .

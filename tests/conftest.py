@@ -17,6 +17,9 @@ settings.load_profile("patient")
 WSGI_SERVERS: dict[str, Callable[[int, str], list[str]]] = {
     "gunicorn-sync": lambda port, app: gunicorn("sync", port, app),
     "gunicorn-gthread": lambda port, app: gunicorn("gthread", port, app, "--threads=4"),
+    "gunicorn-fastworker": lambda port, app: gunicorn(
+        "wsgifast.workers.FastWorker", port, app, "--threads=4"
+    ),
     "gunicorn-gevent": lambda port, app: gunicorn("gevent", port, app),
     "gunicorn-fast": lambda port, app: gunicorn(
         "wsgifast.workers.FastWorker", port, app, "--threads=4"

@@ -28,9 +28,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(
-    scope="module", params=["gunicorn-gthread", "gunicorn-gevent", "waitress", "wsgiref"]
-)
+SERVERS = [
+    *("gunicorn-gthread", "gunicorn-gevent", "gunicorn-fast", "waitress", "wsgiref"),
+    "fast-wsgiref",
+]
+
+
+@pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest, root: Path) -> Iterator[LiveServer]:
     port = free_port()
     command = WSGI_SERVERS[request.param](port, "tests.support.static_app:app")

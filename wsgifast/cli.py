@@ -117,10 +117,18 @@ def _run_files(options: argparse.Namespace) -> int:
 def _serve_with_gunicorn(app: StaticFiles, listener: socket.socket) -> int:
     from gunicorn.app.base import BaseApplication
 
+    from .workers.gunicorn_support import UnsupportedGunicorn, check_gunicorn
+
+    try:
+        check_gunicorn()
+        worker_class = "wsgifast.workers.FastWorker"
+    except UnsupportedGunicorn:
+        worker_class = "gthread"
+
     class Application(BaseApplication):  # type: ignore[misc]
         def load_config(self) -> None:
             self.cfg.set("bind", f"fd://{listener.detach()}")  # gunicorn closes it
-            self.cfg.set("worker_class", "gthread")
+            self.cfg.set("worker_class", worker_class)
             self.cfg.set("threads", _THREADS)
             self.cfg.set("loglevel", "warning")
 

@@ -31,6 +31,13 @@ class StaticFiles(FileSite["WSGIApplication"]):
             path = environ.get("PATH_INFO") or "/"
             if not path.isascii():
                 path = path.encode("latin-1").decode("utf-8", "surrogateescape")
+            if method == "GET" and _is_plain(environ):
+                plan = self.quick_answer(
+                    path, environ.get("HTTP_ACCEPT_ENCODING"), environ.get("HTTP_IF_NONE_MATCH")
+                )
+                if plan is not None:
+                    start_response(plan.status_line, list(plan.headers))
+                    return cast("list[bytes]", list(plan.segments))
             answer = self.answer(request_facts(environ), path, environ.get("QUERY_STRING", ""))
             if answer is not None:
                 return _send(answer, environ, start_response)
@@ -38,6 +45,16 @@ class StaticFiles(FileSite["WSGIApplication"]):
             return self.app(environ, start_response)
         plan = self.missing(method) if method in ("GET", "HEAD") else self.not_allowed
         return _send(Answer(plan), environ, start_response)
+
+
+def _is_plain(environ: WSGIEnvironment) -> bool:
+    """Whether no header decides about the answer but Accept-Encoding and If-None-Match."""
+    return not (
+        "HTTP_RANGE" in environ
+        or "HTTP_IF_MATCH" in environ
+        or "HTTP_IF_UNMODIFIED_SINCE" in environ
+        or ("HTTP_IF_MODIFIED_SINCE" in environ and "HTTP_IF_NONE_MATCH" not in environ)
+    )
 
 
 def _send(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from wsgifast.body import charset_of, to_bytes
 from wsgifast.errors import ConfigurationError
-from wsgifast.files import Representation, describe, plan_representation, stat_etag
+from wsgifast.file_answers import plan_file_body
+from wsgifast.sockets import FileSegment
 
 from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
 from .requests import UNCONDITIONAL, request_facts
@@ -28,10 +28,9 @@ __all__ = ["ASGIFast"]
 # A body message up to this size is gathered with its neighbours; a larger one costs less to pass on
 # than to copy.
 _SMALL_MESSAGE_BYTES = 8 * 1024
+_VALIDATORS = frozenset({b"etag", b"last-modified"})
 # Gathered messages go on at this size, even if the loop's turn has not ended.
 _GATHER_BYTES = 64 * 1024
-# Request headers that an app is not shown where its ranges are taken over.
-_RANGE_HEADERS = frozenset({b"range", b"if-range"})
 
 
 class ASGIFast:
@@ -50,11 +49,12 @@ class ASGIFast:
 
     :param app: any ASGI 3 application.
     :param coalesce: gather small body messages, as above.
-    :param ranges: True answers Range for files of apps that leave it unanswered; "take-over" also
-        keeps the Range header from the app, so that apps which would answer it by reading and
-        copying send the whole file, of which the server then sends the ranges; False does neither.
-    :param conditional: answer If-Match, If-None-Match and their like for files, and add ETag and
-        Last-Modified to those that have neither.
+    :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file. See
+        :func:`wsgifast.file_answers.plan_file_body` for which files, and for their ETag.
+    :param conditional: answer If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
+        for the same.
+    :param hide_range: keep Range from the app: one that would cut the range out by reading (as
+        Starlette does) then sends the whole file, and the range goes out by sendfile.
     :raises ConfigurationError: if `app` cannot be called, or an option has no such value.
     :raises BodyError: (to the app, from its send()) for what cannot be a body.
     """
@@ -64,20 +64,27 @@ class ASGIFast:
         app: ASGIApp,
         *,
         coalesce: bool = True,
-        ranges: bool | Literal["take-over"] = True,
+        ranges: bool = True,
         conditional: bool = True,
+        hide_range: bool = False,
     ) -> None:
         if not callable(app):
             raise ConfigurationError(f"ASGIFast wraps an ASGI app, which {app!r} is not")
-        for name, value in (("coalesce", coalesce), ("conditional", conditional)):
+        for name, value in (
+            ("coalesce", coalesce),
+            ("ranges", ranges),
+            ("conditional", conditional),
+            ("hide_range", hide_range),
+        ):
             if not isinstance(value, bool):
                 raise ConfigurationError(f"{name} is True or False, not {value!r}")
-        if not (isinstance(ranges, bool) or ranges == "take-over"):
-            raise ConfigurationError(f"ranges is True, False or 'take-over', not {ranges!r}")
+        if hide_range and not ranges:
+            raise ConfigurationError("hide_range needs ranges=True, or nobody answers a Range")
         self.app = app
         self.coalesce = coalesce
         self.ranges = ranges
         self.conditional = conditional
+        self.hide_range = hide_range
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -88,17 +95,24 @@ class ASGIFast:
         inner: Scope = {**scope, "extensions": {PATHSEND: {}, ZEROCOPYSEND: {}}}
         if offered := scope.get("extensions"):
             inner["extensions"].update(offered)
-        if self.ranges == "take-over":
-            inner["headers"] = [
-                header for header in scope["headers"] if header[0].lower() not in _RANGE_HEADERS
-            ]
+        if self.hide_range:
+            inner["headers"] = [header for header in scope["headers"] if header[0] != b"range"]
         try:
             await self.app(inner, exchange.receive, exchange.send)
         except Exception:
             await exchange.abandon()
             raise
+        except BaseException:
+            exchange.drop()
+            raise
         if exchange._start or exchange._chunks or exchange._task:
             await exchange.finish()
+
+
+class _NamedFile(NamedTuple):
+    """What plan_file_body asks of a file."""
+
+    name: Any
 
 
 class _Exchange(Delivery):
@@ -181,6 +195,12 @@ class _Exchange(Delivery):
         except Exception:  # noqa: BLE001 - the app's error says more
             pass
 
+    def drop(self) -> None:
+        """The app was cancelled: nothing more is sent."""
+        self._chunks = None
+        if self._task is not None:
+            self._task.cancel()
+
     async def _forward_start(self) -> None:
         message, self._start = self._start, None
         if message is not None:
@@ -251,62 +271,49 @@ class _Exchange(Delivery):
             await self._send_whole(path)
             return
         facts = request_facts(self._scope)
-        if not middleware.ranges:
-            facts = facts._replace(range=None, if_range=None)
-        if not middleware.conditional:
-            facts = facts._replace(
-                if_match=None,
-                if_none_match=None,
-                if_modified_since=None,
-                if_unmodified_since=None,
-            )
         names = {name.lower() for name, _ in self._headers}
-        if facts[2:] == UNCONDITIONAL and names & {b"etag", b"last-modified"}:
-            if middleware.ranges and b"accept-ranges" not in names:
-                self._headers.append((b"accept-ranges", b"bytes"))
-            await self._send_whole(path)
+        if facts[2:] == UNCONDITIONAL and b"accept-ranges" in names and names & _VALIDATORS:
+            await self._send_whole(path)  # nothing to add, nothing to answer
             return
         fd, size = open_for_pathsend(path)
         try:
-            plan = plan_representation(facts, self._represent(fd, size))
+            declared = declared_length(self._headers)
+            plan = plan_file_body(
+                facts,
+                [(k.decode("latin-1"), v.decode("latin-1")) for k, v in self._headers],
+                _NamedFile(path),
+                FileSegment(fd, 0, size if declared is None else declared),
+                ranges=middleware.ranges,
+                conditional=middleware.conditional,
+            )
+            if plan is None:
+                await self._send_whole(path)
+                return
             self._start = None
             await self._server_send(
                 {**start, "status": plan.status, "headers": list(plan.raw_headers)}
             )
-            await self.send_segments(plan.segments, fd)
+            if plan.status == 200 and plan.segments and self.offers(PATHSEND):
+                await self._server_send({"type": PATHSEND, "path": os.fspath(path)})
+            else:
+                await self.send_segments(plan.segments, fd)
         finally:
             os.close(fd)
 
     def _filters(self) -> bool:
         middleware = self._middleware
-        wanted = bool(middleware.ranges) or middleware.conditional
+        wanted = middleware.ranges or middleware.conditional
         return wanted and self._scope["method"] in ("GET", "HEAD")
-
-    def _represent(self, fd: int, size: int) -> Representation:
-        """The file as the app's headers describe it, with what they leave out."""
-        facts = os.fstat(fd)
-        declared = declared_length(self._headers)
-        kept = [
-            (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in self._headers
-            if name.lower() not in (b"content-length", b"accept-ranges")
-        ]
-        conditional = self._middleware.conditional
-        return describe(
-            fd,
-            size=size if declared is None else declared,
-            mtime_ns=facts.st_mtime_ns if conditional else 0,
-            now=time.time(),
-            etag=stat_etag(facts.st_size, facts.st_mtime_ns) if conditional else None,
-            content_type=None,
-            headers=kept,
-        )
 
     async def _send_whole(self, path: Any) -> None:
         """The file as it is, behind the head as it is."""
         if self.offers(PATHSEND):
             await self._forward_start()
             await self._server_send({"type": PATHSEND, "path": os.fspath(path)})
+            return
+        if self._scope["method"] == "HEAD":
+            await self._forward_start()
+            await self._server_send({"type": "http.response.body", "body": b""})
             return
         fd, size = open_for_pathsend(path)
         try:

@@ -12,6 +12,7 @@ import errno
 import os
 import stat
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -28,9 +29,18 @@ _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 # What preadv answers where the kernel or the file system does not know the flag.
 _NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 
-# One buffer for all reads: it stays in the processor's cache, and the event loop reads one block at
-# a time. Reads in threads do not use it.
-_scratch = memoryview(bytearray(BLOCK_BYTES))
+
+class _Scratch(threading.local):
+    """One buffer for all reads of an event loop: it stays in the processor's cache.
+
+    Each thread has its own, because several event loops may run in threads of one process.
+    """
+
+    def __init__(self) -> None:
+        self.buffer = memoryview(bytearray(BLOCK_BYTES))
+
+
+_scratch = _Scratch()
 _probe = [bytearray(1)]
 
 
@@ -42,7 +52,7 @@ def read_cached(fd: int, offset: int, size: int) -> bytes | None:
     """
     if not _NOWAIT:
         return None
-    buffer = _scratch[:size]
+    buffer = _scratch.buffer[:size]
     try:
         count = os.preadv(fd, [buffer], offset, _NOWAIT)
     except BlockingIOError:

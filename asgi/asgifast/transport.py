@@ -268,6 +268,20 @@ class GatheringTransport(asyncio.Transport):
 class _FileInFlight:
     """One file on its way; made, sent and dropped by GatheringTransport.send_file()."""
 
+    __slots__ = (
+        "_end",
+        "_error",
+        "_fd",
+        "_head",
+        "_loop",
+        "_offset",
+        "_out",
+        "_segment",
+        "_sock",
+        "_waiter",
+        "_watching",
+    )
+
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -284,6 +298,7 @@ class _FileInFlight:
         self._end = self._offset + size
         self._waiter: asyncio.Future[_Progress] | None = None
         self._error: Exception | None = None
+        self._watching = False
 
     async def send(self) -> None:
         progress = self._step()
@@ -297,20 +312,26 @@ class _FileInFlight:
     def fail(self, error: Exception) -> None:
         """Stop at once; send() raises the error. The socket is not touched after this."""
         self._error = error
+        self._unwatch()
         if self._waiter is not None and not self._waiter.done():
-            self._loop.remove_writer(self._out)
             self._waiter.set_exception(error)
 
     async def _room(self) -> _Progress:
         """Go on from the loop's callbacks until something else than room is needed."""
         self._waiter = self._loop.create_future()
         self._loop.add_writer(self._out, self._on_writable)
+        self._watching = True
         try:
             return await self._waiter
         finally:
             self._waiter = None
-            if self._error is None:
-                self._loop.remove_writer(self._out)
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        # Before the descriptor is closed, always: its number may be another connection's next.
+        if self._watching:
+            self._watching = False
+            self._loop.remove_writer(self._out)
 
     def _on_writable(self) -> None:
         waiter = self._waiter
@@ -319,9 +340,11 @@ class _FileInFlight:
         try:
             progress = self._step()
         except Exception as error:  # noqa: BLE001 - send() raises it
+            self._unwatch()
             waiter.set_exception(error)
             return
         if progress is not _Progress.FULL:
+            self._unwatch()
             waiter.set_result(progress)
 
     def _step(self) -> _Progress:

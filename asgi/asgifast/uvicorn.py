@@ -54,7 +54,7 @@ __all__ = ["H11Protocol", "HttpToolsProtocol", "UnsupportedUvicorn"]
 OLDEST_UVICORN, NEWEST_UVICORN = "0.30.0", "0.54.0"
 
 # A file up to this size is read and leaves in one write with the head; a larger one goes by
-# sendfile. Measured with H11Protocol and HttpToolsProtocol: see loadtests/asgi.py.
+# sendfile, for which the connection needs a descriptor more and some calls of its own.
 SMALL_FILE_BYTES = 64 * 1024
 # A body message up to this size is gathered with its neighbours.
 _SMALL_MESSAGE_BYTES = 8 * 1024
@@ -107,6 +107,17 @@ class _Response:
     Small body messages wait in `_chunks` until the end of the loop's turn, GATHER_BYTES, or any
     other message; together they make one chunk of the chunked coding.
     """
+
+    # A response lives as long as its slowest download, and thousands may be under way.
+    __slots__ = (
+        "_chunks",
+        "_cycle",
+        "_error",
+        "_headers",
+        "_is_head",
+        "_size",
+        "_transport",
+    )
 
     def __init__(self, cycle: Any, transport: GatheringTransport) -> None:
         self._cycle = cycle
@@ -264,6 +275,8 @@ class _Response:
 
 
 class _HttpToolsResponse(_Response):
+    __slots__ = ()
+
     def _announce(self, size: int) -> tuple[bytes, bytes]:
         cycle = self._cycle
         if cycle.chunked_encoding:
@@ -285,6 +298,8 @@ class _Bytes:
 
 
 class _H11Response(_Response):
+    __slots__ = ()
+
     def _announce(self, size: int) -> tuple[bytes, bytes]:
         import h11
 

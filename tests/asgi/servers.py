@@ -12,7 +12,7 @@ from tests.support.servers import LiveServer, free_port, live_server
 __all__ = ["OTHER_SERVERS", "OURS", "SERVERS", "asgi_server"]
 
 _UVICORN = (
-    "-m uvicorn --host 127.0.0.1 --port {port} --log-level warning "
+    "-m tests.asgi.run_uvicorn --host 127.0.0.1 --port {port} --log-level warning "
     "--http {http} --loop {loop} {app}"
 )
 _HYPERCORN = "-m hypercorn --bind 127.0.0.1:{port} --worker-class {loop} {app}"

@@ -351,3 +351,45 @@ def _refuses(server: LiveServer) -> bool:
             return False
     except OSError:
         return True
+
+
+@ours
+def test_aborted_downloads_leave_no_trace(server: LiveServer, files: Path) -> None:
+    """The number of a closed descriptor is the next connection's: nothing may still watch it."""
+    large = (files / "large").read_bytes()
+    for _ in range(20):
+        with Connection(server.address) as connection:
+            connection.send_request("/pathsend")
+            connection.read(1000)
+            reset(connection)
+        with Connection(server.address) as connection:
+            assert connection.request("/pathsend").body == large
+
+
+@ours
+def test_websockets_are_uvicorns(server: LiveServer) -> None:
+    with Connection(server.address) as connection:
+        assert connection.request("/pathsend").status == 200  # a file went out on it before
+        connection.send(
+            b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        assert connection.read_head().status == 101
+        connection.send(b"\x81\x83\0\0\0\0abc")  # a text frame, masked with zeros
+        assert connection.read(5) == b"\x81\x03cba"
+
+
+def test_a_uvicorn_that_is_built_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from asgifast import uvicorn as ours_module
+    from uvicorn.protocols.http import h11_impl
+
+    async def send(self: object, message: object) -> None: ...
+
+    monkeypatch.setattr(h11_impl.RequestResponseCycle, "send", send)
+    with pytest.raises(
+        ours_module.UnsupportedUvicorn, match=r"does not fit uvicorn .* tested with"
+    ):
+        ours_module._check(h11_impl, "H11Protocol", "handle_events", {"flow"})
+    monkeypatch.delattr(h11_impl, "RequestResponseCycle")
+    with pytest.raises(ImportError, match="has no RequestResponseCycle"):
+        ours_module._check(h11_impl, "H11Protocol", "handle_events", {"flow"})

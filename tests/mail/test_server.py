@@ -68,11 +68,20 @@ class Handler:
 def serving(
     controller_class: type[Any] = fast.Controller, **options: Any
 ) -> Iterator[tuple[int, Handler]]:
+    """Serve until all clients have left: aiosmtpd's controllers leave open connections unclosed."""
+    connections: list[Any] = []
+
+    class Watched(controller_class):  # type: ignore[misc]
+        def factory(self) -> Any:
+            connections.append(super().factory())
+            return connections[-1]
+
     handler = Handler()
-    controller = controller_class(handler, hostname="127.0.0.1", port=free_port(), **options)
+    controller = Watched(handler, hostname="127.0.0.1", port=free_port(), **options)
     controller.start()
     try:
         yield controller.port, handler
+        wait_for(lambda: all(c.transport is None for c in connections), "all clients have left")
     finally:
         controller.stop()
 
@@ -200,7 +209,13 @@ def test_plain_addresses_are_read_as_aiosmtpd_reads_them(address: str, rest: str
     loop = asyncio.new_event_loop()
     try:
         server = fast.SMTPServer(object(), loop=loop, hostname="x")
-        assert server._getaddr(address + rest) == stock_smtp.SMTP._getaddr(server, address + rest)
+        try:
+            expected = stock_smtp.SMTP._getaddr(server, address + rest)
+        except (AttributeError, IndexError) as error:  # its parser stumbles over some: "<1@[>"
+            with pytest.raises(type(error)):
+                server._getaddr(address + rest)
+        else:
+            assert server._getaddr(address + rest) == expected
     finally:
         loop.close()
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .servers import LiveServer, free_port, live_server, required_program
+from .servers import LiveServer, free_port, live_server, required_program, wait_for
 
 __all__ = ["PASSWORD", "USER", "Dovecot", "Exim", "dovecot", "exim"]
 
@@ -169,7 +169,18 @@ def _mail_folder(prefix: str, user: str) -> Iterator[tuple[Path, pwd.struct_pass
             os.chown(mail, owner.pw_uid, owner.pw_gid)
         yield folder, owner
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        # A delivery under way outlives the server, and would make the folder anew.
+        wait_for(lambda: not _used_by_processes(folder), f"no process uses {folder}")
+        shutil.rmtree(folder)
+
+
+def _used_by_processes(folder: Path) -> list[str]:
+    """The command lines that name a folder, as those of all our mail servers do."""
+    lines = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            lines.append(file.read_bytes().decode(errors="replace"))
+    return [line for line in lines if str(folder) in line]
 
 
 def _group(owner: pwd.struct_passwd) -> str:

@@ -181,7 +181,7 @@ def do_file(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]
 def do_segments(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
     file = file_path().open("rb")
     fd = file.fileno()
-    segments = [
+    segments: list[bytes | FileSegment] = [
         b"--a\r\n",
         FileSegment(fd, 100, 1000),
         b"--b\r\n",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import gunicorn.config
 
 from tests.support.http import Address
 from tests.support.servers import LiveServer, free_port, live_server
@@ -27,6 +30,19 @@ for name, value in {attributes!r}.items():
 """
 
 
+def has_setting(name: str) -> bool:
+    """Whether this gunicorn has a setting; `make test-oldest-gunicorn` runs an old one."""
+    return name in gunicorn.config.make_settings()
+
+
+def gunicorn_command(*arguments: str) -> list[str]:
+    """gunicorn with four threads, and without the control socket that newer versions open."""
+    quiet = ["--no-control-socket"] if has_setting("control_socket_disable") else []
+    # The script, not `python -m`: what USR2 starts again must not find gunicorn/http as `http`.
+    script = str(Path(sys.executable).with_name("gunicorn"))
+    return [script, "--threads=4", *quiet, *arguments]
+
+
 @contextlib.contextmanager
 def fast_worker(
     *options: str,
@@ -34,7 +50,6 @@ def fast_worker(
     attributes: Mapping[str, object] | None = None,
     configuration: str = "",
     address: Address | None = None,
-    python: str = "python",
 ) -> Iterator[LiveServer]:
     """Run gunicorn with FastWorker.
 
@@ -50,10 +65,7 @@ def fast_worker(
         conf.write_text(
             _CONFIGURATION.format(attributes=dict(attributes or {}), more=configuration)
         )
-        argv = [
-            python, "-m", "gunicorn", "-c", str(conf), "-b", bind, "--threads=4",
-            "--no-control-socket", "--access-logfile=-", *options, app,
-        ]  # fmt: skip
+        argv = gunicorn_command("-c", str(conf), "-b", bind, "--access-logfile=-", *options, app)
         with live_server(argv, address) as server:
             yield server
 

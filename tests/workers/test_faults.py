@@ -248,3 +248,17 @@ def test_descriptors_exhausted() -> None:
 
 def _limit_descriptors(pid: int, count: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (count, count))
+
+
+def test_idle_connections_cost_little_memory() -> None:
+    count = 500
+    with (
+        fast_worker("--worker-connections=3000", "--keep-alive=60") as server,
+        contextlib.ExitStack() as stack,
+    ):
+        server.get("/small/10")
+        before = stats(server)["rss_kib"]
+        for _ in range(count):
+            connection = stack.enter_context(Connection(server.address))
+            assert connection.request("/small/10").keep_alive
+        assert (stats(server)["rss_kib"] - before) / count < 8

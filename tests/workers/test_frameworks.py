@@ -34,12 +34,12 @@ def test_flask() -> None:
 
 
 def test_falcon() -> None:
-    with fast_worker(app="tests.workers.frameworks:falcon_app") as server:
-        with Connection(server.address) as connection:
-            headers = [("Content-Type", "application/json")]
-            response = connection.request("/", method="POST", headers=headers, body=b'{"a": 1}')
-            assert json.loads(response.body) == {"got": {"a": 1}, "length": 8}
-            assert connection.request("/").body == SOURCE
+    app = "tests.workers.frameworks:falcon_app"
+    with fast_worker(app=app) as server, Connection(server.address) as connection:
+        headers = [("Content-Type", "application/json")]
+        response = connection.request("/", method="POST", headers=headers, body=b'{"a": 1}')
+        assert json.loads(response.body) == {"got": {"a": 1}, "length": 8}
+        assert connection.request("/").body == SOURCE
 
 
 def test_django_keeps_a_database_connection_for_each_thread() -> None:

@@ -23,7 +23,7 @@ import trustme
 from tests.support.http import Connection
 from tests.support.servers import LiveServer, free_port, wait_for
 from tests.workers.app import FILE_BYTES, block
-from tests.workers.serving import DISPATCHERS, fast_worker, stats
+from tests.workers.serving import DISPATCHERS, fast_worker, has_setting, stats
 from wsgifast.workers import UnsupportedGunicorn
 from wsgifast.workers.gunicorn_support import check_gunicorn
 
@@ -130,11 +130,13 @@ def test_unix_socket(tmp_path: Path) -> None:
 
 
 def test_proxy_protocol() -> None:
+    # A switch in old versions, a choice in newer ones.
+    option = "--proxy-protocol=auto"
     one = b"PROXY TCP4 192.0.2.1 192.0.2.2 4711 80\r\n"
     addresses = socket.inet_aton("192.0.2.1") + socket.inet_aton("192.0.2.2")
     two = b"\r\n\r\n\0\r\nQUIT\n\x21\x11" + struct.pack(">H", 12)
     two += addresses + struct.pack(">HH", 4711, 80)
-    with fast_worker("--proxy-protocol=auto") as server:
+    with fast_worker(option) as server:
         for header in (one, two):
             with Connection(server.address) as connection:
                 for i in range(len(header)):
@@ -222,7 +224,7 @@ def test_inherited_socket() -> None:
         code = (
             "import os, sys; os.dup2(int(sys.argv[1]), 3); os.environ.update(LISTEN_FDS='1', "
             "LISTEN_PID=str(os.getpid())); os.execv(sys.executable, [sys.executable, '-m', "
-            "'gunicorn', '--no-control-socket', '-k', 'wsgifast.workers.FastWorker', "
+            "'gunicorn', '-k', 'wsgifast.workers.FastWorker', "
             "'tests.workers.app:app'])"
         )
         fd = listener.fileno()
@@ -274,6 +276,7 @@ def test_http2_over_tls(tmp_path: Path) -> None:
         assert server.get("/small/5", tls=context).body == block(5)
 
 
+@pytest.mark.skipif(not has_setting("http2_cleartext"), reason="came with gunicorn 26.2")
 def test_http2_in_the_clear_by_prior_knowledge() -> None:
     with fast_worker("--http-protocols=h2,h1", "--http2-cleartext=both") as server:
         with Connection(server.address) as connection:
@@ -341,7 +344,10 @@ def test_worker_replaced_after_usr2_like_upgrade_keeps_the_socket() -> None:
 def _upgrade(server: LiveServer) -> None:
     server.process.send_signal(signal.SIGUSR2)
     old = stats(server)["pid"]
-    wait_for(lambda: server.log().count("Booting worker") == 2, "a second master has a worker")
+    wait_for(
+        lambda: server.log().count("Booting worker") == 2,
+        f"a second master has a worker\n{server.log()}",
+    )
     new_master = int(server.log().rsplit("Listening at: ", 1)[1].split("(")[1].split(")")[0])
     os.kill(new_master, signal.SIGTERM)
     wait_for(lambda: stats(server)["pid"] == old, "the old one serves on")

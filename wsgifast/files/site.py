@@ -174,6 +174,28 @@ class FileSite(Generic[AppT]):
         """Memory that the cache accounts for at this moment; never more than `cache_bytes`."""
         return self._cache.used_bytes
 
+    def quick_answer(
+        self, path: str, accept_encoding: str | None, if_none_match: str | None
+    ) -> Plan | None:
+        """What :meth:`answer` says to most requests, from memory and at a third of its cost.
+
+        To be asked for a GET without Range and without any condition but If-None-Match (which
+        overrules If-Modified-Since).
+
+        :returns: None to ask :meth:`answer`.
+        """
+        found = self._cache.get(path)
+        if found is None:
+            return None
+        representation = found.entry.select(accept_encoding)
+        if not self._is_fresh(found, representation, accept_encoding is not None):
+            self._cache.drop(path, found)
+            return None
+        if if_none_match is not None:
+            return representation.not_modified if if_none_match == representation.etag else None
+        source: Source = representation.file
+        return None if source.body is None else representation.whole
+
     def answer(self, facts: RequestFacts, path: str, query: str = "") -> Answer | None:
         """Answer a GET or HEAD; None if there is no such file.
 
@@ -196,13 +218,6 @@ class FileSite(Generic[AppT]):
                     return self._without_file(facts, path, query, located)
                 found = self._described(located, path)
                 representation = found.entry.select(encodings)
-            if (
-                facts.if_none_match is not None
-                and facts.if_none_match == representation.etag
-                and facts.if_match is None
-                and facts.if_unmodified_since is None
-            ):
-                return Answer(representation.not_modified)  # as a plan would say, at half the cost
             plan = plan_representation(facts, representation)
             source: Source = representation.file
             if source.body is not None:

@@ -30,15 +30,17 @@ from gunicorn import util
 from gunicorn.http.body import ChunkedReader, LengthReader
 from gunicorn.http.errors import LimitRequestHeaders
 
+from ..sockets.sendfile import FileTruncated
 from .bodies import BodyTooLarge, Chunked, KnownLength, NeedMoreData, Received
 from .dispatcher import READ, WRITE
 from .environ import proxy_part
+from .exchange import AppSocket, ErrorSocket, Exchange
 from .output import WOULD_BLOCK, ClientGone, OutputQueue
 
 if TYPE_CHECKING:
     from .worker import FastWorker
 
-__all__ = ["Connection", "Exchange"]
+__all__ = ["LINGER_S", "Connection"]
 
 HANDSHAKE, HEAD, BODY, RUNNING, SENDING, LINGERING, CLOSED = range(7)
 
@@ -69,68 +71,6 @@ class Collector(Protocol):
     def receive(self, recv: Any, recv_into: Any) -> bool: ...
     def open(self) -> Any: ...
     def close(self) -> None: ...
-
-
-class Exchange:
-    """A request and its response."""
-
-    __slots__ = ("body", "environ", "req", "resp", "started")
-
-    def __init__(self, req: Any) -> None:
-        self.req = req
-        self.resp: Any = None
-        self.environ: dict[str, Any] | None = None
-        self.body: Any = req.body
-        self.started = time.monotonic()
-
-
-# What may be asked of a connection's socket, and set on it, without taking it over.
-_HARMLESS = frozenset(
-    {
-        "cipher", "family", "getpeercert", "getpeername", "getsockname", "getsockopt",
-        "gettimeout", "proto", "selected_alpn_protocol", "setsockopt", "type", "version",
-    }
-)  # fmt: skip
-
-
-class AppSocket:
-    """What an app finds as `gunicorn.socket`: the client's socket, for those who take it over.
-
-    Its addresses, its certificate and its options can be looked at, and options set, as middleware
-    does. Any other use makes it a blocking socket, as the app expects it, and ends HTTP on it:
-    after the app the connection is closed.
-    """
-
-    __slots__ = ("__weakref__", "_connection")
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name in _HARMLESS:
-            return getattr(self._connection.sock, name)
-        if not hasattr(socket.socket, name) and not hasattr(self._connection.sock, name):
-            raise AttributeError(f"a socket has no attribute {name!r}")
-        return getattr(self._connection.hijack(), name)
-
-
-class ErrorSocket:
-    """What gunicorn's own error pages are written to."""
-
-    __slots__ = ("_connection",)
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def gettimeout(self) -> float:
-        return 0.0
-
-    def sendall(self, data: bytes) -> None:
-        self._connection.output.write(data)
-
-    send = sendall
 
 
 class Connection:
@@ -546,6 +486,8 @@ class Connection:
         keep = keep and not self.cut_off
         if exchange is not None:
             self.server.log_exchange(self, exchange)
+            if isinstance(output.error, FileTruncated):
+                self.server.log.warning("Cutting off %s: %s", exchange.req.uri, output.error)
             resp = exchange.resp
             keep = keep and resp is not None and not resp.should_close()
             if keep and self.received.wait is not None:

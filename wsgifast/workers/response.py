@@ -37,9 +37,10 @@ _VALUE = re.compile(r"[ \t\x21-\x7e\x80-\xff]*")
 _STATUS = re.compile(r"[0-9]{3}(?: [ \t\x21-\x7e\x80-\xff]*)?")
 _DIGITS = re.compile(r"[0-9]+")
 
-# Older versions have one class for what clients and apps did wrong.
-InvalidResponseHeader = getattr(errors, "InvalidResponseHeader", errors.InvalidHeader)
-InvalidResponseHeaderName = getattr(errors, "InvalidResponseHeaderName", errors.InvalidHeaderName)
+# The app's fault, so a 500. Older versions have one class for what clients and apps did wrong, and
+# answer it 400: there it is a plain error.
+InvalidResponseHeader = getattr(errors, "InvalidResponseHeader", ValueError)
+InvalidResponseHeaderName = getattr(errors, "InvalidResponseHeaderName", ValueError)
 
 # Header names that were checked: name -> lower case, "" for a hop-by-hop one.
 _names: dict[str, str] = {}

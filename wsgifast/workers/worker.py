@@ -20,10 +20,11 @@ from gunicorn.workers import gthread
 
 from ..delivery import SegmentedBody
 from ..errors import ConfigurationError
-from .connection import LINGER_S, Connection, Exchange
+from .connection import LINGER_S, Connection
 from .crew import Crew
 from .dispatcher import DISPATCHERS, Dispatcher, Event, make_dispatcher
 from .environ import EnvironFactory
+from .exchange import Exchange
 from .gunicorn_support import Settings, TLSContexts, check_gunicorn, head_limit
 from .output import ClientGone
 from .response import Response
@@ -197,13 +198,13 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         deadline = now + self.cfg.graceful_timeout
         # Kept-alive connections get a moment for a request that is under way already; it is
         # answered with "Connection: close" (RFC 9112 section 9.6).
+        self._cap_keepalive(now + LINGER_S)
         while self.connections and not self.crew.failed:
             now = time.monotonic()
             if now >= deadline:
                 self.log.info("%d connections cut off", len(self.connections))
                 break
             self.notify()
-            self._cap_keepalive(now + LINGER_S if not self._capped else None)
             self._sweep()
             self.crew.watch(min(0.1, deadline - now))
         self.crew.stop()
@@ -212,13 +213,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         if self.crew.failed:
             sys.exit(1)
 
-    _capped = False
-
-    def _cap_keepalive(self, deadline: float | None = None) -> None:
+    def _cap_keepalive(self, deadline: float) -> None:
         """Idle connections end by `deadline` at the latest."""
-        if deadline is None:
-            return
-        self._capped = True
         for connection in list(self.waiting.values()):
             if connection.is_idle():
                 connection.deadline = min(connection.deadline, deadline)
@@ -387,7 +383,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                 self.log.debug("Closing connection. %s", error)
                 if resp is not None:
                     resp.force_close()
-            except (Exception, SystemExit) as error:  # noqa: BLE001
+            except BaseException as error:  # noqa: BLE001 - sys.exit() in an app ends no thread
                 self._answer_failure(connection, exchange, resp, error)
         finally:
             try:
@@ -505,12 +501,22 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             if connection.received.data:
                 # In the clear, what came with the preface may hold whole requests already.
                 for req in conn.parser.receive_data(connection.received.take_buffered()):
-                    self._serve_http2_stream(req, conn, conn.parser)
+                    self._serve_first_stream(req, conn)
             self.handle_http2(conn)
         except OSError as error:
             self.log.debug("HTTP/2 connection lost: %s", error)
         finally:
             connection.app_is_done()
+
+    def _serve_first_stream(self, req: Any, conn: gthread.TConn) -> None:
+        """gthread answers streams one at a time in its loop; this one came before the loop."""
+        try:
+            self.handle_http2_request(req, conn, conn.parser)
+        except Exception as error:
+            self.log.exception("Error handling HTTP/2 request")
+            conn.parser.send_error(req.stream.stream_id, 500, str(error))
+        finally:
+            conn.parser.cleanup_stream(req.stream.stream_id)
 
     def _run_upgrade(self, connection: Connection, exchange: Exchange) -> None:
         settings, connection.upgrade_settings = connection.upgrade_settings, None

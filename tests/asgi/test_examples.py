@@ -1,0 +1,39 @@
+"""The ASGI examples, live on the command that each shows, every byte compared."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from tests.support.servers import ROOT, free_port, live_server
+
+CSV = "".join(f"{row},{row * row}\n" for row in range(20_000)).encode()
+
+
+@pytest.mark.parametrize("example", ["fastapi_app", "starlette_app"])
+def test_every_byte_of_an_example(example: str) -> None:
+    source = (ROOT / "examples" / f"{example}.py").read_bytes()
+    found = re.search(r"^(uvicorn|gunicorn) .*$", source.decode(), re.MULTILINE)
+    assert found is not None, f"examples/{example}.py shows no command"
+    port = free_port()
+    bind = (
+        ["--port", str(port)]
+        if found[1] == "uvicorn"
+        else ["--bind", f"127.0.0.1:{port}", "--no-control-socket"]
+    )
+    command = ["python", "-m", *shlex.split(found[0]), *bind]
+    with live_server(command, ("127.0.0.1", port)) as server:
+        assert server.get("/").body == "Grüße".encode()
+        assert server.get("/report.csv").body == CSV
+        assert server.get("/download").body == source
+        part = server.get("/download", headers=[("Range", "bytes=10-19")])
+        assert (part.status, part.body) == (206, source[10:20])
+        if example == "starlette_app":
+            assert server.get(f"/static/{example}.py").body == source
+
+
+def test_no_example_is_left_out() -> None:
+    asgi = [p.stem for p in (ROOT / "examples").glob("*.py") if "asgifast" in p.read_text()]
+    assert sorted(asgi) == ["fastapi_app", "starlette_app"]

@@ -1,0 +1,259 @@
+"""ASGIFast in this process: what reaches the server, message by message."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgifast import ASGIFast
+from asgifast.messages import Message, Receive, Scope, Send
+
+from wsgifast import BodyError, ConfigurationError
+
+from .support import call, forbid_blocking_calls, scope_of
+
+START: Message = {"type": "http.response.start", "status": 200, "headers": []}
+PATHSEND = "http.response.pathsend"
+ZEROCOPYSEND = "http.response.zerocopysend"
+
+
+def body(data: Any, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def sending(*messages: Message | None) -> Any:
+    """An app that sends these; None lets the loop's turn end."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for message in messages:
+            if message is None:
+                for _ in range(5):
+                    await asyncio.sleep(0)
+            else:
+                await send(message)
+
+    return app
+
+
+def test_small_messages_of_one_turn_become_one() -> None:
+    answer = call(
+        ASGIFast(sending(START, body(b"a"), body(b"b"), None, body(b"c"), body(b"d", False))),
+        scope_of(),
+    )
+    assert [m["body"] for m in answer.messages[1:]] == [b"ab", b"cd"]
+    assert [m["more_body"] for m in answer.messages[1:]] == [True, False]
+
+
+def test_coalescing_can_be_off() -> None:
+    app = ASGIFast(sending(START, body(b"a"), body(b"b"), body(b"", False)), coalesce=False)
+    assert [m["body"] for m in call(app, scope_of()).messages[1:]] == [b"a", b"b", b""]
+
+
+def test_gathered_bytes_are_bounded() -> None:
+    app = ASGIFast(sending(START, *[body(b"x" * 1000)] * 1000, body(b"", False)))
+    answer = call(app, scope_of())
+    assert max(len(m["body"]) for m in answer.messages[1:]) <= 64 * 1024 + 1000
+    assert len(answer.body) == 1_000_000
+
+
+def test_large_messages_keep_their_place() -> None:
+    big = b"B" * 100_000
+    app = ASGIFast(sending(START, body(b"1"), body(big), body(b"2"), body(big, False)))
+    assert call(app, scope_of()).body == b"1" + big + b"2" + big
+
+
+def test_a_head_waits_for_the_body_and_no_longer() -> None:
+    answer = call(ASGIFast(sending(START)), scope_of())
+    assert answer.types == ["http.response.start"]
+
+
+def test_what_the_servers_send_raises_reaches_the_app() -> None:
+    caught = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await send(body(b"gathered"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        try:
+            await send(body(b"next"))
+        except OSError as error:
+            caught.append(str(error))
+            raise
+
+    def fail(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        call(ASGIFast(app), scope_of(), on_send=fail)
+    assert caught == ["gone"]
+
+
+def test_an_app_that_fails_has_sent_what_it_sent() -> None:
+    sent: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await send(body(b"before"))
+        raise LookupError("on purpose")
+
+    with pytest.raises(LookupError):
+        call(ASGIFast(app), scope_of(), on_send=sent.append)
+    assert [m.get("body") for m in sent] == [None, b"before"]
+
+
+def test_an_app_that_fails_before_its_body_leaves_the_head_to_the_server() -> None:
+    sent: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        raise LookupError("on purpose")
+
+    with pytest.raises(LookupError):
+        call(ASGIFast(app), scope_of(), on_send=sent.append)
+    assert sent == [], "the server can still answer 500"
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [("grün", "grün".encode()), (bytearray(b"x"), b"x"), (memoryview(b"y"), b"y")],
+)
+def test_repaired(given: object, sent: bytes) -> None:
+    answer = call(ASGIFast(sending(START, body(given, False))), scope_of())
+    assert answer.body == sent
+    assert type(answer.messages[1]["body"]) is bytes
+
+
+@pytest.mark.parametrize("given", [None, 7, {"a": 1}, [b"list"]])
+def test_refused(given: object) -> None:
+    with pytest.raises(BodyError, match="sending"):
+        call(ASGIFast(sending(START, body(given, False))), scope_of())
+
+
+def test_a_file_is_handed_to_a_server_that_takes_paths(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"0123456789")
+    app = ASGIFast(sending(START, {"type": PATHSEND, "path": str(tmp_path / "f")}))
+    scope = {**scope_of(), "extensions": {PATHSEND: {}}}
+    answer = call(app, scope)
+    assert answer.types == ["http.response.start", PATHSEND]
+    assert dict(answer.headers)["accept-ranges"] == "bytes"
+    part = call(app, {**scope, "headers": [(b"range", b"bytes=2-4")]})
+    assert (part.status, part.body) == (206, b"234")
+
+
+def test_a_range_is_handed_to_a_server_that_takes_descriptors(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"0123456789")
+    app = ASGIFast(sending(START, {"type": PATHSEND, "path": str(tmp_path / "f")}))
+    scope = {**scope_of(range="bytes=2-4"), "extensions": {PATHSEND: {}, ZEROCOPYSEND: {}}}
+    message = call(app, scope).messages[1]
+    assert (message["type"], message["offset"], message["count"]) == (ZEROCOPYSEND, 2, 3)
+
+
+def test_reading_blocks_no_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = os.urandom(3_000_000)
+    (tmp_path / "f").write_bytes(data)
+    fd = os.open(tmp_path / "f", os.O_RDONLY)
+    message: Message = {"type": ZEROCOPYSEND, "file": fd, "offset": 5, "more_body": False}
+    os.fsync(fd)
+    os.posix_fadvise(fd, 1_000_000, 1_000_000, os.POSIX_FADV_DONTNEED)
+    forbid_blocking_calls(monkeypatch)
+    assert call(ASGIFast(sending(START, message)), scope_of()).body == data[5:]
+    os.close(fd)
+
+
+def test_reading_stops_when_the_client_has_left(tmp_path: Path) -> None:
+    with (tmp_path / "f").open("wb") as file:
+        file.truncate(500_000_000)
+    app = ASGIFast(sending(START, {"type": PATHSEND, "path": str(tmp_path / "f")}))
+    assert len(call(app, scope_of(), left=True).body) < 10_000_000
+
+
+def test_head_reads_no_file(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"0123456789")
+    app = ASGIFast(sending({**START, "status": 203}, {"type": PATHSEND, "path": f"{tmp_path}/f"}))
+    assert call(app, scope_of(method="HEAD")).body == b""
+
+
+def test_an_app_that_is_cancelled_sends_no_more() -> None:
+    sent: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await send(body(b"gathered"))
+        raise asyncio.CancelledError
+
+    async def run() -> None:
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        async def receive() -> Message:
+            return {"type": "http.disconnect"}
+
+        with pytest.raises(asyncio.CancelledError):
+            await ASGIFast(app)(scope_of(), receive, send)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert [m["type"] for m in sent] == ["http.response.start"]
+
+
+def test_hide_range(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"0123456789")
+    shown = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        shown.append(dict(scope["headers"]))
+        await send(START)
+        await send({"type": PATHSEND, "path": str(tmp_path / "f")})
+
+    answer = call(ASGIFast(app, hide_range=True), scope_of(range="bytes=0-1", accept="*/*"))
+    assert shown == [{b"accept": b"*/*"}]
+    assert (answer.status, answer.body) == (206, b"01")
+
+
+def test_options_that_switch_off(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"0123456789")
+    path: Message = {"type": PATHSEND, "path": str(tmp_path / "f")}
+    app = ASGIFast(sending(START, path), ranges=False, conditional=False)
+    answer = call(app, scope_of(range="bytes=0-1", if_none_match="*"))
+    assert (answer.status, answer.body) == (200, b"0123456789")
+
+
+def test_lifespan_and_websockets_pass_untouched() -> None:
+    passed: list[object] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        passed.extend((scope, receive, send))
+
+    async def nothing(*args: object) -> Any: ...
+
+    for kind in ("lifespan", "websocket"):
+        scope: Scope = {"type": kind}
+        passed.clear()
+        asyncio.run(ASGIFast(app)(scope, nothing, nothing))
+        assert passed == [scope, nothing, nothing]
+        assert passed[0] is scope
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"coalesce": 1},
+        {"ranges": "yes"},
+        {"conditional": None},
+        {"hide_range": True, "ranges": False},
+    ],
+)
+def test_wrong_options(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        ASGIFast(sending(), **options)
+
+
+def test_what_is_no_app() -> None:
+    with pytest.raises(ConfigurationError, match="which 5 is not"):
+        ASGIFast(5)  # type: ignore[arg-type]

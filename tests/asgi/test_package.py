@@ -1,0 +1,31 @@
+"""The names that asgifast exports, and what they need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import asgifast
+import pytest
+
+
+def test_exported_names() -> None:
+    assert sorted(asgifast.__all__) == ["ASGIFast", "FileResponse", "StaticFiles"]
+    assert all(hasattr(asgifast, name) for name in asgifast.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = asgifast.Nothing
+
+
+@pytest.mark.parametrize(
+    ("absent", "statement", "way_out"),
+    [
+        ("starlette", "asgifast.FileResponse", "wsgifast[asgi]"),
+        ("uvicorn", "import asgifast.uvicorn", "wsgifast[asgi]"),
+        ("gunicorn", "import asgifast.workers", "wsgifast[gunicorn]"),
+    ],
+)
+def test_what_is_missing_is_named(absent: str, statement: str, way_out: str) -> None:
+    code = f"import sys; sys.modules[{absent!r}] = None\nimport asgifast\n{statement}"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 1
+    assert f"needs {absent}, which is not installed: pip install '{way_out}'" in found.stderr

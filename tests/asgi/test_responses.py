@@ -1,0 +1,81 @@
+"""FileResponse: Starlette's signature, RFC 9110's answers."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+from asgifast import FileResponse
+from starlette import responses
+from starlette.background import BackgroundTask
+
+from .support import call, forbid_blocking_calls, scope_of
+
+DATA = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "grüße.txt"
+    path.write_bytes(DATA)
+    return path
+
+
+def test_signature_is_starlettes() -> None:
+    assert inspect.signature(FileResponse) == inspect.signature(responses.FileResponse)
+    assert issubclass(FileResponse, responses.FileResponse)
+
+
+def test_whole_head_and_parts(path: Path) -> None:
+    whole = call(FileResponse(path, headers={"X-App": "1"}), scope_of())
+    headers = dict(whole.headers)
+    assert (whole.status, whole.body) == (200, DATA)
+    assert headers["content-length"] == str(len(DATA))
+    assert headers["content-type"] == "text/plain; charset=utf-8"
+    assert headers["x-app"] == "1"
+    assert len(headers) == len(whole.headers), "no header twice"
+    head = call(FileResponse(path), scope_of(method="HEAD"))
+    assert (head.status, head.body) == (200, b"")
+    part = call(FileResponse(path), scope_of(range="bytes=5-8"))
+    assert (part.status, part.body) == (206, DATA[5:9])
+    parts = call(FileResponse(path), scope_of(range="bytes=0-1,9000-"))
+    assert parts.status == 206
+    assert DATA[9000:] in parts.body
+    assert call(FileResponse(path), scope_of(range="bytes=99999-")).status == 416
+    unchanged = call(FileResponse(path), scope_of(if_none_match=headers["etag"]))
+    assert (unchanged.status, unchanged.body) == (304, b"")
+
+
+def test_attachment_and_given_validators(path: Path) -> None:
+    response = FileResponse(path, filename="grüße.txt", headers={"ETag": '"mine"'})
+    headers = dict(call(response, scope_of()).headers)
+    assert headers["content-disposition"] == "attachment; filename*=utf-8''gr%C3%BC%C3%9Fe.txt"
+    assert headers["etag"] == '"mine"'
+
+
+def test_background_runs_afterwards(path: Path) -> None:
+    done: list[str] = []
+
+    async def note() -> None:
+        done.append("done")
+
+    call(FileResponse(path, background=BackgroundTask(note)), scope_of())
+    assert done == ["done"]
+
+
+def test_other_methods_and_statuses_are_starlettes(path: Path) -> None:
+    assert call(FileResponse(path, status_code=404), scope_of(range="bytes=0-1")).status == 404
+
+
+def test_what_cannot_be_sent(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="does not exist"):
+        call(FileResponse(tmp_path / "none"), scope_of())
+    with pytest.raises(OSError, match="regular"):
+        call(FileResponse(tmp_path), scope_of())
+
+
+def test_a_file_that_is_new_blocks_no_loop(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    response = FileResponse(path)
+    forbid_blocking_calls(monkeypatch)
+    assert call(response, scope_of()).body == DATA

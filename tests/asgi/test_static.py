@@ -1,0 +1,199 @@
+"""The two StaticFiles give one answer, to the last header; and what is the ASGI one's own."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import asgifast
+import pytest
+from asgifast.messages import Message, Receive, Scope, Send
+
+import wsgifast
+
+from .support import call, forbid_blocking_calls, scope_of
+
+LARGE = bytes(range(256)) * 2048
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "prefix": {"prefix": "/assets"},
+    "caching": {"max_age": 600, "immutable": r"\.[0-9a-f]{8}\.", "allow_all_origins": True},
+    "page-app": {"fallback": "index.html"},
+    "listing": {"listing": True, "index": None, "hidden_files": True},
+    "no-cache": {"cache_bytes": 0, "etag": "content"},
+    "plain": {"etag": None, "charset": None, "max_age": None},
+}
+PATHS = [
+    "/",
+    "/index.html",
+    "/docs",
+    "/docs/",
+    "/a.txt",
+    "/grüße.txt",
+    "/app.0123abcd.js",
+    "/large.bin",
+    "/empty",
+    "/missing",
+    "/missing.txt",
+    "/.hidden",
+    "/../secret",
+    "/docs/../a.txt",
+    "//a.txt",
+    "/a.txt/",
+    "/a\0.txt",
+    "/link",
+    "/fifo",
+    "/\udcff",
+    "",
+]
+REQUESTS: list[dict[str, str]] = [
+    {},
+    {"accept_encoding": "gzip, br"},
+    {"accept_encoding": "gzip;q=0, identity"},
+    {"range": "bytes=2-5"},
+    {"range": "bytes=0-1,100000-300000"},
+    {"range": "bytes=9999999-"},
+    {"range": "bytes=x", "if_range": '"x"'},
+    {"if_none_match": "*"},
+    {"if_match": '"other"'},
+    {"if_modified_since": "Sun, 06 Nov 2044 08:49:37 GMT"},
+]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files, siblings, and what must not be served."""
+    root = tmp_path_factory.mktemp("twins") / "site"
+    (root / "docs").mkdir(parents=True)
+    (root / "index.html").write_text("<h1>home</h1>")
+    (root / "docs" / "index.html").write_text("<h1>docs</h1>")
+    (root / "a.txt").write_text("plain text " * 100)
+    (root / "a.txt.gz").write_bytes(gzip.compress(b"plain text " * 100, mtime=0))
+    (root / "grüße.txt").write_text("Grüße")
+    (root / "app.0123abcd.js").write_text("let x = 1")
+    (root / "large.bin").write_bytes(LARGE)
+    (root / "empty").touch()
+    (root / ".hidden").write_text("hidden")
+    (root.parent / "secret").write_text("secret")
+    (root / "link").symlink_to(root.parent / "secret")
+    os.mkfifo(root / "fifo")
+    past = time.time() - 3600  # settled: small files are kept in memory
+    for path in [*root.rglob("*"), root]:
+        os.utime(path, (past, past), follow_symlinks=False)
+    return root
+
+
+def wsgi_answer(app: Any, scope: Scope) -> tuple[int, list[tuple[str, str]], bytes]:
+    path = scope["path"].encode("utf-8", "surrogateescape").decode("latin-1")
+    environ = {"REQUEST_METHOD": scope["method"], "PATH_INFO": path, "QUERY_STRING": ""}
+    for name, value in scope["headers"]:
+        environ["HTTP_" + name.decode().upper().replace("-", "_")] = value.decode("latin-1")
+    started: list[tuple[str, list[tuple[str, str]]]] = []
+    iterable = app(environ, lambda status, headers: started.append((status, headers)))
+    try:
+        body = b"".join(iterable)
+    finally:
+        if hasattr(iterable, "close"):
+            iterable.close()
+    [(status, headers)] = started
+    return int(status[:3]), [(name.lower(), value) for name, value in headers], body
+
+
+def comparable(headers: list[tuple[str, str]], body: bytes) -> tuple[list[tuple[str, str]], bytes]:
+    """With the random boundary of a multipart answer made the same."""
+    for _, value in headers:
+        if "boundary=" in value:
+            boundary = value.partition("boundary=")[2]
+            fixed = [(n, v.replace(boundary, "BOUNDARY")) for n, v in headers]
+            return fixed, body.replace(boundary.encode(), b"BOUNDARY")
+    return headers, body
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_twins(site: Path, options: dict[str, Any]) -> None:
+    ours = asgifast.StaticFiles(directory=site, **options)
+    theirs = wsgifast.StaticFiles(directory=site, **options)
+    seen = set()
+    for prefix in ("", options.get("prefix", "")):
+        for path in PATHS:
+            for headers in REQUESTS:
+                for method in ("GET", "HEAD", "POST"):
+                    if method != "GET" and len(headers) > 1:
+                        continue
+                    scope = scope_of(prefix + path, method, **headers)
+                    answer = call(ours, scope)
+                    status, fields, body = wsgi_answer(theirs, scope)
+                    what = f"{method} {path!r} {headers}"
+                    assert answer.status == status, what
+                    assert comparable(answer.headers, answer.body) == comparable(fields, body), what
+                    seen.add(status)
+    assert {200, 206, 304, 404, 405, 412, 416} <= seen
+
+
+def test_mounted_in_starlette(site: Path) -> None:
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    app = Starlette(routes=[Mount("/static", app=asgifast.StaticFiles(directory=site))])
+    assert call(app, scope_of("/static/docs/")).body == b"<h1>docs</h1>"
+    redirect = call(app, scope_of("/static/docs"))
+    assert (redirect.status, dict(redirect.headers)["location"]) == (302, "./docs/")
+    assert call(app, scope_of("/static/missing")).status == 404
+
+
+def test_in_front_of_an_app(site: Path) -> None:
+    seen = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["type"])
+        await send({"type": "http.response.start", "status": 299, "headers": []})
+        await send({"type": "http.response.body", "body": b"the app"})
+
+    both = asgifast.StaticFiles(app, directory=site)
+    assert call(both, scope_of("/a.txt")).status == 200
+    assert call(both, scope_of("/other")).body == b"the app"
+    assert call(both, scope_of("/a.txt", "POST")).body == b"the app"
+    call(both, {"type": "lifespan"})
+    assert seen == ["http", "http", "lifespan"]
+
+
+def test_alone_it_speaks_lifespan_and_declines_websockets(site: Path) -> None:
+    alone = asgifast.StaticFiles(directory=site)
+    sent: list[Message] = []
+    incoming = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+
+    async def receive() -> Message:
+        return incoming.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    asyncio.run(alone({"type": "lifespan"}, receive, send))
+    assert [m["type"] for m in sent] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert call(alone, {"type": "websocket"}).types == ["websocket.close"]
+
+
+def test_the_first_look_at_a_path_blocks_no_loop(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = asgifast.StaticFiles(directory=site)
+    forbid_blocking_calls(monkeypatch)
+    for path in ("/a.txt", "/large.bin", "/missing", "/docs"):
+        assert call(app, scope_of(path)).status in (200, 302, 404)
+
+
+def test_descriptors_are_closed_when_the_client_fails(site: Path) -> None:
+    app = asgifast.StaticFiles(directory=site)
+
+    def fail(message: Message) -> None:
+        raise OSError("the client has left")
+
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(OSError, match="has left"):
+            call(app, scope_of("/large.bin"), on_send=fail)
+    assert len(os.listdir("/proc/self/fd")) == before

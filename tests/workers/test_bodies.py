@@ -1,0 +1,114 @@
+"""Request bodies in pieces: however the bytes are cut, the same body and the same rest."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gunicorn.http.body import ChunkedReader
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wsgifast.workers.bodies import BodyTooLarge, Chunked, KnownLength, NeedMoreData, Received
+
+NEXT = b"GET /next HTTP/1.1\r\n\r\n"
+
+
+class Pieces:
+    """What a socket hands out: one piece for each receive, never more than asked for."""
+
+    def __init__(self, data: bytes, cuts: list[int]) -> None:
+        places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
+        self._pieces = [data[a:b] for a, b in itertools.pairwise(places)]
+
+    def recv(self, size: int) -> bytes:
+        if not self._pieces:
+            return b""
+        piece, self._pieces[0] = self._pieces[0][:size], self._pieces[0][size:]
+        if not self._pieces[0]:
+            del self._pieces[0]
+        return piece
+
+    def recv_into(self, view: memoryview) -> int:
+        piece = self.recv(len(view))
+        view[: len(piece)] = piece
+        return len(piece)
+
+    def rest(self) -> bytes:
+        return b"".join(self._pieces)
+
+
+def reader(received: Received) -> ChunkedReader:
+    request = SimpleNamespace(
+        limit_request_field_size=8190,
+        max_buffer_headers=65_536,
+        parse_headers=lambda data, from_trailer: [data],
+    )
+    return ChunkedReader(request, received)
+
+
+def collect(collector: Any, pieces: Pieces) -> bytes:
+    whole = collector.begin()
+    while not whole:
+        whole = collector.receive(pieces.recv, pieces.recv_into)
+    with collector.open() as body:
+        assert body.readline() + body.read() == (body.seek(0), body.read())[1]
+        body.seek(0)
+        data: bytes = body.read()
+        return data
+
+
+cuts = st.lists(st.integers(0, 10_000), max_size=12)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=300)), cuts, st.integers(0, 50), st.integers(0, 600))
+def test_chunked(chunks: list[bytes], cuts: list[int], early: int, in_memory: int) -> None:
+    data = b"".join(b"%x;a=b\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+    data += b"0\r\nX-Trailer: 1\r\n\r\n" + NEXT
+    received = Received()
+    received.data = data[:early]
+    pieces = Pieces(data[early:], cuts)
+    collector = Chunked(received, reader(received), in_memory, 1_000_000)
+    assert collect(collector, pieces) == b"".join(chunks)
+    assert received.data + pieces.rest() == NEXT
+
+
+@given(st.binary(min_size=1, max_size=3000), cuts, st.integers(0, 50), st.sampled_from([0, 9999]))
+def test_known_length(body: bytes, cuts: list[int], early: int, in_memory: int) -> None:
+    received = Received()
+    received.data = (body + NEXT)[:early]
+    pieces = Pieces((body + NEXT)[early:], cuts)
+    assert collect(KnownLength(received, len(body), in_memory), pieces) == body
+    assert received.data + pieces.rest() == NEXT
+
+
+def test_chunked_body_over_the_limit() -> None:
+    received = Received()
+    received.data = b"5\r\nabcde\r\n6\r\n"
+    with pytest.raises(BodyTooLarge):
+        Chunked(received, reader(received), 100, 10).begin()
+
+
+def test_end_of_the_connection_in_a_body() -> None:
+    received = Received()
+    for collector in (
+        KnownLength(received, 10, 100),
+        KnownLength(received, 10, 0),
+        Chunked(received, reader(received), 100, 100),
+    ):
+        assert not collector.begin()
+        with pytest.raises(EOFError):
+            collector.receive(lambda size: b"", lambda view: 0)
+
+
+def test_received_stops_a_parser_that_wants_more() -> None:
+    received = Received()
+    received.unread(b"abc")
+    assert received.read(2) == b"ab"
+    with pytest.raises(NeedMoreData):
+        received.read(2)
+    assert received.read() == b"c"
+    with pytest.raises(NeedMoreData):
+        received.read()
