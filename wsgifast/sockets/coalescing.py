@@ -19,10 +19,11 @@ the end of a burst is sent by the process's flusher (flusher.py), so it waits fo
 Who does what: the thread that owns the writer appends and sends; the flusher sends only what is
 overdue. Both send under one lock.
 
-`SharedCoalescingWriter`: a thread that writes while nobody sends becomes the sender, and sends at
-once. What other threads write meanwhile is queued; the sender takes the whole queue as its next
-batch, until it is empty. So a lone message never waits, and the busier it is, the larger batches
-become. (A sender thread of its own would make each message wait for a switch of threads.)
+`SharedCoalescingWriter`: a message after a quiet window is sent by the thread that writes it. What
+comes while somebody sends, or within the window, is left to the writer's own thread, which sends
+the whole queue as one batch, then what was queued meanwhile, until it is empty. Writing threads
+that make no system call keep the interpreter, so batches are large. Nobody waits for a window to
+end, as a thread cannot sleep for less than 60 us: @@FIGURES@@
 
 `AsyncCoalescingWriter`: the first message of a batch asks the loop for a call in its next turn, by
 call_soon; creating a timer for each batch costs more than the batch. What is written before that
@@ -32,15 +33,19 @@ call joins the batch, unless it is older than the window already: then it leaves
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
+import os
 import select
 import socket
 import threading
 import time
+import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import ConfigurationError, WSGIFastError
-from .flusher import flusher
+from .flusher import Bell, flusher
 from .gathering import send_all, send_some
 from .options import is_plain_socket, set_nodelay
 
@@ -67,6 +72,10 @@ _SHORT_S = 50e-6
 _BUSY_S = 1e-3
 # and at one whose peer takes nothing, up to this.
 _FULL_S = 10e-3
+# A shared writer's thread ends when it had nothing to send for so long: starting one takes 0.1 ms.
+_IDLE_S = 1.0
+# What a process that ends grants a peer for the messages that are still in a queue.
+_EXIT_S = 1.0
 
 Writer = TypeVar("Writer", bound="CoalescingWriter | SharedCoalescingWriter")
 
@@ -264,29 +273,50 @@ class CoalescingWriter:
 class SharedCoalescingWriter:
     """Gathers the messages of several threads for one blocking socket; every method thread-safe.
 
-    Each write is one message: those of different threads do not mix.
+    Each write is one message: those of different threads do not mix. A socket of TLS that another
+    thread reads from needs a Python whose ssl module locks it (3.13.1 and later).
 
     :param sock: see :class:`CoalescingWriter`.
+    :param window_us: microseconds; a message that comes this long after the last send is sent by
+        the thread that writes it, any other by the writer's own thread, at once.
     :param max_bytes: what waits in the queue at most (a larger message goes alone); a write that
         finds no room waits.
     """
 
-    def __init__(self, sock: socket.socket, *, max_bytes: int = 16 * MAX_BYTES) -> None:
-        _check(max_bytes=max_bytes)
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        window_us: float = WINDOW_US,
+        max_bytes: int = 16 * MAX_BYTES,
+    ) -> None:
+        _check(window_us=window_us, max_bytes=max_bytes)
         set_nodelay(sock)
         self._sock = sock
+        self._window_ns = int(window_us * 1000)
         self._max_bytes = max_bytes
-        self._queue: list[bytes] = []
-        self._size = 0
+        self._due = 0
         # Bytes since the beginning: written here, and taken by the kernel.
         self._written = 0
         self._sent = 0
-        self._sending = False
         self._closed = False
         self._failure: Exception | None = None
-        # Guards all of the above; notified when the sender has taken the queue, or has finished.
-        self._changed = threading.Condition(threading.Lock())
+        self._begin()
+        _shared_writers.add(self)
+
+    def _begin(self) -> None:
+        """Begin with nothing gathered and no thread: at first, and in a forked child."""
+        self._queue: list[bytes] = []
+        self._size = 0
+        self._written = self._sent
+        # Whether somebody sends, or is about to: he takes what is added to the queue.
+        self._sending = False
+        # Guards all of this. The condition on it is notified when the queue was taken, or is empty.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._waiting = 0
+        self._runs = False
+        self._bell = Bell()
 
     def write(self, data: ReadableBuffer) -> None:
         """Send one message, or leave it to the thread that is sending.
@@ -296,30 +326,32 @@ class SharedCoalescingWriter:
         """
         if type(data) is not bytes:
             data = bytes(data)
-        with self._changed:
+        size = len(data)
+        with self._lock:
             while (
                 self._sending
                 and self._size
-                and self._size + len(data) > self._max_bytes
+                and self._size + size > self._max_bytes
                 and not self._closed
                 and self._failure is None
             ):
                 self._wait()
             self._refuse()
             self._queue.append(data)
-            self._size += len(data)
-            self._written += len(data)
+            self._size += size
+            self._written += size
             if self._sending:
                 return
             self._sending = True
-        self._send_queue()
+        if time.monotonic_ns() < self._due or self._send_queue():
+            self._leave_to_thread()
 
     def flush(self) -> None:
         """Wait until everything written before has been handed to the kernel.
 
         :raises OSError: if that failed.
         """
-        with self._changed:
+        with self._lock:
             self._refuse()
             self._wait_until_sent()
 
@@ -328,13 +360,14 @@ class SharedCoalescingWriter:
 
         :raises OSError: if a send failed.
         """
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             self._closed = True
             if self._waiting:
                 self._changed.notify_all()
             self._wait_until_sent()
+            self._bell.ring()
 
     def __enter__(self: Writer) -> Writer:
         return self
@@ -353,49 +386,100 @@ class SharedCoalescingWriter:
         if self._failure is not None:
             raise _again(self._failure)
 
-    def _wait_until_sent(self) -> None:
+    def _wait_until_sent(self, timeout: float | None = None) -> None:
         written = self._written  # other threads may go on writing all the time
         while self._sent < written and self._failure is None:
-            self._wait()
+            if not self._wait(timeout):
+                return
         if self._failure is not None:
             raise _again(self._failure)
 
-    def _wait(self) -> None:
+    def _wait(self, timeout: float | None = None) -> bool:
         self._waiting += 1
         try:
-            self._changed.wait()
+            return self._changed.wait(timeout)
         finally:
             self._waiting -= 1
 
-    def _send_queue(self) -> None:
-        """Be the sender until the queue is empty."""
+    def _leave_to_thread(self) -> None:
+        """As the one who sends: let the writer's thread do it."""
+        if not self._runs:
+            self._runs = True
+            try:
+                threading.Thread(target=self._run, name="wsgifast-sender", daemon=True).start()
+            except RuntimeError:  # no more threads: the process ends, or has too many
+                self._runs = False
+                while self._send_queue():
+                    pass
+                return
+        self._bell.ring()
+
+    def _run(self) -> None:
+        while True:
+            if self._bell.wait(_IDLE_S) and self._sending:
+                with contextlib.suppress(Exception):  # the next call raises it
+                    while self._send_queue():
+                        pass
+            else:
+                with self._lock:
+                    if not self._sending:
+                        self._runs = False
+                        return
+
+    def _send_queue(self) -> bool:
+        """As the one who sends: send what is in the queue; return whether there is more.
+
+        Whoever gets False does not send any longer.
+        """
         failure: Exception = SendFailed("a send was interrupted")
-        sent = 0
-        empty = False
+        done = False
+        with self._lock:
+            batch, self._queue = self._queue, []
+            size, self._size = self._size, 0
+            if self._waiting:
+                self._changed.notify_all()
         try:
-            while True:
-                with self._changed:
-                    self._sent += sent
-                    sent = self._size
-                    batch, self._queue, self._size = self._queue, [], 0
-                    if not batch:
-                        self._sending = False
-                        empty = True
-                    if self._waiting:
-                        self._changed.notify_all()
-                if empty:
-                    return
-                send_all(self._sock, batch)
+            send_all(self._sock, batch)
+            done = True
         except Exception as error:
             failure = error
             raise
         finally:
-            if not empty:
-                with self._changed:
-                    self._queue, self._size = [], 0
+            self._due = time.monotonic_ns() + self._window_ns
+            with self._lock:
+                if done:
+                    self._sent += size
+                else:
                     self._failure = failure
-                    self._sending = False
+                    self._queue, self._size = [], 0
+                more = self._sending = bool(self._queue)
+                if self._waiting:
                     self._changed.notify_all()
+        return more
+
+    # At the end of the process, and in a forked child.
+
+    def _finish(self) -> None:
+        with self._lock, contextlib.suppress(SendFailed):
+            self._wait_until_sent(_EXIT_S)
+
+
+# All there are, for a fork and for the end of the process.
+_shared_writers: weakref.WeakSet[SharedCoalescingWriter] = weakref.WeakSet()
+
+
+def _at_exit() -> None:
+    for writer in list(_shared_writers):
+        writer._finish()
+
+
+def _after_fork() -> None:
+    for writer in list(_shared_writers):
+        writer._begin()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class AsyncCoalescingWriter:

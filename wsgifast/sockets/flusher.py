@@ -23,7 +23,7 @@ import os
 import threading
 from typing import Protocol
 
-__all__ = ["Flusher", "Watched", "flusher"]
+__all__ = ["Bell", "Flusher", "Watched", "flusher"]
 
 # Linux adds a slack of 50 us to every timed wait: a shorter one would hardly end earlier.
 _SHORTEST_WAIT_S = 50e-6
@@ -45,12 +45,31 @@ class Watched(Protocol):
         """In a forked child: drop what is gathered; whoever held the lock is not here."""
 
 
+class Bell:
+    """threading.Event, at a fifth of its price: a lock that is held until somebody rings.
+
+    For one thread that waits. A ring while it does not is not lost: its next wait() ends at once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it has been rung already
+            self._lock.release()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Return whether it rang; False after a time."""
+        return self._lock.acquire(timeout=-1 if seconds is None else seconds)
+
+
 class Flusher:
     """The thread, which starts when it is first needed."""
 
     def __init__(self) -> None:
         self._watched: dict[Watched, None] = {}
-        self._wake = _Bell()
+        self._wake = Bell()
         self._starting = threading.Lock()
         self._runs = False
 
@@ -96,29 +115,11 @@ class Flusher:
     def begin_again(self) -> None:
         inherited = list(self._watched)
         self._watched = {}
-        self._wake = _Bell()
+        self._wake = Bell()
         self._starting = threading.Lock()
         self._runs = False
         for writer in inherited:
             writer.forget()
-
-
-class _Bell:
-    """threading.Event, at a fifth of its price: a lock that is held until somebody rings.
-
-    A ring during a look is not lost: the next wait() ends at once.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def ring(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it has been rung already
-            self._lock.release()
-
-    def wait(self, seconds: float | None) -> None:
-        self._lock.acquire(timeout=-1 if seconds is None else seconds)
 
 
 flusher = Flusher()
