@@ -279,22 +279,25 @@ def test_a_full_batch_does_not_wait(fake: Callable[..., FakeSocket]) -> None:
     assert sock.calls == [b"a", b"bcde"]
 
 
-# What the flusher sends
+# What nobody's call sends
 
+both = pytest.mark.parametrize("kind", [CoalescingWriter, SharedCoalescingWriter])
+Kind = type[CoalescingWriter] | type[SharedCoalescingWriter]
 # A timeout makes the descriptor non-blocking, and send() wait.
 timeouts = pytest.mark.parametrize("timeout", [None, 20.0])
 make_pairs = pytest.mark.parametrize("make", [tcp_pair, unix_pair])
 MakePair = Callable[[], AbstractContextManager[Pair]]
 
 
+@both
 @make_pairs
 @timeouts
 def test_the_tail_of_a_burst_leaves_although_nobody_calls(
-    make: MakePair, timeout: float | None
+    kind: Kind, make: MakePair, timeout: float | None
 ) -> None:
     with make() as pair:
         pair.near.settimeout(timeout)
-        writer = CoalescingWriter(pair.near)
+        writer = kind(pair.near)
         for _ in range(50):  # the flusher has lost sight of the writer, or not
             for message in (b"one,", b"two,", b"three"):
                 writer.write(message)
@@ -412,9 +415,10 @@ def test_a_closed_socket_is_an_error_and_not_the_end_of_the_flusher() -> None:
             writer.close()
 
 
-def test_a_dropped_writer_is_sent_and_freed() -> None:
+@both
+def test_a_dropped_writer_is_sent_and_freed(kind: Kind) -> None:
     with tcp_pair() as pair:
-        writer = CoalescingWriter(pair.near)
+        writer = kind(pair.near)
         writer.write(b"a")
         writer.write(b"b")
         alive = weakref.ref(writer)
@@ -454,12 +458,13 @@ def run_python(code: str) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_a_process_that_ends_sends_the_tail() -> None:
+@both
+def test_a_process_that_ends_sends_the_tail(kind: Kind) -> None:
     with tcp_pair() as pair:
         code = f"""
 import socket
-from wsgifast.sockets import CoalescingWriter
-writer = CoalescingWriter(socket.socket(fileno={pair.near.fileno()}), window_us=1e6)
+from wsgifast.sockets import {kind.__name__}
+writer = {kind.__name__}(socket.socket(fileno={pair.near.fileno()}), window_us=1e6)
 writer.write(b"a")
 writer.write(b"b")
 """
@@ -500,6 +505,43 @@ assert far.recv(100) == b"", "the tail was sent twice"
 
 
 # Several threads
+
+
+def test_within_a_window_another_thread_sends_and_its_error_reaches_the_next_call() -> None:
+    with tcp_pair() as pair:
+        writer = SharedCoalescingWriter(pair.near, window_us=NEVER_US)
+        writer.write(b"first")
+        writer.write(b"second")
+        assert recv_exactly(pair.far, 11, timeout=20) == b"firstsecond"
+        writer.flush()
+        pair.near.shutdown(socket.SHUT_WR)
+        writer.write(b"third")
+        with pytest.raises(SendFailed) as caught:
+            writer.flush()
+        assert isinstance(caught.value.__cause__, BrokenPipeError)
+
+
+def test_a_forked_child_writes_on_and_repeats_nothing() -> None:
+    run_python(
+        """
+import os, socket
+from wsgifast.sockets import SharedCoalescingWriter, recv_exactly
+near, far = socket.socketpair()
+writer = SharedCoalescingWriter(near, window_us=1e6)
+writer.write(b"first,")
+writer.write(b"thread,")
+writer.flush()
+child = os.fork()
+if not child:
+    writer.write(b"child,")
+    writer.close()
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+writer.write(b"parent,")
+writer.close()
+assert recv_exactly(far, 26, timeout=20) == b"first,thread,child,parent,"
+"""
+    )
 
 
 def test_threads_keep_their_messages_whole_and_in_order() -> None:

@@ -20,10 +20,12 @@ Who does what: the thread that owns the writer appends and sends; the flusher se
 overdue. Both send under one lock.
 
 `SharedCoalescingWriter`: a message after a quiet window is sent by the thread that writes it. What
-comes while somebody sends, or within the window, is left to the writer's own thread, which sends
-the whole queue as one batch, then what was queued meanwhile, until it is empty. Writing threads
-that make no system call keep the interpreter, so batches are large. Nobody waits for a window to
-end, as a thread cannot sleep for less than 60 us: @@FIGURES@@
+comes while somebody sends, or within the window, is left to the writer's own thread, which at once
+sends the whole queue as one batch, then what was queued meanwhile, until it is empty. Writing
+threads that make no system call keep the interpreter, so batches are large: four threads wrote
+746,000 messages a second (p99 285 us), against 397,000 (959 us) when they were the senders
+themselves. That thread does not wait for the window to end: no thread can sleep for less than
+60 us, so a lone message and its answer took 139 us with such a wait, and 18 to 60 us without.
 
 `AsyncCoalescingWriter`: the first message of a batch asks the loop for a call in its next turn, by
 call_soon; creating a timer for each batch costs more than the batch. What is written before that
@@ -93,7 +95,8 @@ class CoalescingWriter:
 
     A message that no later call sends leaves by itself, after the window and what the system adds
     to it: the kernel's timer slack (50 us on Linux, and more if all processors are busy) and, while
-    other threads compute, the interpreter's switch interval (5 ms, sys.setswitchinterval()). The
+    other threads compute, the interpreter's switch interval (5 ms, sys.setswitchinterval()). After
+    a long burst it may be 1 ms more: looking at a busy writer more often would slow it down. The
     thread that sends it never waits: what a full connection does not take, it tries again after
     0.1 to 10 ms. Close the writer before you close its socket.
 
