@@ -89,10 +89,10 @@ class Bound:
 
 
 class Into:
-    """recv_exactly_into, into one buffer made beforehand, to compare with the bound."""
+    """recv_exactly_into, into one buffer made and touched beforehand, to compare with the bound."""
 
     def __init__(self, size: int) -> None:
-        self._buffer = memoryview(bytearray(size))
+        self._buffer = memoryview(bytearray(b"x") * size)
 
     def __call__(self, sock: socket.socket, size: int, count: ReceiveCount) -> None:
         recv_exactly_into(sock, self._buffer[:size], count=count)
@@ -162,7 +162,10 @@ def run(profile: Profile) -> ReportResult:
             "bound: recv_into": Bound(BLOCK_BYTES),
         }
         stream = measured({**ways, **reused}, BLOCK_BYTES, BLOCKS)
-        one = measured({**ways, "bound: recv_into, new memory": fresh_bound}, large, 1)
+        # The used buffer is there to show what the kernel's clearing of new memory costs.
+        used = {"recv_exactly_into, used memory": Into(large)}
+        one = measured({**ways, **used, "bound: recv_into, new memory": fresh_bound}, large, 1)
+        used.clear()
         with busy_thread():
             busy = measured({**ways, **reused}, BLOCK_BYTES, BLOCKS_BUSY)
     tables = [

@@ -441,6 +441,10 @@ class CountingSocket(socket.socket):
 
     sends: list[tuple[int, int]]
 
+    def send(self, data: Any, flags: int = 0) -> int:
+        self.sends.append((len(data), flags))
+        return super().send(data, flags)
+
     def sendmsg(self, buffers: Any, ancillary: Any = (), flags: int = 0, *rest: Any) -> int:
         self.sends.append((sum(map(len, buffers)), flags))
         return super().sendmsg(buffers, ancillary, flags, *rest)

@@ -148,6 +148,26 @@ def test_an_empty_file_has_nothing_to_send(tmp_path: Path) -> None:
         assert file_segment(file) is None
 
 
+def test_a_file_that_claims_a_size_it_has_not() -> None:
+    """As /sys does; whoever reads such a file to its end gets all of it."""
+    path = Path("/sys/class/net/lo/mtu")
+    if not path.exists():
+        pytest.skip("no /sys here")
+    with path.open("rb") as file:
+        assert os.fstat(file.fileno()).st_size > len(path.read_bytes())
+        assert file_segment(file) is None
+
+
+def test_a_file_that_is_one_hole_has_its_size(tmp_path: Path) -> None:
+    with (tmp_path / "hole").open("w+b") as file, tcp_pair() as pair:
+        file.truncate(5000)
+        assert os.fstat(file.fileno()).st_blocks == 0
+        segment = file_segment(file)
+        assert segment == FileSegment(file.fileno(), 0, 5000)
+        send_file_segment(pair.near, segment)
+        assert recv_exactly(pair.far, 5000) == bytes(5000)
+
+
 @pytest.mark.parametrize("buffering", [0, -1])
 def test_a_closed_file_is_an_error(path: Path, buffering: int) -> None:
     file = path.open("rb", buffering=buffering)

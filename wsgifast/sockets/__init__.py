@@ -6,9 +6,8 @@ from .coalescing import (
     SendFailed,
     SharedCoalescingWriter,
     WriterClosed,
-    send_all,
-    send_some,
 )
+from .gathering import send_all, send_some
 from .options import limit_send_buffer, owned_socket, set_nodelay
 from .receive import (
     ClosedEarly,

@@ -54,7 +54,7 @@ def file_segment(file: object) -> FileSegment | None:
     :param file: any object. Qualified are raw and buffered binary files on a regular file with a
         size, temporary files, and a SpooledTemporaryFile that has been rolled to disk.
     :returns: None for everything else. Text files and gzip files have a descriptor too, but its
-        bytes are not theirs; pipes, devices and /proc files have no size to send.
+        bytes are not theirs; pipes, devices, /proc and /sys files have no size to send.
     :raises ValueError: if the file is closed.
     """
     file = _unwrapped(file)
@@ -71,7 +71,7 @@ def file_segment(file: object) -> FileSegment | None:
         return None
     fd = file.fileno()
     facts = os.fstat(fd)
-    if not stat.S_ISREG(facts.st_mode) or facts.st_size == 0:
+    if not stat.S_ISREG(facts.st_mode) or not _has_its_size(fd, facts):
         return None
     # tell(), not the descriptor's own offset: a buffered file that was read from is ahead of it.
     position = file.tell()
@@ -154,6 +154,20 @@ def _reads_its_descriptor(file: object) -> bool:
         if isinstance(file, base):
             return all(getattr(type(file), name) is getattr(base, name) for name in _READING)
     return False
+
+
+def _has_its_size(fd: int, facts: os.stat_result) -> bool:
+    """Whether a regular file holds as many bytes as it says, and any.
+
+    A file of /sys says 4096 and ends earlier, which only reading tells. It has no blocks; but nor
+    has a file that is one hole, or that some file systems keep in its inode.
+    """
+    if facts.st_blocks or not facts.st_size:
+        return facts.st_size > 0
+    try:
+        return bool(os.pread(fd, 1, facts.st_size - 1))
+    except OSError:
+        return False  # whoever reads it learns why
 
 
 def _unwrapped(file: object) -> object:

@@ -160,6 +160,9 @@ class KnownLength:
         else:
             if self._filled == len(self._buffer):
                 self._grow(self._filled * 2)
+            # Not recv_exactly_into(): that waits until the buffer is full, and one thread receives
+            # the bodies of all connections here; nor is the buffer as large as the length says
+            # before so much has come.
             with memoryview(self._buffer) as view:
                 count = recv_into(view[self._filled :])
             if not count:

