@@ -37,4 +37,4 @@ site = Starlette(
         Mount("/static", StaticFiles(directory=Path(__file__).parent)),
     ]
 )
-app = ASGIFast(site, hide_range=True)
+app = ASGIFast(site, ranges="take-over")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from wsgifast.body import charset_of, to_bytes
 from wsgifast.errors import ConfigurationError
@@ -48,13 +48,15 @@ class ASGIFast:
     Lifespan and websockets pass through untouched.
 
     :param app: any ASGI 3 application.
-    :param coalesce: gather small body messages, as above.
-    :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file. See
-        :func:`wsgifast.file_answers.plan_file_body` for which files, and for their ETag.
+    :param coalesce: gather small body messages, as above. On by default, other than WSGIFast's:
+        here nothing has to wait for the message behind it.
+    :param ranges: True answers Range and If-Range where the app answers a GET with 200 and a file;
+        see :func:`wsgifast.file_answers.plan_file_body` for which files, and for their ETag.
+        "take-over" also keeps the two headers from the app: one that would cut the range out by
+        reading (as Starlette does) then sends the whole file, and the range goes out by sendfile.
+        False does neither.
     :param conditional: answer If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
-        for the same.
-    :param hide_range: keep Range from the app: one that would cut the range out by reading (as
-        Starlette does) then sends the whole file, and the range goes out by sendfile.
+        for the same files.
     :raises ConfigurationError: if `app` cannot be called, or an option has no such value.
     :raises BodyError: (to the app, from its send()) for what cannot be a body.
     """
@@ -64,27 +66,20 @@ class ASGIFast:
         app: ASGIApp,
         *,
         coalesce: bool = True,
-        ranges: bool = True,
+        ranges: bool | Literal["take-over"] = True,
         conditional: bool = True,
-        hide_range: bool = False,
     ) -> None:
         if not callable(app):
             raise ConfigurationError(f"ASGIFast wraps an ASGI app, which {app!r} is not")
-        for name, value in (
-            ("coalesce", coalesce),
-            ("ranges", ranges),
-            ("conditional", conditional),
-            ("hide_range", hide_range),
-        ):
+        for name, value in (("coalesce", coalesce), ("conditional", conditional)):
             if not isinstance(value, bool):
                 raise ConfigurationError(f"{name} is True or False, not {value!r}")
-        if hide_range and not ranges:
-            raise ConfigurationError("hide_range needs ranges=True, or nobody answers a Range")
+        if not (isinstance(ranges, bool) or ranges == "take-over"):
+            raise ConfigurationError(f"ranges is True, False or 'take-over', not {ranges!r}")
         self.app = app
         self.coalesce = coalesce
         self.ranges = ranges
         self.conditional = conditional
-        self.hide_range = hide_range
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -95,8 +90,10 @@ class ASGIFast:
         inner: Scope = {**scope, "extensions": {PATHSEND: {}, ZEROCOPYSEND: {}}}
         if offered := scope.get("extensions"):
             inner["extensions"].update(offered)
-        if self.hide_range:
-            inner["headers"] = [header for header in scope["headers"] if header[0] != b"range"]
+        if self.ranges == "take-over":
+            inner["headers"] = [
+                header for header in scope["headers"] if header[0] not in (b"range", b"if-range")
+            ]
         try:
             await self.app(inner, exchange.receive, exchange.send)
         except Exception:
@@ -283,7 +280,7 @@ class _Exchange(Delivery):
                 [(k.decode("latin-1"), v.decode("latin-1")) for k, v in self._headers],
                 _NamedFile(path),
                 FileSegment(fd, 0, size if declared is None else declared),
-                ranges=middleware.ranges,
+                ranges=bool(middleware.ranges),
                 conditional=middleware.conditional,
             )
             if plan is None:

@@ -79,8 +79,11 @@ def live_server(
     :param address: where the command has been told to listen; see :func:`free_port`.
     """
     command = [sys.executable if argv[0] == "python" else argv[0], *argv[1:]]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
     with tempfile.TemporaryDirectory(prefix="wsgifast-") as folder:
+        # What the server leaves behind when it is killed goes with this folder.
+        environment = {
+            **os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": folder, **(env or {})
+        }  # fmt: skip
         log_path = Path(folder, "log")
         with log_path.open("wb") as log:
             process = subprocess.Popen(
