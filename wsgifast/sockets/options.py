@@ -160,8 +160,9 @@ def round_trip_us(sock: SocketLike) -> int:
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT_AND_LEAST.size)
     if len(info) < _TCP_INFO_RTT_AND_LEAST.size:  # before Linux 4.6
         return int(_TCP_INFO_RTT.unpack_from(info)[0])
+    smoothed, least = _TCP_INFO_RTT_AND_LEAST.unpack(info)
     # Not measured yet, the least is the largest number.
-    return min(_TCP_INFO_RTT_AND_LEAST.unpack(info))
+    return int(min(smoothed, least))
 
 
 def _is_socket(candidate: object) -> TypeGuard[SocketLike]:
