@@ -12,6 +12,7 @@ import poplib
 import smtplib
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -272,3 +273,40 @@ def test_a_near_peer_gets_a_small_send_buffer() -> None:
         size = pair.near.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         assert (size == 512 * 1024) is changed
         assert not limit_send_buffer(unix.near)
+
+
+class Measured:
+    """A TCP socket of which the kernel says what it is told to; `known` bytes of it."""
+
+    family = socket.AF_INET
+
+    def __init__(self, smoothed: int, least: int, known: int = 256) -> None:
+        words = struct.pack("=68xI76xI104x", smoothed, least)
+        self._info = words[:known]
+        self.send_buffer: int | None = None
+
+    def fileno(self) -> int:
+        return -1
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        return self._info[:size]
+
+    def setsockopt(self, level: int, option: int, value: int, /) -> None:
+        assert (level, option) == (socket.SOL_SOCKET, socket.SO_SNDBUF)
+        self.send_buffer = value
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the system tells no round-trip time")
+@pytest.mark.parametrize(
+    ("peer", "round_trip", "near"),
+    [
+        (Measured(smoothed=20_000, least=15), 15, True),  # this host, and busy
+        (Measured(smoothed=20_000, least=18_000), 18_000, False),
+        (Measured(smoothed=300, least=0xFFFFFFFF), 300, True),  # no least yet
+        (Measured(smoothed=20_000, least=15, known=104), 20_000, False),  # an old kernel
+    ],
+)
+def test_a_busy_peer_is_still_near(peer: Measured, round_trip: int, near: bool) -> None:
+    assert round_trip_us(peer) == round_trip
+    assert limit_send_buffer(peer) is near
+    assert (peer.send_buffer is not None) is near

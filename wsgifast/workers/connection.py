@@ -51,6 +51,9 @@ _RECEIVE_BYTES = 16 * 1024
 _HEAD_STEP_BYTES = 4 * 1024
 # What is read and thrown away of a client that goes on sending after our last word.
 _LINGER_BYTES = 64 * 1024
+# The most that is thrown away of a body which the app has not read, to keep the connection: a
+# client that sends as fast as it is read would otherwise hold the thread as long as it likes.
+_DRAIN_BYTES = 1024 * 1024
 LINGER_S = 2.0
 # Apache's rule against bodies that drip (mod_reqtimeout, MinRate): each so many bytes give the
 # client one more second.
@@ -514,9 +517,12 @@ class Connection:
         if getattr(req.body, "failed", False):
             return False
         self.received.wait = self.sock.recv  # non-blocking
+        drained = 0
         try:
-            while req.body.read(_LINGER_BYTES):
-                pass
+            while data := req.body.read(_LINGER_BYTES):
+                drained += len(data)
+                if drained > _DRAIN_BYTES:
+                    return False
         except Exception:  # noqa: BLE001 - not all here, or malformed: the next one's start is lost
             return False
         return True

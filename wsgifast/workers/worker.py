@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import sys
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -123,6 +124,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self.held: dict[int, Connection] = {}
         self.connections: set[Connection] = set()
         self._resume_accepting = 0.0
+        self._accept_lock = threading.Lock()
         self._stopping = False
         self.dispatcher: Dispatcher = make_dispatcher(self.dispatcher_kind)
         self.crew: Crew[Connection] = Crew(
@@ -226,14 +228,17 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     # Accepting.
 
     def _set_accepting(self, enabled: bool) -> None:
-        if enabled == self._accepting:
-            return
-        self._accepting = enabled
-        for fd in self._listeners:
-            if enabled:
-                self.dispatcher.listen(fd)
-            else:
-                self.dispatcher.forget(fd)
+        # One thread may accept the last connection allowed while another closes one: the flag and
+        # the dispatcher must not part, or nobody would be accepted ever again.
+        with self._accept_lock:
+            if enabled == self._accepting or (enabled and self._stopping):
+                return
+            self._accepting = enabled
+            for fd in self._listeners:
+                if enabled:
+                    self.dispatcher.listen(fd)
+                else:
+                    self.dispatcher.forget(fd)
 
     def _accept(self, fd: int) -> None:
         listener, address = self._listeners[fd]
