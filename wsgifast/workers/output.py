@@ -177,11 +177,15 @@ class OutputQueue:
         with self.lock:
             if self.error is not None:
                 raise ClientGone(str(self.error))
+            run = None
+            if size > 0:
+                # Before the head is queued: without a descriptor the answer is still a 500.
+                run = _FileRun(os.dup(fd), offset, size, self._by_kernel)
+                self._limit_buffer()
             if head:
                 self._append(memoryview(head))
-            if size > 0:
-                self._limit_buffer()
-                self._items.append(_FileRun(os.dup(fd), offset, size, self._by_kernel))
+            if run is not None:
+                self._items.append(run)
             if not self.draining:
                 self._send_or_raise()
 
