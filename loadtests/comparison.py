@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .measuring import Load, Ratio
+
+if TYPE_CHECKING:
+    from .serving import Serving
 
 __all__ = ["Comparison", "Row", "Sample", "Seen", "Side"]
 
@@ -24,7 +27,8 @@ class Row:
     :ivar text: what the tables call it.
     :ivar users: how many ask at the same time.
     :ivar expected: bytes that the body must have, where that is known.
-    :ivar options: WSGIFast's, for this row.
+    :ivar options: WSGIFast's (or ASGIFast's), for this row.
+    :ivar serving: how this row is served, where it is not as the others.
     """
 
     path: str
@@ -32,6 +36,7 @@ class Row:
     users: int = 1
     expected: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    serving: Serving | None = None
 
     @property
     def label(self) -> str:

@@ -1,4 +1,4 @@
-"""Every shape of body, raw and wrapped, under Locust: `make demo`.
+"""Every shape of body, raw and wrapped, under Locust: `make demo`. ASGI's are at the end.
 
 The short profile takes a minute and a half; `--profile release` about ten.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from .asgi_shapes import ROWS as ASGI_ROWS
 from .compare import add_load_options, add_serving_options, run_and_report, serving_of
 from .comparison import Row
 from .serving import APP
@@ -68,7 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     title = "What an app returns"
-    return run_and_report(serving, rows(given.shapes), given, name="demo", title=title)
+    asked = rows(given.shapes)
+    if not given.shapes:
+        asked += ASGI_ROWS
+    return run_and_report(serving, asked, given, name="demo", title=title)
 
 
 if __name__ == "__main__":

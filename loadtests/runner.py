@@ -44,10 +44,11 @@ def compare(
     with contextlib.ExitStack() as stack:
         progress("starting Locust", 0)
         locust = stack.enter_context(LocustProcess())
-        servers = _Servers(serving, port, stack, lambda what: progress(what, 0))
+        servers = _Servers(port, stack, lambda what: progress(what, 0))
         results = []
         for number, row in enumerate(rows):
-            sides = {"raw": servers.get(None), "wrapped": servers.get(row.options)}
+            served = row.serving or serving
+            sides = {"raw": servers.get(served, None), "wrapped": servers.get(served, row.options)}
             seen = {name: look(server, row.path) for name, server in sides.items()}
             for name, server in sides.items():
                 # gunicorn listens before it imports the app, and ends if it cannot.
@@ -75,26 +76,22 @@ class _Servers:
 
     def __init__(
         self,
-        serving: Serving,
         port: int | None,
         stack: contextlib.ExitStack,
         tell: Callable[[str], None],
     ) -> None:
-        self._serving = serving
         self._port = port
         self._stack = stack
         self._tell = tell
         self._running: dict[str, RunningServer] = {}
 
-    def get(self, options: Mapping[str, Any] | None) -> RunningServer:
-        key = repr(options)
+    def get(self, serving: Serving, options: Mapping[str, Any] | None) -> RunningServer:
+        key = repr((serving, options))
         if key not in self._running:
-            name = f"the {'raw' if options is None else 'wrapped'} app on {self._serving.server}"
+            name = f"the {'raw' if options is None else 'wrapped'} app on {serving.server}"
             self._tell(f"starting {name}")
             port = free_port() if self._port is None else self._port + len(self._running)
-            command = self._serving.command(
-                (HOST, port), None if options is None else dict(options)
-            )
+            command = serving.command((HOST, port), None if options is None else dict(options))
             self._running[key] = self._stack.enter_context(
                 running(command, (HOST, port), name=name)
             )
@@ -123,6 +120,8 @@ def look(server: RunningServer, path: str) -> Seen:
         problem = str(error) or type(error).__name__
     head, separator, body = bytes(received).partition(b"\r\n\r\n")
     status_line, *fields = head.decode("latin-1").split("\r\n")
+    if any(field.lower() == "transfer-encoding: chunked" for field in fields):
+        body = _dechunked(body)  # uvicorn chunks for HTTP/1.0 too
     lengths = [f.partition(":")[2] for f in fields if f.lower().startswith("content-length:")]
     if not separator:
         problem = problem or "connection closed without an answer"
@@ -131,3 +130,14 @@ def look(server: RunningServer, path: str) -> Seen:
     status = status_line.split(" ")[1] if " " in status_line else "none"
     ok = not problem and status < "400"
     return Seen(problem or status_line, len(body), hashlib.sha256(body).hexdigest(), ok)
+
+
+def _dechunked(body: bytes) -> bytes:
+    """Take the chunks' sizes out; what is no chunk any more is left out."""
+    chunks = []
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        length = int(size.partition(b";")[0] or b"0", 16)
+        chunks.append(body[:length])
+        body = body[length + 2 :]
+    return b"".join(chunks)

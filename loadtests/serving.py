@@ -22,7 +22,8 @@ from .wrapping import load_app, target
 
 __all__ = ["SERVERS", "Serving"]
 
-SERVERS = ("gunicorn", "wsgiref", "werkzeug", "waitress")
+# uvicorn serves ASGI apps: as they are on uvicorn's own protocol, wrapped on asgifast's.
+SERVERS = ("gunicorn", "wsgiref", "werkzeug", "waitress", "uvicorn")
 APP = "loadtests.app:app"
 HOST = "127.0.0.1"
 
@@ -52,9 +53,9 @@ class Serving:
     def command(self, address: tuple[str, int], options: dict[str, Any] | None) -> list[str]:
         """The command line that serves the app.
 
-        :param options: those of WSGIFast; None for the app as it is.
+        :param options: those of WSGIFast or ASGIFast; None for the app as it is.
         """
-        app = target(self.app, options)
+        app = target(self.app, options, asgi=self.server == "uvicorn")
         if self.server != "gunicorn":
             return ["python", "-m", "loadtests.serving", self.server, app, str(address[1])]
         worker_class = self.worker_class
@@ -113,8 +114,15 @@ def _serve_both(port: int) -> int:
 
 
 def _serve(server: str, name: str, port: int) -> None:
-    app = load_app(name)
-    if server == "waitress":
+    app: Any = load_app(name)
+    if server == "uvicorn":
+        import uvicorn
+        from asgifast import ASGIFast
+        from asgifast.uvicorn import HttpToolsProtocol
+
+        http: Any = HttpToolsProtocol if isinstance(app, ASGIFast) else "auto"
+        uvicorn.run(app, host=HOST, port=port, http=http, access_log=False, log_level="warning")
+    elif server == "waitress":
         import waitress
 
         waitress.serve(app, host=HOST, port=port, _quiet=True)

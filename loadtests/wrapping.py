@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from asgifast import ASGIFast
+
 from wsgifast import WSGIFast
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
-__all__ = ["load_app", "target", "wrapped"]
+__all__ = ["load_app", "target", "wrapped", "wrapped_asgi"]
 
 
 def wrapped(app: str, **options: Any) -> WSGIApplication:
@@ -18,6 +20,15 @@ def wrapped(app: str, **options: Any) -> WSGIApplication:
     :param options: for WSGIFast.
     """
     return WSGIFast(load_app(app), **options)
+
+
+def wrapped_asgi(app: str, **options: Any) -> ASGIFast:
+    """Import an ASGI app and wrap it.
+
+    :param options: for ASGIFast.
+    """
+    asgi_app: Any = load_app(app)
+    return ASGIFast(asgi_app, **options)
 
 
 def load_app(name: str) -> WSGIApplication:
@@ -31,9 +42,9 @@ def load_app(name: str) -> WSGIApplication:
     return app
 
 
-def target(app: str, options: dict[str, Any] | None) -> str:
+def target(app: str, options: dict[str, Any] | None, *, asgi: bool = False) -> str:
     """The import name of an app: as it is without options, wrapped with them (which may be {})."""
     if options is None:
         return app
     arguments = [repr(app), *(f"{name}={value!r}" for name, value in options.items())]
-    return f"loadtests.wrapping:wrapped({', '.join(arguments)})"
+    return f"loadtests.wrapping:wrapped{'_asgi' * asgi}({', '.join(arguments)})"

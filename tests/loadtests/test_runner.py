@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from loadtests import report, runner
+from loadtests.asgi_shapes import ROWS as ASGI_ROWS
 from loadtests.comparison import Row
 from loadtests.measuring import ServerFailed
 from loadtests.overhead import overheads_us
@@ -40,6 +41,18 @@ class _Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+
+
+def test_asgi_rows_stand_beside_the_others() -> None:
+    results = runner.compare(
+        Serving(APP), [Row("/small/512", expected=512), *ASGI_ROWS],
+        seconds=0.2, rounds=1, row_seconds=5,
+    )  # fmt: skip
+    assert len(results) == 1 + len(ASGI_ROWS)
+    for result in results:
+        assert result.is_good, problems(results)
+        assert result.raw.requests > 0
+        assert result.wrapped.requests > 0
 
 
 def test_a_comparison_from_servers_to_page() -> None:
