@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import body as bodies
 from . import front_server
-from .delivery import BLOCK_BYTES, BodyTooShort, FileReader, FileSlice, SegmentedBody
+from .delivery import BLOCK_BYTES, FileReader, FileSlice, SegmentedBody
 from .environ import request_facts
 from .errors import BodyError, ConfigurationError
 from .file_answers import file_parts, plan_file_body
 from .front_server import FrontServer
 from .sockets.options import owned_socket, set_nodelay
 from .sockets.sendfile import FileSegment, file_segment
+from .streams import NoBody, SizedStream, Stream, close_body
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
@@ -131,7 +131,7 @@ class WSGIFast:
         try:
             return exchange.route(result)
         except BaseException:
-            _close(result)
+            close_body(result)
             raise
 
     def _set_nodelay(self, environ: WSGIEnvironment) -> None:
@@ -318,7 +318,7 @@ class _Exchange:
                 self.headers = headers
                 self.forward()
                 environ[ROUTE] = "accel"
-                return _NoBody(file)
+                return NoBody(file)
         if not (middleware.ranges or middleware.conditional):
             return None
         plan = plan_file_body(
@@ -338,7 +338,7 @@ class _Exchange:
         parts = file_parts(plan)
         if not parts:
             environ[ROUTE] = "no-body"
-            return _NoBody(file)
+            return NoBody(file)
         if len(parts) == 1 and isinstance(parts[0], FileSegment):
             return self._wrapped(FileSlice(parts[0], file))
         environ[ROUTE] = "segments"
@@ -374,25 +374,25 @@ class _Exchange:
             if self.no_body:
                 return self._no_body(None, body)
             self.forward()
-        route = "stream"
         if self.middleware.coalesce and not self._is_event_stream():
-            route = "coalesced"
-        self.environ[ROUTE] = route
+            self.environ[ROUTE] = "coalesced"
+            return Stream(self, body, coalesce=True)
+        self.environ[ROUTE] = "stream"
         try:
             length = len(body)  # type: ignore[arg-type]
         except (TypeError, AttributeError, NotImplementedError):
-            return _Stream(self, body)
-        return _SizedStream(self, body, length) if route == "stream" else _Stream(self, body)
+            return Stream(self, body)
+        return SizedStream(self, body, length)
 
     def _no_body(self, size: int | None, body: Iterable[bytes]) -> Iterable[bytes]:
         """Answer without a body: the response to HEAD, and 1xx, 204 and 304 (RFC 9110 6.4.1)."""
         if self.forwarded:  # by write()
-            return _NoBody(body)
+            return NoBody(body)
         if size and self.declared is None and self.environ["REQUEST_METHOD"] == "HEAD":
             self.add_content_length(size)  # what GET would have said (RFC 9110 8.6)
         self.forward()
         self.environ[ROUTE] = "no-body"
-        return _NoBody(body)
+        return NoBody(body)
 
     # The head of the response
 
@@ -475,119 +475,6 @@ class _Exchange:
             if lowered == "x-accel-buffering" and value.lower() == "no":
                 return True
         return False
-
-
-class _Stream:
-    """The server's view of an app's iterable: each chunk as it comes, converted and counted."""
-
-    def __init__(self, exchange: _Exchange, body: Iterable[Any]) -> None:
-        self._exchange = exchange
-        self._body = body
-        self._closed = False
-
-    def __iter__(self) -> Iterator[bytes]:
-        if self._exchange.environ[ROUTE] == "coalesced":
-            return bodies.coalesced(self._chunks(), time.monotonic)
-        return self._chunks()
-
-    def _chunks(self) -> Iterator[bytes]:
-        exchange = self._exchange
-        convert = exchange.convert
-        chunks = iter(self._body)
-        # The first chunk is where a lazy app calls start_response.
-        for chunk in chunks:
-            if exchange.status is None:
-                raise self._never_started()
-            if exchange.no_body:
-                yield b""
-                return
-            if exchange.declared is not None:
-                yield from self._counted(convert(chunk), chunks)
-                return
-            yield convert(chunk)
-            break
-        else:
-            if exchange.status is None:
-                raise self._never_started()
-            if exchange.declared is not None:
-                self._check_complete()
-            return
-        for chunk in chunks:
-            yield chunk if type(chunk) is bytes else convert(chunk)
-
-    def _counted(self, chunk: bytes, chunks: Iterator[Any]) -> Iterator[bytes]:
-        """Pass chunks up to the Content-Length: never a byte more, an error for fewer."""
-        exchange = self._exchange
-        while True:
-            declared = exchange.declared
-            if declared is not None and exchange.written + len(chunk) > declared:
-                logger.error(
-                    "%s returned more than its Content-Length of %d bytes; the rest is dropped",
-                    exchange.app_name,
-                    declared,
-                )
-                chunk = chunk[: declared - exchange.written]
-                exchange.written = declared
-                yield chunk
-                return
-            exchange.written += len(chunk)
-            yield chunk
-            try:
-                chunk = exchange.convert(next(chunks))
-            except StopIteration:
-                break
-        self._check_complete()
-
-    def _never_started(self) -> BodyError:
-        # cheroot sends whatever head it has when an iterable fails: without one, it sends nothing.
-        headers = [("Content-Type", "text/plain"), ("Content-Length", "0")]
-        self._exchange.server_start("500 Internal Server Error", headers)
-        return self._exchange.not_started()
-
-    def _check_complete(self) -> None:
-        exchange = self._exchange
-        if exchange.declared is not None and exchange.written < exchange.declared:
-            if exchange.no_body:
-                return
-            raise BodyTooShort(exchange.declared - exchange.written)
-
-    def close(self) -> None:
-        """Close the app's own iterable, once."""
-        if not self._closed:
-            self._closed = True
-            _close(self._body)
-
-
-class _SizedStream(_Stream):
-    """A stream that knows how many chunks it has: a server may set Content-Length if it is one."""
-
-    def __init__(self, exchange: _Exchange, body: Iterable[Any], length: int) -> None:
-        super().__init__(exchange, body)
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-
-class _NoBody:
-    """No body bytes: one empty chunk makes servers send the head without inventing a length."""
-
-    def __init__(self, body: Iterable[Any]) -> None:
-        self._body: object = body
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter((b"",))
-
-    def close(self) -> None:
-        """Close the app's own iterable, once."""
-        body, self._body = self._body, None
-        _close(body)
-
-
-def _close(body: object) -> None:
-    close = getattr(body, "close", None)
-    if callable(close):
-        close()
 
 
 def _without_content_length(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
