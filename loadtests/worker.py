@@ -34,6 +34,7 @@ from loadtests.measuring import (
     save,
     table,
 )
+from loadtests.measuring.children import start
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -209,7 +210,7 @@ def slow() -> list[list[object]]:
     options = ("--worker-connections", "20000", "--keep-alive", "120")
     with gunicorn(FAST, *options) as server:
         for kind, count in (("downloads", SLOW_DOWNLOADS), ("uploads", SLOW_UPLOADS)):
-            crowd = subprocess.Popen(
+            crowd = start(
                 [
                     sys.executable, "-m", "loadtests.worker", "crowd", kind, str(count),
                     str(server.address[1]),
