@@ -277,9 +277,9 @@ def _in_large_steps(sock: socket.socket) -> _Receive:
 
     The kernel wakes a receiver of MSG_WAITALL for each segment; both sides pay for that. With a
     low-water mark (SO_RCVLOWAT) it wakes for a larger amount, but not at all when less than that is
-    still to come: so what is left in the end is for a call of its own, without the mark. Beside threads
-    that compute, one call is better than two, as each may wait for the interpreter; and another
-    thread might watch the socket, for which the mark holds too.
+    still to come: so what is left in the end is for a call of its own, without the mark. Not beside
+    other threads: each call may have to wait for one that computes, and one that watches the socket
+    would see the mark too.
     """
 
     def receive(rest: memoryview) -> int:
