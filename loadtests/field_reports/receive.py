@@ -42,7 +42,7 @@ MEASURE_S = 0.5
 WARM_UP_BLOCKS = 4
 SLICES, ROUNDS = 9, 5
 # No round of a table is begun after so many seconds.
-TABLE_S: dict[Profile, float] = {"quick": 3.0, "full": 20.0}
+TABLE_S: dict[Profile, float] = {"quick": 1.5, "full": 20.0}
 
 Receive = Callable[[socket.socket, int, ReceiveCount], object]
 # Who else is busy meanwhile.
@@ -165,7 +165,8 @@ def busy_process() -> Iterator[None]:
 
 
 JOIN = "recv and join, 1,460 bytes"
-BOUND, NEW_BOUND = "bound: recv_into", "bound: recv_into, new memory"
+# The last of each table.
+BOUND = "bound: recv_into"
 MAKING_A_BUFFER: Ways = {
     JOIN: join_pieces,
     "makefile().read()": read_file,
@@ -186,30 +187,30 @@ def run(profile: Profile) -> ReportResult:
         BOUND: (bound, busy_process),
     }
     runs: dict[str, dict[str, list[Received]]] = {}
-    with _stream("usual") as server:
-        runs["Blocks of 2 MB, from sendall()"] = _in_slices(server, blocks, seconds)
-    with _stream("quick") as server:
-        runs["Blocks of 2 MB, from sendfile"] = _in_slices(server, blocks, seconds)
-        runs["Blocks of 2 MB beside a busy thread; the bound beside a busy process"] = _in_turn(
-            server, blocks_busy, BLOCK_BYTES, seconds, SLICE_BLOCKS
-        )
-        into, bound = Into(large), Bound(large)
-        one: WaysInCompany = {
-            **{name: (way, nobody) for name, way in MAKING_A_BUFFER.items()},
-            NEW_BOUND: (new_bound, nobody),
-            "recv_exactly_into, used memory": (into, nobody),
-            BOUND: (bound, nobody),
-        }
-        one_busy: WaysInCompany = {
-            "recv_exactly": (whole, busy_thread),
-            NEW_BOUND: (new_bound, busy_process),
-            "recv_exactly_into, used memory": (into, busy_thread),
-            BOUND: (bound, busy_process),
-        }
-        title = f"One receive of {large >> 20} MiB"
-        runs[title] = _in_turn(server, one, large, seconds)
-        runs[f"{title} beside a busy thread; the bounds beside a busy process"] = _in_turn(
-            server, one_busy, large, seconds
+    for sender in ("sendall", "sendfile"):
+        with _stream(sender) as server:
+            runs[f"Blocks of 2 MB, sent by {sender}"] = _in_slices(server, blocks, seconds)
+    with _stream("link", 1_000) as server:
+        title = "Blocks of 2 MB over 1 Gbit/s, a thread computes; for the bound another process"
+        runs[title] = _in_turn(server, blocks_busy, BLOCK_BYTES, seconds, SLICE_BLOCKS)
+    into, bound = Into(large), Bound(large)
+    new: Ways = {**MAKING_A_BUFFER, BOUND: new_bound}
+    used: Ways = {"recv_exactly_into": into, BOUND: bound}
+    used_busy: WaysInCompany = {
+        "recv_exactly": (whole, busy_thread),
+        "recv_exactly_into": (into, busy_thread),
+        "recv_into in a loop": (bound, busy_thread),
+        BOUND: (bound, busy_process),
+    }
+    title = f"One receive of {large >> 20} MiB"
+    with _stream("sendfile") as server:
+        for memory, ways in (("new", new), ("used", used)):
+            runs[f"{title} into {memory} memory"] = _in_turn(
+                server, {name: (way, nobody) for name, way in ways.items()}, large, seconds
+            )
+    with _stream("link", 10_000) as server:
+        runs[f"{title} over 10 Gbit/s, a thread computes; for the bound another process"] = (
+            _in_turn(server, used_busy, large, seconds)
         )
     return ReportResult(
         [_table(title, of) for title, of in runs.items()],
@@ -228,9 +229,9 @@ def run(profile: Profile) -> ReportResult:
     )
 
 
-def _stream(sender: str) -> contextlib.AbstractContextManager[RunningServer]:
+def _stream(*sender: object) -> contextlib.AbstractContextManager[RunningServer]:
     address = ("127.0.0.1", free_port())
-    command = ["python", "-m", "loadtests.field_reports.stream", *map(str, address), sender]
+    command = ["python", "-m", "loadtests.field_reports.stream", *map(str, (*address, *sender))]
     return running(command, address, name="stream server")
 
 
@@ -289,20 +290,17 @@ def _median_speed(runs: list[Received]) -> float:
 
 def _table(title: str, runs: dict[str, list[Received]]) -> Figures:
     speeds = {name: [run.mb_per_second for run in of] for name, of in runs.items()}
-    rows = []
-    for name, of in runs.items():
-        # Like is compared with like: new memory with new memory.
-        is_new = NEW_BOUND in runs and (name in MAKING_A_BUFFER or name == NEW_BOUND)
-        rows.append(
-            [
-                name,
-                _median_speed(of),
-                median(run.cpu_s * 1e9 / run.received for run in of),
-                round(median(run.calls for run in of)) or None,
-                Ratio.of(speeds[name], speeds[JOIN]) if JOIN in runs else None,
-                Ratio.of(speeds[name], speeds[NEW_BOUND if is_new else BOUND]),
-            ]
-        )
+    rows = [
+        [
+            name,
+            _median_speed(of),
+            median(run.cpu_s * 1e9 / run.received for run in of),
+            round(median(run.calls for run in of)) or None,
+            Ratio.of(speeds[name], speeds[JOIN]) if JOIN in runs else None,
+            Ratio.of(speeds[name], speeds[BOUND]),
+        ]
+        for name, of in runs.items()
+    ]
     return Figures(
-        title, ["", "MB/s", "CPU s per GB", "calls each", "to recv and join", "to its bound"], rows
+        title, ["", "MB/s", "CPU s per GB", "calls each", "to recv and join", "to the bound"], rows
     )

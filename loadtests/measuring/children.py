@@ -28,6 +28,7 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     parent = os.getpid()
 
     def bind() -> None:
+        assert _libc is not None  # see below
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it ended before it was bound to
             os._exit(1)
