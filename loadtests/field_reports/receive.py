@@ -35,14 +35,15 @@ BLOCK_BYTES = 2 << 20
 LARGE_BYTES: dict[Profile, int] = {"quick": 64 << 20, "full": 1 << 30}
 # Contenders take turns on one connection, in slices so short that whatever else the machine does
 # falls on all alike; a round's figure is the median of its slices.
-SLICE_BLOCKS = 20
+SLICE_BLOCKS, BLOCKS_OVER_LINK = 20, 8
 # Some ways take a second for a block beside a busy thread.
 MEASURE_S = 0.5
 # Before each slice, not measured: what the one before has left in the receive buffer, up to 6 MB.
+# On a new connection they open its window.
 WARM_UP_BLOCKS = 4
 SLICES, ROUNDS = 9, 5
 # No round of a table is begun after so many seconds.
-TABLE_S: dict[Profile, float] = {"quick": 1.5, "full": 15.0}
+TABLE_S: dict[Profile, float] = {"quick": 2.0, "full": 15.0}
 
 Receive = Callable[[socket.socket, int, ReceiveCount], object]
 # Who else is busy meanwhile.
@@ -192,7 +193,7 @@ def run(profile: Profile) -> ReportResult:
             runs[f"Blocks of 2 MB, sent by {sender}"] = _in_slices(server, blocks, seconds)
     with _stream("link", 1_000) as server:
         title = "Blocks of 2 MB over 1 Gbit/s, a thread computes; for the bound another process"
-        runs[title] = _in_turn(server, blocks_busy, BLOCK_BYTES, seconds, SLICE_BLOCKS)
+        runs[title] = _in_turn(server, blocks_busy, BLOCK_BYTES, seconds, BLOCKS_OVER_LINK)
     into, bound = Into(large), Bound(large)
     new: Ways = {**MAKING_A_BUFFER, BOUND: new_bound}
     used: Ways = {"recv_exactly_into": into, BOUND: bound}
@@ -259,17 +260,15 @@ def _in_slices(server: RunningServer, ways: Ways, seconds: float) -> dict[str, l
 def _in_turn(
     server: RunningServer, ways: WaysInCompany, size: int, seconds: float, blocks: int = 1
 ) -> dict[str, list[Received]]:
-    """Some receives of each in turn, on one connection, in company."""
+    """Some receives of each in turn, in company, each time on a new connection."""
 
     def measured(receive: Receive, company: Company) -> Received:
-        with company():
-            if blocks > 1:
-                _measure(sock, receive, size, WARM_UP_BLOCKS)
+        with company(), socket.create_connection(server.address) as sock:
+            _measure(sock, receive, BLOCK_BYTES, WARM_UP_BLOCKS)
             return _measure(sock, receive, size, blocks)
 
-    with socket.create_connection(server.address) as sock:
-        contenders = {name: partial(measured, *way) for name, way in ways.items()}
-        return alternate(contenders, rounds=ROUNDS, seconds=seconds)
+    contenders = {name: partial(measured, *way) for name, way in ways.items()}
+    return alternate(contenders, rounds=ROUNDS, seconds=seconds)
 
 
 def _measure(sock: socket.socket, receive: Receive, size: int, blocks: int) -> Received:
