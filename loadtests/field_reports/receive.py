@@ -250,7 +250,7 @@ def _in_slices(server: RunningServer, ways: Ways, seconds: float) -> dict[str, l
             for name in shuffled(list(ways), len(ways)):
                 _measure(sock, ways[name], BLOCK_BYTES, WARM_UP_BLOCKS)
                 slices[name].append(_measure(sock, ways[name], BLOCK_BYTES, SLICE_BLOCKS))
-        return {name: sorted(of, key=_seconds)[SLICES // 2] for name, of in slices.items()}
+        return {name: sorted(of, key=_speed)[SLICES // 2] for name, of in slices.items()}
 
     with socket.create_connection(server.address) as sock:
         rounds = alternate({"all": round_}, rounds=ROUNDS, seconds=seconds)["all"]
@@ -283,16 +283,16 @@ def _measure(sock: socket.socket, receive: Receive, size: int, blocks: int) -> R
     return Received(size * received, seconds, cpu_s, count.calls // received)
 
 
-def _seconds(one: Received) -> float:
-    return one.seconds
+def _speed(run: Received) -> float:
+    return run.mb_per_second
 
 
 def _median_speed(runs: list[Received]) -> float:
-    return median(run.mb_per_second for run in runs)
+    return median(map(_speed, runs))
 
 
 def _table(title: str, runs: dict[str, list[Received]]) -> Figures:
-    speeds = {name: [run.mb_per_second for run in of] for name, of in runs.items()}
+    speeds = {name: list(map(_speed, of)) for name, of in runs.items()}
     rows = [
         [
             name,
