@@ -15,6 +15,7 @@ import os
 import select
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -267,13 +268,14 @@ def _strategy(sock: ReceivingSocket, timeout: float | None) -> _Receive:
         return _by_the_sockets_own_timeout(sock, deadline)
     if deadline is not None:
         return _by_poll(sock, deadline)
-    if sock.family in (socket.AF_INET, socket.AF_INET6) and threading.active_count() == 1:
+    is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
+    if is_tcp and sys.platform == "linux" and threading.active_count() == 1:
         return _in_large_steps(sock)
     return lambda rest: sock.recv_into(rest, 0, socket.MSG_WAITALL)
 
 
 def _in_large_steps(sock: socket.socket) -> _Receive:
-    """For plain TCP sockets: sleep until much has come, and not only until something has.
+    """For plain TCP sockets of Linux: sleep until much has come, and not only until something has.
 
     The kernel wakes a receiver of MSG_WAITALL for each segment; both sides pay for that. With a
     low-water mark (SO_RCVLOWAT) it wakes for a larger amount, but not at all when less than that is
