@@ -101,6 +101,7 @@ class Connection:
         "received",
         "server",
         "sock",
+        "starved",
         "state",
         "upgrade_settings",
     )
@@ -118,6 +119,7 @@ class Connection:
         self.http2 = False
         self.upgrade_settings: Any = None
         self.state = HANDSHAKE if server.settings.is_ssl else HEAD
+        self.starved = False  # its output waits for the sweep
         # When the sweep may end it; monotonic.
         self.deadline = time.monotonic() + server.head_timeout_s
         self.output = OutputQueue(
@@ -168,8 +170,17 @@ class Connection:
                 if self.state != RUNNING:
                     self.close()
 
-    def _arm_for_writing(self) -> None:
-        self.deadline = time.monotonic() + self.server.send_timeout_s
+    def _arm_for_writing(self, starved: bool) -> None:
+        self.starved = starved
+        if starved:
+            self.wait(0)  # for its end only; its deadline stays, since nothing has been taken
+        else:
+            self.deadline = time.monotonic() + self.server.send_timeout_s
+            self.wait(WRITE)
+
+    def retry(self) -> None:
+        """Wait for writability after all; the sweep owns it."""
+        self.starved = False
         self.wait(WRITE)
 
     # Events. Each returns whether the connection is ready to run.
@@ -434,6 +445,7 @@ class Connection:
             poller.poll(remaining * 1000)
 
     def _on_writable(self) -> None:
+        self.starved = False
         if self.output.on_writable():
             self.finish()
 

@@ -41,6 +41,9 @@ __all__ = ["FastWorker"]
 _ACCEPT_PAUSE_S = 0.2
 # Connections accepted in one turn: more would keep the others waiting, and other workers idle.
 _ACCEPTS = 8
+# Where that has not emptied a listener's queue: events of connections until the next such turn. The
+# kernel reports a listener again only behind everything else that is ready.
+_EVENTS_BETWEEN_ACCEPTS = 32
 # The main thread looks after time limits and the heartbeat this often, as gthread does.
 _ROUND_S = 1.0
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -125,6 +128,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self.connections: set[Connection] = set()
         self._resume_accepting = 0.0
         self._accept_lock = threading.Lock()
+        self._crowded: int | None = None  # a listener whose queue was not emptied
+        self._events_since_accept = 0
         self._stopping = False
         self.dispatcher: Dispatcher = make_dispatcher(self.dispatcher_kind)
         self.crew: Crew[Connection] = Crew(
@@ -242,6 +247,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     def _accept(self, fd: int) -> None:
         listener, address = self._listeners[fd]
+        self._crowded = None
         for _ in range(_ACCEPTS):
             if not self._accepting:
                 return
@@ -272,6 +278,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             if self.nr_conns >= self._max_connections:
                 self._set_accepting(False)
             connection.begin()
+        self._crowded = fd
+        self._events_since_accept = 0
 
     def on_closed(self, connection: Connection) -> None:
         """A connection has closed: there is room for another one."""
@@ -300,6 +308,10 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             if fd in self._listeners:
                 self._accept(fd)
             return None
+        if self._crowded is not None:
+            self._events_since_accept += 1
+            if self._events_since_accept >= _EVENTS_BETWEEN_ACCEPTS:
+                self._accept(self._crowded)
         try:
             return connection if connection.on_event(events) else None
         except Exception:
@@ -336,6 +348,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                 except Exception:
                     self.log.exception("Error in a connection")
                     connection.abort()
+            elif connection.starved and self.waiting.pop(connection.fd, None) is connection:
+                connection.retry()
         if (
             not self._accepting
             and self.alive
