@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import shapes
-from wsgifast import BodyError, ConfigurationError, WSGIFast
-from wsgifast.delivery import BodyTooShort, FileReader, FileSlice
+from wsgifast import BodyError, ConfigurationError, StaticFiles, WSGIFast
+from wsgifast.delivery import BodyTooShort, FileReader, FileSlice, SegmentedBody
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -166,6 +166,16 @@ def test_event_streams_are_never_coalesced(header: tuple[str, str]) -> None:
     assert len(list(server.result)) == 100
 
 
+def test_the_event_stream_of_a_lazy_app_is_not_coalesced_either() -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [("Content-Type", "text/event-stream")])
+        yield from [b"data: event\n\n"] * 100
+
+    server = Server(WSGIFast(app, coalesce=True))
+    assert len(list(server.result)) == 100
+    assert server.environ["wsgifast.route"] == "stream"
+
+
 def test_a_list_that_is_right_is_the_same_object_to_the_server() -> None:
     body = [b"one chunk"]
     assert serve(body, ("Content-Length", "9")).result is body
@@ -208,6 +218,34 @@ def test_a_file_that_would_send_other_bytes_by_its_descriptor_has_none(tmp_path:
     with path.open("rb") as binary:
         server = serve(binary, **extra)
         assert server.result.filelike.fileno() == binary.fileno()  # type: ignore[attr-defined]
+
+
+def test_inside_another_a_file_keeps_its_descriptor_and_its_ranges(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 200_000)
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return (tmp_path / "file").open("rb")
+
+    for inner in (WSGIFast(app), StaticFiles(directory=tmp_path)):
+        for wrapper, route in ((wsgiref.util.FileWrapper, "file"), (None, "blocks")):
+            extra: dict[str, Any] = {"wsgi.file_wrapper": wrapper} if wrapper else {}
+            for name, value, size in (
+                ("HTTP_ACCEPT", "*", 200_000),
+                ("HTTP_RANGE", "bytes=5-9", 5),
+            ):
+                environ = new_environ(path="/file", **{name: value}, **extra)
+                server = Server(WSGIFast(inner), environ)
+                slice_ = server.result.filelike if wrapper else server.result  # type: ignore[attr-defined]
+                assert isinstance(slice_, FileSlice)
+                assert environ["wsgifast.route"] == route
+                assert server.header("Content-Length") == str(size)
+                assert server.finish() == b"x" * size
+        environ = new_environ(path="/file", HTTP_RANGE="bytes=0-1,100000-100001")
+        server = Server(WSGIFast(inner), environ)
+        assert isinstance(server.result, SegmentedBody)
+        assert environ["wsgifast.route"] == "segments"
+        assert server.header("Content-Length") == str(len(server.finish()))
 
 
 def test_no_byte_of_a_file_is_read_before_the_server_asks(tmp_path: Path) -> None:

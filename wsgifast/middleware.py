@@ -242,7 +242,9 @@ class _Exchange:
             return self._file(file)
         wrapper = self.environ.get("wsgi.file_wrapper")
         if isinstance(wrapper, type) and isinstance(body, wrapper):
-            return self._servers_own(body)
+            return self._unopened(body, "file")
+        if kind is SegmentedBody:
+            return self._unopened(body, "segments")
         error = bodies.refuse(body, self.middleware.app)
         if error is not None:
             raise error
@@ -287,12 +289,14 @@ class _Exchange:
             self.environ[ROUTE] = "blocks"
             return FileReader(file, size, self.convert)
         declared = self.declared
-        segment = file_segment(file)
+        # An inner WSGIFast or StaticFiles has made a slice of its file, and answered the request.
+        answered_before = isinstance(file, FileSlice)
+        segment = file.rest() if isinstance(file, FileSlice) else file_segment(file)
         reader: FileSlice | FileReader
         if segment is not None and (declared is None or declared <= segment.size):
             if declared is not None:
                 segment = segment._replace(size=declared)
-            answered = self._answer_file(file, segment)
+            answered = None if answered_before else self._answer_file(file, segment)
             if answered is not None:
                 return answered
             size = segment.size
@@ -357,24 +361,25 @@ class _Exchange:
         wrapped: Iterable[bytes] = wrapper(reader, BLOCK_BYTES)
         return wrapped
 
-    def _servers_own(self, body: Any) -> Iterable[bytes]:
-        """Let a wrapper pass that only its server knows how to look into."""
+    def _unopened(self, body: Any, route: str) -> Iterable[bytes]:
+        """Let a body pass that its server knows how to send."""
         if self.status is None:
             raise self.not_started()
         if self.no_body:
             return self._no_body(None, body)
         if not self.forwarded:
             self.forward()
-        self.environ[ROUTE] = "file"
-        wrapped: Iterable[bytes] = body
-        return wrapped
+        self.environ[ROUTE] = route
+        passed: Iterable[bytes] = body
+        return passed
 
     def _stream(self, body: Iterable[Any]) -> Iterable[bytes]:
         if self.status is not None and not self.forwarded:
-            if self.no_body:
-                return self._no_body(None, body)
             self.forward()
-        if self.middleware.coalesce and not self._is_event_stream():
+        if self.no_body:
+            self.environ[ROUTE] = "no-body"
+            return Stream(self, body)
+        if self.middleware.coalesce and (self.status is None or self.may_gather()):
             self.environ[ROUTE] = "coalesced"
             return Stream(self, body, coalesce=True)
         self.environ[ROUTE] = "stream"
@@ -467,14 +472,16 @@ class _Exchange:
     def not_started(self) -> BodyError:
         return BodyError(f"{self.app_name} returned a body without calling start_response")
 
-    def _is_event_stream(self) -> bool:
-        for name, value in self.headers if self.status is not None else ():
+    def may_gather(self) -> bool:
+        """Whether the body may be coalesced: it is no stream of events."""
+        for name, value in self.headers:
             lowered = name.lower()
-            if lowered == "content-type" and value.lower().startswith(_EVENT_STREAMS):
-                return True
-            if lowered == "x-accel-buffering" and value.lower() == "no":
-                return True
-        return False
+            if (lowered == "content-type" and value.lower().startswith(_EVENT_STREAMS)) or (
+                lowered == "x-accel-buffering" and value.lower() == "no"
+            ):
+                self.environ[ROUTE] = "stream"
+                return False
+        return True
 
 
 def _without_content_length(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
