@@ -29,7 +29,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SERVERS = [
-    *("gunicorn-gthread", "gunicorn-gevent", "gunicorn-fast", "waitress", "wsgiref"),
+    *("gunicorn-gthread", "gunicorn-gevent", "gunicorn-fastworker", "waitress", "wsgiref"),
     "fast-wsgiref",
 ]
 

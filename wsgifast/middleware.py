@@ -58,7 +58,9 @@ class WSGIFast:
     The last column is what ``environ["wsgifast.route"]`` says afterwards. A Content-Length is
     added where the length is known, a wrong one is corrected where the whole body is at hand;
     a body that turns out shorter than its Content-Length ends in an error, so that the server
-    closes the connection instead of leaving the client waiting for the rest.
+    closes the connection instead of leaving the client waiting for the rest. Where no body may be
+    sent, an iterator is still run up to its first byte, so that the app fails or replaces its head
+    as it does for a GET.
 
     :param app: any WSGI application (PEP 3333).
     :param coalesce: also gather the small chunks of iterators; for apps that yield crumbs quickly,
@@ -104,7 +106,10 @@ class WSGIFast:
         if not (isinstance(ranges, bool) or ranges == "take-over"):
             raise ConfigurationError(f"ranges is True, False or 'take-over', not {ranges!r}")
         if accel_redirect is not None and x_sendfile is not None:
-            raise ConfigurationError("accel_redirect and x_sendfile are for different servers")
+            raise ConfigurationError(
+                f"accel_redirect={accel_redirect!r} is for nginx, x_sendfile={x_sendfile!r} for "
+                "Apache and lighttpd: give one of the two"
+            )
         self.app = app
         self.coalesce = coalesce
         self.nodelay = nodelay
@@ -404,12 +409,22 @@ class _Exchange:
     def _take(self, status: str, headers: list[tuple[str, str]]) -> None:
         """Note what the app says of its response; refuse what no server could send."""
         declared: Any = _ABSENT
-        for name, value in headers:
-            # The length is compared first: it costs a third of lower() and nearly always decides.
-            if len(name) == 14 and name.lower() == "content-length":
-                if declared is not _ABSENT and value != declared:
-                    raise self._bad_length(f"{declared!r} and to {value!r}")
-                declared = value
+        try:
+            headers = list(headers)
+            for name, value in headers:
+                # The length is compared first: a third of lower()'s cost, and it nearly always
+                # decides.
+                if len(name) == 14 and name.lower() == "content-length":
+                    if declared is not _ABSENT and value != declared:
+                        raise self._bad_length(f"{declared!r} and to {value!r}")
+                    declared = value
+        except BodyError:
+            raise
+        except (TypeError, ValueError):
+            raise BodyError(
+                f"{self.app_name} called start_response with the headers {headers!r}; "
+                "give a list of (name, value) tuples of str"
+            ) from None
         if declared is _ABSENT:
             self.declared = None
         elif isinstance(declared, str) and declared.isascii() and declared.isdigit():
@@ -424,7 +439,7 @@ class _Exchange:
             )
         no_body_status = status[:3] in _NO_BODY_STATUSES or status[0] == "1"
         self.status = status
-        self.headers = list(headers)
+        self.headers = headers
         self.no_body = no_body_status or self.environ["REQUEST_METHOD"] == "HEAD"
         if no_body_status and self.declared is not None:
             # RFC 9110 8.6 forbids it with 1xx and 204; with 304 it is better left out (15.4.5),
