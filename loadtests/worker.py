@@ -3,7 +3,9 @@
 python -m loadtests.worker [rates] [files] [tls] [slow]
 
 One worker process and four threads each; the contenders take turns. wrk is the client; it shares
-the machine with the server, so the server's CPU time stands beside each rate.
+the machine with the server, so the server's CPU time stands beside each rate. Large files are
+received by clients that read 8 KiB at a time (wrk, which is then busier than the servers), 64 KiB
+and 256 KiB; beside the servers stands the bound, a bare loop of epoll and sendfile.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import resource
 import shutil
 import socket
 import statistics
@@ -18,16 +21,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtests.measuring import (
+    Load,
     Measured,
     Ratio,
     RunningServer,
     alternate,
+    drive,
     drive_with_wrk,
     free_port,
     gunicorn_command,
@@ -45,20 +50,27 @@ FAST = "wsgifast.workers.FastWorker"
 ROUNDS = 5
 FILE_BYTES = 10 * 1024 * 1024
 SMALL_BYTES = 1024
+FILE_RUN_S = 0.6
 SLOW_BYTES_PER_S = 64 * 1024
-SLOW_DOWNLOADS = 2000
+SLOW_DOWNLOADS = (2000, 10_000)
 SLOW_UPLOADS = 200
 UPLOAD_BYTES = 1024 * 1024
 PROBE_S = 8.0
 
 
+# Names the folder to the servers, which are processes of their own.
+FOLDER_VARIABLE = "WSGIFAST_SERVED_FOLDER"
+
+
 @cache
 def served_folder() -> Path:
-    """A folder with a large and a small file, removed with the process that asked for it."""
+    """The folder with a large and a small file that all servers share; removed at the end."""
+    if FOLDER_VARIABLE in os.environ:
+        return Path(os.environ[FOLDER_VARIABLE])
     folder = Path(tempfile.mkdtemp(prefix="wsgifast-worker-"))
     atexit.register(shutil.rmtree, folder)
-    (folder / "large").write_bytes(b"")
-    os.truncate(folder / "large", FILE_BYTES)
+    # Not a hole: pages of its own, as a file has that was written.
+    (folder / "large").write_bytes(os.urandom(FILE_BYTES))
     (folder / "small.txt").write_bytes(bytes(SMALL_BYTES))
     return folder
 
@@ -110,7 +122,8 @@ def gunicorn(worker: str, *options: str, target: str = "app") -> Iterator[Runnin
     command = gunicorn_command(
         f"loadtests.worker:{target}", address, worker_class=worker, options=options
     )
-    with running(command, address, cwd=ROOT) as server:
+    env = {FOLDER_VARIABLE: str(served_folder())}
+    with running(command, address, env=env, cwd=ROOT) as server:
         yield server
 
 
@@ -163,26 +176,63 @@ def _wrk_tls(server: RunningServer, path: str, connections: int) -> float:
 
 
 def files() -> list[list[object]]:
-    """10 MiB files: GB/s, and CPU seconds for each GB, beside nginx with and without sendfile."""
-    rows = []
+    """10 MiB files: GB/s, and CPU seconds for each GB, by how much the client reads at a time."""
+    rows: list[list[object]] = []
     with (
         gunicorn("gthread") as base,
         gunicorn(FAST) as fast,
         nginx(sendfile="on") as nginx_on,
         nginx(sendfile="off") as nginx_off,
+        bare_sendfile() as bare,
     ):
-        servers = {"gthread": base, "fast": fast, "nginx on": nginx_on, "nginx off": nginx_off}
-        runs = _in_turn(servers, "/file", 4)
-        own = runs["fast"]
-        for name, results in runs.items():
-            rate = statistics.median(r.load.megabytes_per_s for r in results) / 1000
-            cpu = statistics.median(r.cpu_s_per_gb for r in results)
-            speed = Ratio.of(
-                [r.load.megabytes_per_s for r in own], [r.load.megabytes_per_s for r in results]
+        servers = {
+            "FastWorker": fast,
+            "gthread": base,
+            "nginx, sendfile on": nginx_on,
+            "nginx, sendfile off": nginx_off,
+            "bare sendfile loop": bare,
+        }
+        for client, load in FILE_CLIENTS.items():
+            runs = alternate(
+                {
+                    name: partial(measured, server, partial(load, server.address))
+                    for name, server in servers.items()
+                },
+                rounds=ROUNDS,
             )
-            cost = Ratio.of([r.cpu_s_per_gb for r in own], [r.cpu_s_per_gb for r in results])
-            rows.append([f"10 MiB, {name}", f"{rate:.2f} GB/s", f"{cpu:.3f}", speed, cost])
+            own = runs["FastWorker"]
+            for name, results in runs.items():
+                rate = statistics.median(r.load.megabytes_per_s for r in results) / 1000
+                cpu = statistics.median(r.cpu_s_per_gb for r in results)
+                speed = Ratio.of(
+                    [r.load.megabytes_per_s for r in own], [r.load.megabytes_per_s for r in results]
+                )
+                cost = Ratio.of([r.cpu_s_per_gb for r in own], [r.cpu_s_per_gb for r in results])
+                rows.append([client, name, f"{rate:.2f}", f"{cpu:.3f}", speed, cost])
     return rows
+
+
+def _receive_file(address: tuple[str, int], receive_bytes: int) -> Load:
+    return drive(
+        address, "/file", seconds=FILE_RUN_S, connections=4, receive_bytes=receive_bytes,
+        body_bytes=FILE_BYTES,
+    )  # fmt: skip
+
+
+FILE_CLIENTS: dict[str, Callable[[tuple[str, int]], Load]] = {
+    "8 KiB (wrk)": partial(drive_with_wrk, path="/file", seconds=1, connections=4),
+    "64 KiB": partial(_receive_file, receive_bytes=64 * 1024),
+    "256 KiB": partial(_receive_file, receive_bytes=256 * 1024),
+}
+
+
+@contextlib.contextmanager
+def bare_sendfile() -> Iterator[RunningServer]:
+    address = ("127.0.0.1", free_port())
+    file = str(served_folder() / "large")
+    command = ["python", "-m", "loadtests.bare_sendfile", str(address[1]), file]
+    with running(command, address, cwd=ROOT, name="the bare sendfile loop") as server:
+        yield server
 
 
 @contextlib.contextmanager
@@ -209,9 +259,12 @@ def nginx(sendfile: str) -> Iterator[RunningServer]:
 def slow() -> list[list[object]]:
     """Many slow clients, while another one asks for 1 KiB again and again."""
     rows: list[list[object]] = []
+    most = (_open_files() - 200) // 2  # a socket and a file for each download
+    crowds = [("downloads", min(count, most)) for count in SLOW_DOWNLOADS]
+    crowds.append(("uploads", SLOW_UPLOADS))
     options = ("--worker-connections", "20000", "--keep-alive", "120")
-    with gunicorn(FAST, *options) as server:
-        for kind, count in (("downloads", SLOW_DOWNLOADS), ("uploads", SLOW_UPLOADS)):
+    for kind, count in crowds:
+        with gunicorn(FAST, *options) as server:
             crowd = subprocess.Popen(
                 [
                     sys.executable, "-m", "loadtests.worker", "crowd", kind, str(count),
@@ -228,7 +281,7 @@ def slow() -> list[list[object]]:
             times.sort()
             rows.append(
                 [
-                    f"{count} slow {kind}",
+                    f"{count:,} slow {kind}",
                     f"p50 {times[len(times) // 2] * 1e3:.1f} ms",
                     f"p99 {times[int(len(times) * 0.99)] * 1e3:.1f} ms",
                     f"{failures} failures of {len(times)}",
@@ -236,6 +289,13 @@ def slow() -> list[list[object]]:
                 ]
             )
     return rows
+
+
+def _open_files() -> int:
+    """Allow this process, and those that it starts, as many open files as it may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
 
 
 def _probe(address: tuple[str, int]) -> tuple[list[float], int]:
@@ -265,7 +325,8 @@ def crowd(kind: str, count: int, port: int) -> None:
     clients: dict[socket.socket, int] = {}
     for _ in range(count):
         sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, block)
+        # Twice what is read at a time: packets of a large file fill it badly, and at half the rate.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * block)
         sock.connect(("127.0.0.1", port))
         if upload:
             head = f"POST /upload HTTP/1.1\r\nHost: a\r\nContent-Length: {UPLOAD_BYTES}\r\n\r\n"
@@ -275,26 +336,27 @@ def crowd(kind: str, count: int, port: int) -> None:
         sock.setblocking(False)
         clients[sock] = 0
     print("connected", flush=True)
-    end = time.monotonic() + PROBE_S
+    begun = time.monotonic()
     lost = 0
     data = bytes(block)
-    while time.monotonic() < end:
+    buffer = bytearray(block)
+    while time.monotonic() < begun + PROBE_S:
         turn = time.monotonic()
-        for sock in clients:
+        for sock, done in clients.items():
             try:
-                if upload and clients[sock] < UPLOAD_BYTES:
-                    clients[sock] += sock.send(data[: UPLOAD_BYTES - clients[sock]])
-                elif not upload:
-                    got = len(sock.recv(block))
+                if not upload:
+                    got = sock.recv_into(buffer)
                     lost += not got
                     clients[sock] += got
+                elif done < UPLOAD_BYTES:
+                    clients[sock] += sock.send(data[: UPLOAD_BYTES - done])
             except BlockingIOError:
                 pass
             except OSError:
                 lost += 1
         time.sleep(max(0.0, 0.25 - (time.monotonic() - turn)))
-    moved = sum(clients.values()) / 1e6 / PROBE_S
-    print(f"{moved:.0f} MB/s to or from them, {lost} lost")
+    rate = sum(clients.values()) / count / (time.monotonic() - begun) / 1024
+    print(f"{rate:.0f} KiB/s each, {lost} lost")
 
 
 def _in_turn(
@@ -328,7 +390,7 @@ def _rate_cells(runs: dict[str, list[Measured]]) -> list[object]:
 HEADINGS = {
     "rates": ["case", "gthread/s", "FastWorker/s", "ratio", "CPU/request", "CPU ratio"],
     "tls": ["case", "gthread/s", "FastWorker/s", "ratio", "", ""],
-    "files": ["case", "rate", "CPU s/GB", "FastWorker's rate to it", "its CPU per GB"],
+    "files": ["client reads", "server", "GB/s", "CPU s/GB", "FastWorker's rate to it", "its CPU"],
     "slow": ["case", "1 KiB beside it", "", "", "the crowd"],
 }
 

@@ -19,7 +19,7 @@ from .load import Load, percentile
 __all__ = ["drive"]
 
 # One receive: larger than what a socket buffer holds, so one call takes all that is there.
-BUFFER_BYTES = 1 << 20
+RECEIVE_BYTES = 1 << 20
 _HEAD_END = b"\r\n\r\n"
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
 
@@ -35,6 +35,7 @@ def drive(
     headers: tuple[str, ...] = (),
     keep_alive: bool = True,
     body_bytes: int | None = None,
+    receive_bytes: int = RECEIVE_BYTES,
 ) -> Load:
     """Send GETs, each after the answer to the one before, until a count or a time is reached.
 
@@ -47,6 +48,7 @@ def drive(
     :param keep_alive: False: a new connection for every request.
     :param body_bytes: the payload that every answer must have: another length counts as failed.
         Without it, the chunk framing of a chunked answer is counted as payload; with it, no.
+    :param receive_bytes: asked for by one receive; real clients ask for 8 KiB to 256 KiB.
     """
     head = [f"GET {path} HTTP/1.1", f"Host: {address[0]}:{address[1]}", *headers]
     if not keep_alive:
@@ -55,7 +57,15 @@ def drive(
     share, rest = divmod(requests, connections)
     start = time.perf_counter()
     users = [
-        _User(address, request, share + (number < rest), start + seconds, timeout, body_bytes)
+        _User(
+            address,
+            request,
+            share + (number < rest),
+            start + seconds,
+            timeout,
+            body_bytes,
+            receive_bytes,
+        )
         for number in range(connections)
     ]
     if connections == 1:
@@ -91,12 +101,13 @@ class _User:
     deadline: float
     timeout: float
     expected: int | None
+    receive_bytes: int
     times_ms: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     body_bytes: int = 0
 
     def run(self) -> None:
-        buffer = memoryview(bytearray(BUFFER_BYTES))
+        buffer = memoryview(bytearray(self.receive_bytes))
         sock: socket.socket | None = None
         try:
             for _ in range(self.requests):
@@ -171,7 +182,7 @@ def _receive_exactly(
     sock: socket.socket, buffer: memoryview, left: int, status: str, size: int
 ) -> None:
     while left > 0:
-        received = sock.recv_into(buffer, min(left, BUFFER_BYTES))
+        received = sock.recv_into(buffer, min(left, len(buffer)))
         if not received:
             raise _BadAnswer(f"status {status}, then closed after {size - left} of {size} bytes")
         left -= received

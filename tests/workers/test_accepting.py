@@ -1,63 +1,188 @@
-"""Accepting on and off from several threads: the flag and the dispatcher say the same."""
+"""Accepting: on and off from several threads, out of descriptors, and in a crowd."""
 
 from __future__ import annotations
 
+import errno
+import socket
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from wsgifast.workers import FastWorker
+from wsgifast.workers import accepting
+from wsgifast.workers.accepting import Acceptor
 
 LISTENER = 3
 
 
-class Interrupted:
-    """A dispatcher in which another thread comes between as soon as a listener is forgotten."""
+class Listener:
+    """A listener with so many connections waiting, or an error."""
+
+    def __init__(self, waiting: int = 0) -> None:
+        self.waiting = waiting
+        self.error: OSError | None = None
+
+    def fileno(self) -> int:
+        return LISTENER
+
+    def getsockname(self) -> str:
+        return "here"
+
+    def setblocking(self, flag: bool) -> None:
+        assert not flag
+
+    def accept(self) -> tuple[str, str]:
+        if self.error is not None:
+            raise self.error
+        if not self.waiting:
+            raise BlockingIOError
+        self.waiting -= 1
+        return f"connection {self.waiting}", "peer"
+
+
+class Listening:
+    """A dispatcher; what `between` does comes between as soon as a listener is forgotten."""
 
     def __init__(self) -> None:
-        self.listening = {LISTENER}
-        self.other: threading.Thread | None = None
+        self.fds: set[int] = set()
+        self.between: threading.Thread | None = None
 
     def forget(self, fd: int) -> None:
-        assert self.other is not None
-        self.other.start()
-        # Long enough for the other one to come through, if nothing holds it back.
-        self.other.join(0.3)
-        self.listening.discard(fd)
+        if self.between is not None:
+            self.between.start()
+            # Long enough for the other one to come through, if nothing holds it back.
+            self.between.join(0.3)
+        self.fds.discard(fd)
 
     def listen(self, fd: int) -> None:
-        if fd in self.listening:
+        if fd in self.fds:
             raise FileExistsError(fd)  # as epoll does
-        self.listening.add(fd)
+        self.fds.add(fd)
 
 
-def worker_with(dispatcher: Interrupted, *, stopping: bool) -> Any:
-    worker: Any = FastWorker.__new__(FastWorker)
-    worker.dispatcher = dispatcher
-    worker._accepting = True
-    worker._stopping = stopping
-    worker._accept_lock = threading.Lock()
-    worker._listeners = {LISTENER: None}
-    return worker
+class Server:
+    """What a worker gives its acceptor."""
+
+    def __init__(self, waiting: int = 0, room: int = 1000) -> None:
+        self.listener = Listener(waiting)
+        self.dispatcher = Listening()
+        self.room = room
+        self.begun: list[str] = []
+        self.warnings: list[str] = []
+        listeners: Any = [self.listener]
+        dispatcher: Any = self.dispatcher
+        self.acceptor = Acceptor(
+            listeners,
+            dispatcher,
+            connect=self.connect,
+            has_room=lambda: self.room > 0,
+            log=SimpleNamespace(warning=lambda text, *args: self.warnings.append(text % args)),
+        )
+        self.acceptor.resume()
+
+    def connect(self, sock: Any, peer: Any, address: Any) -> Any:
+        assert (peer, address) == ("peer", "here")
+        self.room -= 1
+        return SimpleNamespace(begin=lambda: self.begun.append(sock))
+
+    @property
+    def listens(self) -> bool:
+        return self.dispatcher.fds == {LISTENER}
 
 
 @pytest.mark.parametrize("stopping", [False, True])
 def test_a_connection_closes_while_the_last_one_allowed_is_accepted(stopping: bool) -> None:
-    dispatcher = Interrupted()
-    worker = worker_with(dispatcher, stopping=stopping)
+    server = Server(waiting=1, room=1)
     errors: list[BaseException] = []
 
-    def resume() -> None:
+    def close_one() -> None:
         try:
-            worker._set_accepting(True)
+            server.room += 1
+            server.acceptor.on_room()
         except BaseException as error:  # noqa: BLE001 - told to the test
             errors.append(error)
 
-    dispatcher.other = threading.Thread(target=resume)
-    worker._set_accepting(False)
-    dispatcher.other.join()
+    server.dispatcher.between = threading.Thread(target=close_one)
+    if stopping:
+        server.acceptor.stop()
+    else:
+        server.acceptor.accept(LISTENER)
+    server.dispatcher.between.join()
     assert not errors
     # A worker that stops takes nobody any more; any other goes on.
-    assert worker._accepting is not stopping
-    assert dispatcher.listening == (set() if stopping else {LISTENER})
+    assert server.listens is not stopping
+
+
+def test_a_full_worker_leaves_the_others_in_the_queue() -> None:
+    server = Server(waiting=5, room=2)
+    server.acceptor.accept(LISTENER)
+    assert len(server.begun) == 2
+    assert not server.listens
+    server.acceptor.resume()
+    assert not server.listens
+    server.room = 1
+    server.acceptor.on_room()
+    assert server.listens
+
+
+def test_without_descriptors_accepting_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(accepting, "time", SimpleNamespace(monotonic=lambda: now))
+    server = Server(waiting=1)
+    server.listener.error = OSError(errno.EMFILE, "Too many open files")
+    server.acceptor.accept(LISTENER)
+    assert "Too many open files" in server.warnings[0]
+    assert not server.listens
+    server.acceptor.resume()
+    assert not server.listens
+    now += 1.0
+    server.acceptor.resume()
+    assert server.listens
+    # One that has closed has given its descriptor back: nothing to wait for.
+    server.acceptor.accept(LISTENER)
+    assert not server.listens
+    server.acceptor.on_room()
+    assert server.listens
+
+
+def test_a_listener_that_fails_otherwise_stays() -> None:
+    server = Server(waiting=1)
+    server.listener.error = ConnectionAbortedError()
+    server.acceptor.accept(LISTENER)
+    assert server.listens
+    assert not server.warnings
+
+
+def test_newcomers_do_not_wait_for_the_end_of_a_crowds_events() -> None:
+    server = Server(waiting=20)
+    server.acceptor.accept(LISTENER)
+    assert 0 < len(server.begun) < 20
+    events = 0
+    while server.acceptor.crowded is not None:
+        server.acceptor.on_event_in_crowd()
+        events += 1
+        assert events < 1000
+    # Without one more event of the listener, which would come behind the crowd's.
+    assert len(server.begun) == 20
+    # Nor do the others wait for the newcomers.
+    assert events > 20
+
+
+def test_a_connection_that_fails_at_once_is_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(waiting=3)
+    monkeypatch.setattr(server.acceptor, "_connect", lambda sock, peer, address: None)
+    server.acceptor.accept(LISTENER)
+    assert server.listener.waiting == 0
+    assert not server.begun
+
+
+def test_listeners_are_made_non_blocking() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dispatcher: Any = Listening()
+        acceptor = Acceptor(
+            [listener], dispatcher, connect=lambda *_: None, has_room=lambda: True, log=None
+        )
+        assert not listener.getblocking()
+        assert acceptor.listens_on(listener.fileno())
+        assert not acceptor.listens_on(listener.fileno() + 1)

@@ -11,7 +11,14 @@ from gunicorn.http.body import ChunkedReader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsgifast.workers.bodies import BodyTooLarge, Chunked, KnownLength, NeedMoreData, Received
+from wsgifast.workers.bodies import (
+    BodyTooLarge,
+    Chunked,
+    Collector,
+    KnownLength,
+    NeedMoreData,
+    Received,
+)
 
 NEXT = b"GET /next HTTP/1.1\r\n\r\n"
 
@@ -52,7 +59,7 @@ def reader(received: Received) -> ChunkedReader:
 def collect(collector: Any, pieces: Pieces) -> bytes:
     whole = collector.begin()
     while not whole:
-        whole = collector.receive(pieces.recv, pieces.recv_into)
+        whole = collector.receive(pieces)
     with collector.open() as body:
         assert body.readline() + body.read() == (body.seek(0), body.read())[1]
         body.seek(0)
@@ -93,14 +100,16 @@ def test_chunked_body_over_the_limit() -> None:
 
 def test_end_of_the_connection_in_a_body() -> None:
     received = Received()
-    for collector in (
+    nothing: Any = Pieces(b"", [])
+    collectors: list[Collector] = [
         KnownLength(received, 10, 100),
         KnownLength(received, 10, 0),
         Chunked(received, reader(received), 100, 100),
-    ):
+    ]
+    for collector in collectors:
         assert not collector.begin()
         with pytest.raises(EOFError):
-            collector.receive(lambda size: b"", lambda view: 0)
+            collector.receive(nothing)
 
 
 def test_received_stops_a_parser_that_wants_more() -> None:

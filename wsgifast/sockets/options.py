@@ -130,13 +130,15 @@ def is_plain_socket(sock: object) -> TypeGuard[socket.socket]:
     return type(sock) is socket.socket and isinstance(sock, _socket.socket)
 
 
-def limit_send_buffer(sock: SocketLike) -> bool:
+def limit_send_buffer(sock: SocketLike, size: int = NEAR_SEND_BUFFER_BYTES) -> bool:
     """Give a connection to a near peer a send buffer that stays in the processor's cache.
 
     The kernel grows a send buffer to megabytes; on a long path that keeps the pipe full, on this
     host it only pushes every byte out of the cache. So the buffer is set where the kernel's own
     measurement (TCP_INFO) says that the round trip is short, and left to the kernel elsewhere.
 
+    :param size: bytes. What a slow reader leaves lying counts against the memory that the kernel
+        has for all TCP connections (tcp_mem): a server of thousands of them gives each less.
     :returns: True if the buffer was set.
     :raises OSError: if the socket is closed.
     """
@@ -145,7 +147,7 @@ def limit_send_buffer(sock: SocketLike) -> bool:
     if not hasattr(socket, "TCP_INFO") or round_trip_us(sock) > NEAR_RTT_US:
         return False
     # The kernel doubles the value that it is given, to leave room for its bookkeeping (socket(7)).
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_SEND_BUFFER_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
     return True
 
 

@@ -12,14 +12,23 @@ memory up to a limit, into a temporary file beyond it.
 from __future__ import annotations
 
 import io
+import socket
+import ssl
 import tempfile
 from collections.abc import Callable
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
-from gunicorn.http.body import ChunkedReader
+from gunicorn.http.body import ChunkedReader, LengthReader
 from gunicorn.http.errors import ChunkMissingTerminator, NoMoreData
 
-__all__ = ["BodyTooLarge", "Chunked", "KnownLength", "NeedMoreData", "Received"]
+__all__ = [
+    "BodyTooLarge",
+    "Collector",
+    "NeedMoreData",
+    "Received",
+    "collector_for",
+    "receive_available",
+]
 
 # A buffer is allocated in full up to here, and grows by doubling above: a head that only promises
 # a large body must not cost its memory.
@@ -124,6 +133,60 @@ class _Store:
             self._file.close()
 
 
+class Collector(Protocol):
+    """A body on its way in."""
+
+    received: int  # bytes, framing included
+
+    def begin(self) -> bool:
+        """Take what has come with the head; True if that was all.
+
+        :raises: as :meth:`receive`.
+        """
+
+    def receive(self, sock: socket.socket) -> bool:
+        """Receive once from a non-blocking socket; True if the body is whole.
+
+        :raises EOFError: if the client has closed the connection.
+        :raises BodyTooLarge: if the body goes over its limit.
+        :raises OSError: as the socket does; also if the temporary file cannot be written.
+        """
+
+    def open(self) -> BinaryIO:
+        """The whole body as a file for `wsgi.input`."""
+
+    def close(self) -> None:
+        """Give up what has come."""
+
+
+def collector_for(reader: Any, source: Received, in_memory: int, limit: int) -> Collector | None:
+    """Return what collects a body.
+
+    :param reader: gunicorn's reader of the body.
+    :param in_memory: bytes; a larger body goes to a temporary file.
+    :returns: None for a reader of another protocol (uwsgi's): it alone knows where the body ends.
+    :raises BodyTooLarge: if the head says so already.
+    """
+    if isinstance(reader, ChunkedReader):
+        return Chunked(source, reader, in_memory, limit)
+    if isinstance(reader, LengthReader):
+        if reader.length > limit:
+            raise BodyTooLarge
+        return KnownLength(source, reader.length, in_memory)
+    return None
+
+
+def receive_available(collector: Collector, sock: socket.socket) -> bool:
+    """Receive once, and what TLS has decrypted beyond that: no event would tell of it.
+
+    :returns, :raises: as :meth:`Collector.receive`.
+    """
+    whole = collector.receive(sock)
+    while not whole and isinstance(sock, ssl.SSLSocket) and sock.pending():
+        whole = collector.receive(sock)
+    return whole
+
+
 class KnownLength:
     """A body with a Content-Length (RFC 9112 section 6.2)."""
 
@@ -138,7 +201,6 @@ class KnownLength:
         self._store = None if self._buffer is not None else _Store(0)
 
     def begin(self) -> bool:
-        """Take what has come with the head; True if that was all."""
         source = self._source
         data = source.data[: self._length]
         source.data = source.data[self._length :]
@@ -146,14 +208,9 @@ class KnownLength:
             self._take(data)
         return self.received == self._length
 
-    def receive(self, recv: Callable[[int], bytes], recv_into: Callable[[memoryview], int]) -> bool:
-        """Receive once; True if the body is whole.
-
-        :raises EOFError: if the client has closed the connection.
-        :raises OSError: as the receive functions do; also if the temporary file cannot be written.
-        """
+    def receive(self, sock: socket.socket) -> bool:
         if self._buffer is None:
-            data = recv(min(self._length - self.received, 256 * 1024))
+            data = sock.recv(min(self._length - self.received, 256 * 1024))
             if not data:
                 raise EOFError
             self._take(data)
@@ -164,7 +221,7 @@ class KnownLength:
             # the bodies of all connections here; nor is the buffer as large as the length says
             # before so much has come.
             with memoryview(self._buffer) as view:
-                count = recv_into(view[self._filled :])
+                count = sock.recv_into(view[self._filled :])
             if not count:
                 raise EOFError
             self._filled += count
@@ -172,7 +229,6 @@ class KnownLength:
         return self.received == self._length
 
     def open(self) -> BinaryIO:
-        """The whole body as a file for `wsgi.input`."""
         if self._store is not None:
             return self._store.open()
         assert self._buffer is not None
@@ -221,8 +277,8 @@ class Chunked:
         self._undecoded, self._source.data = self._source.data, b""
         return self._decode()
 
-    def receive(self, recv: Callable[[int], bytes], recv_into: Callable[[memoryview], int]) -> bool:
-        data = recv(64 * 1024)
+    def receive(self, sock: socket.socket) -> bool:
+        data = sock.recv(64 * 1024)
         if not data:
             raise EOFError
         self.received += len(data)

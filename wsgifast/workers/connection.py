@@ -20,22 +20,31 @@ lock). The socket is closed by its owner only, never while the app's thread may 
 
 from __future__ import annotations
 
-import select
 import socket
 import ssl
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from gunicorn import util
-from gunicorn.http.body import ChunkedReader, LengthReader
+from gunicorn.http.body import LengthReader
 from gunicorn.http.errors import LimitRequestHeaders
 
 from ..sockets.sendfile import FileTruncated
-from .bodies import BodyTooLarge, Chunked, KnownLength, NeedMoreData, Received
+from .bodies import (
+    BodyTooLarge,
+    Collector,
+    NeedMoreData,
+    Received,
+    collector_for,
+    receive_available,
+)
 from .dispatcher import READ, WRITE
 from .environ import proxy_part
 from .exchange import AppSocket, ErrorSocket, Exchange
 from .output import WOULD_BLOCK, ClientGone, OutputQueue
+from .streaming import drain, receive_blocking
 
 if TYPE_CHECKING:
     from .worker import FastWorker
@@ -51,9 +60,6 @@ _RECEIVE_BYTES = 16 * 1024
 _HEAD_STEP_BYTES = 4 * 1024
 # What is read and thrown away of a client that goes on sending after our last word.
 _LINGER_BYTES = 64 * 1024
-# The most that is thrown away of a body which the app has not read, to keep the connection: a
-# client that sends as fast as it is read would otherwise hold the thread as long as it likes.
-_DRAIN_BYTES = 1024 * 1024
 LINGER_S = 2.0
 # Apache's rule against bodies that drip (mod_reqtimeout, MinRate): each so many bytes give the
 # client one more second.
@@ -63,17 +69,6 @@ _BODY_BYTES_PER_S = 500.0
 _HOLD_S = 0.0005
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-class Collector(Protocol):
-    """A request body on its way in; see bodies.py."""
-
-    received: int
-
-    def begin(self) -> bool: ...
-    def receive(self, recv: Any, recv_into: Any) -> bool: ...
-    def open(self) -> Any: ...
-    def close(self) -> None: ...
 
 
 class Connection:
@@ -101,6 +96,7 @@ class Connection:
         "received",
         "server",
         "sock",
+        "starved",
         "state",
         "upgrade_settings",
     )
@@ -118,6 +114,7 @@ class Connection:
         self.http2 = False
         self.upgrade_settings: Any = None
         self.state = HANDSHAKE if server.settings.is_ssl else HEAD
+        self.starved = False  # its output waits for the sweep
         # When the sweep may end it; monotonic.
         self.deadline = time.monotonic() + server.head_timeout_s
         self.output = OutputQueue(
@@ -168,8 +165,17 @@ class Connection:
                 if self.state != RUNNING:
                     self.close()
 
-    def _arm_for_writing(self) -> None:
-        self.deadline = time.monotonic() + self.server.send_timeout_s
+    def _arm_for_writing(self, starved: bool) -> None:
+        self.starved = starved
+        if starved:
+            self.wait(0)  # for its end only; its deadline stays, since nothing has been taken
+        else:
+            self.deadline = time.monotonic() + self.server.send_timeout_s
+            self.wait(WRITE)
+
+    def retry(self) -> None:
+        """Wait for writability after all; the sweep owns it."""
+        self.starved = False
         self.wait(WRITE)
 
     # Events. Each returns whether the connection is ready to run.
@@ -257,8 +263,8 @@ class Connection:
         if not self._may_be_complete(data):
             self.wait(READ)
             return False
-        if self._requests == 0 and self.server.prior_knowledge is not None:
-            matched = self.server.prior_knowledge(self, data)
+        if self._requests == 0 and self.server.http2.prior_knowledge is not None:
+            matched = self.server.http2.prior_knowledge(self, data)
             if matched is not None:
                 return matched and self._become_http2()
         return self._parse(data)
@@ -278,7 +284,7 @@ class Connection:
         if len(data) - self._attempted >= _HEAD_STEP_BYTES:
             self._attempted = len(data)
             return True
-        if self.server.prior_knowledge is not None and self._requests == 0:
+        if self.server.http2.prior_knowledge is not None and self._requests == 0:
             return True
         # A bare LF ends no line (RFC 9112 section 2.2): the parser refuses it at once.
         return data.count(b"\n") != data.count(b"\r\n")
@@ -307,8 +313,8 @@ class Connection:
         if self._requests == 1 and getattr(req, "proxy_protocol_info", None):
             # It speaks of the connection, so of every request on it.
             self._proxy = {k: v for k, v in proxy_part(req).items() if v not in (None, "None")}
-        if server.upgrade is not None:
-            self.upgrade_settings = server.upgrade(self, req)
+        if server.http2.upgrade is not None:
+            self.upgrade_settings = server.http2.upgrade(self, req)
         self.state = RUNNING
         reader = req.body.reader
         if type(reader) is LengthReader and reader.length == 0:
@@ -320,96 +326,77 @@ class Connection:
 
     def _begin_body(self, exchange: Exchange, reader: Any) -> bool:
         server = self.server
-        collector: Collector
-        if isinstance(reader, ChunkedReader):
-            collector = Chunked(
-                self.received, reader, server.body_memory_bytes, server.body_limit_bytes
+        try:
+            collector = collector_for(
+                reader, self.received, server.body_memory_bytes, server.body_limit_bytes
             )
-        elif isinstance(reader, LengthReader):
-            if reader.length > server.body_limit_bytes:
-                self.refuse(413, "Content Too Large", "The request body is too large")
-                return False
-            collector = KnownLength(self.received, reader.length, server.body_memory_bytes)
-        else:  # a reader of another protocol (uwsgi): it knows its end
+        except BodyTooLarge:
+            self._refuse_body()
+            return False
+        if collector is None:
             self._stream_body(exchange.req)
             return True
         self._collector = collector
         self.state = BODY
         self.deadline = time.monotonic() + server.body_timeout_s
-        try:
-            if collector.begin():
-                return self._body_is_whole()
-            if getattr(exchange.req, "_expected_100_continue", False):
-                self.output.write(_CONTINUE)
-                if self.output.draining:
-                    # Written under the queue's own event; the body is asked for after that.
-                    return False
-        except ClientGone:
-            self.close()
-            return False
-        except BodyTooLarge:
-            self.refuse(413, "Content Too Large", "The request body is too large")
-            return False
-        except Exception as error:  # noqa: BLE001
-            self._reject(exchange.req, error)
-            return False
-        self.wait(READ)
-        return False
+        return self._collect(collector.begin, ask=exchange.req._expected_100_continue)
 
     def _on_body(self) -> bool:
         if self.output.draining:  # "100 Continue" goes first
             self.output.on_writable()
             if self.output.draining:
                 return False
-        collector = self._collector
+        assert self._collector is not None
+        return self._collect(partial(receive_available, self._collector, self.sock))
+
+    def _collect(self, step: Callable[[], bool], ask: bool = False) -> bool:
+        """Take more of the body in, and wait for the rest; returns whether it is whole.
+
+        :param ask: whether the client waits for "100 Continue".
+        """
         exchange = self.exchange
-        assert collector is not None
+        collector = self._collector
         assert exchange is not None
-        sock = self.sock
+        assert collector is not None
         before = collector.received
         try:
-            whole = collector.receive(sock.recv, sock.recv_into)
-            while not whole and isinstance(sock, ssl.SSLSocket) and sock.pending():
-                whole = collector.receive(sock.recv, sock.recv_into)
+            if step():
+                exchange.body = collector.open()
+                self._collector = None
+                self.state = RUNNING
+                return True
+            if ask:
+                self.output.write(_CONTINUE)
+                if self.output.draining:
+                    # Written under the queue's own event; the body is asked for after that.
+                    return False
         except WOULD_BLOCK:
-            whole = False
-        except EOFError:
-            self.server.log.debug("The client has gone in the middle of its body")
+            pass
+        except (EOFError, ConnectionError) as error:
+            self.server.log.debug("The client has gone in the middle of its body: %s", error)
             self.close()
             return False
         except BodyTooLarge:
-            self.refuse(413, "Content Too Large", "The request body is too large")
-            return False
-        except ConnectionError as error:
-            self.server.log.debug("Ignoring a lost connection: %s", error)
-            self.close()
+            self._refuse_body()
             return False
         except Exception as error:  # noqa: BLE001 - malformed chunks; a full disk
             self._reject(exchange.req, error)
             return False
-        if whole:
-            return self._body_is_whole()
         if collector.received > before:
             timeout = self.server.body_timeout_s
-            now = time.monotonic()
             self.deadline = min(
-                now + timeout,
+                time.monotonic() + timeout,
                 exchange.started + timeout + collector.received / _BODY_BYTES_PER_S,
             )
         self.wait(READ)
         return False
 
-    def _body_is_whole(self) -> bool:
-        assert self._collector is not None
-        assert self.exchange is not None
-        self.exchange.body = self._collector.open()
-        self._collector = None
-        self.state = RUNNING
-        return True
+    def _refuse_body(self) -> None:
+        self.refuse(413, "Content Too Large", "The request body is too large")
 
     def _stream_body(self, req: Any) -> None:
         """Let the app's thread read the body from the client, and wait for it."""
-        if getattr(req, "_expected_100_continue", False) and not self.received.data:
+        if req._expected_100_continue and not self.received.data:
             try:
                 self.output.write(_CONTINUE)
             except ClientGone:
@@ -417,23 +404,11 @@ class Connection:
         self.received.wait = self._receive_for_app
 
     def _receive_for_app(self, wanted: int) -> bytes:
-        """Block until the client sends; the app's thread."""
-        size = max(_RECEIVE_BYTES, min(wanted, 256 * 1024))
-        deadline = time.monotonic() + self.server.body_timeout_s
-        poller = select.poll()
-        poller.register(self.fd, select.POLLIN)
-        while True:
-            try:
-                with self.output.lock:
-                    return self.sock.recv(size)
-            except WOULD_BLOCK:
-                pass
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                raise TimeoutError("the client has not sent its body in time")
-            poller.poll(remaining * 1000)
+        timeout_s = self.server.body_timeout_s
+        return receive_blocking(self.sock, self.output.lock, wanted, timeout_s)
 
     def _on_writable(self) -> None:
+        self.starved = False
         if self.output.on_writable():
             self.finish()
 
@@ -494,7 +469,7 @@ class Connection:
             resp = exchange.resp
             keep = keep and resp is not None and not resp.should_close()
             if keep and self.received.wait is not None:
-                keep = self._drain_stream(exchange.req)
+                keep = drain(exchange.req.body, self.received, self.sock)
             self.received.wait = None
             if exchange.body is not exchange.req.body:
                 exchange.body.close()
@@ -511,21 +486,6 @@ class Connection:
             self.server.crew.push((self.fd, 0))
         else:
             self.wait(READ)
-
-    def _drain_stream(self, req: Any) -> bool:
-        """Throw away what the app has not read of a streamed body, if it is all here."""
-        if getattr(req.body, "failed", False):
-            return False
-        self.received.wait = self.sock.recv  # non-blocking
-        drained = 0
-        try:
-            while data := req.body.read(_LINGER_BYTES):
-                drained += len(data)
-                if drained > _DRAIN_BYTES:
-                    return False
-        except Exception:  # noqa: BLE001 - not all here, or malformed: the next one's start is lost
-            return False
-        return True
 
     # Ends
 

@@ -17,15 +17,23 @@ watch's next tick, in which another thread sends it while the app works on (PEP 
 and Streaming"). A writer that is more than `ahead` bytes before its client waits for room.
 
 An error is final: what is queued is dropped, file descriptors are closed, writers are told.
+
+The send buffer of a near client starts small and grows when the client is quick: what slow clients
+leave lying there comes out of the memory that the kernel has for all TCP connections, and when
+that is gone, every connection of the host stands still. It may be gone all the same: then a socket
+is writable and takes nothing, and the queue is *starved*. To wait for writability again would spin,
+so it waits for the sweep.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import ssl
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
@@ -49,6 +57,11 @@ _READ_BYTES = 256 * 1024
 _BUFFERS = 64
 # Held chunks are sent as soon as they are this many bytes: larger writes are no cheaper per byte.
 _HOLD_BYTES = 64 * 1024
+# A near client's send buffer until it has shown that it is quick: 10,000 slow ones then hold 1 GB
+# of the kernel's memory, not 3.
+_FIRST_SEND_BUFFER_BYTES = 64 * 1024
+# A client that makes room within this time is quick.
+_QUICK_S = 0.005
 
 _EMPTY: deque[object] = deque()
 
@@ -73,17 +86,21 @@ class OutputQueue:
     """The output side of one connection.
 
     :param sock: non-blocking, plain or TLS.
-    :param arm: called under the lock when the kernel is full: wait for writability.
+    :param arm: called under the lock when the kernel is full: wait for writability; with True when
+        the queue is starved: call :meth:`on_writable` again some time later.
     :param ahead: bytes in memory from which on the next write has to wait.
     """
 
     __slots__ = (
         "_ahead",
         "_arm",
-        "_buffer_limited",
+        "_buffer_set",
         "_by_kernel",
+        "_draining_since",
         "_dropped",
+        "_is_tls",
         "_items",
+        "_may_grow",
         "_room",
         "_sock",
         "bytes_queued",
@@ -95,7 +112,7 @@ class OutputQueue:
     )
 
     def __init__(
-        self, sock: socket.socket, arm: Callable[[], None], *, ahead: int, sendfile: bool
+        self, sock: socket.socket, arm: Callable[[bool], None], *, ahead: int, sendfile: bool
     ) -> None:
         self.lock = threading.Lock()
         self.draining = False
@@ -107,12 +124,13 @@ class OutputQueue:
         self._sock = sock
         self._arm = arm
         self._ahead = ahead
-        self._by_kernel = (
-            sendfile and not isinstance(sock, ssl.SSLSocket) and hasattr(os, "sendfile")
-        )
+        self._is_tls = isinstance(sock, ssl.SSLSocket)
+        self._by_kernel = sendfile and not self._is_tls and hasattr(os, "sendfile")
         self._items: deque[bytes | memoryview | _FileRun] = _EMPTY  # type: ignore[assignment]
         self._room: threading.Condition | None = None
-        self._buffer_limited = False
+        self._buffer_set = False
+        self._may_grow = False  # the send buffer is the small one
+        self._draining_since = 0.0
 
     def reset(self) -> None:
         """Begin a new response; the queue is empty."""
@@ -203,8 +221,10 @@ class OutputQueue:
         """
         with self.lock:
             self.draining = False
+            if self._may_grow and time.monotonic() - self._draining_since < _QUICK_S:
+                self._grow_buffer()
             if self.error is None:
-                self._send()
+                self._send(writable=True)
             if self._room is not None and (
                 self.error is not None or self.bytes_queued <= self._ahead // 2
             ):
@@ -229,33 +249,43 @@ class OutputQueue:
         self._items.append(view)
         self.bytes_queued += len(view)
 
-    def _start_draining(self) -> None:
+    def _start_draining(self, starved: bool = False) -> None:
         if not self.draining:
             self.draining = True
             self._limit_buffer()
-            self._arm()
+            if self._may_grow:
+                self._draining_since = time.monotonic()
+            self._arm(starved)
 
     def _limit_buffer(self) -> None:
         if self._items is _EMPTY:
             self._items = deque()
-        if not self._buffer_limited:
-            self._buffer_limited = True
-            try:
-                limit_send_buffer(cast(SocketLike, self._sock))
-            except OSError:
-                pass  # it has just been reset; the next send says so
+        if not self._buffer_set:
+            self._buffer_set = True
+            # Reset just now: the next send says so.
+            with contextlib.suppress(OSError):
+                self._may_grow = limit_send_buffer(
+                    cast(SocketLike, self._sock), _FIRST_SEND_BUFFER_BYTES
+                )
+
+    def _grow_buffer(self) -> None:
+        self._may_grow = False
+        with contextlib.suppress(OSError):
+            limit_send_buffer(cast(SocketLike, self._sock))
 
     def _send_or_raise(self) -> None:
         self._send()
         if self.error is not None:
             raise ClientGone(str(self.error)) from self.error
 
-    def _send(self) -> None:
+    def _send(self, writable: bool = False) -> None:
+        sent = self.sent
         try:
             if not self._send_a_turn():
                 self._start_draining()
         except WOULD_BLOCK:
-            self._start_draining()
+            # TLS may have wanted something else; for the others see "starved" above.
+            self._start_draining(starved=writable and self.sent == sent and not self._is_tls)
         except OSError as error:
             self._fail(error)
 
@@ -283,7 +313,7 @@ class OutputQueue:
         buffers = [first]
         flags = 0
         # After a refusal TLS wants the same bytes again: a queue's head only ever shrinks.
-        if len(items) > 1 and not isinstance(self._sock, ssl.SSLSocket):
+        if len(items) > 1 and not self._is_tls:
             for item in islice(items, 1, _BUFFERS):
                 if isinstance(item, _FileRun):
                     break

@@ -1,14 +1,14 @@
 """FastWorker: gunicorn's gthread worker, with another way of doing input and output.
 
 It is a ThreadWorker for gunicorn: the same settings, hooks, logs and HTTP/2 code. What it replaces
-is the loop (crew.py), the connections (connection.py) and the response (response.py).
+is the loop (crew.py, dispatcher.py), accepting (accepting.py), the connections (connection.py) and
+the response (response.py).
 """
 
 from __future__ import annotations
 
-import errno
+import socket
 import sys
-import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -21,29 +21,21 @@ from gunicorn.workers import gthread
 
 from ..delivery import SegmentedBody
 from ..errors import ConfigurationError
+from .accepting import Acceptor
 from .connection import LINGER_S, Connection
 from .crew import Crew
 from .dispatcher import DISPATCHERS, Dispatcher, Event, make_dispatcher
 from .environ import EnvironFactory
 from .exchange import Exchange
 from .gunicorn_support import Settings, TLSContexts, check_gunicorn, head_limit
+from .http2 import HTTP2
 from .output import ClientGone
 from .response import Response
 
-try:
-    from gunicorn.http2 import negotiation
-except ImportError:  # cleartext HTTP/2 came later than HTTP/2
-    negotiation = None
-
 __all__ = ["FastWorker"]
 
-# How long a connection without a free descriptor stays in the listener's queue.
-_ACCEPT_PAUSE_S = 0.2
-# Connections accepted in one turn: more would keep the others waiting, and other workers idle.
-_ACCEPTS = 8
 # The main thread looks after time limits and the heartbeat this often, as gthread does.
 _ROUND_S = 1.0
-_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class InvalidWorkerOption(ConfigurationError, RuntimeError):
@@ -88,7 +80,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     # gunicorn's own, named here because it ships no types.
     alive: bool
-    _accepting: bool
 
     # What gunicorn calls before any worker is started.
 
@@ -123,8 +114,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         # Output that waits for the next tick.
         self.held: dict[int, Connection] = {}
         self.connections: set[Connection] = set()
-        self._resume_accepting = 0.0
-        self._accept_lock = threading.Lock()
         self._stopping = False
         self.dispatcher: Dispatcher = make_dispatcher(self.dispatcher_kind)
         self.crew: Crew[Connection] = Crew(
@@ -142,7 +131,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """The main thread: the watch over the crew, time limits, and gunicorn's heartbeat."""
         self._prepare()
         self.crew.start()
-        self._set_accepting(True)
+        self._acceptor.resume()
         while self.alive and not self.crew.failed:
             self.notify()
             self._sweep()
@@ -172,9 +161,13 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         if settings.uses_uwsgi:
             self.request_class = http.get_parser(cfg, [], None).mesg_class
         self._tls = TLSContexts(settings) if settings.is_ssl else None
-        self._listeners = {sock.fileno(): (sock, sock.getsockname()) for sock in self.sockets}
-        for sock in self.sockets:
-            sock.setblocking(False)
+        self._acceptor = Acceptor(
+            self.sockets,
+            self.dispatcher,
+            connect=self._connect,
+            has_room=self._has_room,
+            log=self.log,
+        )
         self._pre_request = settings.pre_request
         self._post_request = settings.post_request
         self._max_connections: int = settings.worker_connections
@@ -183,19 +176,12 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self._logs_access = type(self.log).access is not Logger.access or bool(
             getattr(self.log, "access_log_enabled", True)
         )
-        self.prior_knowledge = None
-        self.upgrade = None
-        mode = getattr(settings, "http2_cleartext", "off")
-        if negotiation is not None and mode != "off":
-            if mode in ("prior-knowledge", "both"):
-                self.prior_knowledge = self._match_prior_knowledge
-            if mode in ("upgrade", "both"):
-                self.upgrade = self._match_upgrade
+        self.http2 = HTTP2(self)
 
     def _stop(self) -> None:
         """Let what runs finish within graceful_timeout; then drop the rest."""
         self._stopping = True
-        self._set_accepting(False)
+        self._acceptor.stop()
         now = time.monotonic()
         deadline = now + self.cfg.graceful_timeout
         # Kept-alive connections get a moment for a request that is under way already; it is
@@ -225,61 +211,35 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self.log.exception("A thread of the worker has failed; the worker restarts")
         self.crew.ring()
 
-    # Accepting.
+    # Connections come and go.
 
-    def _set_accepting(self, enabled: bool) -> None:
-        # One thread may accept the last connection allowed while another closes one: the flag and
-        # the dispatcher must not part, or nobody would be accepted ever again.
-        with self._accept_lock:
-            if enabled == self._accepting or (enabled and self._stopping):
-                return
-            self._accepting = enabled
-            for fd in self._listeners:
-                if enabled:
-                    self.dispatcher.listen(fd)
-                else:
-                    self.dispatcher.forget(fd)
+    def _has_room(self) -> bool:
+        return self.alive and len(self.connections) < self._max_connections
 
-    def _accept(self, fd: int) -> None:
-        listener, address = self._listeners[fd]
-        for _ in range(_ACCEPTS):
-            if not self._accepting:
-                return
-            try:
-                sock, peer = listener.accept()
-            except OSError as error:
-                if error.errno in _NO_DESCRIPTOR:
-                    self.log.warning("Cannot accept: %s; trying again soon", error)
-                    self._resume_accepting = time.monotonic() + _ACCEPT_PAUSE_S
-                    self._set_accepting(False)
-                return
-            try:
-                sock.setblocking(False)
-                if self._tls is not None:
-                    sock = self._tls.current().wrap_socket(
-                        sock,
-                        server_side=True,
-                        suppress_ragged_eofs=self.settings.suppress_ragged_eofs,
-                        do_handshake_on_connect=False,
-                    )
-                connection = Connection(self, sock, peer, address)
-            except Exception:
-                self.log.debug("A connection has failed at once", exc_info=True)
-                sock.close()
-                continue
-            self.connections.add(connection)
-            self.nr_conns = len(self.connections)
-            if self.nr_conns >= self._max_connections:
-                self._set_accepting(False)
-            connection.begin()
+    def _connect(self, sock: socket.socket, peer: Any, address: Any) -> Connection | None:
+        try:
+            sock.setblocking(False)
+            if self._tls is not None:
+                sock = self._tls.current().wrap_socket(
+                    sock,
+                    server_side=True,
+                    suppress_ragged_eofs=self.settings.suppress_ragged_eofs,
+                    do_handshake_on_connect=False,
+                )
+            connection = Connection(self, sock, peer, address)
+        except Exception:
+            self.log.debug("A connection has failed at once", exc_info=True)
+            sock.close()
+            return None
+        self.connections.add(connection)
+        self.nr_conns = len(self.connections)
+        return connection
 
     def on_closed(self, connection: Connection) -> None:
         """A connection has closed: there is room for another one."""
         self.connections.discard(connection)
         self.nr_conns = len(self.connections)
-        if not self._accepting and self.alive and self.nr_conns < self._max_connections:
-            self._resume_accepting = 0.0
-            self._set_accepting(True)
+        self._acceptor.on_room()
 
     def forget(self, connection: Connection) -> None:
         """A descriptor is about to be closed."""
@@ -297,9 +257,11 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         fd, events = item
         connection = self.waiting.pop(fd, None)
         if connection is None:
-            if fd in self._listeners:
-                self._accept(fd)
+            if self._acceptor.listens_on(fd):
+                self._acceptor.accept(fd)
             return None
+        if self._acceptor.crowded is not None:
+            self._acceptor.on_event_in_crowd()
         try:
             return connection if connection.on_event(events) else None
         except Exception:
@@ -310,7 +272,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     def _run(self, connection: Connection) -> None:
         try:
             if connection.http2:
-                self._run_http2(connection)
+                self.http2.run(connection)
             else:
                 self._run_request(connection)
         except Exception:
@@ -336,13 +298,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                 except Exception:
                     self.log.exception("Error in a connection")
                     connection.abort()
-        if (
-            not self._accepting
-            and self.alive
-            and now >= self._resume_accepting
-            and len(self.connections) < self._max_connections
-        ):
-            self._set_accepting(True)
+            elif connection.starved and self.waiting.pop(connection.fd, None) is connection:
+                connection.retry()
+        self._acceptor.resume()
 
     def keepalive_s(self) -> float:
         """Seconds that an idle connection may stay."""
@@ -355,7 +313,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         exchange = connection.exchange
         assert exchange is not None
         if connection.upgrade_settings is not None:
-            self._run_upgrade(connection, exchange)
+            self.http2.run_upgrade(connection, exchange)
             return
         req = exchange.req
         resp = None
@@ -467,76 +425,3 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         environ = self.environs.for_request(factory_part, exchange.req, None, None)
         elapsed = timedelta(seconds=time.monotonic() - exchange.started)
         self.log.access(resp, exchange.req, environ, elapsed)
-
-    # HTTP/2: gthread's own code, on a blocking socket, in a thread of the crew.
-
-    def _match_prior_knowledge(self, connection: Connection, data: bytes) -> bool | None:
-        """Whether a connection begins with HTTP/2's preface; None if it does not."""
-        if not negotiation.prior_knowledge_allowed(self.cfg, connection.peer):
-            return None
-        match = negotiation.preface_match(data[: len(negotiation.H2C_PREFACE)])
-        if match == negotiation.MATCH:
-            return True
-        if match == negotiation.PARTIAL:
-            connection.wait_for_more()
-            return False
-        if negotiation.mismatch_is_error(self.cfg):
-            connection.reject(http.errors.InvalidH2CPreface(data[:24]))
-            return False
-        return None
-
-    def _match_upgrade(self, connection: Connection, req: Any) -> Any:
-        if not negotiation.upgrade_allowed(self.cfg, connection.peer):
-            return None
-        return negotiation.upgrade_settings(req)
-
-    def _blocking(self, connection: Connection) -> gthread.TConn:
-        sock = connection.hijack()
-        conn = gthread.TConn(self.cfg, sock, connection.peer, connection.address)
-        conn.initialized = True
-        sock.setblocking(True)  # TConn makes it non-blocking
-        return conn
-
-    def _run_http2(self, connection: Connection) -> None:
-        conn = self._blocking(connection)
-        conn.is_http2 = True
-        conn.parser = http.get_parser(self.cfg, conn.sock, connection.peer, http2_connection=True)
-        try:
-            conn.parser.initiate_connection()
-            if connection.received.data:
-                # In the clear, what came with the preface may hold whole requests already.
-                for req in conn.parser.receive_data(connection.received.take_buffered()):
-                    self._serve_first_stream(req, conn)
-            self.handle_http2(conn)
-        except OSError as error:
-            self.log.debug("HTTP/2 connection lost: %s", error)
-        finally:
-            connection.app_is_done()
-
-    def _serve_first_stream(self, req: Any, conn: gthread.TConn) -> None:
-        """gthread answers streams one at a time in its loop; this one came before the loop."""
-        try:
-            self.handle_http2_request(req, conn, conn.parser)
-        except Exception as error:
-            self.log.exception("Error handling HTTP/2 request")
-            conn.parser.send_error(req.stream.stream_id, 500, str(error))
-        finally:
-            conn.parser.cleanup_stream(req.stream.stream_id)
-
-    def _run_upgrade(self, connection: Connection, exchange: Exchange) -> None:
-        settings, connection.upgrade_settings = connection.upgrade_settings, None
-        conn = self._blocking(connection)
-        conn.parser = _UpgradeParser(connection.received)
-        try:
-            self.handle_h2c_upgrade(conn, exchange.req, settings)
-        except OSError as error:
-            self.log.debug("HTTP/2 connection lost: %s", error)
-        finally:
-            connection.app_is_done()
-
-
-class _UpgradeParser:
-    """What gthread's upgrade asks of an HTTP/1 parser: the bytes behind the request."""
-
-    def __init__(self, unreader: Any) -> None:
-        self.unreader = unreader

@@ -1,0 +1,76 @@
+"""A body that the app's thread reads from its client."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from wsgifast.workers.bodies import Received
+from wsgifast.workers.streaming import DRAIN_BYTES, drain, receive_blocking
+
+
+class Unread:
+    """A body of which so many bytes are there at once, as from a client that is fast enough."""
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+
+    def read(self, size: int) -> bytes:
+        size = min(size, self.left)
+        self.left -= size
+        return bytes(size)
+
+
+@pytest.mark.parametrize(
+    ("size", "kept"), [(0, True), (DRAIN_BYTES, True), (100 * DRAIN_BYTES, False)]
+)
+def test_no_client_holds_a_thread_with_a_body_that_nobody_wants(size: int, kept: bool) -> None:
+    body = Unread(size)
+    sock: Any = SimpleNamespace(recv=None)
+    assert drain(body, Received(), sock) is kept
+    assert size - body.left <= 2 * DRAIN_BYTES
+
+
+class Renegotiating:
+    """A TLS socket that first has to send something of its own; nothing comes before it has."""
+
+    def __init__(self, sock: socket.socket, peer: socket.socket) -> None:
+        self._sock = sock
+        self._peer = peer
+        self.calls = 0
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def recv(self, size: int) -> bytes:
+        self.calls += 1
+        if self.calls == 1:
+            raise ssl.SSLWantWriteError
+        self._peer.sendall(b"abc")
+        return self._sock.recv(size)
+
+
+def test_tls_that_wants_to_send_before_it_receives() -> None:
+    sock, peer = socket.socketpair()
+    with sock, peer:
+        renegotiating: Any = Renegotiating(sock, peer)
+        # Nothing can be read, and never would be: only writability wakes this up.
+        assert receive_blocking(renegotiating, threading.Lock(), 10, 30.0) == b"abc"
+        assert renegotiating.calls == 2
+
+
+def test_a_client_that_sends_nothing() -> None:
+    sock, peer = socket.socketpair()
+    with sock, peer:
+        sock.setblocking(False)
+        with pytest.raises(TimeoutError, match="not sent its body"):
+            receive_blocking(sock, threading.Lock(), 10, 0.01)
+        peer.sendall(b"late")
+        assert receive_blocking(sock, threading.Lock(), 10, 30.0) == b"late"
+        peer.close()
+        assert receive_blocking(sock, threading.Lock(), 10, 30.0) == b""
