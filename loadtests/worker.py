@@ -41,6 +41,7 @@ from loadtests.measuring import (
     save,
     table,
 )
+from loadtests.measuring.children import start
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -265,7 +266,7 @@ def slow() -> list[list[object]]:
     options = ("--worker-connections", "20000", "--keep-alive", "120")
     for kind, count in crowds:
         with gunicorn(FAST, *options) as server:
-            crowd = subprocess.Popen(
+            crowd = start(
                 [
                     sys.executable, "-m", "loadtests.worker", "crowd", kind, str(count),
                     str(server.address[1]),
