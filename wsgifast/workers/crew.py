@@ -109,6 +109,7 @@ class Crew(Generic[Job]):
         self._bell = threading.Lock()
         self._bell.acquire()
         self._asleep = False
+        self._rung = False
 
     def start(self) -> None:
         """Start the threads; the first is on duty, the others park."""
@@ -138,8 +139,9 @@ class Crew(Generic[Job]):
 
     def ring(self) -> None:
         """Wake the watch; safe in a signal handler."""
-        if self._holder is self._watch_hand:
-            self._dispatcher.wake()
+        self._rung = True
+        # It may be standing in, or about to; a thread of the crew does not mind.
+        self._dispatcher.wake()
         self._rouse()
 
     def watch(self, seconds: float) -> None:
@@ -152,6 +154,9 @@ class Crew(Generic[Job]):
         seen: tuple[_Hand, int] | None = None
         self.ticking = True
         while True:
+            if self._rung:
+                self._rung = False
+                return
             self._ticks += 1
             self._on_tick()
             holder = self._holder
@@ -189,8 +194,8 @@ class Crew(Generic[Job]):
                     return
                 self.ticking = True
                 quiet = 0
-            elif self._bell.acquire(timeout=min(TICK_S, remaining)):
-                return
+            else:
+                self._bell.acquire(timeout=min(TICK_S, remaining))
 
     def _rouse(self) -> None:
         self._asleep = False

@@ -1,0 +1,360 @@
+"""The crew on its own: somebody always polls, work runs once, and as many apps at once as threads.
+
+Apps are callables here; they come by `push`, or as an event: a byte on a socket of the harness.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.servers import wait_for
+from wsgifast.workers.crew import Crew
+from wsgifast.workers.dispatcher import READ, Event, make_dispatcher
+
+# Waiting that only a broken crew would sit out.
+PATIENCE_S = 30.0
+SIZE = 3
+
+App = Callable[[], object]
+
+
+class Harness:
+    """A crew with its watch in a thread of its own, and sockets whose events are apps."""
+
+    def __init__(self, kind: str, size: int) -> None:
+        self.dispatcher = make_dispatcher(kind)
+        self.crew: Crew[App] = Crew(
+            size=size,
+            dispatcher=self.dispatcher,
+            receive=self._receive,
+            run=self._run,
+            on_tick=self._on_tick,
+            on_failure=self._on_failure,
+        )
+        self.received_in: set[str] = set()
+        self.ran_in: set[str] = set()
+        self.failed = threading.Event()
+        self.ticks_without_ticking = 0
+        self.rounds = 0  # of the watch
+        self._apps: dict[int, tuple[socket.socket, App]] = {}
+        self._sockets = contextlib.ExitStack()
+        self._stopping = False
+        self._watch = threading.Thread(target=self._watch_on, name="watch")
+        before = set(threading.enumerate())
+        self.crew.start()
+        self.threads = sorted(set(threading.enumerate()) - before, key=lambda t: t.name)
+        self._watch.start()
+
+    def deliver(self, app: App) -> None:
+        """Let an event be the app's start."""
+        sock, peer = socket.socketpair()
+        self._sockets.enter_context(sock)
+        self._sockets.enter_context(peer)
+        self._apps[sock.fileno()] = (sock, app)
+        peer.send(b"a")
+        self.dispatcher.add(sock.fileno(), READ)
+
+    def stop(self) -> None:
+        """Stop the crew, and see that all its threads end."""
+        self._stopping = True
+        self.crew.ring()
+        self._watch.join(PATIENCE_S)
+        self.crew.stop()
+        for thread in self.threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), f"{thread.name} goes on"
+        self._sockets.close()
+        self.dispatcher.close()
+
+    def _watch_on(self) -> None:
+        while not self._stopping:
+            self.crew.watch(10 * PATIENCE_S)  # a ring ends it
+            self.rounds += 1
+
+    def _receive(self, item: Event | App) -> App | None:
+        self.received_in.add(threading.current_thread().name)
+        if not isinstance(item, tuple):
+            return item
+        sock, app = self._apps[item[0]]
+        assert sock.recv(2) == b"a", "an event has been delivered twice"
+        return app
+
+    def _run(self, app: App) -> None:
+        self.ran_in.add(threading.current_thread().name)
+        app()
+
+    def _on_tick(self) -> None:
+        if not self.crew.ticking:
+            self.ticks_without_ticking += 1
+
+    def _on_failure(self) -> None:
+        self.failed.set()
+
+
+@pytest.fixture(params=["epoll", "selectors"])
+def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
+    made = Harness(request.param, SIZE)
+    yield made
+    made.stop()
+
+
+class Gate:
+    """An app that waits in its thread until it is released."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.left = threading.Event()
+        self._released = threading.Event()
+
+    def __call__(self) -> None:
+        self.entered.set()
+        assert self._released.wait(PATIENCE_S)
+        self.left.set()
+
+    def release(self) -> None:
+        self._released.set()
+
+
+@pytest.fixture(params=["push", "deliver"])
+def start(request: pytest.FixtureRequest, harness: Harness) -> Callable[[App], None]:
+    """The two ways in which work comes."""
+    return harness.crew.push if request.param == "push" else harness.deliver
+
+
+Start = Callable[[App], None]
+
+
+def test_work_runs_in_the_crew(harness: Harness, start: Start) -> None:
+    done = threading.Event()
+    start(done.set)
+    assert done.wait(PATIENCE_S)
+    assert {thread.name for thread in harness.threads} >= harness.ran_in
+
+
+def test_as_many_run_at_once_as_there_are_threads(harness: Harness, start: Start) -> None:
+    meeting = threading.Barrier(SIZE + 1)
+    for _ in range(3):  # in turns: hands change in between
+        for _ in range(SIZE):
+            start(lambda: meeting.wait(PATIENCE_S))
+        meeting.wait(PATIENCE_S)
+    assert harness.ran_in == {thread.name for thread in harness.threads}
+
+
+def test_never_more_run_at_once_and_each_runs_once(harness: Harness, start: Start) -> None:
+    lock = threading.Lock()
+    inside = most = 0
+    ran: Counter[int] = Counter()
+    everything = threading.Event()
+
+    def app(number: int) -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+            ran[number] += 1
+        if number % 7 == 0:  # long enough for the duty to be given away
+            threading.Event().wait(0.003)
+        with lock:
+            inside -= 1
+            if len(ran) == 300:
+                everything.set()
+
+    for number in range(300):
+        start(lambda number=number: app(number))  # type: ignore[misc]
+    assert everything.wait(PATIENCE_S)
+    assert set(ran.values()) == {1}
+    assert most <= SIZE
+
+
+def test_the_duty_is_given_away_while_its_thread_is_in_an_app(
+    harness: Harness, start: Start
+) -> None:
+    for _ in range(3):
+        first = Gate()
+        start(first)
+        assert first.entered.wait(PATIENCE_S)
+        start(first.release)  # nobody else ends it
+        second = threading.Event()
+        start(second.set)
+        assert second.wait(PATIENCE_S)
+
+
+def test_a_watch_that_sleeps_is_woken_by_a_slow_app(harness: Harness, start: Start) -> None:
+    gates = [Gate() for _ in range(SIZE)]
+    for gate in gates:
+        wait_for(lambda: not harness.crew.ticking, "the watch sleeps", PATIENCE_S)
+        start(gate)
+        assert gate.entered.wait(PATIENCE_S)
+        if gate is not gates[-1]:
+            done = threading.Event()
+            start(done.set)
+            assert done.wait(PATIENCE_S)
+            gate.release()
+    gates[-1].release()
+
+
+def test_the_watch_receives_for_a_crew_that_is_all_in_apps(harness: Harness) -> None:
+    gates = [Gate() for _ in range(SIZE)]
+    for gate in gates:
+        harness.deliver(gate)
+    for gate in gates:
+        assert gate.entered.wait(PATIENCE_S)
+    late = [threading.Event() for _ in range(10)]
+    for event in late:
+        harness.deliver(event.set)
+    wait_for(lambda: "watch" in harness.received_in, "the watch receives", PATIENCE_S)
+    assert not any(event.is_set() for event in late)  # and waits for a thread of the crew
+    gates[0].release()
+    for event in late:
+        assert event.wait(PATIENCE_S)
+    assert "watch" not in harness.ran_in
+    for gate in gates[1:]:
+        gate.release()
+
+
+def test_work_that_is_pushed_to_a_crew_that_is_all_in_apps(harness: Harness) -> None:
+    gates = [Gate() for _ in range(SIZE)]
+    for gate in gates:
+        harness.crew.push(gate)
+    for gate in gates:
+        assert gate.entered.wait(PATIENCE_S)
+    done = threading.Event()
+    harness.crew.push(done.set)
+    for gate in gates:
+        gate.release()
+    assert done.wait(PATIENCE_S)
+
+
+def test_an_app_may_push(harness: Harness, start: Start) -> None:
+    """As a pipelined request follows the one before it."""
+    done = threading.Event()
+    left = 100
+
+    def app() -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            harness.crew.push(app)
+        else:
+            done.set()
+
+    start(app)
+    assert done.wait(PATIENCE_S)
+
+
+def test_pushes_from_many_threads(harness: Harness) -> None:
+    ran: Counter[tuple[int, int]] = Counter()
+    lock = threading.Lock()
+    everything = threading.Event()
+    pushers, each = 4, 300
+
+    def app(key: tuple[int, int], pause: bool) -> None:
+        if pause:
+            threading.Event().wait(0.002)
+        with lock:
+            ran[key] += 1
+            if len(ran) == pushers * each:
+                everything.set()
+
+    def push(seed: int) -> None:
+        chance = random.Random(seed)
+        for number in range(each):
+            key, pause = (seed, number), chance.random() < 0.02
+            harness.crew.push(lambda key=key, pause=pause: app(key, pause))  # type: ignore[misc]
+            if chance.random() < 0.05:
+                threading.Event().wait(chance.random() * 0.002)
+
+    threads = [threading.Thread(target=push, args=(seed,)) for seed in range(pushers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert everything.wait(PATIENCE_S), f"{len(ran)} have run"
+    assert set(ran.values()) == {1}
+
+
+def test_the_last_tick_comes_after_ticking_has_ended(harness: Harness, start: Start) -> None:
+    """Or what is left for the next tick might wait for ever."""
+    done = threading.Event()
+    start(done.set)
+    assert done.wait(PATIENCE_S)
+    wait_for(lambda: harness.ticks_without_ticking > 0, "it has ticked once more", PATIENCE_S)
+
+
+@pytest.mark.parametrize("busy", [0, 1, SIZE])
+def test_stop_waits_for_nobody_but_ends_everyone(harness: Harness, busy: int) -> None:
+    gates = [Gate() for _ in range(busy)]
+    for gate in gates:
+        harness.deliver(gate)
+    for gate in gates:
+        assert gate.entered.wait(PATIENCE_S)
+    harness.crew.stop()  # returns although apps run
+    for gate in gates:
+        gate.release()
+    for thread in harness.threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert not harness.crew.failed
+
+
+def test_a_ring_ends_a_watch_that_sleeps(harness: Harness) -> None:
+    wait_for(lambda: not harness.crew.ticking, "the watch sleeps", PATIENCE_S)
+    assert harness.rounds == 0
+    harness.crew.ring()
+    wait_for(lambda: harness.rounds == 1, "its round is over", PATIENCE_S)
+
+
+@pytest.mark.parametrize("kind", ["epoll", "selectors"])
+def test_a_ring_is_not_lost_while_the_watch_takes_the_duty_itself(kind: str) -> None:
+    dispatcher = make_dispatcher(kind)
+    ticks = 0
+
+    def ring_at_the_second_tick() -> None:
+        # In which the watch sees that the only thread is still in the same app.
+        nonlocal ticks
+        ticks += 1
+        if ticks == 2:
+            crew.ring()
+
+    def take(item: Event | App) -> App | None:
+        assert not isinstance(item, tuple)
+        return item
+
+    def run(app: App) -> None:
+        app()
+
+    crew: Crew[App] = Crew(
+        size=1,
+        dispatcher=dispatcher,
+        receive=take,
+        run=run,
+        on_tick=ring_at_the_second_tick,
+        on_failure=lambda: None,
+    )
+    gate = Gate()
+    crew.start()
+    crew.push(gate)
+    assert gate.entered.wait(PATIENCE_S)
+    crew.watch(10 * PATIENCE_S)  # only the ring ends it
+    assert ticks >= 2
+    crew.stop()
+    gate.release()
+    gate.left.wait(PATIENCE_S)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_of_our_own_is_told(harness: Harness, start: Start) -> None:
+    def fail() -> None:
+        raise RuntimeError("an error of our own")
+
+    assert not harness.crew.failed
+    start(fail)
+    assert harness.failed.wait(PATIENCE_S)
+    assert harness.crew.failed
