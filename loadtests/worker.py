@@ -59,9 +59,15 @@ UPLOAD_BYTES = 1024 * 1024
 PROBE_S = 8.0
 
 
+# Names the folder to the servers, which are processes of their own.
+FOLDER_VARIABLE = "WSGIFAST_SERVED_FOLDER"
+
+
 @cache
 def served_folder() -> Path:
-    """A folder with a large and a small file, removed with the process that asked for it."""
+    """The folder with a large and a small file that all servers share; removed at the end."""
+    if FOLDER_VARIABLE in os.environ:
+        return Path(os.environ[FOLDER_VARIABLE])
     folder = Path(tempfile.mkdtemp(prefix="wsgifast-worker-"))
     atexit.register(shutil.rmtree, folder)
     # Not a hole: pages of its own, as a file has that was written.
@@ -117,7 +123,8 @@ def gunicorn(worker: str, *options: str, target: str = "app") -> Iterator[Runnin
     command = gunicorn_command(
         f"loadtests.worker:{target}", address, worker_class=worker, options=options
     )
-    with running(command, address, cwd=ROOT) as server:
+    env = {FOLDER_VARIABLE: str(served_folder())}
+    with running(command, address, env=env, cwd=ROOT) as server:
         yield server
 
 
@@ -223,13 +230,8 @@ FILE_CLIENTS: dict[str, Callable[[tuple[str, int]], Load]] = {
 @contextlib.contextmanager
 def bare_sendfile() -> Iterator[RunningServer]:
     address = ("127.0.0.1", free_port())
-    command = [
-        "python",
-        "-m",
-        "loadtests.bare_sendfile",
-        str(address[1]),
-        str(served_folder() / "large"),
-    ]
+    file = str(served_folder() / "large")
+    command = ["python", "-m", "loadtests.bare_sendfile", str(address[1]), file]
     with running(command, address, cwd=ROOT, name="the bare sendfile loop") as server:
         yield server
 

@@ -122,7 +122,7 @@ def ends_head_with_a_last_chunk(server: LiveServer, response: Response) -> bool:
     return unsized and any(name in str(server.process.args) for name in ("waitress", "pywsgi"))
 
 
-@pytest.mark.parametrize("query", ["", "?file", "?iterator"])
+@pytest.mark.parametrize("query", ["", "?file", "?iterator", "?empty"])
 @pytest.mark.parametrize("code", [204, 304])
 def test_statuses_without_a_body(server: LiveServer, code: int, query: str) -> None:
     with Connection(server.address) as connection:

@@ -384,10 +384,8 @@ class _Exchange:
         if self.no_body:
             self.environ[ROUTE] = "no-body"
             return Stream(self, body)
-        if self.middleware.coalesce and (self.status is None or self.may_gather()):
-            self.environ[ROUTE] = "coalesced"
+        if self.gathers():
             return Stream(self, body, coalesce=True)
-        self.environ[ROUTE] = "stream"
         try:
             length = len(body)  # type: ignore[arg-type]
         except (TypeError, AttributeError, NotImplementedError):
@@ -487,16 +485,20 @@ class _Exchange:
     def not_started(self) -> BodyError:
         return BodyError(f"{self.app_name} returned a body without calling start_response")
 
-    def may_gather(self) -> bool:
-        """Whether the body may be coalesced: it is no stream of events."""
+    def gathers(self) -> bool:
+        """Whether chunks are coalesced, as far as the head is known; the route says so too."""
+        gathers = self.middleware.coalesce and not self._is_event_stream()
+        self.environ[ROUTE] = "coalesced" if gathers else "stream"
+        return gathers
+
+    def _is_event_stream(self) -> bool:
         for name, value in self.headers:
             lowered = name.lower()
-            if (lowered == "content-type" and value.lower().startswith(_EVENT_STREAMS)) or (
-                lowered == "x-accel-buffering" and value.lower() == "no"
-            ):
-                self.environ[ROUTE] = "stream"
-                return False
-        return True
+            if lowered == "content-type" and value.lower().startswith(_EVENT_STREAMS):
+                return True
+            if lowered == "x-accel-buffering" and value.lower() == "no":
+                return True
+        return False
 
 
 def _without_content_length(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:

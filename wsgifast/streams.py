@@ -40,8 +40,8 @@ class Exchange(Protocol):
     @property
     def app_name(self) -> str: ...
     def convert(self, chunk: object) -> bytes: ...
-    def may_gather(self) -> bool:
-        """Whether the chunks may be coalesced; asked once, when the head is known."""
+    def gathers(self) -> bool:
+        """Whether chunks are coalesced, as far as the head is known."""
 
     def not_started(self) -> BodyError: ...
 
@@ -63,7 +63,7 @@ class Stream:
         for chunk in chunks:
             yield chunk
             break  # a lazy app has called start_response by now
-        if self._exchange.may_gather():
+        if self._exchange.gathers():
             chunks = bodies.coalesced(chunks, time.monotonic)
         yield from chunks
 
@@ -83,6 +83,8 @@ class Stream:
         else:
             if exchange.status is None:
                 raise self._never_started()
+            if exchange.no_body:
+                yield b""  # see NoBody
             self._check_complete()
             return
         if exchange.no_body:

@@ -521,6 +521,8 @@ def status(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         return io.BytesIO(body)
     if environ["QUERY_STRING"] == "iterator":
         return iter([body])
+    if environ["QUERY_STRING"] == "empty":
+        return iter([])
     return [body]
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import WSGIFastError
+from .coalescing.flusher import flusher
 from .options import is_plain_socket
 
 if TYPE_CHECKING:
@@ -269,7 +270,9 @@ def _strategy(sock: ReceivingSocket, timeout: float | None) -> _Receive:
     if deadline is not None:
         return _by_poll(sock, deadline)
     is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
-    if is_tcp and sys.platform == "linux" and threading.active_count() == 1:
+    # The flusher is no other thread in this sense: it sleeps, and computes next to nothing.
+    is_alone = threading.active_count() - flusher.runs == 1
+    if is_tcp and is_alone and sys.platform == "linux":
         return _in_large_steps(sock)
     return lambda rest: sock.recv_into(rest, 0, socket.MSG_WAITALL)
 

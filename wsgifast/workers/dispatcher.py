@@ -57,7 +57,10 @@ class Dispatcher(Protocol):
         """
 
     def arm(self, fd: int, events: int) -> None:
-        """Arm a descriptor again after its event, or change what it waits for."""
+        """Arm a descriptor again after its event, or change what it waits for.
+
+        :param events: 0 for nothing; epoll then still tells of an error or a hang-up.
+        """
 
     def forget(self, fd: int) -> None:
         """Stop waiting for a descriptor; to be called before it is closed or handed away."""
@@ -107,8 +110,9 @@ class _WakePipe:
             os.read(self.fd, 4096)
 
     def close(self) -> None:
+        write_fd, self._write_fd = self._write_fd, -1  # the number may be somebody else's soon
+        os.close(write_fd)
         os.close(self.fd)
-        os.close(self._write_fd)
 
 
 class EpollDispatcher:
