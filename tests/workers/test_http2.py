@@ -140,6 +140,8 @@ REQUESTS = [
     ("/raise/first", "GET", b""),
     ("/environ?a=b", "GET", b""),
 ]
+# Versions before 26.2 send a body where there must be none.
+BODYLESS = {"/small/100", "/status/204"}
 # Of the environ: what differs from one server or connection to the next.
 CHANGING = {"SERVER_PORT", "REMOTE_PORT", "thread"}
 
@@ -153,6 +155,8 @@ def answers(worker: str, authority: trustme.CA, folder: Path) -> dict[str, objec
         client = Client(connection.sock)
         client.begin()
         for path, method, body in REQUESTS:
+            if path in BODYLESS and not has_setting("http2_cleartext"):
+                continue
             answer = client.answer(client.send(path, method, body))
             answer.headers.pop("date", None)
             said[path] = answer
