@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 # Worker processes for the tests; the live servers wait more than they compute.
 JOBS   ?= 2
 
-.PHONY: demo field-reports test test-all test-oldest-gunicorn lint format coverage clean
+.PHONY: demo field-reports test test-all test-oldest test-oldest-gunicorn test-oldest-uvicorn lint format coverage clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml
@@ -41,11 +41,18 @@ test-all:
 	  $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$version || exit 1; \
 	done
 
-# FastWorker on the oldest gunicorn that it supports.
+# FastWorker on the oldest gunicorn that it supports, asgifast on the oldest uvicorn.
+test-oldest: test-oldest-gunicorn test-oldest-uvicorn
+
 test-oldest-gunicorn: $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 	  --target $(VENV)/oldest-gunicorn gunicorn==25.0.0
 	@PYTHONPATH=$(abspath $(VENV))/oldest-gunicorn $(BIN)/python -m pytest -n $(JOBS) tests/workers $(ARGS)
+
+test-oldest-uvicorn: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	  --target $(VENV)/oldest-uvicorn uvicorn==0.30.0
+	@PYTHONPATH=$(abspath $(VENV))/oldest-uvicorn $(BIN)/python -m pytest -n $(JOBS) tests/asgi $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """uvicorn's own HTTP protocols, sending with sendfile.
 
-    uvicorn --http asgifast.uvicorn:HttpToolsProtocol module:app
-    uvicorn.run(app, http="asgifast.uvicorn:H11Protocol")
+    uvicorn --http asgifast.uvicorn:HttpToolsProtocol module:app     (uvicorn 0.36 or newer)
+    uvicorn.run(app, http=H11Protocol)
 
 uvicorn's parsing, limits, logging, keep-alive and flow control stay as they are. Two things are put
 between: its transport is a GatheringTransport, and the app's send() is that of a `_Response`, which
@@ -368,7 +368,7 @@ if httptools_impl is not None:
 
         _response_class = _HttpToolsResponse
 
-else:  # pragma: no cover
+else:
 
     def __getattr__(name: str) -> Any:
         if name == "HttpToolsProtocol":

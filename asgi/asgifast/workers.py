@@ -29,14 +29,12 @@ except ImportError:
         except ImportError:
             raise MissingExtra("asgifast.workers", "uvicorn", "asgi") from None
 
+from .uvicorn import H11Protocol
 
-class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
-    """uvicorn's worker with asgifast.uvicorn.HttpToolsProtocol."""
-
-    CONFIG_KWARGS: dict[str, Any] = {  # noqa: RUF012 - as the base class has it
-        "loop": "auto",
-        "http": "asgifast.uvicorn:HttpToolsProtocol",
-    }
+try:
+    from .uvicorn import HttpToolsProtocol
+except MissingExtra:
+    HttpToolsProtocol = None  # type: ignore[assignment, misc]
 
 
 class FastUvicornH11Worker(UvicornWorker):  # type: ignore[misc, unused-ignore]
@@ -44,5 +42,24 @@ class FastUvicornH11Worker(UvicornWorker):  # type: ignore[misc, unused-ignore]
 
     CONFIG_KWARGS: dict[str, Any] = {  # noqa: RUF012 - as the base class has it
         "loop": "asyncio",
-        "http": "asgifast.uvicorn:H11Protocol",
+        # A class, not its name: uvicorn takes any name since 0.36 only.
+        "http": H11Protocol,
     }
+
+
+if HttpToolsProtocol is not None:
+
+    class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
+        """uvicorn's worker with asgifast.uvicorn.HttpToolsProtocol."""
+
+        CONFIG_KWARGS: dict[str, Any] = {  # noqa: RUF012 - as the base class has it
+            "loop": "auto",
+            "http": HttpToolsProtocol,
+        }
+
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name == "FastUvicornWorker":
+            raise MissingExtra("asgifast.workers.FastUvicornWorker", "httptools", "asgi")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

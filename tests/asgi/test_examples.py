@@ -6,9 +6,11 @@ import re
 import shlex
 
 import pytest
+import uvicorn
 
 from tests.support.servers import ROOT, free_port, live_server
 
+UVICORN_TAKES_NAMES = tuple(map(int, uvicorn.__version__.split(".")[:2])) >= (0, 36)
 CSV = "".join(f"{row},{row * row}\n" for row in range(20_000)).encode()
 
 
@@ -17,6 +19,8 @@ def test_every_byte_of_an_example(example: str) -> None:
     source = (ROOT / "examples" / f"{example}.py").read_bytes()
     found = re.search(r"^(uvicorn|gunicorn) .*$", source.decode(), re.MULTILINE)
     assert found is not None, f"examples/{example}.py shows no command"
+    if found[1] == "uvicorn" and not UVICORN_TAKES_NAMES:
+        pytest.skip("this uvicorn's command takes no protocol by its name")
     port = free_port()
     bind = (
         ["--port", str(port)]

@@ -21,6 +21,8 @@ def test_exported_names() -> None:
     [
         ("starlette", "asgifast.FileResponse", "wsgifast[asgi]"),
         ("uvicorn", "import asgifast.uvicorn", "wsgifast[asgi]"),
+        ("httptools", "from asgifast.uvicorn import HttpToolsProtocol", "wsgifast[asgi]"),
+        ("httptools", "from asgifast.workers import FastUvicornWorker", "wsgifast[asgi]"),
         ("gunicorn", "import asgifast.workers", "wsgifast[gunicorn]"),
     ],
 )
@@ -29,3 +31,13 @@ def test_what_is_missing_is_named(absent: str, statement: str, way_out: str) -> 
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.returncode == 1
     assert f"needs {absent}, which is not installed: pip install '{way_out}'" in found.stderr
+
+
+def test_h11_does_without_httptools() -> None:
+    code = (
+        "import sys; sys.modules['httptools'] = None\n"
+        "from asgifast.uvicorn import H11Protocol\n"
+        "from asgifast.workers import FastUvicornH11Worker\n"
+        "assert FastUvicornH11Worker.CONFIG_KWARGS['http'] is H11Protocol"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
