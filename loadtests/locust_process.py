@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from .measuring import Load
+from .measuring.children import start
 from .measuring.load import percentile
 
 __all__ = ["LocustProcess", "Run"]
@@ -59,7 +60,7 @@ class LocustProcess:
 
     def __enter__(self) -> LocustProcess:
         self._errors = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
+        self._process = start(
             [sys.executable, "-m", "loadtests.locust_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

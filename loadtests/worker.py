@@ -10,6 +10,7 @@ and 256 KiB; beside the servers stands the bound, a bare loop of epoll and sendf
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import resource
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ from loadtests.measuring import (
     save,
     table,
 )
+from loadtests.measuring.children import start
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -56,9 +58,22 @@ SLOW_UPLOADS = 200
 UPLOAD_BYTES = 1024 * 1024
 PROBE_S = 8.0
 
-_file = tempfile.NamedTemporaryFile()
-_file.write(os.urandom(FILE_BYTES))  # not a hole: pages of its own, as a file has that was written
-_file.flush()
+
+# Names the folder to the servers, which are processes of their own.
+FOLDER_VARIABLE = "WSGIFAST_SERVED_FOLDER"
+
+
+@cache
+def served_folder() -> Path:
+    """The folder with a large and a small file that all servers share; removed at the end."""
+    if FOLDER_VARIABLE in os.environ:
+        return Path(os.environ[FOLDER_VARIABLE])
+    folder = Path(tempfile.mkdtemp(prefix="wsgifast-worker-"))
+    atexit.register(shutil.rmtree, folder)
+    # Not a hole: pages of its own, as a file has that was written.
+    (folder / "large").write_bytes(os.urandom(FILE_BYTES))
+    (folder / "small.txt").write_bytes(bytes(SMALL_BYTES))
+    return folder
 
 
 def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -66,7 +81,7 @@ def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
     path = environ["PATH_INFO"]
     if path == "/file":
         start_response("200 OK", [("Content-Length", str(FILE_BYTES))])
-        return environ["wsgi.file_wrapper"](open(_file.name, "rb"))
+        return environ["wsgi.file_wrapper"](open(served_folder() / "large", "rb"))
     if path == "/upload":
         size = len(environ["wsgi.input"].read())
         start_response("200 OK", [("Content-Length", "0"), ("X-Size", str(size))])
@@ -91,22 +106,15 @@ def static_app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
     return _static("wsgifast")(environ, start_response)
 
 
-_static_apps: dict[str, Any] = {}
-
-
+@cache
 def _static(kind: str) -> Any:
-    if kind not in _static_apps:
-        folder = tempfile.mkdtemp(prefix="wsgifast-static-")
-        Path(folder, "small.txt").write_bytes(bytes(SMALL_BYTES))
-        if kind == "whitenoise":
-            import whitenoise
+    if kind == "whitenoise":
+        import whitenoise
 
-            _static_apps[kind] = whitenoise.WhiteNoise(app, root=folder)
-        else:
-            from wsgifast import StaticFiles
+        return whitenoise.WhiteNoise(app, root=str(served_folder()))
+    from wsgifast import StaticFiles
 
-            _static_apps[kind] = StaticFiles(directory=folder)
-    return _static_apps[kind]
+    return StaticFiles(directory=served_folder())
 
 
 @contextlib.contextmanager
@@ -115,7 +123,8 @@ def gunicorn(worker: str, *options: str, target: str = "app") -> Iterator[Runnin
     command = gunicorn_command(
         f"loadtests.worker:{target}", address, worker_class=worker, options=options
     )
-    with running(command, address, cwd=ROOT) as server:
+    env = {FOLDER_VARIABLE: str(served_folder())}
+    with running(command, address, env=env, cwd=ROOT) as server:
         yield server
 
 
@@ -221,7 +230,8 @@ FILE_CLIENTS: dict[str, Callable[[tuple[str, int]], Load]] = {
 @contextlib.contextmanager
 def bare_sendfile() -> Iterator[RunningServer]:
     address = ("127.0.0.1", free_port())
-    command = ["python", "-m", "loadtests.bare_sendfile", str(address[1]), _file.name]
+    file = str(served_folder() / "large")
+    command = ["python", "-m", "loadtests.bare_sendfile", str(address[1]), file]
     with running(command, address, cwd=ROOT, name="the bare sendfile loop") as server:
         yield server
 
@@ -231,7 +241,7 @@ def nginx(sendfile: str) -> Iterator[RunningServer]:
     program = shutil.which("nginx") or "/usr/sbin/nginx"
     address = ("127.0.0.1", free_port())
     with tempfile.TemporaryDirectory(prefix="wsgifast-nginx-") as folder:
-        Path(folder, "file").symlink_to(_file.name)
+        Path(folder, "file").symlink_to(served_folder() / "large")
         Path(folder).chmod(0o755)
         Path(folder, "conf").write_text(
             f"daemon off; worker_processes 1; pid {folder}/pid; error_log stderr; user root;\n"
@@ -256,7 +266,7 @@ def slow() -> list[list[object]]:
     options = ("--worker-connections", "20000", "--keep-alive", "120")
     for kind, count in crowds:
         with gunicorn(FAST, *options) as server:
-            crowd = subprocess.Popen(
+            crowd = start(
                 [
                     sys.executable, "-m", "loadtests.worker", "crowd", kind, str(count),
                     str(server.address[1]),

@@ -21,9 +21,6 @@ WSGI_SERVERS: dict[str, Callable[[int, str], list[str]]] = {
         "wsgifast.workers.FastWorker", port, app, "--threads=4"
     ),
     "gunicorn-gevent": lambda port, app: gunicorn("gevent", port, app),
-    "gunicorn-fast": lambda port, app: gunicorn(
-        "wsgifast.workers.FastWorker", port, app, "--threads=4"
-    ),
     "waitress": lambda port, app: small_server("waitress", port, app),
     "fast-wsgiref": lambda port, app: small_server("fast-wsgiref", port, app),
     "fast-werkzeug": lambda port, app: small_server("fast-werkzeug", port, app),

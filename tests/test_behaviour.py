@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import socket
+import ssl
+import struct
 from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import pytest
+import trustme
 
 from tests.conftest import WSGI_SERVERS, gunicorn, wsgi_server
 from tests.support.http import Connection, Response
@@ -53,6 +60,29 @@ def test_every_shape_arrives_whole_when_streams_are_coalesced(
         check(coalescing_server.get(f"/{name}"), name)
 
 
+@pytest.mark.parametrize("worker", ["gthread", "sync"])
+def test_without_sendfile(worker: str) -> None:
+    port = free_port()
+    command = gunicorn(worker, port, "tests.support.shapes:app", "--no-sendfile")
+    with live_server(command, ("127.0.0.1", port)) as server:
+        for name in SHAPES:
+            check(server.get(f"/{name}"), name)
+
+
+@pytest.mark.parametrize("worker", ["gthread", "sync", "gevent"])
+def test_tls(worker: str, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "pem")
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    port = free_port()
+    tls = (f"--certfile={tmp_path}/pem", f"--keyfile={tmp_path}/pem", "--threads=4")
+    command = gunicorn(worker, port, "tests.support.shapes:app", *tls)
+    with live_server(command, ("127.0.0.1", port)) as server:
+        for name in SHAPES:
+            check(server.get(f"/{name}", tls=context), name)
+
+
 def test_http_1_0(server: LiveServer) -> None:
     for name in ("bare-bytes", "crumbs", "generator", "open-file", "written"):
         with Connection(server.address) as connection:
@@ -92,7 +122,7 @@ def ends_head_with_a_last_chunk(server: LiveServer, response: Response) -> bool:
     return unsized and any(name in str(server.process.args) for name in ("waitress", "pywsgi"))
 
 
-@pytest.mark.parametrize("query", ["", "?file", "?iterator"])
+@pytest.mark.parametrize("query", ["", "?file", "?iterator", "?empty"])
 @pytest.mark.parametrize("code", [204, 304])
 def test_statuses_without_a_body(server: LiveServer, code: int, query: str) -> None:
     with Connection(server.address) as connection:
@@ -150,6 +180,28 @@ def test_close_is_called_once_for_each_body(server: LiveServer) -> None:
         lambda: counts() == [opened + 4, closed + 4],
         "four more bodies were opened and closed",
     )
+
+
+def test_clients_that_leave_leave_no_file_open(server: LiveServer) -> None:
+    targets = ["/open-file", "/werkzeug-wrapper", "/servers-own-wrapper", "/gzip-file"]
+    # One range, and several.
+    ranges = ["bytes=1-", "bytes=0-0,100000-"]
+    for target, range_ in itertools.product(targets, ["", *ranges] * 3):
+        with Connection(server.address, receive_buffer=4096) as connection:
+            connection.send_request(target, headers=[("Range", range_)] if range_ else [])
+            connection.read_head()
+            linger = struct.pack("ii", 1, 0)  # close with a reset
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    wait_for(lambda: not open_shapes(server), "the files of clients that have left are closed")
+    check(server.get("/open-file"), "open-file")
+
+
+def open_shapes(server: LiveServer) -> list[str]:
+    """The files of shapes that the server and its workers have open."""
+    main = psutil.Process(server.pid)
+    processes = [main, *main.children(recursive=True)]
+    files = [file.path for process in processes for file in process.open_files()]
+    return [path for path in files if "wsgifast-shapes-" in path]
 
 
 def test_a_request_body_arrives(server: LiveServer) -> None:

@@ -198,6 +198,33 @@ def test_a_slow_stream_is_never_held_back() -> None:
         assert sent == made  # nothing was asked of the app while something was held
 
 
+def test_what_came_before_an_error_is_sent() -> None:
+    def chunks() -> Iterator[bytes]:
+        yield from [b"x"] * 20
+        raise LookupError
+
+    sent: list[bytes] = []
+    with pytest.raises(LookupError):
+        sent.extend(bodies.coalesced(chunks(), Clock()))
+    assert b"".join(sent) == b"x" * 20
+
+
+def test_empty_chunks_do_not_make_a_stream_quick() -> None:
+    """The first byte goes out at once: until then the app may still replace the head."""
+    made = 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal made
+        for chunk in [b""] * 20 + [b"first", b"second"]:
+            made += 1
+            yield chunk
+
+    for block in bodies.coalesced(chunks(), Clock()):
+        if block:
+            break
+    assert (block, made) == (b"first", 21)
+
+
 def test_what_the_server_takes_to_send_does_not_make_a_stream_slow() -> None:
     clock = Clock()
     blocks = 0

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from loadtests.field_reports import Bars, Figures, ReportResult
+from loadtests.field_reports import Bars, Figures, ReportResult, receive
 from loadtests.field_reports.echo import echo
 from loadtests.field_reports.messages import MODES, run_async, run_simple, run_threaded
 from loadtests.field_reports.page import Measured, page
@@ -53,13 +53,28 @@ def test_several_senders_get_an_answer_to_each_message(
     assert 0 < latencies[0] <= latencies[-1]
 
 
-@pytest.mark.parametrize("receive", [join_pieces, read_file, whole, Bound(5000), Into(5000)])
-def test_every_way_receives_as_much(receive: Receive) -> None:
+@pytest.mark.parametrize("way", [join_pieces, read_file, whole, Bound(5000), Into(5000)])
+def test_every_way_receives_as_much(way: Receive) -> None:
     with tcp_pair() as pair:
         pair.near.sendall(bytes(5000))
         pair.near.close()
-        receive(pair.far, 5000, ReceiveCount())
+        way(pair.far, 5000, ReceiveCount())
         assert pair.far.recv(1) == b""
+
+
+def test_the_receive_report_compares_every_way_with_its_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(receive, "BLOCK_BYTES", 50_000)
+    monkeypatch.setattr(receive, "LARGE_BYTES", {"quick": 100_000})
+    monkeypatch.setattr(receive, "ROUNDS", 1)
+    monkeypatch.setattr(receive, "SLICES", 1)
+    result = receive.run("quick")
+    for figures in result.tables:
+        assert {len(row) for row in figures.rows} == {len(figures.columns)}
+        assert figures.rows[-1][0] == receive.BOUND
+        assert all(row[1] for row in figures.rows)
+    assert len(result.charts) == len(result.tables) == len(result.raw)
 
 
 class Checked(HTMLParser):

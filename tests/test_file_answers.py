@@ -112,6 +112,21 @@ def test_several_ranges(server: LiveServer) -> None:
             assert connection.read_to_end() == b""
 
 
+def test_beyond_four_gigabytes(server: LiveServer, root: Path) -> None:
+    size = (5 << 30) + 3
+    Path(root, "sparse").touch()
+    os.truncate(root / "sparse", size)
+    with open(root / "sparse", "r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"end")
+    for header in ("bytes=-5", f"bytes={size - 5}-"):
+        response = server.get("/sparse", headers=[("Range", header)])
+        assert response.status == 206, str(response)
+        assert response.header("Content-Range") == f"bytes {size - 5}-{size - 1}/{size}"
+        assert response.body == b"\0\0end"
+    assert server.get("/sparse", method="HEAD").header("Content-Length") == str(size)
+
+
 def test_conditions(server: LiveServer) -> None:
     etag = server.get("/file").header("ETag")
     assert etag
@@ -345,6 +360,10 @@ class TestInProcess:
         {"accel_redirect": {"/": "http://elsewhere/"}},
         {"x_sendfile": []},
         {"x_sendfile": "/srv"},
+        {"x_sendfile": b"/srv"},
+        {"x_sendfile": Path("/srv")},
+        {"x_sendfile": [5]},
+        {"accel_redirect": {5: "/x/"}},
         {"x_sendfile": ["/nonexistent"]},
         {"accel_redirect": {"/": "/x/"}, "x_sendfile": ["/"]},
     ],

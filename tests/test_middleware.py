@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import shapes
-from wsgifast import BodyError, ConfigurationError, WSGIFast
-from wsgifast.delivery import BodyTooShort, FileReader, FileSlice
+from wsgifast import BodyError, ConfigurationError, StaticFiles, WSGIFast
+from wsgifast.delivery import BodyTooShort, FileReader, FileSlice, SegmentedBody
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -166,6 +166,27 @@ def test_event_streams_are_never_coalesced(header: tuple[str, str]) -> None:
     assert len(list(server.result)) == 100
 
 
+def test_the_event_stream_of_a_lazy_app_is_not_coalesced_either() -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [("Content-Type", "text/event-stream")])
+        yield from [b"data: event\n\n"] * 100
+
+    server = Server(WSGIFast(app, coalesce=True))
+    assert len(list(server.result)) == 100
+    assert server.environ["wsgifast.route"] == "stream"
+
+
+def test_a_length_in_chunks_is_exact_or_absent() -> None:
+    """Servers make a Content-Length of the first chunk where there is one."""
+    for body in (
+        *([b"a", b"b"], ("a",), [b"x" * 70_000] * 3, [b"x" * 1000] * 2000, "text", b"", []),
+        *(iter([b"a", b"b"]), shapes.Lines(), io.BytesIO(b"file")),
+    ):
+        result: Any = serve(body).result
+        if hasattr(result, "__len__"):
+            assert len(result) == len(list(result)), body
+
+
 def test_a_list_that_is_right_is_the_same_object_to_the_server() -> None:
     body = [b"one chunk"]
     assert serve(body, ("Content-Length", "9")).result is body
@@ -210,6 +231,34 @@ def test_a_file_that_would_send_other_bytes_by_its_descriptor_has_none(tmp_path:
         assert server.result.filelike.fileno() == binary.fileno()  # type: ignore[attr-defined]
 
 
+def test_inside_another_a_file_keeps_its_descriptor_and_its_ranges(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 200_000)
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return (tmp_path / "file").open("rb")
+
+    for inner in (WSGIFast(app), StaticFiles(directory=tmp_path)):
+        for wrapper, route in ((wsgiref.util.FileWrapper, "file"), (None, "blocks")):
+            extra: dict[str, Any] = {"wsgi.file_wrapper": wrapper} if wrapper else {}
+            for name, value, size in (
+                ("HTTP_ACCEPT", "*", 200_000),
+                ("HTTP_RANGE", "bytes=5-9", 5),
+            ):
+                environ = new_environ(path="/file", **{name: value}, **extra)
+                server = Server(WSGIFast(inner), environ)
+                slice_ = server.result.filelike if wrapper else server.result  # type: ignore[attr-defined]
+                assert isinstance(slice_, FileSlice)
+                assert environ["wsgifast.route"] == route
+                assert server.header("Content-Length") == str(size)
+                assert server.finish() == b"x" * size
+        environ = new_environ(path="/file", HTTP_RANGE="bytes=0-1,100000-100001")
+        server = Server(WSGIFast(inner), environ)
+        assert isinstance(server.result, SegmentedBody)
+        assert environ["wsgifast.route"] == "segments"
+        assert server.header("Content-Length") == str(len(server.finish()))
+
+
 def test_no_byte_of_a_file_is_read_before_the_server_asks(tmp_path: Path) -> None:
     reads = []
 
@@ -242,6 +291,17 @@ def test_the_length_is_added_where_it_is_known_and_legal() -> None:
     assert serve(iter([b"a"])).header("Content-Length") is None
     assert serve([b"a"], status="304 Not Modified").header("Content-Length") is None
     assert serve([b"a"], ("Transfer-Encoding", "chunked")).header("Content-Length") is None
+
+
+@pytest.mark.parametrize("status", ["103 Early Hints", "204 No Content", "304 Not Modified"])
+@pytest.mark.parametrize("make", [list, iter, lambda chunks: io.BytesIO(b"".join(chunks))])
+def test_a_status_without_a_body_has_no_length_either(
+    status: str, make: Callable[[list[bytes]], object]
+) -> None:
+    server = serve(make([b"body"]), ("Content-Length", "4"), status=status)
+    assert server.header("Content-Length") is None
+    assert server.finish() == b""
+    assert not hasattr(server.result, "__len__"), "wsgiref would make a Content-Length of it"
 
 
 def test_a_wrong_length_of_a_whole_body_is_corrected(caplog: pytest.LogCaptureFixture) -> None:
@@ -369,6 +429,29 @@ def test_write_beyond_the_length_is_an_error() -> None:
 def test_a_status_that_is_none(status: Any) -> None:
     with pytest.raises(BodyError, match="status"):
         serve([b"x"], status=status)
+
+
+def test_headers_of_any_iterable_are_sent() -> None:
+    given = [("Content-Type", "text/plain"), ("X-Name", "value")]
+    for headers in (tuple(given), iter(given), dict(given).items()):
+
+        def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+            start_response("200 OK", headers)  # type: ignore[arg-type] # noqa: B023
+            return [b"x"]
+
+        assert Server(WSGIFast(app)).head[1] == [*given, ("Content-Length", "1")]
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Content-Type": "text/plain"}, None, "a", [("A", "b", "c")], [1], [(1, "a")]]
+)
+def test_headers_that_are_none(headers: Any) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", headers)
+        return [b"x"]
+
+    with pytest.raises(BodyError, match=r"the app .* with the headers .*list of \(name, value\)"):
+        Server(WSGIFast(app))
 
 
 # close()

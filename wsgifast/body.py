@@ -218,34 +218,41 @@ def coalesced(chunks: Iterator[bytes], clock: Callable[[], float]) -> Iterator[b
     for the chunk after the pause. Streams whose reader waits for every event are not for this.
 
     :param clock: seconds, monotonic.
+    :raises Exception: what the app raises, after everything that it yielded before.
     """
     quick = 0
     held: list[bytes] = []
     held_bytes = 0
     oldest = last = clock()
-    for chunk in chunks:
-        now = clock()
-        if now - last > SLOW_CHUNK_S:
-            quick = 0
-        if quick < QUICK_CHUNKS:
-            if held:
+    try:
+        for chunk in chunks:
+            now = clock()
+            if now - last > SLOW_CHUNK_S:
+                quick = 0
+            if quick < QUICK_CHUNKS:
+                if held:
+                    yield b"".join(held)
+                    held = []
+                    held_bytes = 0
+                yield chunk
+                if chunk:  # an empty one says nothing: the app may still replace the head
+                    quick += 1
+                last = clock()  # what the server took to send it is not the app's time
+                continue
+            if not held:
+                oldest = now
+            held.append(chunk)
+            held_bytes += len(chunk)
+            last = now
+            if held_bytes >= LARGE_CHUNK_BYTES or now - oldest > MAX_HOLD_S:
                 yield b"".join(held)
                 held = []
                 held_bytes = 0
-            yield chunk
-            quick += 1
-            last = clock()  # what the server took to send it is not the app's time
-            continue
-        if not held:
-            oldest = now
-        held.append(chunk)
-        held_bytes += len(chunk)
-        last = now
-        if held_bytes >= LARGE_CHUNK_BYTES or now - oldest > MAX_HOLD_S:
+                last = clock()
+    except Exception:
+        if held:
             yield b"".join(held)
-            held = []
-            held_bytes = 0
-            last = clock()
+        raise
     if held:
         yield b"".join(held)
 

@@ -213,6 +213,8 @@ class FileReader:
         return iter(lambda: self.read(BLOCK_BYTES), b"")
 
     def close(self) -> None:
-        close = getattr(self._file, "close", None)
+        """Close the file; a second call does nothing."""
+        file, self._file = self._file, None
+        close = getattr(file, "close", None)
         if callable(close):
             close()

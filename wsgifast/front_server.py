@@ -54,7 +54,9 @@ def x_sendfile(folders: Iterable[str]) -> FrontServer:
     :param folders: the ones that the front server may send from, as its own configuration says.
     :raises ConfigurationError: if a folder is none.
     """
-    if isinstance(folders, str) or not (listed := list(folders)):
+    several = isinstance(folders, Iterable) and not isinstance(folders, (str, bytes))
+    listed = list(folders) if several else []
+    if not listed:
         raise ConfigurationError(f"x_sendfile takes a list of folders, not {folders!r}")
     # Its header has the path itself, so every folder is its own location.
     return FrontServer("X-Sendfile", dict.fromkeys(listed))
@@ -71,9 +73,11 @@ class FrontServer:
         self._header = header
         prefixes = []
         for folder, location in locations.items():
+            if not isinstance(folder, (str, os.PathLike)) or not os.path.isdir(folder):
+                raise ConfigurationError(
+                    f"files of {folder!r} cannot be handed over: give the path of a folder"
+                )
             real = os.path.realpath(folder)
-            if not os.path.isdir(real):
-                raise ConfigurationError(f"files of {folder!r} cannot be handed over: no folder")
             prefix = os.path.join(os.fsencode(real), b"")
             if location is None:
                 location = quote(prefix)

@@ -58,7 +58,9 @@ class WSGIFast:
     The last column is what ``environ["wsgifast.route"]`` says afterwards. A Content-Length is
     added where the length is known, a wrong one is corrected where the whole body is at hand;
     a body that turns out shorter than its Content-Length ends in an error, so that the server
-    closes the connection instead of leaving the client waiting for the rest.
+    closes the connection instead of leaving the client waiting for the rest. Where no body may be
+    sent, an iterator is still run up to its first byte, so that the app fails or replaces its head
+    as it does for a GET.
 
     :param app: any WSGI application (PEP 3333).
     :param coalesce: also gather the small chunks of iterators; for apps that yield crumbs quickly,
@@ -104,7 +106,10 @@ class WSGIFast:
         if not (isinstance(ranges, bool) or ranges == "take-over"):
             raise ConfigurationError(f"ranges is True, False or 'take-over', not {ranges!r}")
         if accel_redirect is not None and x_sendfile is not None:
-            raise ConfigurationError("accel_redirect and x_sendfile are for different servers")
+            raise ConfigurationError(
+                f"accel_redirect={accel_redirect!r} is for nginx, x_sendfile={x_sendfile!r} for "
+                "Apache and lighttpd: give one of the two"
+            )
         self.app = app
         self.coalesce = coalesce
         self.nodelay = nodelay
@@ -242,7 +247,9 @@ class _Exchange:
             return self._file(file)
         wrapper = self.environ.get("wsgi.file_wrapper")
         if isinstance(wrapper, type) and isinstance(body, wrapper):
-            return self._servers_own(body)
+            return self._unopened(body, "file")
+        if kind is SegmentedBody:
+            return self._unopened(body, "segments")
         error = bodies.refuse(body, self.middleware.app)
         if error is not None:
             raise error
@@ -287,12 +294,14 @@ class _Exchange:
             self.environ[ROUTE] = "blocks"
             return FileReader(file, size, self.convert)
         declared = self.declared
-        segment = file_segment(file)
+        # An inner WSGIFast or StaticFiles has made a slice of its file, and answered the request.
+        answered_before = isinstance(file, FileSlice)
+        segment = file.rest() if isinstance(file, FileSlice) else file_segment(file)
         reader: FileSlice | FileReader
         if segment is not None and (declared is None or declared <= segment.size):
             if declared is not None:
                 segment = segment._replace(size=declared)
-            answered = self._answer_file(file, segment)
+            answered = None if answered_before else self._answer_file(file, segment)
             if answered is not None:
                 return answered
             size = segment.size
@@ -357,27 +366,26 @@ class _Exchange:
         wrapped: Iterable[bytes] = wrapper(reader, BLOCK_BYTES)
         return wrapped
 
-    def _servers_own(self, body: Any) -> Iterable[bytes]:
-        """Let a wrapper pass that only its server knows how to look into."""
+    def _unopened(self, body: Any, route: str) -> Iterable[bytes]:
+        """Let a body pass that its server knows how to send."""
         if self.status is None:
             raise self.not_started()
         if self.no_body:
             return self._no_body(None, body)
         if not self.forwarded:
             self.forward()
-        self.environ[ROUTE] = "file"
-        wrapped: Iterable[bytes] = body
-        return wrapped
+        self.environ[ROUTE] = route
+        passed: Iterable[bytes] = body
+        return passed
 
     def _stream(self, body: Iterable[Any]) -> Iterable[bytes]:
         if self.status is not None and not self.forwarded:
-            if self.no_body:
-                return self._no_body(None, body)
             self.forward()
-        if self.middleware.coalesce and not self._is_event_stream():
-            self.environ[ROUTE] = "coalesced"
+        if self.no_body:
+            self.environ[ROUTE] = "no-body"
+            return Stream(self, body)
+        if self.gathers():
             return Stream(self, body, coalesce=True)
-        self.environ[ROUTE] = "stream"
         try:
             length = len(body)  # type: ignore[arg-type]
         except (TypeError, AttributeError, NotImplementedError):
@@ -399,12 +407,22 @@ class _Exchange:
     def _take(self, status: str, headers: list[tuple[str, str]]) -> None:
         """Note what the app says of its response; refuse what no server could send."""
         declared: Any = _ABSENT
-        for name, value in headers:
-            # The length is compared first: it costs a third of lower() and nearly always decides.
-            if len(name) == 14 and name.lower() == "content-length":
-                if declared is not _ABSENT and value != declared:
-                    raise self._bad_length(f"{declared!r} and to {value!r}")
-                declared = value
+        try:
+            headers = list(headers)
+            for name, value in headers:
+                # The length is compared first: a third of lower()'s cost, and it nearly always
+                # decides.
+                if len(name) == 14 and name.lower() == "content-length":
+                    if declared is not _ABSENT and value != declared:
+                        raise self._bad_length(f"{declared!r} and to {value!r}")
+                    declared = value
+        except BodyError:
+            raise
+        except (TypeError, ValueError):
+            raise BodyError(
+                f"{self.app_name} called start_response with the headers {headers!r}; "
+                "give a list of (name, value) tuples of str"
+            ) from None
         if declared is _ABSENT:
             self.declared = None
         elif isinstance(declared, str) and declared.isascii() and declared.isdigit():
@@ -419,7 +437,7 @@ class _Exchange:
             )
         no_body_status = status[:3] in _NO_BODY_STATUSES or status[0] == "1"
         self.status = status
-        self.headers = list(headers)
+        self.headers = headers
         self.no_body = no_body_status or self.environ["REQUEST_METHOD"] == "HEAD"
         if no_body_status and self.declared is not None:
             # RFC 9110 8.6 forbids it with 1xx and 204; with 304 it is better left out (15.4.5),
@@ -467,8 +485,14 @@ class _Exchange:
     def not_started(self) -> BodyError:
         return BodyError(f"{self.app_name} returned a body without calling start_response")
 
+    def gathers(self) -> bool:
+        """Whether chunks are coalesced, as far as the head is known; the route says so too."""
+        gathers = self.middleware.coalesce and not self._is_event_stream()
+        self.environ[ROUTE] = "coalesced" if gathers else "stream"
+        return gathers
+
     def _is_event_stream(self) -> bool:
-        for name, value in self.headers if self.status is not None else ():
+        for name, value in self.headers:
             lowered = name.lower()
             if lowered == "content-type" and value.lower().startswith(_EVENT_STREAMS):
                 return True

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .delivery import BLOCK_BYTES, FileSlice, SegmentedBody
 from .environ import request_facts
+from .files.entry import Plan
 from .files.site import Answer, FileSite
 from .sockets.sendfile import FileSegment
+from .streams import NoBody
 
 if TYPE_CHECKING:
     # WSGIApplication is named in a string, for FileSite.
@@ -38,7 +40,7 @@ class StaticFiles(FileSite["WSGIApplication"]):
                 )
                 if plan is not None:
                     start_response(plan.status_line, list(plan.headers))
-                    return cast("list[bytes]", list(plan.segments))
+                    return _in_memory(plan)
             answer = self.answer(request_facts(environ), path, environ.get("QUERY_STRING", ""))
             if answer is not None:
                 return _send(answer, environ, start_response)
@@ -64,7 +66,7 @@ def _send(
     plan, fd = answer
     if fd is None:
         start_response(plan.status_line, list(plan.headers))
-        return cast("list[bytes]", list(plan.segments))  # parts of files come with an `fd`
+        return _in_memory(plan)
     body = _file_body(answer.segments(), fd, environ)
     try:
         start_response(plan.status_line, list(plan.headers))
@@ -72,6 +74,13 @@ def _send(
         body.close()
         raise
     return cast("Iterable[bytes]", body)
+
+
+def _in_memory(plan: Plan) -> Iterable[bytes]:
+    """The body of a plan for which no file is open."""
+    # To an empty list wsgiref would add "Content-Length: 0", which a 304 must not say of a file
+    # that is not empty (RFC 9110, section 8.6).
+    return cast("list[bytes]", list(plan.segments)) or NoBody()
 
 
 def _file_body(segments: list[bytes | FileSegment], fd: int, environ: WSGIEnvironment) -> Any:

@@ -40,6 +40,9 @@ class Exchange(Protocol):
     @property
     def app_name(self) -> str: ...
     def convert(self, chunk: object) -> bytes: ...
+    def gathers(self) -> bool:
+        """Whether chunks are coalesced, as far as the head is known."""
+
     def not_started(self) -> BodyError: ...
 
 
@@ -53,41 +56,52 @@ class Stream:
         self._closed = False
 
     def __iter__(self) -> Iterator[bytes]:
-        if self._coalesce:
-            return bodies.coalesced(self._chunks(), time.monotonic)
-        return self._chunks()
+        return self._gathered() if self._coalesce else self._chunks()
+
+    def _gathered(self) -> Iterator[bytes]:
+        chunks = self._chunks()
+        for chunk in chunks:
+            yield chunk
+            break  # a lazy app has called start_response by now
+        if self._exchange.gathers():
+            chunks = bodies.coalesced(chunks, time.monotonic)
+        yield from chunks
 
     def _chunks(self) -> Iterator[bytes]:
         exchange = self._exchange
         convert = exchange.convert
         chunks = iter(self._body)
-        # The first chunk is where a lazy app calls start_response.
+        # A lazy app calls start_response at the first chunk, and any app may replace the head (with
+        # exc_info) until the first byte is out: up to there HEAD runs what GET runs.
         for chunk in chunks:
             if exchange.status is None:
                 raise self._never_started()
-            if exchange.no_body:
-                yield b""
-                return
-            if exchange.declared is not None:
-                yield from self._counted(convert(chunk), chunks)
-                return
-            yield convert(chunk)
-            break
+            chunk = convert(chunk)
+            if chunk:
+                break
+            yield b""
         else:
             if exchange.status is None:
                 raise self._never_started()
-            if exchange.declared is not None:
-                self._check_complete()
+            if exchange.no_body:
+                yield b""  # see NoBody
+            self._check_complete()
             return
+        if exchange.no_body:
+            yield b""
+            return
+        if exchange.declared is not None:
+            yield from self._counted(chunk, chunks, exchange.declared)
+            return
+        yield chunk
         for chunk in chunks:
             yield chunk if type(chunk) is bytes else convert(chunk)
 
-    def _counted(self, chunk: bytes, chunks: Iterator[Any]) -> Iterator[bytes]:
+    def _counted(self, chunk: bytes, chunks: Iterator[Any], declared: int) -> Iterator[bytes]:
         """Pass chunks up to the Content-Length: never a byte more, an error for fewer."""
         exchange = self._exchange
         while True:
-            declared = exchange.declared
-            if declared is not None and exchange.written + len(chunk) > declared:
+            if exchange.written + len(chunk) > declared:
                 logger.error(
                     "%s returned more than its Content-Length of %d bytes; the rest is dropped",
                     exchange.app_name,
@@ -137,9 +151,12 @@ class SizedStream(Stream):
 
 
 class NoBody:
-    """No body bytes: one empty chunk makes servers send the head without inventing a length."""
+    """No body bytes: one empty chunk makes servers send the head without inventing a length.
 
-    def __init__(self, body: Iterable[Any]) -> None:
+    :param body: the app's own iterable; closed, and not iterated.
+    """
+
+    def __init__(self, body: Iterable[Any] = ()) -> None:
         self._body: object = body
 
     def __iter__(self) -> Iterator[bytes]:

@@ -98,8 +98,8 @@ def run(profile: Profile) -> ReportResult:
         "What has changed: one thread alone sent no faster by coalescing then than with Nagle's "
         "algorithm; today it does, as gathering costs less than it did, and the pauses of 100 ms "
         "are gone from all rows. Two things flatter: over loopback the peer acknowledges at once, "
-        "so Nagle's algorithm hardly waits, and with threads its p99 is level with coalescing; "
-        f"and at most {DEPTH} messages are under way here, so a queue has no time to grow.",
+        "so Nagle's algorithm hardly waits; and at most "
+        f"{DEPTH} messages are under way here, so a queue has no time to grow.",
         {"runs": runs},
     )
 

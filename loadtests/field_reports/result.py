@@ -8,7 +8,7 @@ from typing import Literal
 
 __all__ = ["Bars", "Figures", "Profile", "ReportResult"]
 
-# quick: a minute or less for each report. full: the amounts of the old reports.
+# quick: a quarter of a minute or so for each report. full: the amounts of the old reports.
 Profile = Literal["quick", "full"]
 
 

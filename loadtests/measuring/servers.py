@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .children import orderly_end, start
+
 __all__ = ["RunningServer", "ServerFailed", "free_port", "running"]
 
 # Importing a large app takes seconds on a busy machine; a server that still does not listen after
@@ -80,6 +82,8 @@ def running(
 ) -> Iterator[RunningServer]:
     """Start a server, wait until it accepts connections, stop it at the end of the block.
 
+    It is stopped too if this process gets SIGTERM in the block, or is killed.
+
     :param command: a first item of "python" means this interpreter.
     :param address: where the command has been told to listen.
     :param name: what messages call it; by default its command.
@@ -94,10 +98,10 @@ def running(
         )
     argv = [sys.executable if command[0] == "python" else command[0], *command[1:]]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
-    with tempfile.TemporaryDirectory(prefix="wsgifast-load-") as folder:
+    with orderly_end(), tempfile.TemporaryDirectory(prefix="wsgifast-load-") as folder:
         log_path = Path(folder, "log")
         with log_path.open("wb") as log:
-            process = subprocess.Popen(
+            process = start(
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -252,7 +252,7 @@ def test_the_reloader_and_threads(run_simple: Any, tmp_path: Path) -> None:
         def answer() -> bytes:
             try:
                 return bytes(get(server.address).body)
-            except OSError:
+            except (OSError, EOFError):
                 return b""  # it is starting again
 
         wait_for(lambda: answer().startswith(b"first"), "the first version answers")

@@ -48,6 +48,23 @@ def test_the_first_line_dot_is_found(data: bytes, line_end: bytes, looked_at: in
         assert wire.find_line_dot(data, line_end) == data.find(line_end + b".")
 
 
+@given(WIRE_BYTES, st.integers(0, 50))
+def test_the_first_end_of_data_is_found(data: bytes, start: int) -> None:
+    assert wire.find_end_of_data(data, start) == data.find(b"\r\n.\r\n", start)
+
+
+@given(WIRE_BYTES, st.sampled_from([(b"\n.", b"\n.."), (b"\r\n.", b"\r\n")]))
+def test_a_block_is_replaced_in_as_bytes_replace_does(
+    data: bytes, change: tuple[bytes, bytes]
+) -> None:
+    assert wire.replace_in_block(data, *change) == data.replace(*change)
+
+
+@given(WIRE_BYTES)
+def test_what_needs_no_quoting_is_what_smtplib_leaves_alone(data: bytes) -> None:
+    assert wire.needs_quoting(data) == (smtplib_quotes(data) != data)
+
+
 @given(st.lists(WIRE_BYTES))
 def test_blocks_become_what_the_whole_becomes(blocks: list[bytes]) -> None:
     quoter = wire.Quoter()

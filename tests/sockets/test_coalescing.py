@@ -34,6 +34,7 @@ from wsgifast.sockets import (
     send_all,
     send_some,
 )
+from wsgifast.sockets.coalescing.flusher import flusher
 
 NEVER_US = 1e6  # a window that does not end within a test
 IOV_MAX = os.sysconf("SC_IOV_MAX")
@@ -441,6 +442,21 @@ def test_one_thread_for_all_writers() -> None:
             assert recv_exactly(pair.far, 2, timeout=20) == b"ab"
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("wsgifast-flusher") == 1
+
+
+def test_nothing_runs_for_writers_that_hold_nothing() -> None:
+    """The flusher looks at none of them, and a sender's thread ends."""
+    with tcp_pair() as pair:
+        single, shared = CoalescingWriter(pair.near), SharedCoalescingWriter(pair.near)
+        for writer in (single, shared):
+            writer.write(b"a")
+            writer.write(b"b")
+            assert recv_exactly(pair.far, 2, timeout=20) == b"ab"
+        wait_for(lambda: not flusher._watched, "the flusher has nothing to look at")
+        wait_for(lambda: not shared._runs, "the sender's thread ends")
+        shared.write(b"c")
+        shared.write(b"d")
+        assert recv_exactly(pair.far, 2, timeout=20) == b"cd"
 
 
 def test_only_plain_sockets_have_a_flusher() -> None:

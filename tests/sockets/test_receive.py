@@ -29,14 +29,24 @@ from wsgifast.sockets import (
     recv_exactly,
     recv_exactly_into,
 )
+from wsgifast.sockets.coalescing.flusher import flusher
 
 DATA = bytes(range(256)) * 4096  # 1 MiB: larger than a socket's buffer at the start
 
 
-@pytest.fixture(params=["tcp", "unix", "tls", "tcp with timeout", "tls with timeout"])
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no other thread ran, not even the one that sends."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1 + flusher.runs)
+
+
+@pytest.fixture(params=["tcp", "tcp, alone", "unix", "tls", "tcp with timeout", "tls with timeout"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """Two ends of a connection: we send on `near` and receive on `far`."""
     kind, _, timeout = request.param.partition(" with ")
+    kind, _, is_alone = kind.partition(", ")
+    if is_alone:
+        request.getfixturevalue("alone")
     make = {"tcp": tcp_pair, "unix": unix_pair, "tls": tls_pair}[kind]
     with make() as made:
         if timeout:
@@ -153,6 +163,32 @@ def test_a_blocking_socket_takes_one_call() -> None:
     assert (count.calls, count.received) == (1, 100_000)
 
 
+@pytest.mark.usefixtures("alone")
+def test_without_other_threads_it_takes_two_calls_and_leaves_the_socket_as_it_was() -> None:
+    count = ReceiveCount()
+    with tcp_pair() as pair:
+        with sending(pair.near, DATA[:-1], DATA[-1:], b"next"):
+            assert recv_exactly(pair.far, len(DATA), count=count) == DATA
+        assert count.calls == 2
+        assert pair.far.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+        assert recv_exactly(pair.far, 4) == b"next"
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("end", [socket.socket.close, reset])
+def test_a_large_receive_that_ends_early(end: Callable[[socket.socket], None]) -> None:
+    """The peer sends less than would wake the receiver, and is gone."""
+    with tcp_pair() as pair:
+        timer = threading.Timer(0.1, end, [pair.near])
+        pair.near.sendall(b"half")
+        timer.start()
+        with pytest.raises(ClosedEarly) as caught:
+            recv_exactly(pair.far, len(DATA))
+        timer.join()
+        assert end is reset or caught.value.partial == b"half"
+        assert pair.far.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+
+
 def test_the_count_adds_up_and_tells_of_failures() -> None:
     count = ReceiveCount()
     with tcp_pair() as pair:
@@ -197,7 +233,9 @@ def test_a_signal_does_not_end_it() -> None:
     assert count.calls >= 2
 
 
-def test_an_error_in_the_signal_handler_comes_through() -> None:
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("size", [10, len(DATA)])
+def test_an_error_in_the_signal_handler_comes_through(size: int) -> None:
     class Stop(Exception):
         pass
 
@@ -211,7 +249,8 @@ def test_an_error_in_the_signal_handler_comes_through() -> None:
             pair.near.sendall(b"abc")
             signal.setitimer(signal.ITIMER_REAL, 0.1)
             with pytest.raises(Stop):
-                recv_exactly(pair.far, 10, count=count)
+                recv_exactly(pair.far, size, count=count)
+            assert pair.far.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -163,14 +163,6 @@ class Connection:
             raise EOFError(f"the connection ended after {len(data)} of {size} bytes")
         return data
 
-    def read_buffered(self) -> bytes:
-        """What has been received behind the last head or body: another protocol's first bytes."""
-        self.sock.setblocking(False)
-        try:
-            return self._stream.peek()
-        finally:
-            self.sock.settimeout(TIMEOUT_S)
-
     def read_to_end(self) -> bytes:
         """Read until the server closes the connection."""
         return self._stream.read()

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import wsgiref.util
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -208,6 +209,16 @@ def file_at_its_end() -> Any:
 @shape(b"", sized=False)
 def empty_file() -> Any:
     return open(sibling("empty"), "rb")
+
+
+# Linux says that it has no bytes; only reading tells.
+KERNEL_FILE = Path("/proc/sys/kernel/ostype")
+
+if KERNEL_FILE.exists():
+
+    @shape(KERNEL_FILE.read_bytes(), sized=False)
+    def kernel_file() -> Any:
+        return KERNEL_FILE.open("rb")
 
 
 @shape(FILE_BYTES)
@@ -510,6 +521,8 @@ def status(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         return io.BytesIO(body)
     if environ["QUERY_STRING"] == "iterator":
         return iter([body])
+    if environ["QUERY_STRING"] == "empty":
+        return iter([])
     return [body]
 
 
@@ -524,7 +537,7 @@ def nodelay(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
 
 
 class Closings:
-    """Counts how often close() was called on the bodies of /closing."""
+    """Counts how often close() was called on the bodies of /closing, in the thread of their app."""
 
     opened = 0
     closed = 0
@@ -534,6 +547,7 @@ class ClosingBody:
     def __init__(self, kind: str) -> None:
         Closings.opened += 1
         self._kind = kind
+        self._thread = threading.get_ident()
 
     def __iter__(self) -> Iterator[bytes]:
         yield b"x" * 100
@@ -544,7 +558,7 @@ class ClosingBody:
                 yield b"x" * 10_000
 
     def close(self) -> None:
-        Closings.closed += 1
+        Closings.closed += threading.get_ident() == self._thread
 
 
 def closing(environ: WSGIEnvironment, start_response: StartResponse) -> Any:

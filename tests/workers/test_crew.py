@@ -1,414 +1,449 @@
-"""The crew by itself: who polls, who runs, who stands in, and that no work is left lying."""
+"""The crew on its own: somebody always polls, work runs once, and as many apps at once as threads.
+
+Apps are callables here; they come by `push`, or as an event: a byte on a socket of the harness.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
+import random
+import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import pytest
 
 from tests.support.servers import wait_for
-from tests.workers.serving import DISPATCHERS
 from wsgifast.workers.crew import Crew
 from wsgifast.workers.dispatcher import READ, Event, make_dispatcher
 
-# Longer than anything here takes: who waits so long has been forgotten.
-PATIENCE_S = 20.0
-FOREVER_S = 300.0
+# Waiting that only a broken crew would sit out.
+PATIENCE_S = 30.0
+SIZE = 3
 
-Job = Callable[[], None]
-
-
-class Doorbell:
-    """A pipe: ringing it is an event in the dispatcher."""
-
-    def __init__(self) -> None:
-        self.fd, self._write_fd = os.pipe()
-
-    def ring(self) -> None:
-        os.write(self._write_fd, b"a")
-
-    def hear(self) -> None:
-        os.read(self.fd, 1)
-
-    def close(self) -> None:
-        os.close(self.fd)
-        os.close(self._write_fd)
+App = Callable[[], object]
 
 
-class Team:
-    """A crew whose jobs are functions, and whose main thread is one of this test's.
+class Harness:
+    """A crew with its watch in a thread of its own, and sockets whose events are apps.
 
-    :ivar on_event: what the event of a descriptor calls for; it returns a job, or None.
-    :ivar receivers: the threads that have taken up events, in turn.
+    :param round_s: how long the watch stays in one call, unless a ring ends it.
     """
 
-    def __init__(self, kind: str, size: int, watched: bool = True) -> None:
+    def __init__(self, kind: str, size: int, round_s: float = 10 * PATIENCE_S) -> None:
         self.dispatcher = make_dispatcher(kind)
-        self.on_event: dict[int, Callable[[], Job | None]] = {}
-        self.receivers: list[str] = []
-        self.runners: list[str] = []
-        self.ticks: list[bool] = []
-        self.failures = 0
-        self.crew: Crew[Job] = Crew(
+        self.crew: Crew[App] = Crew(
             size=size,
             dispatcher=self.dispatcher,
             receive=self._receive,
             run=self._run,
-            on_tick=lambda: self.ticks.append(self.crew.ticking),
+            on_tick=self._on_tick,
             on_failure=self._on_failure,
         )
-        self._ended = False
-        self._watched = watched
-        self.watch = threading.Thread(target=self._watch, name="watch", daemon=True)
-        self._before = set(threading.enumerate())
-
-    def start(self) -> None:
+        self.received_in: set[str] = set()
+        self.ran_in: set[str] = set()
+        self.failed = threading.Event()
+        self.ticks_without_ticking = 0
+        self.rounds = 0  # of the watch
+        self._round_s = round_s
+        self._apps: dict[int, tuple[socket.socket, App]] = {}
+        self._transfers: dict[int, Callable[[int], object]] = {}
+        self._sockets = contextlib.ExitStack()
+        self._stopping = False
+        self._watch = threading.Thread(target=self._watch_on, name="watch")
+        before = set(threading.enumerate())
         self.crew.start()
-        if self._watched:
-            self.watch.start()
+        self.threads = sorted(set(threading.enumerate()) - before, key=lambda t: t.name)
+        self._watch.start()
 
-    def end(self) -> None:
-        """Stop, and see that every thread ends."""
-        self._ended = True
-        self.crew.stop()
+    def deliver(self, app: App) -> None:
+        """Let an event be the app's start."""
+        sock = self._readable()
+        self._apps[sock.fileno()] = (sock, app)
+        self.dispatcher.add(sock.fileno(), READ)
+
+    def transfer(self, step: Callable[[int], object], *, push: bool = False) -> None:
+        """Let an event be input or output only, with nothing to run.
+
+        :param step: called with a descriptor that is readable.
+        :param push: push the event instead of leaving it to the dispatcher.
+        """
+        fd = self._readable().fileno()
+        self._transfers[fd] = step
+        if push:
+            self.crew.push((fd, 0))
+        else:
+            self.dispatcher.add(fd, READ)
+
+    def _readable(self) -> socket.socket:
+        sock, peer = socket.socketpair()
+        self._sockets.enter_context(sock)
+        self._sockets.enter_context(peer)
+        peer.send(b"a")
+        return sock
+
+    def stop(self) -> None:
+        """Stop the crew, and see that all its threads end."""
+        self._stopping = True
         self.crew.ring()
-        wait_for(lambda: not self.threads(), "all threads have ended")
+        self._watch.join(PATIENCE_S)
+        self.crew.stop()
+        for thread in self.threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), f"{thread.name} goes on"
+        self._sockets.close()
         self.dispatcher.close()
 
-    def threads(self) -> set[threading.Thread]:
-        return {t for t in set(threading.enumerate()) - self._before if t.is_alive()}
+    def _watch_on(self) -> None:
+        while not self._stopping:
+            self.crew.watch(self._round_s)
+            self.rounds += 1
 
-    def expect(self, doorbell: Doorbell, on_event: Callable[[], Job | None]) -> None:
-        self.on_event[doorbell.fd] = on_event
-        self.dispatcher.add(doorbell.fd, READ)
-
-    def _receive(self, item: Event | Job) -> Job | None:
+    def _receive(self, item: Event | App) -> App | None:
+        self.received_in.add(threading.current_thread().name)
         if not isinstance(item, tuple):
             return item
-        self.receivers.append(threading.current_thread().name)
-        return self.on_event[item[0]]()
+        if item[0] in self._transfers:
+            self._transfers[item[0]](item[0])
+            return None
+        sock, app = self._apps[item[0]]
+        assert sock.recv(2) == b"a", "an event has been delivered twice"
+        return app
 
-    def _run(self, job: Job) -> None:
-        self.runners.append(threading.current_thread().name)
-        job()
+    def _run(self, app: App) -> None:
+        self.ran_in.add(threading.current_thread().name)
+        app()
+
+    def _on_tick(self) -> None:
+        if not self.crew.ticking:
+            self.ticks_without_ticking += 1
 
     def _on_failure(self) -> None:
-        self.failures += 1
-        self.crew.ring()
-
-    def _watch(self) -> None:
-        while not self._ended:
-            self.crew.watch(FOREVER_S)
+        self.failed.set()
 
 
-@pytest.fixture(params=DISPATCHERS)
-def kind(request: pytest.FixtureRequest) -> str:
-    value: str = request.param
-    return value
-
-
-@contextlib.contextmanager
-def team_of(kind: str, size: int, *, watched: bool = True) -> Iterator[Team]:
-    """A team that the block sets up and starts; every thread must end after it."""
-    team = Team(kind, size, watched)
-    try:
-        yield team
-    finally:
-        team.end()
-
-
-@pytest.fixture
-def doorbells() -> Iterator[list[Doorbell]]:
-    made = [Doorbell() for _ in range(4)]
+@pytest.fixture(params=["epoll", "selectors"])
+def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
+    made = Harness(request.param, SIZE)
     yield made
-    for doorbell in made:
-        doorbell.close()
+    made.stop()
 
 
-class Blocked:
-    """Jobs that wait until they are let go."""
+class Gate:
+    """An app that waits in its thread until it is released."""
 
     def __init__(self) -> None:
-        self.begun = threading.Semaphore(0)
-        self._free = threading.Event()
+        self.entered = threading.Event()
+        self.left = threading.Event()
+        self._released = threading.Event()
 
     def __call__(self) -> None:
-        self.begun.release()
-        assert self._free.wait(FOREVER_S)
+        self.entered.set()
+        assert self._released.wait(PATIENCE_S)
+        self.left.set()
 
-    def wait_for(self, count: int) -> None:
-        for number in range(count):
-            assert self.begun.acquire(timeout=PATIENCE_S), f"{number} of {count} jobs have begun"
-
-    def let_go(self) -> None:
-        self._free.set()
+    def release(self) -> None:
+        self._released.set()
 
 
-@contextlib.contextmanager
-def blocking() -> Iterator[Blocked]:
-    """Let go at the end, whatever fails: nobody's threads are left behind."""
-    blocked = Blocked()
+@pytest.fixture(params=["push", "deliver"])
+def start(request: pytest.FixtureRequest, harness: Harness) -> Callable[[App], None]:
+    """The two ways in which work comes."""
+    return harness.crew.push if request.param == "push" else harness.deliver
+
+
+Start = Callable[[App], None]
+
+
+def test_work_runs_in_the_crew(harness: Harness, start: Start) -> None:
+    done = threading.Event()
+    start(done.set)
+    assert done.wait(PATIENCE_S)
+    assert {thread.name for thread in harness.threads} >= harness.ran_in
+
+
+def test_as_many_run_at_once_as_there_are_threads(harness: Harness, start: Start) -> None:
+    meeting = threading.Barrier(SIZE + 1)
+    for _ in range(3):  # in turns: hands change in between
+        for _ in range(SIZE):
+            start(lambda: meeting.wait(PATIENCE_S))
+        meeting.wait(PATIENCE_S)
+    assert harness.ran_in == {thread.name for thread in harness.threads}
+
+
+def test_never_more_run_at_once_and_each_runs_once(harness: Harness, start: Start) -> None:
+    lock = threading.Lock()
+    inside = most = 0
+    ran: Counter[int] = Counter()
+    everything = threading.Event()
+
+    def app(number: int) -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+            ran[number] += 1
+        if number % 7 == 0:  # long enough for the duty to be given away
+            threading.Event().wait(0.003)
+        with lock:
+            inside -= 1
+            if len(ran) == 300:
+                everything.set()
+
+    for number in range(300):
+        start(lambda number=number: app(number))  # type: ignore[misc]
+    assert everything.wait(PATIENCE_S)
+    assert set(ran.values()) == {1}
+    assert most <= SIZE
+
+
+def test_the_duty_is_given_away_while_its_thread_is_in_an_app(
+    harness: Harness, start: Start
+) -> None:
+    for _ in range(3):
+        first = Gate()
+        start(first)
+        assert first.entered.wait(PATIENCE_S)
+        start(first.release)  # nobody else ends it
+        second = threading.Event()
+        start(second.set)
+        assert second.wait(PATIENCE_S)
+
+
+def test_a_watch_that_sleeps_is_woken_by_a_slow_app(harness: Harness, start: Start) -> None:
+    gates = [Gate() for _ in range(SIZE)]
+    for gate in gates:
+        wait_for(lambda: not harness.crew.ticking, "the watch sleeps", PATIENCE_S)
+        start(gate)
+        assert gate.entered.wait(PATIENCE_S)
+        if gate is not gates[-1]:
+            done = threading.Event()
+            start(done.set)
+            assert done.wait(PATIENCE_S)
+            gate.release()
+    gates[-1].release()
+
+
+def test_the_watch_receives_for_a_crew_that_is_all_in_apps(harness: Harness) -> None:
+    gates = [Gate() for _ in range(SIZE)]
+    for gate in gates:
+        harness.deliver(gate)
+    for gate in gates:
+        assert gate.entered.wait(PATIENCE_S)
+    late = [threading.Event() for _ in range(10)]
+    for event in late:
+        harness.deliver(event.set)
+    wait_for(lambda: "watch" in harness.received_in, "the watch receives", PATIENCE_S)
+    assert not any(event.is_set() for event in late)  # and waits for a thread of the crew
+    # Requests that wait do not keep it from what comes next.
+    transferred = threading.Event()
+    harness.transfer(lambda _: transferred.set())
+    assert transferred.wait(PATIENCE_S)
+    gates[0].release()
+    for event in late:
+        assert event.wait(PATIENCE_S)
+    assert "watch" not in harness.ran_in
+    for gate in gates[1:]:
+        gate.release()
+
+
+def test_the_watch_takes_up_events_that_a_thread_has_left_for_its_app(harness: Harness) -> None:
+    """As after a poll that gave several: nobody else has seen them."""
+    gates = [Gate() for _ in range(SIZE)]
+    transferred = threading.Event()
+
+    def app() -> None:
+        harness.transfer(lambda _: transferred.set(), push=True)
+        gates[0]()
+
+    for gate in gates[1:]:
+        harness.deliver(gate)
+        assert gate.entered.wait(PATIENCE_S)
+    harness.deliver(app)
+    taken_up = transferred.wait(PATIENCE_S)
+    for gate in gates:
+        gate.release()
+    assert taken_up
+
+
+def test_an_event_that_is_pushed_to_a_crew_that_is_all_in_apps(harness: Harness) -> None:
+    gates = [Gate() for _ in range(SIZE)]
+    for gate in gates:
+        harness.deliver(gate)
+        assert gate.entered.wait(PATIENCE_S)
+    wait_for(lambda: not harness.crew.ticking, "the watch stands in", PATIENCE_S)
+    transferred = threading.Event()
+    harness.transfer(lambda _: transferred.set(), push=True)
+    taken_up = transferred.wait(PATIENCE_S)
+    for gate in gates:
+        gate.release()
+    assert taken_up
+
+
+@pytest.mark.parametrize("kind", ["epoll", "selectors"])
+def test_a_watch_that_stands_in_keeps_its_time(kind: str) -> None:
+    """However many events come: it has time limits and a heartbeat to look after."""
+    harness = Harness(kind, 1, round_s=0.01)
+    gate = Gate()
+    harness.deliver(gate)
+    assert gate.entered.wait(PATIENCE_S)
+    steps = 0
+    over = threading.Event()
+
+    def step(fd: int) -> None:  # reads nothing: ready again at once
+        nonlocal steps
+        steps += 1
+        if not over.is_set():
+            harness.dispatcher.arm(fd, READ)
+
     try:
-        yield blocked
+        harness.transfer(step)
+        wait_for(lambda: steps > 100, "the watch transfers")
+        rounds = harness.rounds
+        wait_for(lambda: harness.rounds > rounds + 2, "its rounds go on")
     finally:
-        blocked.let_go()
+        over.set()
+        gate.release()
+        harness.stop()
 
 
-def test_jobs_and_events_are_run(kind: str, doorbells: list[Doorbell]) -> None:
-    done = threading.Semaphore(0)
-    with team_of(kind, 2) as team:
-        for doorbell in doorbells:
-            team.expect(doorbell, lambda: done.release)
-        team.start()
-        for doorbell in doorbells:
-            doorbell.ring()
-        for _ in range(10):
-            team.crew.push(done.release)
-        for number in range(len(doorbells) + 10):
-            assert done.acquire(timeout=PATIENCE_S), f"{number} have run"
-    assert set(team.runners) <= {"wsgifast-0", "wsgifast-1"}
+def test_work_that_is_pushed_to_a_crew_that_is_all_in_apps(harness: Harness) -> None:
+    gates = [Gate() for _ in range(SIZE)]
+    for gate in gates:
+        harness.crew.push(gate)
+    for gate in gates:
+        assert gate.entered.wait(PATIENCE_S)
+    done = threading.Event()
+    harness.crew.push(done.set)
+    for gate in gates:
+        gate.release()
+    assert done.wait(PATIENCE_S)
 
 
-@pytest.mark.parametrize("size", [1, 2, 8])
-def test_as_many_at_once_as_there_are_threads(kind: str, size: int) -> None:
-    """Each of the jobs waits for all others: one thread too few, and none would ever end."""
-    barrier = threading.Barrier(size + 1)
-    with team_of(kind, size) as team:
-        team.start()
-        for _ in range(3):
-            for _ in range(size):
-                team.crew.push(lambda: (barrier.wait(PATIENCE_S), None)[1])
-            barrier.wait(PATIENCE_S)
-        assert len(team.runners) == 3 * size
-        assert len(set(team.runners[-size:])) == size
+def test_an_app_may_push(harness: Harness, start: Start) -> None:
+    """As a pipelined request follows the one before it."""
+    done = threading.Event()
+    left = 100
 
-
-def test_the_duty_is_handed_over_while_its_thread_is_in_a_job(
-    kind: str, doorbells: list[Doorbell]
-) -> None:
-    with team_of(kind, 2) as team, blocking() as blocked:
-        answered = threading.Event()
-        team.expect(doorbells[0], lambda: blocked)
-        team.expect(doorbells[1], lambda: answered.set)
-        team.start()
-        doorbells[0].ring()
-        blocked.wait_for(1)
-        doorbells[1].ring()
-        assert answered.wait(PATIENCE_S)
-        assert len(set(team.runners)) == 2
-        assert "watch" not in team.receivers
-
-
-def test_the_watch_stands_in_when_every_thread_is_busy(
-    kind: str, doorbells: list[Doorbell]
-) -> None:
-    with team_of(kind, 2) as team, blocking() as blocked:
-        received, answered = threading.Event(), threading.Event()
-        team.expect(doorbells[0], received.set)  # input and output only: no job
-        team.expect(doorbells[1], lambda: answered.set)
-        team.start()
-        team.crew.push(blocked)
-        team.crew.push(blocked)
-        blocked.wait_for(2)
-        doorbells[0].ring()
-        assert received.wait(PATIENCE_S)
-        assert team.receivers == ["watch"]
-        doorbells[1].ring()
-        wait_for(lambda: len(team.receivers) == 2, "the watch has received the request too")
-        assert not answered.is_set()  # the watch runs no app
-        # Nor does a request that waits keep it from what comes next.
-        received.clear()
-        team.expect(doorbells[2], received.set)
-        doorbells[2].ring()
-        assert received.wait(PATIENCE_S)
-        blocked.let_go()
-        assert answered.wait(PATIENCE_S)
-        assert "watch" not in team.runners
-
-
-def test_the_watch_takes_up_events_that_a_thread_has_left_for_a_job(
-    kind: str, doorbells: list[Doorbell]
-) -> None:
-    """One poll gave several events; the thread that has them is in the app for the first."""
-    with team_of(kind, 1) as team, blocking() as blocked:
-        received = threading.Semaphore(0)
-        first = iter([blocked])
-
-        def on_event() -> Job | None:
-            received.release()
-            return next(first, None)
-
-        for doorbell in doorbells:
-            doorbell.ring()
-            team.expect(doorbell, on_event)
-        team.start()
-        blocked.wait_for(1)
-        for number in range(len(doorbells)):
-            assert received.acquire(timeout=PATIENCE_S), f"{number} of 4 events were taken up"
-
-
-def test_an_event_pushed_while_every_thread_is_busy(kind: str, doorbells: list[Doorbell]) -> None:
-    with team_of(kind, 1) as team, blocking() as blocked:
-        received = threading.Event()
-        team.on_event[doorbells[0].fd] = received.set
-        team.start()
-        team.crew.push(blocked)
-        blocked.wait_for(1)
-        wait_for(lambda: team.ticks[-1:] == [False], "the watch stands in")
-        team.crew.push((doorbells[0].fd, 0))
-        assert received.wait(PATIENCE_S)
-
-
-def test_a_watch_that_stands_in_comes_back_in_time(kind: str, doorbells: list[Doorbell]) -> None:
-    """However many events keep coming: it has time limits and a heartbeat to look after."""
-    with team_of(kind, 1, watched=False) as team, blocking() as blocked:
-        again = 0
-        enough = threading.Event()
-
-        def on_event() -> None:
-            nonlocal again
-            again += 1
-            if not enough.is_set():
-                team.dispatcher.arm(doorbells[0].fd, READ)  # never read, so ready at once
-
-        team.start()
-        team.crew.push(blocked)
-        blocked.wait_for(1)
-        team.expect(doorbells[0], on_event)
-        doorbells[0].ring()
-        watch = threading.Thread(target=team.crew.watch, args=(0.05,), daemon=True)
-        watch.start()
-        watch.join(2.0)
-        returned = not watch.is_alive()
-        enough.set()
-        watch.join(PATIENCE_S)
-        assert again, "the watch has not stood in at all"
-        assert returned, f"the watch has not come back after {again} events"
-
-
-def test_jobs_wait_for_the_crew_not_for_the_watch(kind: str) -> None:
-    count = 100
-    with team_of(kind, 2) as team, blocking() as blocked:
-        done = threading.Semaphore(0)
-        team.start()
-        for _ in range(2):
-            team.crew.push(blocked)
-        blocked.wait_for(2)
-        for _ in range(count):
-            team.crew.push(done.release)
-        assert not done.acquire(blocking=False)
-        blocked.let_go()
-        for number in range(count):
-            assert done.acquire(timeout=PATIENCE_S), f"{number} of {count} have run"
-        assert "watch" not in team.runners
-
-
-def _asleep(team: Team) -> bool:
-    return team.ticks[-1:] == [False]
-
-
-def _ticked(team: Team, since: int) -> bool:
-    return True in team.ticks[since:]
-
-
-@pytest.mark.parametrize("state", ["ticking", "asleep", "standing in"])
-def test_a_ring_brings_the_watch_back(kind: str, state: str) -> None:
-    """As a signal does, which shall be heeded at once."""
-    with team_of(kind, 1, watched=False) as team, blocking() as blocked:
-        team.start()
-        if state == "standing in":
-            team.crew.push(blocked)
-            blocked.wait_for(1)
-        watch = threading.Thread(target=team.crew.watch, args=(FOREVER_S,), daemon=True)
-        watch.start()
-        if state == "ticking":
-            wait_for(lambda: team.ticks, "the watch ticks")
+    def app() -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            harness.crew.push(app)
         else:
-            wait_for(lambda: _asleep(team), f"the watch is {state}")
-        team.crew.ring()
-        watch.join(PATIENCE_S)
-        assert not watch.is_alive()
+            done.set()
+
+    start(app)
+    assert done.wait(PATIENCE_S)
 
 
-def test_an_idle_watch_sleeps_and_a_job_wakes_it(kind: str) -> None:
-    with team_of(kind, 2) as team:
-        team.start()
-        for _ in range(3):
-            wait_for(lambda: _asleep(team), "the watch sleeps")
-            ticks = len(team.ticks)
-            with blocking() as blocked:
-                team.crew.push(blocked)
-                blocked.wait_for(1)
-                wait_for(partial(_ticked, team, ticks), "it ticks again")
+def test_pushes_from_many_threads(harness: Harness) -> None:
+    ran: Counter[tuple[int, int]] = Counter()
+    lock = threading.Lock()
+    everything = threading.Event()
+    pushers, each = 4, 300
+
+    def app(key: tuple[int, int], pause: bool) -> None:
+        if pause:
+            threading.Event().wait(0.002)
+        with lock:
+            ran[key] += 1
+            if len(ran) == pushers * each:
+                everything.set()
+
+    def push(seed: int) -> None:
+        chance = random.Random(seed)
+        for number in range(each):
+            key, pause = (seed, number), chance.random() < 0.02
+            harness.crew.push(lambda key=key, pause=pause: app(key, pause))  # type: ignore[misc]
+            if chance.random() < 0.05:
+                threading.Event().wait(chance.random() * 0.002)
+
+    threads = [threading.Thread(target=push, args=(seed,)) for seed in range(pushers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert everything.wait(PATIENCE_S), f"{len(ran)} have run"
+    assert set(ran.values()) == {1}
 
 
-def test_stop_lets_a_busy_thread_finish_its_job(kind: str) -> None:
-    team = Team(kind, 3)
-    team.start()
-    with blocking() as blocked:
-        team.crew.push(blocked)
-        blocked.wait_for(1)
-        team.crew.stop()
-        wait_for(
-            lambda: sum(t.name.startswith("wsgifast-") for t in team.threads()) == 1,
-            "the other two have ended",
-        )
-    team.end()
+def test_the_last_tick_comes_after_ticking_has_ended(harness: Harness, start: Start) -> None:
+    """Or what is left for the next tick might wait for ever."""
+    done = threading.Event()
+    start(done.set)
+    assert done.wait(PATIENCE_S)
+    wait_for(lambda: harness.ticks_without_ticking > 0, "it has ticked once more", PATIENCE_S)
+
+
+@pytest.mark.parametrize("busy", [0, 1, SIZE])
+def test_stop_waits_for_nobody_but_ends_everyone(harness: Harness, busy: int) -> None:
+    gates = [Gate() for _ in range(busy)]
+    for gate in gates:
+        harness.deliver(gate)
+    for gate in gates:
+        assert gate.entered.wait(PATIENCE_S)
+    harness.crew.stop()  # returns although apps run
+    for gate in gates:
+        gate.release()
+    for thread in harness.threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert not harness.crew.failed
+
+
+def test_a_ring_ends_a_watch_that_sleeps(harness: Harness) -> None:
+    wait_for(lambda: not harness.crew.ticking, "the watch sleeps", PATIENCE_S)
+    assert harness.rounds == 0
+    harness.crew.ring()
+    wait_for(lambda: harness.rounds == 1, "its round is over", PATIENCE_S)
+
+
+@pytest.mark.parametrize("kind", ["epoll", "selectors"])
+def test_a_ring_is_not_lost_while_the_watch_takes_the_duty_itself(kind: str) -> None:
+    dispatcher = make_dispatcher(kind)
+    ticks = 0
+
+    def ring_at_the_second_tick() -> None:
+        # In which the watch sees that the only thread is still in the same app.
+        nonlocal ticks
+        ticks += 1
+        if ticks == 2:
+            crew.ring()
+
+    def take(item: Event | App) -> App | None:
+        assert not isinstance(item, tuple)
+        return item
+
+    def run(app: App) -> None:
+        app()
+
+    crew: Crew[App] = Crew(
+        size=1,
+        dispatcher=dispatcher,
+        receive=take,
+        run=run,
+        on_tick=ring_at_the_second_tick,
+        on_failure=lambda: None,
+    )
+    gate = Gate()
+    crew.start()
+    crew.push(gate)
+    assert gate.entered.wait(PATIENCE_S)
+    crew.watch(10 * PATIENCE_S)  # only the ring ends it
+    assert ticks >= 2
+    crew.stop()
+    gate.release()
+    gate.left.wait(PATIENCE_S)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("where", ["receive", "run"])
-def test_an_error_of_our_own_is_told(kind: str, where: str, doorbells: list[Doorbell]) -> None:
+def test_an_error_of_our_own_is_told(harness: Harness, start: Start) -> None:
     def fail() -> None:
-        raise ZeroDivisionError(where)
+        raise RuntimeError("an error of our own")
 
-    with team_of(kind, 2) as team:
-        team.expect(doorbells[0], fail if where == "receive" else lambda: fail)
-        team.start()
-        assert not team.crew.failed
-        doorbells[0].ring()
-        wait_for(lambda: team.failures, "the failure is told")
-        assert team.failures == 1
-        assert team.crew.failed
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_nobody_parks_while_there_is_work(kind: str, size: int, doorbells: list[Doorbell]) -> None:
-    """Bursts of short jobs from outside, from jobs and from events; after each, all have run."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)  # many more changes of threads, in more places
-    rounds, burst = 150, 6
-    done = threading.Semaphore(0)
-    try:
-        with team_of(kind, size) as team:
-
-            def more() -> None:
-                team.crew.push(done.release)
-                done.release()
-
-            def on_event(doorbell: Doorbell) -> Job:
-                doorbell.hear()
-                team.dispatcher.arm(doorbell.fd, READ)
-                return done.release
-
-            for doorbell in doorbells:
-                team.expect(doorbell, partial(on_event, doorbell))
-            team.start()
-            for number in range(rounds):
-                for _ in range(burst):
-                    team.crew.push(more)
-                for doorbell in doorbells:
-                    doorbell.ring()
-                expected = 2 * burst + len(doorbells)
-                for count in range(expected):
-                    assert done.acquire(timeout=PATIENCE_S), (
-                        f"round {number}: {count} of {expected} have run"
-                    )
-            assert not done.acquire(blocking=False), "something has run twice"
-    finally:
-        sys.setswitchinterval(interval)
+    assert not harness.crew.failed
+    start(fail)
+    assert harness.failed.wait(PATIENCE_S)
+    assert harness.crew.failed

@@ -14,7 +14,7 @@ import pytest
 from tests.support.http import Connection
 from tests.support.servers import LiveServer, wait_for
 from tests.workers.app import FILE_BYTES, block
-from tests.workers.serving import DISPATCHERS, fast_worker, stats
+from tests.workers.serving import DISPATCHERS, fast_worker, has_setting, stats
 
 # Short limits, so that the tests meet them; the sweep looks once a second.
 LIMITS = {
@@ -141,6 +141,58 @@ def test_body_over_the_limit_gets_413(server: LiveServer) -> None:
                 connection.send(b"f4240\r\n" + b"a" * 1_000_000 + b"\r\n")
             connection.send(b"1\r\n")
             assert connection.read_response().status == 413
+
+
+# Older versions take it for the server's own error.
+_MALFORMED_CHUNK = 400 if has_setting("http2_cleartext") else 500
+
+FAILING_LOGGER = """
+from gunicorn.glogging import Logger
+
+class logger_class(Logger):
+    def access(self, resp, req, environ, request_time):
+        raise RuntimeError("the log cannot be written")
+"""
+
+
+@pytest.mark.parametrize("cause", ["path outside SCRIPT_NAME", "failing logger"])
+def test_an_error_in_the_log_costs_no_client_its_answer(cause: str) -> None:
+    """Neither those that never reach the app, nor the others; and keep-alive goes on."""
+    failing = cause == "failing logger"
+    options = () if failing else ("--env=SCRIPT_NAME=/inside",)
+    with fast_worker(
+        *options, attributes=LIMITS, configuration=FAILING_LOGGER if failing else ""
+    ) as server:
+        for framing, body, status in (
+            ("Content-Length: 2000001", "", 413),
+            ("Content-Length: 10", "short", 408),
+            ("Transfer-Encoding: chunked", "nonsense\r\n", _MALFORMED_CHUNK),
+            ("X-Long: " + 10_000 * "a", "", 431),
+        ):
+            with Connection(server.address) as connection:
+                connection.send(f"POST /echo HTTP/1.1\r\n{framing}\r\n\r\n{body}".encode())
+                assert connection.read_response().status == status
+                assert connection.read_to_end() == b""
+        root = "" if failing else "/inside"
+        with Connection(server.address) as connection:
+            assert connection.request(f"{root}/small/5").body == block(5)
+            assert connection.request(f"{root}/small/6").body == block(6)
+            assert connection.request(f"{root}/raise/before").status == 500
+        assert "Error in the access log" in server.log()
+        assert "Error in a connection" not in server.log()
+
+
+def test_refused_requests_are_logged_with_their_client_and_status() -> None:
+    """The client that a PROXY header names, where there is one."""
+    with (
+        fast_worker("--proxy-protocol=auto", attributes=LIMITS) as server,
+        Connection(server.address) as connection,
+    ):
+        connection.send(b"PROXY TCP4 192.0.2.1 192.0.2.2 4711 80\r\n")
+        connection.send(b"POST /echo HTTP/1.1\r\nContent-Length: 2000001\r\n\r\n")
+        assert connection.read_response().status == 413
+        wait_for(lambda: '"POST /echo HTTP/1.1" 413' in server.log(), "it is logged")
+        assert "192.0.2.1 - - " in server.log()
 
 
 def test_stalled_readers_hold_no_thread_and_are_dropped(server: LiveServer) -> None:

@@ -14,16 +14,13 @@ import sys
 import threading
 from pathlib import Path
 
-import h2.config
-import h2.connection
-import h2.events
 import pytest
 import trustme
 
 from tests.support.http import Connection
 from tests.support.servers import LiveServer, free_port, wait_for
 from tests.workers.app import FILE_BYTES, block
-from tests.workers.serving import DISPATCHERS, fast_worker, has_setting, stats
+from tests.workers.serving import DISPATCHERS, fast_worker, stats
 from wsgifast.workers import UnsupportedGunicorn
 from wsgifast.workers.gunicorn_support import check_gunicorn
 
@@ -92,34 +89,6 @@ def test_hup_and_usr1(tmp_path: Path) -> None:
         wait_for(lambda: stats(server)["pid"] != first, "a new worker serves")
 
 
-_RELOADED = """\
-from tests.workers.app import app as plain
-
-def app(environ, start_response):
-    if environ["PATH_INFO"] != "/version":
-        return plain(environ, start_response)
-    start_response("200 OK", [("Content-Length", "{length}")])
-    return [b"{answer}"]
-"""
-
-
-def test_reload_finishes_a_running_download_and_then_serves_the_new_code(tmp_path: Path) -> None:
-    module = tmp_path / "reloaded_app.py"
-    module.write_text(_RELOADED.format(answer="old", length=3))
-    options = ("--reload", "--reload-engine=poll", f"--pythonpath={tmp_path}")
-    with fast_worker(*options, app="reloaded_app:app") as server:
-        assert server.get("/version").body == b"old"
-        with Connection(server.address, receive_buffer=65_536) as download:
-            download.send_request("/file")
-            assert download.read_head().header("Content-Length") == str(FILE_BYTES)
-            module.write_text(_RELOADED.format(answer="newer", length=5))
-            wait_for(lambda: "Worker reloading" in server.log(), "the change is seen")
-            assert download.read(FILE_BYTES) == block(FILE_BYTES)
-        # The listener's queue holds this until the new worker is there.
-        assert server.get("/version").body == b"newer"
-        wait_for(lambda: server.log().count("Booting worker") == 2, "the worker was replaced")
-
-
 def test_max_requests_replaces_the_worker_and_loses_no_request() -> None:
     with fast_worker("--max-requests=20", "--max-requests-jitter=5") as server:
         pids = {stats(server)["pid"] for _ in range(60)}
@@ -146,6 +115,45 @@ def test_full_worker_accepts_again_when_there_is_room() -> None:
         for connection in silent:
             connection.close()
         assert server.get("/small/5").body == block(5)
+
+
+RELOADED = """
+import tests.workers.app
+
+def app(environ, start_response):
+    if environ["PATH_INFO"] == "/version":
+        start_response("200 OK", [("Content-Length", "1")])
+        return [b"{version}"]
+    return tests.workers.app.app(environ, start_response)
+"""
+
+
+@pytest.mark.parametrize("dispatcher", DISPATCHERS)
+def test_reload_brings_the_new_app_and_cuts_no_download(tmp_path: Path, dispatcher: str) -> None:
+    module = tmp_path / "reloaded.py"
+    module.write_text(RELOADED.replace("{version}", "1"))
+    options = ["--reload", "--reload-engine=poll", f"--pythonpath={tmp_path}"]
+    attributes = {"dispatcher_kind": dispatcher}
+    with (
+        fast_worker(*options, app="reloaded:app", attributes=attributes) as server,
+        Connection(server.address, receive_buffer=65_536) as download,
+    ):
+        assert server.get("/version").body == b"1"
+        download.send_request("/file")
+        assert download.read_head().status == 200
+        new = tmp_path / "new"
+        new.write_text(RELOADED.replace("{version}", "2"))
+        # Later than any the reloader may have seen, whatever the file system's resolution.
+        os.utime(new, (new.stat().st_atime, module.stat().st_mtime + 10))
+        new.replace(module)
+
+        wait_for(lambda: "Worker reloading" in server.log(), "the change is seen", 30)
+        # The only worker there is: the next one starts when it has finished.
+        assert download.read(FILE_BYTES) == block(FILE_BYTES)
+        download.close()
+        wait_for(lambda: server.log().count("Booting worker") == 2, "the next worker starts", 30)
+        assert server.get("/version").body == b"2"
+        assert "cut off" not in server.log()
 
 
 def test_unix_socket(tmp_path: Path) -> None:
@@ -287,107 +295,6 @@ def test_gunicorn_outside_the_range_is_a_sentence() -> None:
         sentence = rf"gunicorn {version} is installed, but .* gunicorn 25\.0 to 27\.x"
         with pytest.raises(UnsupportedGunicorn, match=sentence):
             check_gunicorn(version)
-
-
-def test_http2_over_tls(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    pem = tmp_path / "server.pem"
-    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    context.set_alpn_protocols(["h2"])
-    options = (f"--certfile={pem}", f"--keyfile={pem}", "--http-protocols=h2,h1")
-    with fast_worker(*options) as server:
-        with Connection(server.address, tls=context) as connection:
-            assert _http2_body(connection.sock, "/small/100000") == block(100_000)
-        context.set_alpn_protocols(["http/1.1"])
-        assert server.get("/small/5", tls=context).body == block(5)
-
-
-@pytest.mark.skipif(not has_setting("http2_cleartext"), reason="came with gunicorn 26.2")
-def test_http2_in_the_clear_by_prior_knowledge() -> None:
-    with fast_worker("--http-protocols=h2,h1", "--http2-cleartext=both") as server:
-        with Connection(server.address) as connection:
-            assert _http2_body(connection.sock, "/small/1000") == block(1000)
-        assert server.get("/small/5").body == block(5)
-
-
-@pytest.mark.skipif(not has_setting("http2_cleartext"), reason="came with gunicorn 26.2")
-@pytest.mark.parametrize("body", [b"", b"the body of the request that asks"])
-def test_http2_in_the_clear_by_upgrade(body: bytes) -> None:
-    with fast_worker("--http-protocols=h2,h1", "--http2-cleartext=upgrade") as server:
-        with Connection(server.address) as connection:
-            http2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
-            payload = http2.initiate_upgrade_connection()
-            assert payload is not None
-            headers = [
-                ("Connection", "Upgrade, HTTP2-Settings"),
-                ("Upgrade", "h2c"),
-                ("HTTP2-Settings", payload.decode()),
-            ]
-            target = "/echo" if body else "/small/100000"
-            method = "POST" if body else "GET"
-            connection.send_request(target, method=method, headers=headers, body=body)
-            head = connection.read_head()
-            assert (head.status, head.header("Upgrade")) == (101, "h2c")
-            # The request that asked is stream 1; a second one follows on the connection.
-            sock = connection.sock
-            sock.sendall(http2.data_to_send())
-            first = _read_stream(sock, http2, 1, connection.read_buffered())
-            assert first == (body or block(100_000))
-            http2.send_headers(3, _request_headers("/small/1000"), end_stream=True)
-            sock.sendall(http2.data_to_send())
-            assert _read_stream(sock, http2, 3) == block(1000)
-        assert server.get("/small/5").body == block(5)
-
-
-@pytest.mark.skipif(not has_setting("http2_cleartext"), reason="came with gunicorn 26.2")
-def test_http2_in_the_clear_is_for_trusted_peers() -> None:
-    options = ("--http-protocols=h2,h1", "--http2-cleartext=both")
-    with fast_worker(*options, "--forwarded-allow-ips=192.0.2.9") as server:
-        with Connection(server.address) as connection:
-            headers = [
-                ("Connection", "Upgrade, HTTP2-Settings"),
-                ("Upgrade", "h2c"),
-                ("HTTP2-Settings", "AAMAAABk"),
-            ]
-            assert connection.request("/small/5", headers=headers).body == block(5)
-        with Connection(server.address) as connection:
-            connection.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-            assert connection.read_response().status >= 400
-
-
-def _request_headers(path: str) -> list[tuple[str, str]]:
-    return [(":method", "GET"), (":path", path), (":scheme", "https"), (":authority", "a")]
-
-
-def _http2_body(sock: socket.socket, path: str) -> bytes:
-    connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
-    connection.initiate_connection()
-    connection.send_headers(1, _request_headers(path), end_stream=True)
-    sock.sendall(connection.data_to_send())
-    return _read_stream(sock, connection, 1)
-
-
-def _read_stream(
-    sock: socket.socket, connection: h2.connection.H2Connection, stream: int, data: bytes = b""
-) -> bytes:
-    """The body of a stream's response.
-
-    :param data: what has been received already.
-    """
-    body = b""
-    while True:
-        for event in connection.receive_data(data):
-            if isinstance(event, h2.events.DataReceived):
-                body += event.data
-                connection.acknowledge_received_data(event.flow_controlled_length, stream)
-            elif isinstance(event, h2.events.StreamEnded):
-                assert event.stream_id == stream
-                return body
-        sock.sendall(connection.data_to_send())
-        data = sock.recv(65_536)
-        assert data, f"the connection ended after {len(body)} bytes"
 
 
 def test_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -> None:

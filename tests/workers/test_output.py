@@ -103,3 +103,22 @@ def test_a_socket_that_takes_nothing_is_not_waited_for_in_a_loop(near: Near, fil
 def test_bytes_wait_in_the_same_way(near: Near) -> None:
     near.queue.write(bytes(SIZE))
     until_starved(near)
+
+
+def test_a_quick_client_gets_no_more_than_a_turn_at_a_time(
+    near: Near, file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered: list[int] = []
+
+    def takes_everything(out: int, source: int, offset: int, count: int) -> int:
+        offered.append(count)  # as while the client reads as fast as it is sent to
+        return count
+
+    monkeypatch.setattr(os, "sendfile", takes_everything)
+    monkeypatch.setattr(output, "_TURN_BYTES", SIZE // 4)
+    near.queue.write_file(b"", file, 0, SIZE)
+    assert near.queue.draining
+    while near.queue.draining:
+        near.queue.on_writable()
+    assert offered == [SIZE // 4] * 4
+    assert near.armed == [False] * 3

@@ -15,7 +15,7 @@ from .conditions import FIRST_KNOWN_SECOND, http_date, is_etag, parse_http_date
 from .ranges import ByteRange, content_range
 from .variants import preferred_coding
 
-__all__ = ["Entry", "FilePart", "Header", "Plan", "Representation", "describe"]
+__all__ = ["NO_TEXT", "Entry", "FilePart", "Header", "Plan", "Representation", "describe"]
 
 Header = tuple[str, str]
 
@@ -23,6 +23,12 @@ Header = tuple[str, str]
 # CORS, caching and security headers hold for the answer whatever its status.
 _BODY_HEADERS = frozenset(
     {"content-type", "content-encoding", "content-language", "content-length", "content-range"}
+)
+# Of an answer without a text. RFC 9110 (section 8.3) asks for a type only where there is one,
+# wsgiref.validate wherever there may be one.
+NO_TEXT: tuple[Header, ...] = (
+    ("Content-Type", "text/plain; charset=utf-8"),
+    ("Content-Length", "0"),
 )
 
 
@@ -136,7 +142,7 @@ class Representation:
     @cached_property
     def precondition_failed(self) -> Plan:
         """412."""
-        return Plan(412, [*self._bodyless, ("Content-Length", "0")])
+        return Plan(412, [*self._bodyless, *NO_TEXT])
 
     @cached_property
     def unsatisfiable(self) -> Plan:
@@ -146,7 +152,7 @@ class Representation:
             [
                 *self._bodyless,
                 ("Content-Range", f"bytes */{self.size}"),
-                ("Content-Length", "0"),
+                *NO_TEXT,
             ],
         )
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from ..errors import ConfigurationError
 from ..sockets.sendfile import FileSegment
 from .directory import Directory, names_of
-from .entry import FilePart, Header, Plan, Representation
+from .entry import NO_TEXT, FilePart, Header, Plan, Representation
 from .listing import listing_plan
 from .lookup import Found, FoundDirectory, Located, Lookup, Refused, Source, listed
 from .memory import MemoryCache
@@ -322,7 +322,7 @@ def _redirect(path: str, query: str) -> Plan:
     location = f"./{quote(last)}/"  # "./": "a:b" would be taken for a scheme
     if query:
         location += "?" + quote(query, safe="%/?:@!$&'()*+,;=[]", encoding="latin-1")
-    return Plan(302, [("Location", location), *_NO_TEXT])
+    return Plan(302, [("Location", location), *NO_TEXT])
 
 
 def _text_plan(status: int, text: str, *headers: Header) -> Plan:
@@ -338,10 +338,6 @@ def _text_plan(status: int, text: str, *headers: Header) -> Plan:
     )
 
 
-_NO_TEXT: tuple[Header, ...] = (
-    ("Content-Type", "text/plain; charset=utf-8"),
-    ("Content-Length", "0"),
-)
 _MISSING = _text_plan(404, "Not Found\n")
 _MISSING_HEAD = Plan(404, _MISSING.headers)
 _FORBIDDEN = _text_plan(403, "Forbidden\n")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import io
 
-from .wire import CRLF, END_OF_DATA, find_line_dot
+from .wire import CRLF, END_OF_DATA, find_end_of_data, find_line_dot, replace_in_block
 
 __all__ = ["ChunkDecoder", "DataDecoder", "Intake", "Refusal"]
 
@@ -109,7 +109,7 @@ class DataDecoder(Intake):
         if self._carried:
             data = self._carried + data
         dot = find_line_dot(data)
-        end = data.find(END_OF_DATA, dot) if dot >= 0 else -1
+        end = find_end_of_data(data, dot) if dot >= 0 else -1
         if end >= 0:
             self.rest = data[end + len(END_OF_DATA) :]
             block = data[: end + len(CRLF)]
@@ -125,7 +125,7 @@ class DataDecoder(Intake):
         if self.refusal is not None:
             return
         if 0 <= dot < len(block):
-            block = block.replace(b"\r\n.", CRLF)
+            block = replace_in_block(block, b"\r\n.", CRLF)
         if first:
             block = block[len(CRLF) :]
         self._content.write(block)

@@ -18,7 +18,7 @@ from typing import IO, Any, TypeAlias
 
 from ..sockets import FileSegment, file_segment, owned_socket, send_file_segment, set_nodelay
 from ..sockets.sendfile import FileTruncated
-from .wire import CRLF, Quoter, quote_dots, with_crlf
+from .wire import CRLF, Quoter, needs_quoting, quote_dots, with_crlf
 
 __all__ = ["SMTP", "SMTP_SSL", "Message"]
 
@@ -185,13 +185,11 @@ class SMTP(smtplib.SMTP):
             if body.size is not None and body.wire_ready:
                 self._send_whole(body)
                 end = body.missing_line_end()
-            elif body.data is not None:
-                data = quote_dots(body.data)
+            elif body.data is not None and len(body.data) <= _SMALL_MESSAGE_BYTES:
+                end = quote_dots(body.data) + body.missing_line_end()
+            elif body.data is not None and not needs_quoting(body.data):
+                self.send(body.data)
                 end = body.missing_line_end()
-                if len(data) <= _SMALL_MESSAGE_BYTES:
-                    end = data + end
-                else:
-                    self.send(data)
             else:
                 quoter = Quoter(quoting=not body.wire_ready)
                 for block in _gathered(map(quoter.feed, body.blocks())):
@@ -358,7 +356,14 @@ class _Body:
         return b"" if last.endswith(CRLF) else CRLF
 
     def blocks(self) -> Iterator[bytes | str]:
-        """Read the file or the iterable."""
+        """Read the file or the iterable; or cut what is in memory.
+
+        While one block is on its way to the server and worked on there, the next one is quoted.
+        """
+        if self.data is not None:
+            for start in range(0, len(self.data), _BLOCK_BYTES):
+                yield self.data[start : start + _BLOCK_BYTES]
+            return
         if not hasattr(self._source, "read"):
             yield from self._source
             return

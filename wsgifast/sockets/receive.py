@@ -3,7 +3,8 @@
 A loop over recv() that joins what came costs a call, an object and a trip through the interpreter
 lock for every piece. Here the bytes go straight into their final place. On a blocking socket the
 kernel does the whole loop (MSG_WAITALL), so another thread that keeps the interpreter busy delays
-the receive once and not once a piece. With a time limit, each call takes all that is there.
+the receive once and not once a piece; where there is no other thread, the kernel is asked to wake
+this one less often. With a time limit, each call takes all that is there.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import os
 import select
 import socket
 import ssl
+import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import WSGIFastError
+from .coalescing.flusher import flusher
 from .options import is_plain_socket
 
 if TYPE_CHECKING:
@@ -34,6 +38,11 @@ __all__ = [
     "recv_exactly",
     "recv_exactly_into",
 ]
+
+# As much as one segment brings over loopback, and half of another one.
+_LOW_WATER_BYTES = 96 * 1024
+# Below this size there are too few sleeps to save.
+_LARGE_BYTES = 512 * 1024
 
 
 class ReceivingSocket(Protocol):
@@ -258,9 +267,41 @@ def _strategy(sock: ReceivingSocket, timeout: float | None) -> _Receive:
     deadline = None if limit is None else time.monotonic() + limit
     if not is_plain_socket(sock):
         return _by_the_sockets_own_timeout(sock, deadline)
-    if deadline is None:
-        return lambda rest: sock.recv_into(rest, 0, socket.MSG_WAITALL)
-    return _by_poll(sock, deadline)
+    if deadline is not None:
+        return _by_poll(sock, deadline)
+    is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
+    # The flusher is no other thread in this sense: it sleeps, and computes next to nothing.
+    is_alone = threading.active_count() - flusher.runs == 1
+    if is_tcp and is_alone and sys.platform == "linux":
+        return _in_large_steps(sock)
+    return lambda rest: sock.recv_into(rest, 0, socket.MSG_WAITALL)
+
+
+def _in_large_steps(sock: socket.socket) -> _Receive:
+    """For plain TCP sockets of Linux: sleep until much has come, and not only until something has.
+
+    The kernel wakes a receiver of MSG_WAITALL for each segment; both sides pay for that. With a
+    low-water mark (SO_RCVLOWAT) it wakes for a larger amount, but not at all when less than that is
+    still to come: so what is left in the end is for a call of its own, without the mark. Not beside
+    other threads: each call may have to wait for one that computes, and one that watches the socket
+    would see the mark too.
+    """
+
+    def receive(rest: memoryview) -> int:
+        size = len(rest) - _LOW_WATER_BYTES
+        if size < _LARGE_BYTES:
+            return sock.recv_into(rest, 0, socket.MSG_WAITALL)
+        try:
+            own = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _LOW_WATER_BYTES)
+        except OSError:  # MPTCP's had no such option for long
+            return sock.recv_into(rest, 0, socket.MSG_WAITALL)
+        try:
+            return sock.recv_into(rest, size, socket.MSG_WAITALL)
+        finally:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, own)
+
+    return receive
 
 
 def _by_poll(sock: socket.socket, deadline: float) -> _Receive:

@@ -414,10 +414,8 @@ class Connection:
 
     # The app's thread.
 
-    def environ(self) -> dict[str, Any]:
-        """The environ of the request that is about to run."""
-        exchange = self.exchange
-        assert exchange is not None
+    def environ(self, exchange: Exchange) -> dict[str, Any]:
+        """The environ of a request of this connection."""
         factory = self.server.environs
         if self._part is None:
             self._part = factory.for_connection(AppSocket(self), self.peer, self.address)
@@ -505,7 +503,7 @@ class Connection:
         """Let gunicorn answer an error in a request, then close."""
         self.state = SENDING
         self._abandon()
-        self.server.handle_error(req, self.error_socket, self.peer, error)
+        self.server.answer_error(self, req, error)
         self._close_after_output()
 
     def refuse(self, status: int, reason: str, message: str) -> None:
@@ -513,11 +511,12 @@ class Connection:
         self.state = SENDING
         exchange = self.exchange
         self._abandon()
-        self.server.log_refusal(self, exchange, status, reason)
         try:
             util.write_error(self.error_socket, status, reason, message)
         except Exception as error:  # noqa: BLE001 - it has gone already
             self.server.log.debug("Failed to send error message: %s", error)
+        if exchange is not None:
+            self.server.log_refusal(self, exchange, f"{status} {reason}")
         self._close_after_output()
 
     def _abandon(self) -> None:

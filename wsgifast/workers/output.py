@@ -47,10 +47,9 @@ __all__ = ["WOULD_BLOCK", "ClientGone", "OutputQueue"]
 
 WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
-# One turn for one connection: beyond it, the others get theirs first.
+# One turn for one connection: beyond it, the others get theirs first. A limit for each sendfile
+# too: while a quick client makes room, the kernel goes on in one call.
 _TURN_BYTES = 4 * 1024 * 1024
-# One os.sendfile: the kernel never takes more than its send buffer holds anyway.
-_SENDFILE_BYTES = 1 << 30
 # Read at a time where sendfile does not apply; also what one TLS write is given.
 _READ_BYTES = 256 * 1024
 # Buffers given to one send; small chunks of a generator come in such bundles.
@@ -298,7 +297,7 @@ class OutputQueue:
                 return False
             item = items[0]
             if isinstance(item, _FileRun):
-                sent, full = self._send_file(item)
+                sent, full = self._send_file(item, turn)
             else:
                 sent, full = self._send_buffers(item)
             self.sent += sent
@@ -328,10 +327,10 @@ class OutputQueue:
         self.bytes_queued -= sent
         return sent, bool(left)
 
-    def _send_file(self, run: _FileRun) -> tuple[int, bool]:
+    def _send_file(self, run: _FileRun, turn: int) -> tuple[int, bool]:
         left = run.end - run.offset
         if run.by_kernel:
-            offered = min(left, _SENDFILE_BYTES)
+            offered = min(left, turn)
             try:
                 sent = os.sendfile(self._sock.fileno(), run.fd, run.offset, offered)
             except OSError as error:

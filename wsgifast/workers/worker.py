@@ -322,7 +322,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             try:
                 self._pre_request(self, req)
                 exchange.resp = resp = Response(req, connection, self.settings)
-                environ = connection.environ()
+                environ = connection.environ(exchange)
                 environ["wsgi.early_hints"] = resp.early_hints
                 exchange.environ = environ
                 self.nr += 1
@@ -395,7 +395,15 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             connection.cut_off = True
             return
         exchange.resp = None  # gunicorn's own answer is logged by itself
-        self.handle_error(exchange.req, connection.error_socket, connection.peer, error)
+        self.answer_error(connection, exchange.req, error)
+
+    def answer_error(self, connection: Connection, req: Any, error: Any) -> None:
+        """Let gunicorn log an error and answer it; without a request it logs less."""
+        try:
+            self.handle_error(req, connection.error_socket, connection.peer, error)
+        except Exception:  # it logs first: nothing has been sent
+            self.log.exception("Error in the access log")
+            self.handle_error(None, connection.error_socket, connection.peer, error)
 
     # Logs.
 
@@ -409,19 +417,24 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         left = connection.output.bytes_left()
         if left:
             resp.sent = max(0, resp.sent - left)
-        elapsed = timedelta(seconds=time.monotonic() - exchange.started)
-        self.log.access(resp, exchange.req, exchange.environ, elapsed)
+        self._log_access(resp, exchange, exchange.environ)
 
-    def log_refusal(
-        self, connection: Connection, exchange: Exchange | None, status: int, reason: str
-    ) -> None:
+    def log_refusal(self, connection: Connection, exchange: Exchange, status: str) -> None:
         """Log a request that never reached the app."""
-        if exchange is None or not self._logs_access:
+        if not self._logs_access:
             return
-        resp = Response(exchange.req, connection, self.settings)
-        resp.status = f"{status} {reason}"
-        exchange.body = None
-        factory_part = self.environs.for_connection(None, connection.peer, connection.address)
-        environ = self.environs.for_request(factory_part, exchange.req, None, None)
+        try:
+            resp = Response(exchange.req, connection, self.settings)
+            resp.status = status
+            environ = connection.environ(exchange)
+        except Exception:  # such as a path outside SCRIPT_NAME
+            self.log.exception("Error in the access log")
+            return
+        self._log_access(resp, exchange, environ)
+
+    def _log_access(self, resp: Response, exchange: Exchange, environ: dict[str, Any]) -> None:
         elapsed = timedelta(seconds=time.monotonic() - exchange.started)
-        self.log.access(resp, exchange.req, environ, elapsed)
+        try:
+            self.log.access(resp, exchange.req, environ, elapsed)
+        except Exception:  # a logger of the user's own; the client has its answer
+            self.log.exception("Error in the access log")

@@ -65,26 +65,29 @@ class Bell:
 
 
 class Flusher:
-    """The thread, which starts when it is first needed."""
+    """The thread, which starts when it is first needed.
+
+    :ivar runs: whether it has been started.
+    """
 
     def __init__(self) -> None:
         self._watched: dict[Watched, None] = {}
         self._wake = Bell()
         self._starting = threading.Lock()
-        self._runs = False
+        self.runs = False
 
     def watch(self, writer: Watched) -> None:
         """Look at a writer until it expects nothing more.
 
         :raises RuntimeError: if the process can start no thread.
         """
-        if not self._runs:
+        if not self.runs:
             with self._starting:
-                if not self._runs:
+                if not self.runs:
                     thread = threading.Thread(target=self._run, name="wsgifast-flusher")
                     thread.daemon = True
                     thread.start()
-                    self._runs = True
+                    self.runs = True
         self._watched[writer] = None
         self._wake.ring()
 
@@ -117,7 +120,7 @@ class Flusher:
         self._watched = {}
         self._wake = Bell()
         self._starting = threading.Lock()
-        self._runs = False
+        self.runs = False
         for writer in inherited:
             writer.forget()
 

@@ -1,0 +1,228 @@
+"""WSGI apps as data: any status, shape of body, way to start, to fail and to close."""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+
+class AppError(Exception):
+    """What the written apps raise."""
+
+
+class CloseError(Exception):
+    """What their close() raises."""
+
+
+# All of a body is at hand when the app returns it.
+WHOLE = ("list", "tuple", "bare")
+FILES = ("memory file", "disk file", "wrapped file")
+# Only these run code of the app while the server iterates.
+RUNNING = ("generator", "lazy generator", "sized")
+TYPES = {"bytes": bytes, "str": bytes.decode, "bytearray": bytearray, "memoryview": memoryview}
+
+
+@dataclass(frozen=True)
+class Script:
+    """An app, as data.
+
+    :ivar length: what Content-Length says: "right", "short", "long", or None for no such header.
+    :ivar written: what goes through write() before the app returns.
+    :ivar restart: where start_response is called again with exc_info and status 500: "at once"
+        after the first call, in the iterator "before" its first chunk, after an "empty" one, or
+        "after" the first chunk.
+    :ivar error_at: before which chunk the iterator raises.
+    """
+
+    method: str = "GET"
+    status: str = "200 OK"
+    shape: str = "list"
+    pieces: tuple[bytes, ...] = ()
+    type_: str = "bytes"
+    length: str | None = None
+    written: tuple[bytes, ...] = ()
+    restart: str | None = None
+    error_at: int | None = None
+    close: str | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self.shape in RUNNING
+
+    @property
+    def declared(self) -> int | None:
+        total = len(b"".join((*self.written, *self.pieces)))
+        lengths = {"right": total, "short": total // 2, "long": total + 3}
+        return None if self.length is None else lengths[self.length]
+
+    def headers(self, status: str) -> list[tuple[str, str]]:
+        headers = [("X-Status", status)]
+        if status[:3] not in ("204", "304"):
+            headers.append(("Content-Type", "text/plain"))
+        if self.declared is not None:
+            headers.append(("Content-Length", str(self.declared)))
+        return headers
+
+
+def lawful(script: Script) -> Script:
+    """The app as it should have been: what wsgifast is to make of it."""
+    script = replace(script, type_="bytes")
+    if script.shape == "bare":
+        script = replace(script, shape="list")
+    elif script.shape == "memory file":
+        script = replace(script, shape="wrapped file")
+    elif script.shape == "disk file":
+        script = replace(script, shape="iterator")
+    if script.shape in ("list", "tuple") and script.length and not script.written:
+        script = replace(script, length="right")
+    return script
+
+
+texts = st.text("aé ", max_size=6).map(str.encode)
+scripts = st.builds(
+    Script,
+    method=st.sampled_from(["GET", "GET", "POST", "HEAD"]),
+    status=st.sampled_from(
+        ["200 OK", "206 Part", "204 None", "304 Same", "404 Not Found", "500 Oh"]
+    ),
+    shape=st.sampled_from([*WHOLE, *FILES, *RUNNING, "iterator"]),
+    # More than a stream needs to count as quick.
+    pieces=st.lists(texts, max_size=14).map(tuple),
+    type_=st.sampled_from([*TYPES, "bytes"]),
+    length=st.sampled_from([None, None, "right", "short", "long"]),
+    written=st.lists(texts, max_size=2).map(tuple),
+    restart=st.sampled_from([None, None, "at once", "before", "empty", "after"]),
+    error_at=st.none() | st.integers(0, 14),
+    close=st.sampled_from([None, "counts", "raises"]),
+).filter(lambda script: not script.written or may_write(script))
+
+
+def may_write(script: Script) -> bool:
+    """Not from inside the iterator (PEP 3333), nor where no body may be."""
+    return script.shape != "lazy generator" and not (
+        script.method == "HEAD" or script.status[:3] in ("204", "304")
+    )
+
+
+class ScriptedApp:
+    """Plays a script, and notes what is done with its body.
+
+    :ivar closed: the threads in which its body's close() was called.
+    """
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.closed: list[int] = []
+        self.closable = False
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        script = self.script
+        if script.shape == "lazy generator":
+            return Body(self, self._lazy(start_response))
+        write = self._start(start_response)
+        for piece in script.written:
+            write(TYPES[script.type_](piece))  # type: ignore[operator]
+        if script.runs:
+            body = SizedBody if script.shape == "sized" else Body
+            return body(self, self._chunks(start_response))
+        pieces = [TYPES[script.type_](piece) for piece in script.pieces]  # type: ignore[operator]
+        whole = b"".join(script.pieces)
+        match script.shape:
+            case "list":
+                return pieces
+            case "tuple":
+                return tuple(pieces)
+            case "iterator":
+                return iter(pieces)
+            case "bare":
+                return TYPES[script.type_](whole)  # type: ignore[operator]
+            case "memory file":
+                return MemoryFile(self, whole)
+            case "disk file":
+                return disk_file(whole)
+            case "wrapped file":
+                return environ["wsgi.file_wrapper"](MemoryFile(self, whole))
+        raise LookupError(script.shape)
+
+    def _start(self, start_response: StartResponse) -> Callable[[Any], object]:
+        status = self.script.status
+        write = start_response(status, self.script.headers(status))
+        return self._restart(start_response) if self.script.restart == "at once" else write
+
+    def _restart(self, start_response: StartResponse) -> Callable[[Any], object]:
+        status = "500 Restarted"
+        try:
+            raise AppError("restarted")
+        except AppError:
+            return start_response(status, self.script.headers(status), sys.exc_info())
+
+    def _lazy(self, start_response: StartResponse) -> Iterator[Any]:
+        self._start(start_response)
+        yield from self._chunks(start_response)
+
+    def _chunks(self, start_response: StartResponse) -> Iterator[Any]:
+        script = self.script
+        if script.restart == "empty":
+            yield b""
+        if script.restart in ("before", "empty"):
+            self._restart(start_response)
+        for number, piece in enumerate(script.pieces):
+            if number == script.error_at:
+                raise AppError("failed")
+            yield TYPES[script.type_](piece)  # type: ignore[operator]
+            if script.restart == "after":
+                self._restart(start_response)
+        if script.error_at == len(script.pieces):
+            raise AppError("failed at the end")
+
+    def note_close(self) -> None:
+        self.closed.append(threading.get_ident())
+        if self.script.close == "raises":
+            raise CloseError
+
+
+class Body:
+    """An iterable with a close(), and with the length of a list if it is sized."""
+
+    def __init__(self, app: ScriptedApp, chunks: Iterator[Any]) -> None:
+        app.closable = app.script.close is not None
+        self._chunks = chunks
+        self._length = len(app.script.pieces)
+        if app.closable:
+            self.close = app.note_close
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._chunks
+
+
+class SizedBody(Body):
+    def __len__(self) -> int:
+        return self._length
+
+
+class MemoryFile(io.BytesIO):
+    def __init__(self, app: ScriptedApp, data: bytes) -> None:
+        super().__init__(data)
+        self._app = app
+        app.closable = True
+
+    def close(self) -> None:
+        super().close()
+        self._app.note_close()
+
+
+def disk_file(data: bytes) -> Any:
+    file = tempfile.TemporaryFile()
+    file.write(data)
+    file.seek(0)
+    return file

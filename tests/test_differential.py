@@ -1,0 +1,262 @@
+"""The same app raw and wrapped: what a client sees is the same, or what the raw app had meant.
+
+Hypothesis writes the apps. A server that is PEP 3333 and nothing else serves the lawful form of
+each as it is, and the app itself wrapped.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import socket
+import threading
+import wsgiref.handlers
+import wsgiref.util
+import wsgiref.validate
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import gunicorn.http.wsgi
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.scripts import AppError, CloseError, Script, ScriptedApp, lawful, scripts
+from wsgifast import BodyError, WSGIFast
+from wsgifast.delivery import BodyTooShort
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIApplication
+
+
+Serve = Callable[["WSGIApplication", str], bytes]
+# What an app or wsgifast raises so that the server closes the connection.
+EXPECTED = (AppError, BodyError, BodyTooShort)
+
+
+def new_environ(method: str, file_wrapper: type) -> dict[str, Any]:
+    environ: dict[str, Any] = {
+        "REQUEST_METHOD": method, "SCRIPT_NAME": "", "PATH_INFO": "/", "QUERY_STRING": "",
+        "wsgi.file_wrapper": file_wrapper,
+    }  # fmt: skip
+    wsgiref.util.setup_testing_defaults(environ)
+    return environ
+
+
+class Server:
+    """One request, served by the letter of PEP 3333; the rest of its rules is wsgiref.validate's.
+
+    :ivar status: as sent; None if the app failed before its head was.
+    :ivar error: what the app or its iterator raised.
+    :ivar close_error: what close() raised.
+    :ivar spilt: bytes that were not to be sent: beyond Content-Length, or where no body may be.
+    """
+
+    def __init__(self, app: WSGIApplication, method: str) -> None:
+        self.method = method
+        self.status: str | None = None
+        self.headers: list[tuple[str, str]] = []
+        self.body = b""
+        self.spilt = b""
+        self.error: Exception | None = None
+        self.close_error: CloseError | None = None
+        self._head: tuple[str, list[tuple[str, str]]] | None = None
+        environ = new_environ(method, wsgiref.util.FileWrapper)
+        result: Any = None
+        try:
+            result = app(environ, self._start_response)
+            for chunk in result:
+                self._send(chunk)
+            self._send_head()
+        except EXPECTED as error:
+            self.error = error
+        try:
+            if hasattr(result, "close"):
+                result.close()
+        except CloseError as error:
+            self.close_error = error
+
+    @property
+    def length(self) -> int | None:
+        return next((int(v) for k, v in self.headers if k == "Content-Length"), None)
+
+    @property
+    def bodiless(self) -> bool:
+        return self.method == "HEAD" or (self.status or "")[:3] in ("204", "304")
+
+    @property
+    def complete(self) -> bool:
+        """Whether a client takes what it got for the whole response."""
+        if self.status is None:
+            return False
+        if self.bodiless:
+            return True
+        return self.error is None if self.length is None else len(self.body) == self.length
+
+    def _start_response(
+        self, status: str, headers: list[tuple[str, str]], exc_info: Any = None, /
+    ) -> Callable[[bytes], object]:
+        if exc_info is not None:
+            if self.status is not None:
+                raise exc_info[1]
+        elif self._head is not None:
+            raise AssertionError("start_response was called twice without exc_info")
+        self._head = (status, list(headers))
+        return self._send
+
+    def _send_head(self) -> None:
+        if self.status is None:
+            assert self._head is not None, "start_response was not called"
+            self.status, self.headers = self._head
+
+    def _send(self, chunk: bytes) -> None:
+        assert type(chunk) is bytes
+        if not chunk:
+            return
+        self._send_head()
+        room = len(chunk)
+        if self.bodiless:
+            room = 0
+        elif self.length is not None:
+            room = self.length - len(self.body)
+        self.body += chunk[:room]
+        self.spilt += chunk[room:]
+
+
+def over_gunicorn(app: WSGIApplication, method: str, version: tuple[int, int] = (1, 1)) -> bytes:
+    """Serve one request as gunicorn's workers do; return what a client receives."""
+    request = SimpleNamespace(method=method, version=version, should_close=lambda: False)
+    settings = SimpleNamespace(is_ssl=False, sendfile=None, protocol="http")
+    environ = new_environ(method, gunicorn.http.wsgi.FileWrapper)
+    ours, clients = socket.socketpair()
+    with ours, clients:
+        response = gunicorn.http.wsgi.Response(request, ours, settings)
+        try:
+            body: Any = app(environ, response.start_response)
+            try:
+                if isinstance(body, gunicorn.http.wsgi.FileWrapper):
+                    response.write_file(body)
+                else:
+                    for chunk in body:
+                        response.write(chunk)
+                response.close()
+            finally:
+                if hasattr(body, "close"):
+                    body.close()
+        except EXPECTED:
+            pass  # the connection is closed
+        ours.shutdown(socket.SHUT_WR)
+        with clients.makefile("rb") as stream:
+            return stream.read()
+
+
+def over_old_gunicorn(app: WSGIApplication, method: str) -> bytes:
+    """The same for a client that speaks HTTP/1.0."""
+    return over_gunicorn(app, method, (1, 0))
+
+
+def over_wsgiref(app: WSGIApplication, method: str) -> bytes:
+    """Serve one request as wsgiref does; return what a client receives."""
+    sent, environ = io.BytesIO(), new_environ(method, wsgiref.util.FileWrapper)
+    handler = wsgiref.handlers.SimpleHandler(io.BytesIO(), sent, io.StringIO(), environ)
+    handler.origin_server = True
+    handler.run(app)
+    return sent.getvalue()
+
+
+class Received(io.BytesIO):
+    """What http.client takes for a socket; what it leaves can be read afterwards."""
+
+    def makefile(self, mode: str) -> Received:
+        return self
+
+    def close(self) -> None: ...
+
+
+@settings(max_examples=400)
+@given(script=scripts, coalesce=st.booleans(), nested=st.booleans())
+def test_a_client_sees_what_the_app_meant(script: Script, coalesce: bool, nested: bool) -> None:
+    meant_app, app = ScriptedApp(lawful(script)), ScriptedApp(script)
+    meant = Server(meant_app, script.method)
+    wrapped: WSGIApplication = app
+    if script == lawful(script) and not nested:
+        wrapped = wsgiref.validate.validator(wrapped)
+    wrapped = WSGIFast(wrapped, coalesce=coalesce)
+    if nested:
+        wrapped = WSGIFast(wrapped, coalesce=coalesce)
+    seen = Server(wsgiref.validate.validator(wrapped), script.method)
+
+    assert not seen.spilt
+    assert app.closed == [threading.get_ident()] * app.closable
+    assert (seen.close_error is None) == (not app.closed or script.close != "raises")
+    told = f"{vars(seen)}\nwas meant to be\n{vars(meant)}"
+    declared = script.declared
+    written_too_much = declared is not None and len(b"".join(script.written)) > declared
+    if written_too_much and not meant.bodiless and meant.status is not None:
+        assert isinstance(seen.error, BodyError), told
+        assert meant.body.startswith(seen.body), told
+        return
+    assert seen.body == meant.body, told
+    if isinstance(seen.error, BodyTooShort) and not meant.body:
+        # The server can still answer 500 instead of half a response.
+        assert seen.status is None, told
+        return
+    assert seen.status == meant.status, told
+    assert [header for header in seen.headers if header[0] != "Content-Length"] == [
+        header for header in meant.headers if header[0] != "Content-Length"
+    ], told
+    assert seen.complete == meant.complete, told
+    if not meant.complete and meant.error is not None:
+        assert type(seen.error) is type(meant.error), told
+
+
+# The same apps over the servers' own code: what is on the wire
+
+
+def without_empty_chunks(script: Script) -> Script:
+    """Real servers send the head with one; PEP 3333 lets them."""
+    pieces, written = tuple(filter(None, script.pieces)), tuple(filter(None, script.written))
+    return replace(script, pieces=pieces, written=written)
+
+
+def is_for_real_servers(script: Script) -> bool:
+    """Leave out what servers do wrong by themselves, and write() of too much (see above)."""
+    return (
+        # gunicorn keeps the headers of a head that was replaced from inside the iterator.
+        script.restart not in ("before", "empty")
+        # wsgiref loses its environ when close() raises, and trips over that.
+        and script.close != "raises"
+        and not (script.written and script.length == "short")
+    )
+
+
+@settings(max_examples=300)
+@given(
+    script=scripts.map(without_empty_chunks).filter(is_for_real_servers),
+    coalesce=st.booleans(),
+    serve=st.sampled_from([over_gunicorn, over_old_gunicorn, over_wsgiref]),
+)
+def test_what_is_on_the_wire(script: Script, coalesce: bool, serve: Serve) -> None:
+    meant = Server(ScriptedApp(lawful(script)), script.method)
+    app = ScriptedApp(script)
+    stream = Received(serve(WSGIFast(app, coalesce=coalesce), script.method))
+    assert app.closed == [threading.get_ident()] * app.closable
+    told = f"{stream.getvalue()!r} was meant to be {vars(meant)}"
+    if not stream.getvalue():
+        assert not meant.complete, told
+        return
+    response = http.client.HTTPResponse(stream, method=script.method)  # type: ignore[arg-type]
+    response.begin()
+    if response.status == 500 and not meant.complete and not meant.body:
+        return
+    assert f"{response.status} {response.reason}" == meant.status, told
+    length = response.getheader("Content-Length")
+    framed = meant.bodiless or length is not None or response.chunked
+    try:
+        body, whole = response.read(), True
+    except http.client.IncompleteRead as error:
+        body, whole = error.partial, False
+    assert stream.read() == b"", told
+    assert body == meant.body, told
+    assert whole == meant.complete or not framed, told

@@ -1,0 +1,117 @@
+"""Settings of gunicorn that concern a worker, against gthread where it has an answer of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import ExitStack
+
+import pytest
+
+from tests.support.http import Connection
+from tests.support.servers import free_port, live_server, wait_for
+from tests.workers.app import block
+from tests.workers.serving import fast_worker, gunicorn_command, stats
+
+LIMITED = (
+    "--limit-request-line=100",
+    "--limit-request-fields=5",
+    "--limit-request-field_size=200",
+)
+
+
+def _head(line: int, fields: int, field: int) -> bytes:
+    """A request with a line, a number of fields and a longest field of so many bytes."""
+    start = b"GET /small/1?%b HTTP/1.1\r\n"
+    filled = start % (b"a" * (line - len(start) + 2))
+    names = b"".join(b"A%d: 1\r\n" % number for number in range(fields - 2))
+    return filled + b"Host: a\r\n" + names + b"X: %b\r\n\r\n" % (b"b" * (field - 5))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [_head(90, 4, 150), _head(150, 4, 150), _head(90, 6, 150), _head(90, 4, 300)],
+    ids=["within", "line", "fields", "field"],
+)
+def test_limits_of_heads_are_those_of_gthread(head: bytes) -> None:
+    statuses = []
+    address = ("127.0.0.1", free_port())
+    argv = gunicorn_command(
+        "-k", "gthread", "-b", f"{address[0]}:{address[1]}", *LIMITED, "tests.workers.app:app"
+    )
+    with live_server(argv, address) as gthread, fast_worker(*LIMITED) as fast:
+        for server in (gthread, fast):
+            with Connection(server.address) as connection:
+                connection.send(head)
+                statuses.append(connection.read_response().status)
+    assert statuses[0] == statuses[1]
+    assert (statuses[1] == 200) == (head == _head(90, 4, 150))
+
+
+def test_proxy_header_of_a_peer_that_is_not_allowed() -> None:
+    with (
+        fast_worker("--proxy-protocol=auto", "--proxy-allow-from=192.0.2.9") as server,
+        Connection(server.address) as connection,
+    ):
+        connection.send(b"PROXY TCP4 192.0.2.1 192.0.2.2 4711 80\r\nGET /small HTTP/1.1\r\n\r\n")
+        assert connection.read_response().status == 403
+        assert connection.read_to_end() == b""
+
+
+def test_two_servers_share_a_port() -> None:
+    address = ("127.0.0.1", free_port())
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(fast_worker("--reuse-port", address=address)) for _ in range(2)
+        ]
+        wait_for(lambda: all("Booting worker" in s.log() for s in servers), "both serve")
+        pids: set[int] = set()
+
+        def both_answer() -> bool:
+            pids.add(stats(servers[0])["pid"])
+            return len(pids) == 2
+
+        wait_for(both_answer, "each has answered")
+
+
+ABORT_HOOK = """
+import os
+def worker_abort(worker):
+    os.write(2, b"hook worker_abort\\n")
+"""
+
+
+def test_abort_calls_its_hook_and_the_worker_is_replaced() -> None:
+    with fast_worker(configuration=ABORT_HOOK) as server, Connection(server.address) as connection:
+        pid = stats(server)["pid"]
+        connection.send_request("/sleep/100")  # no app can keep it
+        os.kill(pid, signal.SIGABRT)
+        wait_for(lambda: "hook worker_abort" in server.log(), "the hook is called")
+        wait_for(lambda: server.log().count("Booting worker") == 2, "another worker starts")
+        assert stats(server)["pid"] != pid
+
+
+def test_silent_worker_is_replaced_but_never_for_a_slow_app() -> None:
+    with fast_worker("--timeout=2") as server:
+        pid = stats(server)["pid"]
+        assert server.get("/sleep/4").body == b"ok"
+        assert stats(server)["pid"] == pid
+        os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: server.log().count("Booting worker") == 2, "another worker starts", 30)
+        assert server.get("/small/5").body == block(5)
+        assert "WORKER TIMEOUT" in server.log()
+
+
+def test_more_and_fewer_workers() -> None:
+    hook = (
+        "import os\ndef nworkers_changed(server, new, old):\n"
+        "    os.write(2, f'workers {old} to {new}\\n'.encode())\n"
+    )
+    with fast_worker(configuration=hook) as server:
+        server.process.send_signal(signal.SIGTTIN)
+        wait_for(lambda: "workers 1 to 2" in server.log(), "the hook is called")
+        wait_for(lambda: server.log().count("Booting worker") == 2, "another worker starts")
+        server.process.send_signal(signal.SIGTTOU)
+        wait_for(lambda: "workers 2 to 1" in server.log(), "the hook is called again")
+        wait_for(lambda: server.log().count("Worker exiting") == 1, "one of them ends")
+        assert server.get("/small/5").body == block(5)
