@@ -26,9 +26,12 @@ App = Callable[[], object]
 
 
 class Harness:
-    """A crew with its watch in a thread of its own, and sockets whose events are apps."""
+    """A crew with its watch in a thread of its own, and sockets whose events are apps.
 
-    def __init__(self, kind: str, size: int) -> None:
+    :param round_s: how long the watch stays in one call, unless a ring ends it.
+    """
+
+    def __init__(self, kind: str, size: int, round_s: float = 10 * PATIENCE_S) -> None:
         self.dispatcher = make_dispatcher(kind)
         self.crew: Crew[App] = Crew(
             size=size,
@@ -43,7 +46,9 @@ class Harness:
         self.failed = threading.Event()
         self.ticks_without_ticking = 0
         self.rounds = 0  # of the watch
+        self._round_s = round_s
         self._apps: dict[int, tuple[socket.socket, App]] = {}
+        self._transfers: dict[int, Callable[[int], object]] = {}
         self._sockets = contextlib.ExitStack()
         self._stopping = False
         self._watch = threading.Thread(target=self._watch_on, name="watch")
@@ -54,12 +59,29 @@ class Harness:
 
     def deliver(self, app: App) -> None:
         """Let an event be the app's start."""
+        sock = self._readable()
+        self._apps[sock.fileno()] = (sock, app)
+        self.dispatcher.add(sock.fileno(), READ)
+
+    def transfer(self, step: Callable[[int], object], *, push: bool = False) -> None:
+        """Let an event be input or output only, with nothing to run.
+
+        :param step: called with a descriptor that is readable.
+        :param push: push the event instead of leaving it to the dispatcher.
+        """
+        fd = self._readable().fileno()
+        self._transfers[fd] = step
+        if push:
+            self.crew.push((fd, 0))
+        else:
+            self.dispatcher.add(fd, READ)
+
+    def _readable(self) -> socket.socket:
         sock, peer = socket.socketpair()
         self._sockets.enter_context(sock)
         self._sockets.enter_context(peer)
-        self._apps[sock.fileno()] = (sock, app)
         peer.send(b"a")
-        self.dispatcher.add(sock.fileno(), READ)
+        return sock
 
     def stop(self) -> None:
         """Stop the crew, and see that all its threads end."""
@@ -75,13 +97,16 @@ class Harness:
 
     def _watch_on(self) -> None:
         while not self._stopping:
-            self.crew.watch(10 * PATIENCE_S)  # a ring ends it
+            self.crew.watch(self._round_s)
             self.rounds += 1
 
     def _receive(self, item: Event | App) -> App | None:
         self.received_in.add(threading.current_thread().name)
         if not isinstance(item, tuple):
             return item
+        if item[0] in self._transfers:
+            self._transfers[item[0]](item[0])
+            return None
         sock, app = self._apps[item[0]]
         assert sock.recv(2) == b"a", "an event has been delivered twice"
         return app
@@ -211,12 +236,76 @@ def test_the_watch_receives_for_a_crew_that_is_all_in_apps(harness: Harness) -> 
         harness.deliver(event.set)
     wait_for(lambda: "watch" in harness.received_in, "the watch receives", PATIENCE_S)
     assert not any(event.is_set() for event in late)  # and waits for a thread of the crew
+    # Requests that wait do not keep it from what comes next.
+    transferred = threading.Event()
+    harness.transfer(lambda _: transferred.set())
+    assert transferred.wait(PATIENCE_S)
     gates[0].release()
     for event in late:
         assert event.wait(PATIENCE_S)
     assert "watch" not in harness.ran_in
     for gate in gates[1:]:
         gate.release()
+
+
+def test_the_watch_takes_up_events_that_a_thread_has_left_for_its_app(harness: Harness) -> None:
+    """As after a poll that gave several: nobody else has seen them."""
+    gates = [Gate() for _ in range(SIZE)]
+    transferred = threading.Event()
+
+    def app() -> None:
+        harness.transfer(lambda _: transferred.set(), push=True)
+        gates[0]()
+
+    for gate in gates[1:]:
+        harness.deliver(gate)
+        assert gate.entered.wait(PATIENCE_S)
+    harness.deliver(app)
+    taken_up = transferred.wait(PATIENCE_S)
+    for gate in gates:
+        gate.release()
+    assert taken_up
+
+
+def test_an_event_that_is_pushed_to_a_crew_that_is_all_in_apps(harness: Harness) -> None:
+    gates = [Gate() for _ in range(SIZE)]
+    for gate in gates:
+        harness.deliver(gate)
+        assert gate.entered.wait(PATIENCE_S)
+    wait_for(lambda: not harness.crew.ticking, "the watch stands in", PATIENCE_S)
+    transferred = threading.Event()
+    harness.transfer(lambda _: transferred.set(), push=True)
+    taken_up = transferred.wait(PATIENCE_S)
+    for gate in gates:
+        gate.release()
+    assert taken_up
+
+
+@pytest.mark.parametrize("kind", ["epoll", "selectors"])
+def test_a_watch_that_stands_in_keeps_its_time(kind: str) -> None:
+    """However many events come: it has time limits and a heartbeat to look after."""
+    harness = Harness(kind, 1, round_s=0.01)
+    gate = Gate()
+    harness.deliver(gate)
+    assert gate.entered.wait(PATIENCE_S)
+    steps = 0
+    over = threading.Event()
+
+    def step(fd: int) -> None:  # reads nothing: ready again at once
+        nonlocal steps
+        steps += 1
+        if not over.is_set():
+            harness.dispatcher.arm(fd, READ)
+
+    try:
+        harness.transfer(step)
+        wait_for(lambda: steps > 100, "the watch transfers")
+        rounds = harness.rounds
+        wait_for(lambda: harness.rounds > rounds + 2, "its rounds go on")
+    finally:
+        over.set()
+        gate.release()
+        harness.stop()
 
 
 def test_work_that_is_pushed_to_a_crew_that_is_all_in_apps(harness: Harness) -> None:

@@ -9,7 +9,8 @@ one on duty has been inside the app for a tick (about a millisecond), the *watch
 the main thread, gives the duty to a parked thread, as Go's sysmon hands a processor on when a
 goroutine sits in a system call. If every thread is inside the app, the watch itself stands in: it
 polls, receives and sends, but never runs an app, so that downloads, uploads and new connections go
-on; what is ready to run waits in `work`.
+on, and so do the events that a thread had left in `work` when it went into the app; what is ready
+to run waits in `ready`.
 
     parked --(duty handed over)--> on duty <--> in the app, on duty
       ^                                              | the watch gives the duty away
@@ -18,7 +19,7 @@ on; what is ready to run waits in `work`.
                                                      | the one on duty is in the app: take the duty
 
 The duty decides who *should* poll; nothing breaks when two threads do for a moment, because an
-event is delivered to one of them only (see dispatcher.py) and `work` gives an item out once. What
+event is delivered to one of them only (see dispatcher.py) and a deque gives an item out once. What
 must hold is that somebody polls: whoever is on duty never parks, and a parked thread gets the duty
 only together with its wake-up. All changes of hands are made under one lock, except that a thread
 which is still on duty after its app need not ask.
@@ -88,6 +89,8 @@ class Crew(Generic[Job]):
         on_failure: Callable[[], None],
     ) -> None:
         self.work: deque[Event | Job] = deque()
+        # Jobs that the watch has received while every thread was busy.
+        self.ready: deque[Job] = deque()
         # Whether the watch looks in every TICK_S; work may then be left for `on_tick`.
         self.ticking = False
         # A thread has ended by an error of our own; the worker must not go on without it.
@@ -121,12 +124,7 @@ class Crew(Generic[Job]):
     def push(self, item: Event | Job) -> None:
         """Add to the work, from any thread, and see that somebody takes it."""
         self.work.append(item)
-        if self._holder.polling:
-            self._dispatcher.wake()
-        elif self._holder is self._watch_hand:
-            with self._lock:
-                if self._holder is self._watch_hand and self._parked:
-                    self._give_duty_to(self._parked.pop())
+        self._call_for(self._holder)
 
     def stop(self) -> None:
         """Let every thread end that is not inside an app; the others end after it."""
@@ -138,10 +136,10 @@ class Crew(Generic[Job]):
         self._dispatcher.wake()
 
     def ring(self) -> None:
-        """Wake the watch; safe in a signal handler."""
+        """Make :meth:`watch` return, or its next call; safe in a signal handler."""
         self._rung = True
-        # It may be standing in, or about to; a thread of the crew does not mind.
-        self._dispatcher.wake()
+        if self._holder is self._watch_hand:
+            self._dispatcher.wake()
         self._rouse()
 
     def watch(self, seconds: float) -> None:
@@ -153,10 +151,7 @@ class Crew(Generic[Job]):
         quiet = 0
         seen: tuple[_Hand, int] | None = None
         self.ticking = True
-        while True:
-            if self._rung:
-                self._rung = False
-                return
+        while not self._rung:
             self._ticks += 1
             self._on_tick()
             holder = self._holder
@@ -165,7 +160,7 @@ class Crew(Generic[Job]):
                 self._on_tick()
                 self._stand_in(deadline)
                 if self._holder is self._watch_hand or time.monotonic() >= deadline:
-                    return
+                    break
                 self.ticking = True
                 seen = None
             elif holder.busy:
@@ -183,7 +178,7 @@ class Crew(Generic[Job]):
                 seen = stamp
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                return
+                break
             if quiet > _QUIET_TICKS:
                 self.ticking = False
                 self._asleep = True
@@ -191,11 +186,21 @@ class Crew(Generic[Job]):
                 woken = self._holder.busy or self._bell.acquire(timeout=remaining)
                 self._asleep = False
                 if not woken:
-                    return
+                    break
                 self.ticking = True
                 quiet = 0
             else:
                 self._bell.acquire(timeout=min(TICK_S, remaining))
+        self._rung = False
+
+    def _call_for(self, holder: _Hand) -> None:
+        """See that somebody takes up what has just been added; `holder` has the duty."""
+        if holder is self._watch_hand:
+            with self._lock:
+                if self._holder is holder and self._parked:
+                    self._give_duty_to(self._parked.pop())
+        if holder.polling:
+            self._dispatcher.wake()
 
     def _rouse(self) -> None:
         self._asleep = False
@@ -220,16 +225,15 @@ class Crew(Generic[Job]):
             me.busy = False
 
     def _take_turn(self, me: _Hand) -> None:
-        work = self.work
         try:
-            item = work.popleft()
+            item = (self.ready or self.work).popleft()
         except IndexError:
             if self._holder is me:
-                # Said before the last look at `work`: whoever adds to it either sees that we
-                # poll, and wakes us, or is seen by us.
+                # Said before the last look at what is there: whoever adds to it either sees that
+                # we poll, and wakes us, or is seen by us.
                 me.polling = True
-                if not work:
-                    work.extend(self._dispatcher.poll(None))
+                if not self.work and not self.ready:
+                    self.work.extend(self._dispatcher.poll(None))
                 me.polling = False
             else:
                 self._relieve_or_park(me)
@@ -262,7 +266,7 @@ class Crew(Generic[Job]):
             if holder.busy:
                 self._holder = me
                 return
-            if self.work and (holder.polling or holder is self._watch_hand):
+            if (self.work or self.ready) and (holder.polling or holder is self._watch_hand):
                 return  # nobody else would look at it now
             self._parked.append(me)
         me.gate.acquire()
@@ -290,20 +294,20 @@ class Crew(Generic[Job]):
 
     def _stand_in(self, deadline: float) -> None:
         """Poll in place of the crew until a thread is free for a request, or the time is over."""
-        work = self.work
-        events: list[Event] = []
-        while self._holder is self._watch_hand and not self._stopped:
-            if not events:
-                events = self._dispatcher.poll(max(0.0, deadline - time.monotonic()))
-                if not events:
+        me = self._watch_hand
+        while self._holder is me and not self._stopped and not self._rung:
+            try:
+                item = self.work.popleft()
+            except IndexError:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
                     return
-            while events:
-                job = self._receive(events.pop())
-                if job is None:
-                    continue
-                with self._lock:
-                    work.append(job)
-                    if self._parked:
-                        work.extend(events)
-                        self._give_duty_to(self._parked.pop())
-                        return
+                me.polling = True
+                if not self.work:
+                    self.work.extend(self._dispatcher.poll(remaining))
+                me.polling = False
+                continue
+            job = self._receive(item)
+            if job is not None:
+                self.ready.append(job)
+                self._call_for(self._holder)
