@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import Any, Literal, NamedTuple
 
@@ -11,6 +10,7 @@ from wsgifast.errors import ConfigurationError
 from wsgifast.file_answers import plan_file_body
 from wsgifast.sockets import FileSegment
 
+from .gathering import Gatherer
 from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
 from .requests import UNCONDITIONAL, request_facts
 from .sending import (
@@ -29,8 +29,9 @@ __all__ = ["ASGIFast"]
 # than to copy.
 _SMALL_MESSAGE_BYTES = 8 * 1024
 _VALIDATORS = frozenset({b"etag", b"last-modified"})
-# Gathered messages go on at this size, even if the loop's turn has not ended.
-_GATHER_BYTES = 64 * 1024
+# What the scope says about an extension that has no options.
+_NO_DETAILS: dict[str, Any] = {}
+_NO_HEADERS: list[tuple[bytes, bytes]] = []
 
 
 class ASGIFast:
@@ -85,9 +86,11 @@ class ASGIFast:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send)
-        exchange._middleware = self
-        inner: Scope = {**scope, "extensions": {PATHSEND: {}, ZEROCOPYSEND: {}}}
+        exchange = _Exchange(self, scope, receive, send)
+        # A dict's own copy keeps its spare room, which the app's routing then fills: dict(scope) is
+        # cut to size, and grown again for half a microsecond.
+        inner = scope.copy() if isinstance(scope, dict) else dict(scope)
+        inner["extensions"] = {PATHSEND: _NO_DETAILS, ZEROCOPYSEND: _NO_DETAILS}
         if offered := scope.get("extensions"):
             inner["extensions"].update(offered)
         if self.ranges == "take-over":
@@ -102,7 +105,7 @@ class ASGIFast:
         except BaseException:
             exchange.drop()
             raise
-        if exchange._start or exchange._chunks or exchange._task:
+        if exchange._start is not None or exchange._gatherer is not None:
             await exchange.finish()
 
 
@@ -116,53 +119,57 @@ class _Exchange(Delivery):
     """One request's way through the middleware.
 
     `_start` is the head, held until the first message behind it, as servers hold it (ASGI,
-    "Response Start"): a file's head may still change. `_chunks` are gathered messages; the end of
-    the turn makes `_task`, which sends them. Whatever the app sends next waits for that task, so
-    that order and backpressure stay, and what the server's send() raises reaches the app.
+    "Response Start"): a file's head may still change. `_gatherer` is made by the first small
+    message that has others behind it: most responses are one message, and never pay for it.
     """
 
-    _start: Message | None = None
-    _headers: list[tuple[bytes, bytes]] = []  # noqa: RUF012 - replaced by the head's, never changed
-    _chunks: list[bytes] | None = None
-    _size = 0
-    _turn: asyncio.Handle | None = None
-    _task: asyncio.Task[None] | None = None
-    _loop: asyncio.AbstractEventLoop | None = None
-    # Whether small messages are gathered here; None until the first one asks.
-    _gathers: bool | None = None
+    __slots__ = ("_gatherer", "_headers", "_may_gather", "_middleware", "_start")
 
-    _middleware: ASGIFast
+    def __init__(self, middleware: ASGIFast, scope: Scope, receive: Receive, send: Send) -> None:
+        # Delivery's own, without the call: this much every request pays.
+        self._scope = scope
+        self._server_receive = receive
+        self._server_send = send
+        self._kept = ()
+        self._receiving = False
+        self._middleware = middleware
+        self._start: Message | None = None
+        self._headers: list[tuple[bytes, bytes]] = _NO_HEADERS
+        self._gatherer: Gatherer | None = None
+        self._may_gather = True
 
     async def send(self, message: Message) -> None:
         """The send() that the app is given."""
         kind = message["type"]
+        start = self._start
         if kind == "http.response.body":
             body = message.get("body", b"")
+            if start is not None and type(body) is bytes and not message.get("more_body"):
+                # The whole response in two messages, as most are: nothing can wait or be gathered.
+                self._start = None
+                send = self._server_send
+                await send(start)
+                await send(message)
+                return
             if type(body) is not bytes:
                 body = to_bytes(body, self._charset, self._middleware.app)
                 message = {**message, "body": body}
-            start = self._start
             if start is not None:
                 self._start = None
                 await self._server_send(start)
-            if self._gathers is not False and message.get("more_body"):
-                if len(body) <= _SMALL_MESSAGE_BYTES and self._can_gather():
-                    await self._gather(body)
+            if message.get("more_body"):
+                if len(body) <= _SMALL_MESSAGE_BYTES and (gatherer := self._gathering()):
+                    await gatherer.add(body)
                     return
                 await self._flush()
-            elif self._chunks:
-                if len(body) > _GATHER_BYTES:
-                    await self._flush()
-                else:
-                    message = {**message, "body": self._take(body)}
-            if self._task is not None:
-                await self._settle()
+            elif self._gatherer is not None:
+                message = {**message, "body": await self._gatherer.end(body)}
             await self._server_send(message)
         elif kind == "http.response.start":
-            if self._start is not None:
+            if start is not None:
                 await self._forward_start()  # the server says what is wrong with a second one
             headers = message.get("headers", ())
-            if not isinstance(headers, list):
+            if type(headers) is not list:
                 headers = list(headers)
                 message = {**message, "headers": headers}
             self._headers = headers
@@ -175,7 +182,7 @@ class _Exchange(Delivery):
             await self._send_zero_copy(message)
         else:
             await self._flush()
-            if self._start is not None:
+            if start is not None:
                 await self._forward_start()
             await self._server_send(message)
 
@@ -194,9 +201,8 @@ class _Exchange(Delivery):
 
     def drop(self) -> None:
         """The app was cancelled: nothing more is sent."""
-        self._chunks = None
-        if self._task is not None:
-            self._task.cancel()
+        if self._gatherer is not None:
+            self._gatherer.drop()
 
     async def _forward_start(self) -> None:
         message, self._start = self._start, None
@@ -206,57 +212,19 @@ class _Exchange(Delivery):
     def _charset(self) -> str:
         return charset_of([(k.decode("latin-1"), v.decode("latin-1")) for k, v in self._headers])
 
-    # Gathering
-
-    def _can_gather(self) -> bool:
-        if self._gathers is None:
-            self._gathers = False
+    def _gathering(self) -> Gatherer | None:
+        if self._gatherer is None and self._may_gather:
+            self._may_gather = False
             if self._middleware.coalesce and not self.offers(GATHERING):
                 try:
-                    self._loop = asyncio.get_running_loop()
-                    self._gathers = True
+                    self._gatherer = Gatherer(self._server_send)
                 except RuntimeError:
-                    pass  # trio has no way to run something at the turn's end
-        return self._gathers
-
-    async def _gather(self, body: bytes) -> None:
-        if self._task is not None:
-            await self._settle()
-        if self._chunks is None:
-            self._chunks = []
-        self._chunks.append(body)
-        self._size += len(body)
-        if self._size >= _GATHER_BYTES:
-            await self._flush()
-        elif self._turn is None and self._loop is not None:
-            self._turn = self._loop.call_soon(self._turn_over)
-
-    def _turn_over(self) -> None:
-        self._turn = None
-        if self._chunks and self._task is None and self._loop is not None:
-            self._task = self._loop.create_task(self._send_gathered())
-
-    async def _send_gathered(self) -> None:
-        if self._chunks:
-            await self._server_send(
-                {"type": "http.response.body", "body": self._take(), "more_body": True}
-            )
-
-    async def _settle(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            await task
+                    pass  # trio
+        return self._gatherer
 
     async def _flush(self) -> None:
-        if self._task is not None:
-            await self._settle()
-        if self._chunks:
-            await self._send_gathered()
-
-    def _take(self, last: bytes = b"") -> bytes:
-        chunks, self._chunks, self._size = self._chunks or [], None, 0
-        chunks.append(last)
-        return b"".join(chunks)
+        if self._gatherer is not None:
+            await self._gatherer.flush()
 
     # Files
 

@@ -47,15 +47,15 @@ class Delivery:
     its end for nobody), and what comes meanwhile is kept.
     """
 
-    # What came while a disconnect was listened for. Class attributes: most requests, for which
-    # nothing of this happens, never pay for setting them.
-    _kept: tuple[Message, ...] = ()
-    _receiving = False
+    __slots__ = ("_kept", "_receiving", "_scope", "_server_receive", "_server_send")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
         self._server_receive = receive
         self._server_send = send
+        # What came while a disconnect was listened for.
+        self._kept: tuple[Message, ...] = ()
+        self._receiving = False
 
     def offers(self, name: str) -> bool:
         """Whether the server has an extension, such as http.response.pathsend."""

@@ -10,6 +10,10 @@ Theory of operation. All calls are made in the event loop's thread.
   sendfile call is made at once; when the socket is full, a dup of its descriptor is watched (event
   loops refuse to watch a transport's own), and each time the socket has room one more call is made
   from the loop's callback, at most WINDOW_BYTES, so that other connections have their turns.
+- The send buffer of a near client starts small and grows when the client is quick: what slow
+  clients leave lying there comes out of the memory that the kernel has for all TCP connections.
+  When that is gone, a socket is writable and takes nothing; to wait for writability again would
+  spin, so a timer waits instead.
 - A file ends by its last byte, by its own end coming too early (FileTruncated), by close(), abort()
   or the loss of the connection (ConnectionResetError), or by the cancellation of the sender. In all
   cases but the first the connection is closed: the body's promised length cannot be kept.
@@ -22,6 +26,7 @@ import enum
 import errno
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -41,7 +46,13 @@ _LEAD_BYTES = 16 * 1024
 WINDOW_BYTES = 1024 * 1024
 # sendfile's answers where the file system (or the kind of socket) has none.
 _NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSOCK})
-
+# A near client's send buffer until it has shown that it is quick: 10,000 slow ones then hold 1 GB
+# of the kernel's memory, not 3.
+_FIRST_SEND_BUFFER_BYTES = 64 * 1024
+# A client that makes room within this time is quick.
+_QUICK_S = 0.005
+# Between two attempts while the kernel has no memory for TCP: nothing tells when it has again.
+_STARVED_S = 0.1
 
 _MSG_MORE: int = getattr(socket, "MSG_MORE", 0)
 
@@ -78,6 +89,8 @@ class GatheringTransport(asyncio.Transport):
         self._file: _FileInFlight | None = None
         self._drain_waiter: asyncio.Future[None] | None = None
         self._socket: socket.socket | None = None
+        # Whether the send buffer is the small one.
+        self._may_grow = False
 
     # Writing
 
@@ -156,7 +169,7 @@ class GatheringTransport(asyncio.Transport):
             raise ConnectionResetError("the connection was closed before the file was sent")
         sock = self._socket or self._own_socket()
         head = bytes(self._take()) if self._pending else b""
-        file = self._file = _FileInFlight(self._loop, sock, head, segment)
+        file = self._file = _FileInFlight(self, sock, head, segment)
         finished = False
         try:
             await file.send()
@@ -184,10 +197,18 @@ class GatheringTransport(asyncio.Transport):
         )
         self._socket = sock
         try:
-            limit_send_buffer(theirs)
+            self._may_grow = limit_send_buffer(theirs, _FIRST_SEND_BUFFER_BYTES)
         except OSError:
             pass  # the peer has gone; sending will tell
         return sock
+
+    def _grow_send_buffer(self) -> None:
+        self._may_grow = False
+        if self._socket is not None:
+            try:
+                limit_send_buffer(self._socket)
+            except OSError:
+                pass  # as above
 
     async def _drain(self) -> None:
         """Wait until the real transport's buffer is empty."""
@@ -276,20 +297,24 @@ class _FileInFlight:
         "_loop",
         "_offset",
         "_out",
+        "_owner",
         "_segment",
         "_sock",
+        "_timer",
         "_waiter",
+        "_waiting_since",
         "_watching",
     )
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        owner: GatheringTransport,
         sock: socket.socket,
         head: bytes,
         segment: FileSegment,
     ) -> None:
-        self._loop = loop
+        self._owner = owner
+        self._loop = owner._loop
         self._sock = sock
         self._out = sock.fileno()
         self._head = head
@@ -297,6 +322,8 @@ class _FileInFlight:
         self._fd, self._offset, size = segment
         self._end = self._offset + size
         self._waiter: asyncio.Future[_Progress] | None = None
+        self._waiting_since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
         self._watching = False
 
@@ -319,15 +346,23 @@ class _FileInFlight:
     async def _room(self) -> _Progress:
         """Go on from the loop's callbacks until something else than room is needed."""
         self._waiter = self._loop.create_future()
-        self._loop.add_writer(self._out, self._on_writable)
-        self._watching = True
+        self._watch()
         try:
             return await self._waiter
         finally:
             self._waiter = None
             self._unwatch()
 
+    def _watch(self) -> None:
+        self._timer = None
+        self._watching = True
+        self._waiting_since = time.monotonic()
+        self._loop.add_writer(self._out, self._on_writable)
+
     def _unwatch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         # Before the descriptor is closed, always: its number may be another connection's next.
         if self._watching:
             self._watching = False
@@ -337,6 +372,12 @@ class _FileInFlight:
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
+        if self._owner._may_grow:
+            now = time.monotonic()
+            if now - self._waiting_since < _QUICK_S:
+                self._owner._grow_send_buffer()
+            self._waiting_since = now
+        before = len(self._head), self._offset
         try:
             progress = self._step()
         except Exception as error:  # noqa: BLE001 - send() raises it
@@ -346,6 +387,9 @@ class _FileInFlight:
         if progress is not _Progress.FULL:
             self._unwatch()
             waiter.set_result(progress)
+        elif (len(self._head), self._offset) == before:
+            self._unwatch()
+            self._timer = self._loop.call_later(_STARVED_S, self._watch)
 
     def _step(self) -> _Progress:
         """Send what the socket takes now, up to one window."""

@@ -1,0 +1,90 @@
+"""Gather the small body messages of one turn of the event loop into one."""
+
+from __future__ import annotations
+
+import asyncio
+
+from .messages import Send
+
+__all__ = ["Gatherer"]
+
+# Gathered messages go on at this size, even if the loop's turn has not ended.
+_GATHER_BYTES = 64 * 1024
+
+
+class Gatherer:
+    """One response's small messages, on their way to the server's send().
+
+    The end of the turn makes a task that sends what was gathered. Whatever is sent next waits for
+    that task (:meth:`flush`), so that order and backpressure stay, and what the server's send()
+    raises reaches the app.
+
+    :raises RuntimeError: where no asyncio event loop runs: trio has no way to run something at the
+        turn's end.
+    """
+
+    __slots__ = ("_chunks", "_loop", "_send", "_size", "_task", "_turn")
+
+    def __init__(self, send: Send) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._send = send
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._turn: asyncio.Handle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def add(self, body: bytes) -> None:
+        if self._task is not None:
+            await self._settle()
+        self._chunks.append(body)
+        self._size += len(body)
+        if self._size >= _GATHER_BYTES:
+            await self.flush()
+        elif self._turn is None:
+            self._turn = self._loop.call_soon(self._turn_over)
+
+    async def end(self, body: bytes) -> bytes:
+        """Return what the body's last message is to be: with what was gathered, or behind it."""
+        if len(body) > _GATHER_BYTES:
+            await self.flush()
+        elif self._chunks:
+            body = self._take(body)
+        if self._task is not None:
+            await self._settle()
+        return body
+
+    async def flush(self) -> None:
+        """Have everything gathered sent."""
+        if self._task is not None:
+            await self._settle()
+        if self._chunks:
+            await self._send_gathered()
+
+    def drop(self) -> None:
+        """Send no more."""
+        self._chunks.clear()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _turn_over(self) -> None:
+        self._turn = None
+        if self._chunks and self._task is None:
+            self._task = self._loop.create_task(self._send_gathered())
+
+    async def _send_gathered(self) -> None:
+        if self._chunks:
+            await self._send(
+                {"type": "http.response.body", "body": self._take(), "more_body": True}
+            )
+
+    async def _settle(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            await task
+
+    def _take(self, last: bytes = b"") -> bytes:
+        self._chunks.append(last)
+        body = b"".join(self._chunks)
+        self._chunks.clear()
+        self._size = 0
+        return body
