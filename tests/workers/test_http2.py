@@ -241,6 +241,24 @@ def test_prior_knowledge(cleartext: tuple[str, LiveServer]) -> None:
 
 
 @needs_cleartext
+def test_nonsense_behind_the_preface(cleartext: tuple[str, LiveServer]) -> None:
+    mode, server = cleartext
+    if mode == "upgrade":
+        return
+    for nonsense in (bytes(64), b"\xff" * 64):
+        with Connection(server.address) as connection:
+            connection.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + nonsense)
+            try:
+                while connection.sock.recv(65_536):
+                    pass  # its settings, and perhaps why
+            except ConnectionResetError:
+                pass
+    # An end that no other thread has taken the connection over from.
+    assert "Error in a connection" not in server.log()
+    test_prior_knowledge(cleartext)
+
+
+@needs_cleartext
 @pytest.mark.parametrize("body", [b"", b"a body"])
 @pytest.mark.parametrize("eager", [False, True])
 def test_upgrade(cleartext: tuple[str, LiveServer], body: bytes, eager: bool) -> None:

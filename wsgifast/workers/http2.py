@@ -10,8 +10,10 @@ from gunicorn.workers import gthread
 
 try:
     from gunicorn.http2 import negotiation
+    from gunicorn.http2.errors import HTTP2Error
 except ImportError:  # cleartext HTTP/2 came later than HTTP/2
     negotiation = None
+    HTTP2Error = OSError
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -56,8 +58,11 @@ class HTTP2:
                 for req in conn.parser.receive_data(connection.received.take_buffered()):
                     self._serve_first_stream(req, conn)
             worker.handle_http2(conn)
-        except OSError as error:
+        except (OSError, HTTP2Error) as error:
             worker.log.debug("HTTP/2 connection lost: %s", error)
+        except Exception:
+            # Nothing may go on to who would close the connection, which is given up below.
+            worker.log.exception("HTTP/2 connection error")
         finally:
             connection.app_is_done()
 
@@ -69,8 +74,10 @@ class HTTP2:
         conn.parser = _UpgradeParser(connection.received)
         try:
             worker.handle_h2c_upgrade(conn, exchange.req, settings)
-        except OSError as error:
+        except (OSError, HTTP2Error) as error:
             worker.log.debug("HTTP/2 connection lost: %s", error)
+        except Exception:
+            worker.log.exception("HTTP/2 connection error")  # as above
         finally:
             connection.app_is_done()
 
