@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator
 
 from hypothesis import settings
@@ -12,6 +13,11 @@ from tests.support.servers import LiveServer, free_port, live_server
 # No test asserts a time: a busy machine must not fail one.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+# A shell starts what it puts in the background with SIGINT ignored, which is passed on to every
+# process below; those of the tests are to end by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How each WSGI server is started: given a port and an app, the command.
 WSGI_SERVERS: dict[str, Callable[[int, str], list[str]]] = {

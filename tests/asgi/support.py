@@ -16,6 +16,9 @@ from asgifast.messages import ASGIApp, Message, Scope
 __all__ = ["Answer", "BlockingCall", "call", "forbid_blocking_calls", "scope_of"]
 
 
+RWF_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
+
+
 class BlockingCall(AssertionError):
     """Something that may wait for the disk, or sleep, was called on an event loop."""
 
@@ -30,16 +33,20 @@ def forbid_blocking_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         real = getattr(owner, name)
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
+            cannot_wait = name == "preadv" and len(args) == 4 and args[3] & RWF_NOWAIT
             try:
                 asyncio.get_running_loop()
             except RuntimeError:
+                return real(*args, **kwargs)
+            if cannot_wait:
                 return real(*args, **kwargs)
             raise BlockingCall(f"{name}{args!r} on the event loop")
 
         monkeypatch.setattr(owner, name, guarded)
 
-    for name in ("open", "pread", "read", "stat", "lstat", "listdir", "scandir"):
-        guard(os, name)
+    for name in ("open", "pread", "preadv", "read", "readv", "stat", "lstat", "listdir", "scandir"):
+        if hasattr(os, name):
+            guard(os, name)
     guard(builtins, "open")
     guard(time, "sleep")
 
