@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +20,11 @@ BLOCKING: dict[str, Callable[[str, int], object]] = {
     "pread": lambda path, fd: os.pread(fd, 1, 0),
     "preadv": lambda path, fd: os.preadv(fd, [bytearray(1)], 0),
     "stat": lambda path, fd: os.stat(path),
-    "Path.stat": lambda path, fd: Path(path).stat(),
     "listdir": lambda path, fd: os.listdir(os.path.dirname(path)),
     "sleep": lambda path, fd: time.sleep(0),
 }
+if sys.version_info >= (3, 11):  # an older pathlib holds the os.stat that it was imported with
+    BLOCKING["Path.stat"] = lambda path, fd: Path(path).stat()
 
 
 @pytest.fixture
