@@ -39,7 +39,8 @@ class ASGIFast:
 
     - http.response.body with str, bytearray or memoryview becomes bytes.
     - Small body messages that an app sends in one turn of the event loop become one. Nothing waits:
-      the turn's end sends them. (Under trio each message is passed on as it comes.)
+      the turn's end sends them. (Under trio each message is passed on as it comes, and that a
+      client has left a download is known from the server's send() alone.)
     - The app is offered http.response.pathsend and http.response.zerocopysend, which Starlette's
       FileResponse and others then use. A server that has them is handed the file; for any other
       it is read from the page cache, in a thread only where the disk must be waited for.
