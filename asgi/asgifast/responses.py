@@ -9,8 +9,9 @@ from collections import OrderedDict
 from wsgifast.errors import MissingExtra
 from wsgifast.files import describe, plan_representation, stat_etag
 
+from .loops import in_thread
 from .messages import Receive, Scope, Send
-from .pages import in_thread, open_regular
+from .pages import open_regular
 from .requests import request_facts
 from .sending import Delivery
 

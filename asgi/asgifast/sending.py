@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import stat
@@ -14,8 +13,9 @@ from wsgifast.files import FilePart
 from wsgifast.sockets import FileSegment, file_segment
 from wsgifast.sockets.sendfile import FileTruncated
 
+from .loops import ended, in_thread, running_loop
 from .messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
-from .pages import BLOCK_BYTES, in_thread, open_regular, read_block
+from .pages import BLOCK_BYTES, open_regular, read_block
 
 __all__ = [
     "GATHERING",
@@ -107,17 +107,13 @@ class Delivery:
         if size < _WATCHED_FILE_BYTES or self._receiving:
             await send_run(self._server_send, segment, more_body=more_body)
             return
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # trio: the server's send() ends with its connection
-            await send_run(self._server_send, segment, more_body=more_body)
-            return
-        watch = loop.create_task(self._disconnected())
+        watch = running_loop().create_task(self._disconnected())
         try:
             await send_run(self._server_send, segment, more_body=more_body, stop=watch.done)
+            if watch.done():
+                await watch  # raises what receive() has raised
         finally:
-            watch.cancel()
-            await asyncio.wait([watch])
+            await ended(watch)
 
     async def _disconnected(self) -> None:
         while True:

@@ -33,7 +33,8 @@ from typing import Any
 from wsgifast.sockets import FileSegment, limit_send_buffer
 from wsgifast.sockets.sendfile import FileTruncated
 
-from .pages import BLOCK_BYTES, in_thread, is_cached
+from .loops import in_thread
+from .pages import BLOCK_BYTES, is_cached
 
 __all__ = ["GATHER_BYTES", "GatheringTransport", "SendfileUnavailable"]
 
