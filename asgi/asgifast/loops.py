@@ -1,7 +1,7 @@
 """What asgifast asks of the event loop, on asyncio and on trio alike.
 
-A call at the end of the loop's turn, a task beside the app's own, and a thread. An asyncio event
-loop has the first two by itself; :class:`_TrioLoop` gives trio the same two.
+A call at the end of the loop's turn, a task beside the app's own, a turn for the others, and a
+thread. An asyncio event loop has the first two by itself; `_TrioLoop` gives them to trio.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["BackgroundTask", "Loop", "ended", "in_thread", "running_loop"]
+__all__ = ["BackgroundTask", "Loop", "ended", "in_thread", "next_turn", "running_loop"]
 
 T = TypeVar("T")
 
@@ -57,6 +57,15 @@ async def ended(task: BackgroundTask) -> None:
         await task.join()
     elif isinstance(task, asyncio.Future):
         await _over(task)
+
+
+async def next_turn() -> None:
+    """Let everything else on the event loop run once."""
+    loop = running_loop()
+    if isinstance(loop, _TrioLoop):
+        await loop.trio.lowlevel.checkpoint()
+    else:
+        await asyncio.sleep(0)
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:

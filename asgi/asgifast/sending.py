@@ -13,7 +13,7 @@ from wsgifast.files import FilePart
 from wsgifast.sockets import FileSegment, file_segment
 from wsgifast.sockets.sendfile import FileTruncated
 
-from .loops import ended, in_thread, running_loop
+from .loops import ended, in_thread, next_turn, running_loop
 from .messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
 from .pages import BLOCK_BYTES, open_regular, read_block
 
@@ -219,6 +219,10 @@ async def send_run(
                 "more_body": more_body or offset < end,
             }
         )
+        if offset < end:
+            # Neither a read from memory nor a server's send() need have waited for anything: other
+            # requests, and the news that the client has left, get their turn here.
+            await next_turn()
     if size == 0 and not more_body:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

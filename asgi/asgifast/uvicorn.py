@@ -20,6 +20,7 @@ from wsgifast.errors import MissingExtra, WSGIFastError
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sendfile import FileTruncated
 
+from .loops import next_turn
 from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
 from .pages import BLOCK_BYTES, read_block
 from .sending import (
@@ -268,6 +269,8 @@ class _Response:
             self._transport.write(block)
             if self._cycle.flow.write_paused:
                 await self._cycle.flow.drain()
+            elif offset < end:
+                await next_turn()
 
     async def _finish(self) -> None:
         await self._cycle.send({"type": "http.response.body", "body": b"", "more_body": False})

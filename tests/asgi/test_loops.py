@@ -229,6 +229,35 @@ def test_reading_stops_when_the_client_has_left(run: Run, tmp_path: Path) -> Non
     run(main)
 
 
+def test_others_have_turns_while_nothing_makes_a_file_wait(run: Run, tmp_path: Path) -> None:
+    """Neither a read from memory nor this server's send() ever suspends."""
+    path = sparse(tmp_path / "f", FILE_BYTES)
+
+    async def main() -> None:
+        server = Server()
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await anyio.lowlevel.checkpoint()
+                turns += 1
+
+        async def send_at_once(message: Message) -> None:
+            server.sent.append(message)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(others)
+            await anyio.lowlevel.checkpoint()
+            before = turns
+            await ASGIFast(sending_path(path))(scope_of(), server.receive, send_at_once)
+            after = turns
+            group.cancel_scope.cancel()
+        assert after - before >= len(server.bodies) - 2 > 100
+
+    run(main)
+
+
 def test_what_receive_raises_while_a_file_is_sent_reaches_the_app(run: Run, tmp_path: Path) -> None:
     async def main() -> None:
         server = Server()
