@@ -220,6 +220,7 @@ class _Response:
         fd, size = open_for_pathsend(path)
         try:
             declared = declared_length(self._headers or ())
+            self._headers = None
             # Grown since the app looked: not one byte more than was declared.
             size = size if declared is None else declared
             await self._send_run(FileSegment(fd, 0, size))
@@ -315,13 +316,18 @@ class _H11Response(_Response):
 class _Answering:
     """The app as a protocol calls it: with our send() in place of the cycle's."""
 
+    __slots__ = ("_app", "_response_class")
+
     def __init__(self, app: Any, response_class: type[_Response]) -> None:
         self._app: ASGIApp = app
         self._response_class = response_class
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         cycle = send.__self__  # type: ignore[attr-defined]
-        scope["extensions"] = {**scope.get("extensions", {}), **_EXTENSIONS}
+        if "extensions" in scope:
+            scope["extensions"] = {**scope["extensions"], **_EXTENSIONS}
+        else:
+            scope["extensions"] = _EXTENSIONS.copy()
         response = self._response_class(cycle, cycle.transport)
         return self._app(scope, receive, response.send)
 
