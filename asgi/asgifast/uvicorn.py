@@ -55,7 +55,9 @@ __all__ = ["H11Protocol", "HttpToolsProtocol", "UnsupportedUvicorn"]
 OLDEST_UVICORN, NEWEST_UVICORN = "0.30.0", "0.54.0"
 
 # A file up to this size is read and leaves in one write with the head; a larger one goes by
-# sendfile, for which the connection needs a descriptor more and some calls of its own.
+# sendfile, for which the connection needs a descriptor more and some calls of its own. CPU of
+# sendfile to that of reading, measured: 16 to 128 KiB 0.9 to 1.0 on connections that are kept, 1.0
+# to 1.1 on a new one for each file; 256 KiB on kept ones 0.7.
 SMALL_FILE_BYTES = 64 * 1024
 # A body message up to this size is gathered with its neighbours.
 _SMALL_MESSAGE_BYTES = 8 * 1024
