@@ -260,7 +260,7 @@ class _Exchange(Delivery):
                 {**start, "status": plan.status, "headers": list(plan.raw_headers)}
             )
             if plan.status == 200 and plan.segments and self.offers(PATHSEND):
-                await self._server_send({"type": PATHSEND, "path": os.fspath(path)})
+                await self._server_send({"type": PATHSEND, "path": os.path.abspath(path)})
             else:
                 await self.send_segments(plan.segments, fd)
         finally:
@@ -275,7 +275,7 @@ class _Exchange(Delivery):
         """The file as it is, behind the head as it is."""
         if self.offers(PATHSEND):
             await self._forward_start()
-            await self._server_send({"type": PATHSEND, "path": os.fspath(path)})
+            await self._server_send({"type": PATHSEND, "path": os.path.abspath(path)})
             return
         if self._scope["method"] == "HEAD":
             await self._forward_start()

@@ -247,8 +247,9 @@ def truncated(missing: int, size: int) -> FileTruncated:
 
 def open_for_pathsend(path: object) -> tuple[int, int]:
     """Open the file of a pathsend message; return its descriptor and size in bytes."""
-    if not isinstance(path, (str, os.PathLike)) or not os.path.isabs(path):
-        raise BodyError(f"{PATHSEND} needs an absolute path, not {path!r}")
+    # The extension asks for an absolute path; Starlette sends FileResponse("report.pdf") as it is.
+    if not isinstance(path, (str, os.PathLike)):
+        raise BodyError(f"{PATHSEND} needs a path, not {path!r}")
     # The app has just looked at the file (it knew the length), so that opening it waits for no
     # disk.
     return open_regular(path)

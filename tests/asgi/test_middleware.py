@@ -145,6 +145,21 @@ def test_a_file_is_handed_to_a_server_that_takes_paths(tmp_path: Path) -> None:
     assert (part.status, part.body) == (206, b"234")
 
 
+def test_a_path_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "f").write_bytes(b"0123456789")
+    monkeypatch.chdir(tmp_path)
+    app = ASGIFast(sending(START, {"type": PATHSEND, "path": "f"}))
+    assert call(app, scope_of()).body == b"0123456789"
+    scope = {**scope_of(), "extensions": {PATHSEND: {}}}
+    assert call(app, scope).messages[1]["path"] == str(tmp_path / "f"), "absolute for the server"
+
+
+@pytest.mark.parametrize("path", [None, 1, b"f"])
+def test_what_is_no_path(path: object) -> None:
+    with pytest.raises(BodyError, match="needs a path"):
+        call(ASGIFast(sending(START, {"type": PATHSEND, "path": path})), scope_of())
+
+
 def test_a_range_is_handed_to_a_server_that_takes_descriptors(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"0123456789")
     app = ASGIFast(sending(START, {"type": PATHSEND, "path": str(tmp_path / "f")}))
