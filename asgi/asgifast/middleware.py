@@ -15,6 +15,7 @@ from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, 
 from .requests import UNCONDITIONAL, request_facts
 from .sending import (
     GATHERING,
+    PLANNED,
     Delivery,
     declared_length,
     located,
@@ -90,7 +91,11 @@ class ASGIFast:
         exchange = _Exchange(self, scope, receive, send)
         inner: Scope = {
             **scope,
-            "extensions": {PATHSEND: _NO_DETAILS, ZEROCOPYSEND: _NO_DETAILS},
+            "extensions": {
+                PATHSEND: _NO_DETAILS,
+                ZEROCOPYSEND: _NO_DETAILS,
+                PLANNED: _NO_DETAILS,
+            },
         }
         if offered := scope.get("extensions"):
             inner["extensions"].update(offered)
@@ -177,7 +182,10 @@ class _Exchange(Delivery):
             self._start = message
         elif kind == PATHSEND:
             await self._flush()
-            await self._send_path(message)
+            if PLANNED in message:
+                await self._send_planned(message)
+            else:
+                await self._send_path(message)
         elif kind == ZEROCOPYSEND:
             await self._flush()
             await self._send_zero_copy(message)
@@ -288,6 +296,15 @@ class _Exchange(Delivery):
             await self.send_file(fd, 0, size if declared is None else declared)
         finally:
             os.close(fd)
+
+    async def _send_planned(self, message: Message) -> None:
+        await self._forward_start()
+        if self.offers(PLANNED):
+            await self._server_send(message)
+            return
+        file, segments = message[PLANNED]
+        with file:
+            await self.send_segments(segments, file.fileno())
 
     async def _send_zero_copy(self, message: Message) -> None:
         if self._start is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import re
 import stat
@@ -19,8 +20,10 @@ from .pages import BLOCK_BYTES, in_thread, open_regular, read_block
 
 __all__ = [
     "GATHERING",
+    "PLANNED",
     "Delivery",
     "Located",
+    "PlannedBody",
     "declared_length",
     "located",
     "open_for_pathsend",
@@ -35,8 +38,25 @@ _DIGITS = re.compile(rb"[0-9]+")
 
 # The extension by which asgifast's own protocols say that they gather small messages themselves.
 GATHERING = "asgifast.gathering"
+# The extension by which asgifast's receivers say that a pathsend message may carry a PlannedBody
+# under this key, which then counts in place of the path. Middleware between knows pathsend, and not
+# zerocopysend: Starlette's BaseHTTPMiddleware fails at that, its GZipMiddleware swallows it.
+PLANNED = "asgifast.planned"
+# Cannot be opened: whoever heeds the path alone would send the whole file for a part of it.
+_NO_PATH = "/dev/null/asgifast.planned"
 # Files from this size on are watched over: reading on for a client that has left would cost time.
 _WATCHED_FILE_BYTES = 4 * BLOCK_BYTES
+
+
+class PlannedBody(NamedTuple):
+    """A whole body: bytes, and runs of an open file that whoever sends the body closes.
+
+    It may be sent when the message's sender has long gone on: BaseHTTPMiddleware passes messages on
+    through a queue.
+    """
+
+    file: io.FileIO
+    segments: Sequence[bytes | FilePart]
 
 
 class Delivery:
@@ -79,6 +99,10 @@ class Delivery:
         """
         if not segments:
             await self._server_send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
+        if fd is not None and self.offers(PLANNED):
+            planned = PlannedBody(io.FileIO(os.dup(fd)), segments)
+            await self._server_send({"type": PATHSEND, "path": _NO_PATH, PLANNED: planned})
             return
         last = len(segments) - 1
         for index, segment in enumerate(segments):
