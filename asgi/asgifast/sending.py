@@ -46,6 +46,10 @@ PLANNED = "asgifast.planned"
 _NO_PATH = "/dev/null/asgifast.planned"
 # Files from this size on are watched over: reading on for a client that has left would cost time.
 _WATCHED_FILE_BYTES = 4 * BLOCK_BYTES
+# What is kept of a request body while a file is sent. Behind it the disconnect is not heard; to go
+# on listening would take an upload of any size into memory.
+_KEPT_BYTES = 64 * 1024
+_KEPT_MESSAGES = 64
 
 
 class PlannedBody(NamedTuple):
@@ -136,19 +140,25 @@ class Delivery:
         except RuntimeError:  # trio: the server's send() ends with its connection
             await send_run(self._server_send, segment, more_body=more_body)
             return
-        watch = loop.create_task(self._disconnected())
+        watch = loop.create_task(self._listen())
         try:
-            await send_run(self._server_send, segment, more_body=more_body, stop=watch.done)
+            await send_run(self._server_send, segment, more_body=more_body, stop=self._left)
         finally:
             watch.cancel()
             await asyncio.wait([watch])
 
-    async def _disconnected(self) -> None:
-        while True:
-            message = await self._server_receive()
-            self._kept += (message,)
-            if message["type"] == "http.disconnect":
-                return
+    def _left(self) -> bool:
+        """Whether the client is known to have left."""
+        return bool(self._kept) and self._kept[-1]["type"] == "http.disconnect"
+
+    async def _listen(self) -> None:
+        """Keep what comes until the client leaves, or until it is too much to keep."""
+        while (
+            not self._left()
+            and len(self._kept) < _KEPT_MESSAGES
+            and sum(len(message.get("body", b"")) for message in self._kept) < _KEPT_BYTES
+        ):
+            self._kept += (await self._server_receive(),)
 
 
 def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:

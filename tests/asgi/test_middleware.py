@@ -187,6 +187,32 @@ def test_reading_stops_when_the_client_has_left(tmp_path: Path) -> None:
     assert len(call(app, scope_of(), left=True).body) < 10_000_000
 
 
+@pytest.mark.parametrize("size", [0, 1, 100_000])
+def test_an_upload_is_not_taken_into_memory_while_a_file_is_sent(tmp_path: Path, size: int) -> None:
+    with (tmp_path / "f").open("wb") as file:
+        file.truncate(50_000_000)
+    uploaded = 0
+
+    async def receive() -> Message:
+        nonlocal uploaded
+        await asyncio.sleep(0)
+        uploaded += 1
+        return {"type": "http.request", "body": b"%d" % uploaded * size, "more_body": True}
+
+    async def send(message: Message) -> None:
+        await asyncio.sleep(0)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await send({"type": PATHSEND, "path": str(tmp_path / "f")})
+        kept = uploaded
+        assert kept < 100, "much is left to the server"
+        for number in range(1, kept + 10):
+            assert (await receive())["body"] == b"%d" % number * size, "nothing is lost"
+
+    asyncio.run(ASGIFast(app)(scope_of(), receive, send))
+
+
 def test_head_reads_no_file(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"0123456789")
     app = ASGIFast(sending({**START, "status": 203}, {"type": PATHSEND, "path": f"{tmp_path}/f"}))
