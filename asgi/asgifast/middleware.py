@@ -15,6 +15,7 @@ from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, 
 from .requests import UNCONDITIONAL, request_facts
 from .sending import (
     GATHERING,
+    PLANNED,
     Delivery,
     declared_length,
     located,
@@ -88,7 +89,11 @@ class ASGIFast:
             return
         exchange = _Exchange(self, scope, receive, send)
         inner: Scope = {**scope}
-        extensions = inner["extensions"] = {PATHSEND: _NO_DETAILS, ZEROCOPYSEND: _NO_DETAILS}
+        extensions = inner["extensions"] = {
+            PATHSEND: _NO_DETAILS,
+            ZEROCOPYSEND: _NO_DETAILS,
+            PLANNED: _NO_DETAILS,
+        }
         if offered := scope.get("extensions"):
             extensions.update(offered)
         if self.ranges == "take-over":
@@ -174,7 +179,10 @@ class _Exchange(Delivery):
             self._start = message
         elif kind == PATHSEND:
             await self._flush()
-            await self._send_path(message)
+            if PLANNED in message:
+                await self._send_planned(message)
+            else:
+                await self._send_path(message)
         elif kind == ZEROCOPYSEND:
             await self._flush()
             await self._send_zero_copy(message)
@@ -254,7 +262,7 @@ class _Exchange(Delivery):
                 {**start, "status": plan.status, "headers": list(plan.raw_headers)}
             )
             if plan.status == 200 and plan.segments and self.offers(PATHSEND):
-                await self._server_send({"type": PATHSEND, "path": os.fspath(path)})
+                await self._server_send({"type": PATHSEND, "path": os.path.abspath(path)})
             else:
                 await self.send_segments(plan.segments, fd)
         finally:
@@ -269,7 +277,7 @@ class _Exchange(Delivery):
         """The file as it is, behind the head as it is."""
         if self.offers(PATHSEND):
             await self._forward_start()
-            await self._server_send({"type": PATHSEND, "path": os.fspath(path)})
+            await self._server_send({"type": PATHSEND, "path": os.path.abspath(path)})
             return
         if self._scope["method"] == "HEAD":
             await self._forward_start()
@@ -282,6 +290,15 @@ class _Exchange(Delivery):
             await self.send_file(fd, 0, size if declared is None else declared)
         finally:
             os.close(fd)
+
+    async def _send_planned(self, message: Message) -> None:
+        await self._forward_start()
+        if self.offers(PLANNED):
+            await self._server_send(message)
+            return
+        file, segments = message[PLANNED]
+        with file:
+            await self.send_segments(segments, file.fileno())
 
     async def _send_zero_copy(self, message: Message) -> None:
         if self._start is not None:

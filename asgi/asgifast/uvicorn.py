@@ -25,6 +25,8 @@ from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, 
 from .pages import BLOCK_BYTES, read_block
 from .sending import (
     GATHERING,
+    PLANNED,
+    PlannedBody,
     declared_length,
     located,
     open_for_pathsend,
@@ -63,7 +65,12 @@ SMALL_FILE_BYTES = 64 * 1024
 _SMALL_MESSAGE_BYTES = 8 * 1024
 
 # What is offered to apps, and to ASGIFast.
-_EXTENSIONS: dict[str, dict[str, Any]] = {PATHSEND: {}, ZEROCOPYSEND: {}, GATHERING: {}}
+_EXTENSIONS: dict[str, dict[str, Any]] = {
+    PATHSEND: {},
+    ZEROCOPYSEND: {},
+    GATHERING: {},
+    PLANNED: {},
+}
 
 
 class UnsupportedUvicorn(WSGIFastError, ImportError):
@@ -176,6 +183,8 @@ class _Response:
             self._settle()
             if cycle.response_complete or cycle.disconnected:
                 await cycle.send(message)  # uvicorn says what is wrong with that
+            elif PLANNED in message:
+                await self._send_planned(message[PLANNED])
             elif kind == PATHSEND:
                 await self._send_path(message["path"])
             else:
@@ -228,6 +237,17 @@ class _Response:
             await self._send_run(FileSegment(fd, 0, size))
         finally:
             os.close(fd)
+        await self._finish()
+
+    async def _send_planned(self, planned: PlannedBody) -> None:
+        with planned.file as file:
+            for segment in () if self._is_head else planned.segments:
+                if isinstance(segment, bytes):
+                    await self._cycle.send(
+                        {"type": "http.response.body", "body": segment, "more_body": True}
+                    )
+                else:
+                    await self._send_run(FileSegment(file.fileno(), segment.offset, segment.size))
         await self._finish()
 
     async def _send_zero_copy(self, message: Message) -> None:

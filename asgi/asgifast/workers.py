@@ -18,7 +18,7 @@ except ImportError:
     raise MissingExtra("asgifast.workers", "gunicorn", "gunicorn") from None
 
 try:
-    from uvicorn_worker import UvicornWorker  # type: ignore[import-not-found, unused-ignore]
+    from uvicorn_worker import UvicornWorker  # type: ignore[import-not-found, import-untyped, unused-ignore]
 except ImportError:
     with warnings.catch_warnings():
         # uvicorn's own module says that it has moved to the uvicorn-worker package; it is used

@@ -213,6 +213,11 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await websocket(receive, send)
         return
+    if scope["path"].startswith("/stack/"):
+        from .stacks import serve  # Starlette takes its time: loaded where it is asked for
+
+        await serve(scope, receive, send)
+        return
     exchange = Exchange(scope, receive, send)
     route: Callable[[], Awaitable[None]] = getattr(exchange, scope["path"].lstrip("/") or "hello")
     await route()

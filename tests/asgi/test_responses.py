@@ -65,7 +65,12 @@ def test_background_runs_afterwards(path: Path) -> None:
 
 
 def test_other_methods_and_statuses_are_starlettes(path: Path) -> None:
-    assert call(FileResponse(path, status_code=404), scope_of(range="bytes=0-1")).status == 404
+    for status, method in ((404, "GET"), (200, "POST")):
+        scope = scope_of(method=method, range="bytes=0-1")
+        theirs = call(responses.FileResponse(path, status_code=status), scope)
+        answer = call(FileResponse(path, status_code=status), scope)
+        assert (answer.status, answer.headers) == (theirs.status, theirs.headers)
+        assert answer.body == theirs.body
 
 
 def test_what_cannot_be_sent(tmp_path: Path) -> None:

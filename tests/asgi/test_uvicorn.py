@@ -22,6 +22,7 @@ from tests.support.servers import LiveServer, live_server, wait_for
 
 from .app import crumbs
 from .servers import OURS, asgi_server
+from .support import expect_files_through
 
 ours = pytest.mark.parametrize("server", sorted(OURS), indirect=True)
 each = pytest.mark.parametrize("name", sorted(OURS))
@@ -87,6 +88,12 @@ def test_bodies_without_the_middleware(server: LiveServer, files: Path) -> None:
         assert connection.request("/pathsend", method="HEAD").body == b""
         assert connection.request("/echo", body=b"12345", method="POST").body == b"12345"
         assert connection.request("/hello").body == b"hello"
+
+
+@ours
+@pytest.mark.parametrize("stack", ["base", "base-fast", "gzip", "gzip-fast", "fast-base-gzip"])
+def test_files_through_middleware(server: LiveServer, files: Path, stack: str) -> None:
+    expect_files_through(stack, server, files)
 
 
 @ours
@@ -182,6 +189,9 @@ def test_the_kernel_sends_large_files(name: str, files: Path, events: Path) -> N
         assert "sendfile" not in events.read_text(), "a small file is read"
         server.get("/pathsend")
         assert "sendfile" in events.read_text()
+        events.write_text("")
+        server.get("/stack/base/static/large", headers=[("Range", "bytes=100000-399999")])
+        assert "sendfile" in events.read_text(), "BaseHTTPMiddleware passes a file on"
     events.write_text("")
     with asgi_server(name, "tests.asgi.app:fast", files, env=_events(events)) as server:
         server.get("/pathsend", headers=[("Range", "bytes=100000-399999")])
