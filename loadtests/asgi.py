@@ -37,12 +37,15 @@ _UVICORN = "-m uvicorn --no-access-log --log-level warning --port {port} {more} 
 _OURS = "--http asgifast.uvicorn:HttpToolsProtocol"
 _GRANIAN = "-m granian --interface asgi --no-ws --log-level warning --port {port} {app}"
 APP, FAST = "loadtests.asgi_app:app", "loadtests.asgi_app:fast"
+LIMIT, BARE = "loadtests.asgi_app:limit", "loadtests.asgi_app:bare"
 # name -> arguments; uvicorn chooses uvloop and httptools where it is told nothing.
 SERVERS = {
     "uvicorn": _UVICORN.replace("{more}", "").replace("{app}", APP),
     "uvicorn, our protocol": _UVICORN.replace("{more}", _OURS).replace("{app}", APP),
     "uvicorn + ASGIFast": _UVICORN.replace("{more}", "").replace("{app}", FAST),
     "our protocol + ASGIFast": _UVICORN.replace("{more}", _OURS).replace("{app}", FAST),
+    "uvicorn + a bare middleware": _UVICORN.replace("{more}", "").replace("{app}", LIMIT),
+    "our protocol, bare app": _UVICORN.replace("{more}", _OURS).replace("{app}", BARE),
     "uvicorn asyncio": _UVICORN.replace("{more}", "--loop asyncio").replace("{app}", APP),
     "our protocol asyncio": _UVICORN.replace("{more}", f"--loop asyncio {_OURS}").replace(
         "{app}", APP
@@ -129,6 +132,7 @@ ROWS = [
             (_PLAIN, "/plain"),
             (_OUR, "/plain"),
             ("uvicorn + ASGIFast", "/plain"),
+            ("uvicorn + a bare middleware", "/plain"),
             (_BOTH, "/plain"),
         ],
     ),

@@ -39,8 +39,7 @@ class ASGIFast:
 
     - http.response.body with str, bytearray or memoryview becomes bytes.
     - Small body messages that an app sends in one turn of the event loop become one. Nothing waits:
-      the turn's end sends them. (Under trio each message is passed on as it comes, and that a
-      client has left a download is known from the server's send() alone.)
+      the turn's end sends them.
     - The app is offered http.response.pathsend and http.response.zerocopysend, which Starlette's
       FileResponse and others then use. A server that has them is handed the file; for any other
       it is read from the page cache, in a thread only where the disk must be waited for.
@@ -88,12 +87,10 @@ class ASGIFast:
             await self.app(scope, receive, send)
             return
         exchange = _Exchange(self, scope, receive, send)
-        inner: Scope = {
-            **scope,
-            "extensions": {PATHSEND: _NO_DETAILS, ZEROCOPYSEND: _NO_DETAILS},
-        }
+        inner: Scope = {**scope}
+        extensions = inner["extensions"] = {PATHSEND: _NO_DETAILS, ZEROCOPYSEND: _NO_DETAILS}
         if offered := scope.get("extensions"):
-            inner["extensions"].update(offered)
+            extensions.update(offered)
         if self.ranges == "take-over":
             inner["headers"] = [
                 header for header in scope["headers"] if header[0] not in (b"range", b"if-range")
@@ -217,10 +214,7 @@ class _Exchange(Delivery):
         if self._gatherer is None and self._may_gather:
             self._may_gather = False
             if self._middleware.coalesce and not self.offers(GATHERING):
-                try:
-                    self._gatherer = Gatherer(self._server_send)
-                except RuntimeError:
-                    pass  # trio
+                self._gatherer = Gatherer(self._server_send)
         return self._gatherer
 
     async def _flush(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import stat
@@ -14,8 +13,9 @@ from wsgifast.files import FilePart
 from wsgifast.sockets import FileSegment, file_segment
 from wsgifast.sockets.sendfile import FileTruncated
 
+from .loops import ended, in_thread, next_turn, running_loop
 from .messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
-from .pages import BLOCK_BYTES, in_thread, open_regular, read_block
+from .pages import BLOCK_BYTES, open_regular, read_block
 
 __all__ = [
     "GATHERING",
@@ -107,17 +107,13 @@ class Delivery:
         if size < _WATCHED_FILE_BYTES or self._receiving:
             await send_run(self._server_send, segment, more_body=more_body)
             return
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # trio: the server's send() ends with its connection
-            await send_run(self._server_send, segment, more_body=more_body)
-            return
-        watch = loop.create_task(self._disconnected())
+        watch = running_loop().create_task(self._disconnected())
         try:
             await send_run(self._server_send, segment, more_body=more_body, stop=watch.done)
+            if watch.done():
+                await watch  # raises what receive() has raised
         finally:
-            watch.cancel()
-            await asyncio.wait([watch])
+            await ended(watch)
 
     async def _disconnected(self) -> None:
         while True:
@@ -223,6 +219,10 @@ async def send_run(
                 "more_body": more_body or offset < end,
             }
         )
+        if offset < end:
+            # Neither a read from memory nor a server's send() need have waited for anything: other
+            # requests, and the news that the client has left, get their turn here.
+            await next_turn()
     if size == 0 and not more_body:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
