@@ -42,7 +42,6 @@ def subject(tmp_path: Path) -> Iterator[Subject]:
 
 BLOCKING: dict[str, Callable[[Subject], object]] = {
     "open": lambda s: open(s.path, "rb").close(),
-    "Path.open": lambda s: Path(s.path).open("rb").close(),
     "os.open": lambda s: os.close(os.open(s.path, os.O_RDONLY)),
     "os.read": lambda s: os.read(s.fd, 1),
     "os.readv": lambda s: os.readv(s.fd, [bytearray(1)]),
@@ -60,7 +59,8 @@ BLOCKING: dict[str, Callable[[Subject], object]] = {
     "sendfile to a blocking socket": lambda s: os.sendfile(s.ours.fileno(), s.fd, 0, 4),
     "send to a blocking socket": lambda s: s.ours.send(b"data"),
 }
-if sys.version_info >= (3, 11):  # an older pathlib holds the os.stat that it was imported with
+if sys.version_info >= (3, 11):  # an older pathlib holds the functions that it was imported with
+    BLOCKING["Path.open"] = lambda s: Path(s.path).open("rb").close()
     BLOCKING["Path.stat"] = lambda s: Path(s.path).stat()
 
 
