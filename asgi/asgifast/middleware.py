@@ -19,6 +19,7 @@ from .sending import (
     declared_length,
     located,
     open_for_pathsend,
+    path_to_send,
     send_run,
     send_unsized,
 )
@@ -232,7 +233,7 @@ class _Exchange(Delivery):
     async def _send_path(self, message: Message) -> None:
         middleware = self._middleware
         start = self._start
-        path = message["path"]
+        path = path_to_send(message)
         if start is None or start.get("status") != 200 or not self._filters():
             await self._send_whole(path)
             return
@@ -260,7 +261,7 @@ class _Exchange(Delivery):
                 {**start, "status": plan.status, "headers": list(plan.raw_headers)}
             )
             if plan.status == 200 and plan.segments and self.offers(PATHSEND):
-                await self._server_send({"type": PATHSEND, "path": os.fspath(path)})
+                await self._server_send({"type": PATHSEND, "path": path})
             else:
                 await self.send_segments(plan.segments, fd)
         finally:
@@ -271,11 +272,11 @@ class _Exchange(Delivery):
         wanted = middleware.ranges or middleware.conditional
         return wanted and self._scope["method"] in ("GET", "HEAD")
 
-    async def _send_whole(self, path: Any) -> None:
+    async def _send_whole(self, path: str) -> None:
         """The file as it is, behind the head as it is."""
         if self.offers(PATHSEND):
             await self._forward_start()
-            await self._server_send({"type": PATHSEND, "path": os.fspath(path)})
+            await self._server_send({"type": PATHSEND, "path": path})
             return
         if self._scope["method"] == "HEAD":
             await self._forward_start()

@@ -27,6 +27,7 @@ from .sending import (
     declared_length,
     located,
     open_for_pathsend,
+    path_to_send,
     send_run,
     send_unsized,
     truncated,
@@ -174,7 +175,7 @@ class _Response:
             if cycle.response_complete or cycle.disconnected:
                 await cycle.send(message)  # uvicorn says what is wrong with that
             elif kind == PATHSEND:
-                await self._send_path(message["path"])
+                await self._send_path(path_to_send(message))
             else:
                 await self._send_zero_copy(message)
         else:

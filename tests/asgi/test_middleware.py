@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from asgifast import ASGIFast
 from asgifast.messages import Message, Receive, Scope, Send
+from starlette.responses import FileResponse
 
 from wsgifast import BodyError, ConfigurationError
 
@@ -143,6 +144,23 @@ def test_a_file_is_handed_to_a_server_that_takes_paths(tmp_path: Path) -> None:
     assert dict(answer.headers)["accept-ranges"] == "bytes"
     part = call(app, {**scope, "headers": [(b"range", b"bytes=2-4")]})
     assert (part.status, part.body) == (206, b"234")
+
+
+def test_a_path_may_be_relative_as_in_apps_that_open_it_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_bytes(b"0123456789")
+    monkeypatch.chdir(tmp_path)
+    app = ASGIFast(FileResponse("f"))
+    assert call(app, scope_of()).body == b"0123456789"
+    assert call(app, scope_of(range="bytes=2-4")).body == b"234"
+    answer = call(app, {**scope_of(), "extensions": {PATHSEND: {}}})
+    assert answer.messages[1] == {"type": PATHSEND, "path": str(tmp_path / "f")}
+
+
+def test_a_pathsend_without_a_path_is_refused() -> None:
+    with pytest.raises(BodyError, match="needs a path, not 5"):
+        call(ASGIFast(sending(START, {"type": PATHSEND, "path": 5})), scope_of())
 
 
 def test_a_range_is_handed_to_a_server_that_takes_descriptors(tmp_path: Path) -> None:
