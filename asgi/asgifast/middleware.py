@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 from wsgifast.body import charset_of, to_bytes
 from wsgifast.errors import ConfigurationError
 from wsgifast.file_answers import plan_file_body
+from wsgifast.options import check_switches
 from wsgifast.sockets import FileSegment
 
 from .gathering import Gatherer
@@ -74,9 +75,7 @@ class ASGIFast:
     ) -> None:
         if not callable(app):
             raise ConfigurationError(f"ASGIFast wraps an ASGI app, which {app!r} is not")
-        for name, value in (("coalesce", coalesce), ("conditional", conditional)):
-            if not isinstance(value, bool):
-                raise ConfigurationError(f"{name} is True or False, not {value!r}")
+        check_switches(coalesce=coalesce, conditional=conditional)
         if not (isinstance(ranges, bool) or ranges == "take-over"):
             raise ConfigurationError(f"ranges is True, False or 'take-over', not {ranges!r}")
         self.app = app
