@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 from wsgifast.body import charset_of, to_bytes
 from wsgifast.errors import ConfigurationError
 from wsgifast.file_answers import plan_file_body
+from wsgifast.options import check_switches
 from wsgifast.sockets import FileSegment
 
 from .gathering import Gatherer
@@ -20,6 +21,7 @@ from .sending import (
     declared_length,
     located,
     open_for_pathsend,
+    path_to_send,
     send_run,
     send_unsized,
 )
@@ -73,9 +75,7 @@ class ASGIFast:
     ) -> None:
         if not callable(app):
             raise ConfigurationError(f"ASGIFast wraps an ASGI app, which {app!r} is not")
-        for name, value in (("coalesce", coalesce), ("conditional", conditional)):
-            if not isinstance(value, bool):
-                raise ConfigurationError(f"{name} is True or False, not {value!r}")
+        check_switches(coalesce=coalesce, conditional=conditional)
         if not (isinstance(ranges, bool) or ranges == "take-over"):
             raise ConfigurationError(f"ranges is True, False or 'take-over', not {ranges!r}")
         self.app = app
@@ -234,7 +234,7 @@ class _Exchange(Delivery):
     async def _send_path(self, message: Message) -> None:
         middleware = self._middleware
         start = self._start
-        path = message["path"]
+        path = path_to_send(message)
         if start is None or start.get("status") != 200 or not self._filters():
             await self._send_whole(path)
             return
@@ -262,7 +262,7 @@ class _Exchange(Delivery):
                 {**start, "status": plan.status, "headers": list(plan.raw_headers)}
             )
             if plan.status == 200 and plan.segments and self.offers(PATHSEND):
-                await self._server_send({"type": PATHSEND, "path": os.path.abspath(path)})
+                await self._server_send({"type": PATHSEND, "path": path})
             else:
                 await self.send_segments(plan.segments, fd)
         finally:
@@ -273,11 +273,11 @@ class _Exchange(Delivery):
         wanted = middleware.ranges or middleware.conditional
         return wanted and self._scope["method"] in ("GET", "HEAD")
 
-    async def _send_whole(self, path: Any) -> None:
+    async def _send_whole(self, path: str) -> None:
         """The file as it is, behind the head as it is."""
         if self.offers(PATHSEND):
             await self._forward_start()
-            await self._server_send({"type": PATHSEND, "path": os.path.abspath(path)})
+            await self._server_send({"type": PATHSEND, "path": path})
             return
         if self._scope["method"] == "HEAD":
             await self._forward_start()

@@ -27,6 +27,7 @@ __all__ = [
     "declared_length",
     "located",
     "open_for_pathsend",
+    "path_to_send",
     "send_run",
     "send_unsized",
     "truncated",
@@ -279,11 +280,21 @@ def truncated(missing: int, size: int) -> FileTruncated:
     )
 
 
-def open_for_pathsend(path: object) -> tuple[int, int]:
-    """Open the file of a pathsend message; return its descriptor and size in bytes."""
-    # The extension asks for an absolute path; Starlette sends FileResponse("report.pdf") as it is.
+def path_to_send(message: Message) -> str:
+    """The absolute path of a pathsend message.
+
+    That is what the extension asks for; Starlette's FileResponse hands on the path that it was
+    made with, which may be relative to the working directory, as it is where Starlette opens it.
+    """
+    path = message.get("path")
     if not isinstance(path, (str, os.PathLike)):
         raise BodyError(f"{PATHSEND} needs a path, not {path!r}")
+    path = os.fsdecode(path)
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+
+
+def open_for_pathsend(path: str) -> tuple[int, int]:
+    """Open the file of a pathsend message; return its descriptor and size in bytes."""
     # The app has just looked at the file (it knew the length), so that opening it waits for no
     # disk.
     return open_regular(path)

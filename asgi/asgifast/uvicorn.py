@@ -30,6 +30,7 @@ from .sending import (
     declared_length,
     located,
     open_for_pathsend,
+    path_to_send,
     send_run,
     send_unsized,
     truncated,
@@ -186,7 +187,7 @@ class _Response:
             elif PLANNED in message:
                 await self._send_planned(message[PLANNED])
             elif kind == PATHSEND:
-                await self._send_path(message["path"])
+                await self._send_path(path_to_send(message))
             else:
                 await self._send_zero_copy(message)
         else:

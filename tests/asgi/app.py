@@ -145,7 +145,8 @@ class Exchange:
         if "etag" in self.query:
             headers.append((b"etag", self.query["etag"].encode()))
         await start(self.send, *headers)
-        await self.send({"type": PATHSEND, "path": self.path})
+        path = os.path.relpath(self.path) if "relative" in self.query else self.path
+        await self.send({"type": PATHSEND, "path": path})
         note("pathsend returned")
 
     async def zerocopy(self) -> None:

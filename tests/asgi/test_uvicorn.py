@@ -79,6 +79,7 @@ def test_bodies_without_the_middleware(server: LiveServer, files: Path) -> None:
             assert connection.request(f"/pathsend?file={file.name}").body == file.read_bytes()
         large = (files / "large").read_bytes()
         assert connection.request("/pathsend?chunked=1").body == large
+        assert connection.request("/pathsend?relative=1").body == large
         assert connection.request("/zerocopy").body == b"<1>" + large[500:201_500] + b"</1>"
         assert connection.request("/zerocopy?chunked=1").body[3:-4] == large[500:201_500]
         assert connection.request("/zerocopy_fd").body == large[-100_000:]
