@@ -315,6 +315,8 @@ class _FileInFlight:
         "_offset",
         "_out",
         "_owner",
+        # Up to here the file was brought into memory for this sending; 0: it was there already.
+        "_read_to",
         "_segment",
         "_sock",
         "_timer",
@@ -338,6 +340,7 @@ class _FileInFlight:
         self._segment = segment
         self._fd, self._offset, size = segment
         self._end = self._offset + size
+        self._read_to = 0
         self._waiter: asyncio.Future[_Progress] | None = None
         self._waiting_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -348,7 +351,9 @@ class _FileInFlight:
         progress = self._step()
         while progress is not _Progress.DONE:
             if progress is _Progress.COLD:
-                await in_thread(_warm, self._fd, self._offset, self._end)
+                read_to = min(self._end, self._offset + WINDOW_BYTES)
+                await in_thread(_warm, self._fd, self._offset, read_to)
+                self._read_to = read_to
                 progress = self._step()
             else:
                 # Callbacks go on, until something else than room is needed.
@@ -413,10 +418,14 @@ class _FileInFlight:
             while self._head:
                 # MSG_MORE: the head waits for the file's first bytes, and leaves with them.
                 self._head = self._head[self._sock.send(self._head, _MSG_MORE) :]
+            stop = min(self._end, self._offset + WINDOW_BYTES)
+            if self._offset < self._read_to:
+                stop = min(stop, self._read_to)
+            elif not is_cached(self._fd, stop - 1):
+                return _Progress.COLD  # read ahead: sendfile would wait where the cache ends
             if not is_cached(self._fd, self._offset):
                 return _Progress.COLD
-            window = min(WINDOW_BYTES, self._end - self._offset)
-            sent = os.sendfile(self._out, self._fd, self._offset, window)
+            sent = os.sendfile(self._out, self._fd, self._offset, stop - self._offset)
         except BlockingIOError:
             return _Progress.FULL
         except OSError as error:
@@ -433,9 +442,8 @@ class _FileInFlight:
         return _Progress.DONE if self._offset == self._end else _Progress.FULL
 
 
-def _warm(fd: int, offset: int, end: int) -> None:
-    """Bring the next window into memory; in a thread."""
-    stop = min(end, offset + WINDOW_BYTES)
+def _warm(fd: int, offset: int, stop: int) -> None:
+    """Bring a window into memory; in a thread."""
     while offset < stop:
         block = os.pread(fd, min(BLOCK_BYTES, stop - offset), offset)
         if not block:
