@@ -20,7 +20,6 @@ from .sending import (
     declared_length,
     located,
     open_for_pathsend,
-    send_run,
     send_unsized,
 )
 
@@ -40,8 +39,7 @@ class ASGIFast:
 
     - http.response.body with str, bytearray or memoryview becomes bytes.
     - Small body messages that an app sends in one turn of the event loop become one. Nothing waits:
-      the turn's end sends them. (Under trio each message is passed on as it comes, and that a
-      client has left a download is known from the server's send() alone.)
+      the turn's end sends them.
     - The app is offered http.response.pathsend and http.response.zerocopysend, which Starlette's
       FileResponse and others then use. A server that has them is handed the file; for any other
       it is read from the page cache, in a thread only where the disk must be waited for.
@@ -225,10 +223,7 @@ class _Exchange(Delivery):
         if self._gatherer is None and self._may_gather:
             self._may_gather = False
             if self._middleware.coalesce and not self.offers(GATHERING):
-                try:
-                    self._gatherer = Gatherer(self._server_send)
-                except RuntimeError:
-                    pass  # trio
+                self._gatherer = Gatherer(self._server_send)
         return self._gatherer
 
     async def _flush(self) -> None:
@@ -321,5 +316,5 @@ class _Exchange(Delivery):
                     {"type": "http.response.body", "body": b"", "more_body": False}
                 )
             return
-        await send_run(self._server_send, file.segment, more_body=more)
+        await self.send_file(*file.segment, more_body=more)
         file.advance()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import re
@@ -15,8 +14,9 @@ from wsgifast.files import FilePart
 from wsgifast.sockets import FileSegment, file_segment
 from wsgifast.sockets.sendfile import FileTruncated
 
+from .loops import ended, in_thread, next_turn, running_loop
 from .messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
-from .pages import BLOCK_BYTES, in_thread, open_regular, read_block
+from .pages import BLOCK_BYTES, open_regular, read_block
 
 __all__ = [
     "GATHERING",
@@ -135,30 +135,32 @@ class Delivery:
         if size < _WATCHED_FILE_BYTES or self._receiving:
             await send_run(self._server_send, segment, more_body=more_body)
             return
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # trio: the server's send() ends with its connection
-            await send_run(self._server_send, segment, more_body=more_body)
-            return
-        watch = loop.create_task(self._listen())
-        try:
-            await send_run(self._server_send, segment, more_body=more_body, stop=self._left)
-        finally:
-            watch.cancel()
-            await asyncio.wait([watch])
+        watch = running_loop().create_task(self._listen())
 
-    def _left(self) -> bool:
-        """Whether the client is known to have left."""
-        return bool(self._kept) and self._kept[-1]["type"] == "http.disconnect"
+        def stop() -> bool:
+            # Done it is, too, where it has kept enough: the client may still be there.
+            return watch.done() and (self._left() or not self._full())
+
+        try:
+            await send_run(self._server_send, segment, more_body=more_body, stop=stop)
+            if watch.done():
+                await watch  # raises what receive() has raised
+        finally:
+            await ended(watch)
 
     async def _listen(self) -> None:
         """Keep what comes until the client leaves, or until it is too much to keep."""
-        while (
-            not self._left()
-            and len(self._kept) < _KEPT_MESSAGES
-            and sum(len(message.get("body", b"")) for message in self._kept) < _KEPT_BYTES
-        ):
+        while not (self._left() or self._full()):
             self._kept += (await self._server_receive(),)
+
+    def _left(self) -> bool:
+        return bool(self._kept) and self._kept[-1]["type"] == "http.disconnect"
+
+    def _full(self) -> bool:
+        return (
+            len(self._kept) >= _KEPT_MESSAGES
+            or sum(len(message.get("body", b"")) for message in self._kept) >= _KEPT_BYTES
+        )
 
 
 def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
@@ -257,6 +259,10 @@ async def send_run(
                 "more_body": more_body or offset < end,
             }
         )
+        if offset < end:
+            # Neither a read from memory nor a server's send() need have waited for anything: other
+            # requests, and the news that the client has left, get their turn here.
+            await next_turn()
     if size == 0 and not more_body:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

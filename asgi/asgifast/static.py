@@ -6,8 +6,8 @@ import os
 
 from wsgifast.files.site import Answer, FileSite
 
+from .loops import in_thread
 from .messages import ASGIApp, Receive, Scope, Send
-from .pages import in_thread
 from .requests import request_facts
 from .sending import Delivery
 

@@ -33,7 +33,8 @@ from typing import Any
 from wsgifast.sockets import FileSegment, limit_send_buffer
 from wsgifast.sockets.sendfile import FileTruncated
 
-from .pages import BLOCK_BYTES, in_thread, is_cached
+from .loops import in_thread
+from .pages import BLOCK_BYTES, is_cached
 
 __all__ = ["GATHER_BYTES", "GatheringTransport", "SendfileUnavailable"]
 
@@ -73,6 +74,22 @@ class GatheringTransport(asyncio.Transport):
     :param transport: the real one. Its protocol must call :meth:`drained` from resume_writing()
         and :meth:`lost` from connection_lost().
     """
+
+    # Every connection has one, also when it only waits.
+    __slots__ = (
+        "_before_flush",
+        "_drain_waiter",
+        "_file",
+        "_loop",
+        "_may_grow",
+        "_pending",
+        "_size",
+        "_socket",
+        "_turn_scheduled",
+        "can_sendfile",
+        "is_closing",
+        "real",
+    )
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         # asyncio.Transport.__init__ only stores extra info, which the real transport has.
@@ -334,7 +351,14 @@ class _FileInFlight:
                 await in_thread(_warm, self._fd, self._offset, self._end)
                 progress = self._step()
             else:
-                progress = await self._room()
+                # Callbacks go on, until something else than room is needed.
+                self._waiter = self._loop.create_future()
+                self._watch()
+                try:
+                    progress = await self._waiter
+                finally:
+                    self._waiter = None
+                    self._unwatch()
 
     def fail(self, error: Exception) -> None:
         """Stop at once; send() raises the error. The socket is not touched after this."""
@@ -342,16 +366,6 @@ class _FileInFlight:
         self._unwatch()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
-
-    async def _room(self) -> _Progress:
-        """Go on from the loop's callbacks until something else than room is needed."""
-        self._waiter = self._loop.create_future()
-        self._watch()
-        try:
-            return await self._waiter
-        finally:
-            self._waiter = None
-            self._unwatch()
 
     def _watch(self) -> None:
         self._timer = None
