@@ -742,8 +742,8 @@ def test_a_file_that_changes_between_plan_and_open_is_sent_as_it_is_then(
         answer = call(app, "/large.bin", **headers)
         assert int(answer.headers["content-length"]) == len(answer.body)
         assert "etag" not in answer.headers
-    assert len(swaps) == 6
-    assert call(app, "/large.bin", "HEAD").headers["content-length"] == str(300_006)
+    assert len(swaps) == 1 + 3 * 2, "the file that was kept, and two lookups for each request"
+    assert call(app, "/large.bin", "HEAD").headers["content-length"] == str(300_000 + len(swaps))
     assert call(app, "/large.bin", Range="bytes=999999-").status == 416
     assert len(os.listdir("/proc/self/fd")) == before
 

@@ -87,16 +87,14 @@ class ASGIFast:
             await self.app(scope, receive, send)
             return
         exchange = _Exchange(self, scope, receive, send)
-        inner: Scope = {
-            **scope,
-            "extensions": {
-                PATHSEND: _NO_DETAILS,
-                ZEROCOPYSEND: _NO_DETAILS,
-                PLANNED: _NO_DETAILS,
-            },
+        inner: Scope = {**scope}
+        extensions = inner["extensions"] = {
+            PATHSEND: _NO_DETAILS,
+            ZEROCOPYSEND: _NO_DETAILS,
+            PLANNED: _NO_DETAILS,
         }
         if offered := scope.get("extensions"):
-            inner["extensions"].update(offered)
+            extensions.update(offered)
         if self.ranges == "take-over":
             inner["headers"] = [
                 header for header in scope["headers"] if header[0] not in (b"range", b"if-range")

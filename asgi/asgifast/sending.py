@@ -136,31 +136,25 @@ class Delivery:
             await send_run(self._server_send, segment, more_body=more_body)
             return
         watch = running_loop().create_task(self._listen())
-
-        def stop() -> bool:
-            # Done it is, too, where it has kept enough: the client may still be there.
-            return watch.done() and (self._left() or not self._full())
-
         try:
-            await send_run(self._server_send, segment, more_body=more_body, stop=stop)
+            await send_run(self._server_send, segment, more_body=more_body, stop=self._left)
             if watch.done():
                 await watch  # raises what receive() has raised
         finally:
             await ended(watch)
 
-    async def _listen(self) -> None:
-        """Keep what comes until the client leaves, or until it is too much to keep."""
-        while not (self._left() or self._full()):
-            self._kept += (await self._server_receive(),)
-
     def _left(self) -> bool:
+        """Whether the client is known to have left."""
         return bool(self._kept) and self._kept[-1]["type"] == "http.disconnect"
 
-    def _full(self) -> bool:
-        return (
-            len(self._kept) >= _KEPT_MESSAGES
-            or sum(len(message.get("body", b"")) for message in self._kept) >= _KEPT_BYTES
-        )
+    async def _listen(self) -> None:
+        """Keep what comes until the client leaves, or until it is too much to keep."""
+        while (
+            not self._left()
+            and len(self._kept) < _KEPT_MESSAGES
+            and sum(len(message.get("body", b"")) for message in self._kept) < _KEPT_BYTES
+        ):
+            self._kept += (await self._server_receive(),)
 
 
 def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:

@@ -13,14 +13,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
+import asgifast
 from asgifast import ASGIFast
 from asgifast.messages import Receive, Scope, Send
+
+from .blocking import watch
 
 PATHSEND = "http.response.pathsend"
 ZEROCOPYSEND = "http.response.zerocopysend"
 # The app's own events, one line each, for tests that ask what an app was told.
 EVENTS = os.environ.get("ASGIFAST_TEST_EVENTS")
-
+# Where blocking calls on this server's event loop are written; whoever started it looks there.
+BLOCKING = os.environ.get("ASGIFAST_TEST_BLOCKING")
 
 if EVENTS:
     # Whether the kernel sent a file, or reads did, shows in no answer.
@@ -31,6 +35,11 @@ if EVENTS:
         return _sendfile(out, fd, offset, count)
 
     os.sendfile = sendfile  # type: ignore[assignment]
+
+if BLOCKING:
+    _report = os.open(BLOCKING, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    _watching = watch(lambda violation: os.write(_report, f"{violation}\n".encode()))
+    _watching.__enter__()  # for as long as the server runs
 
 
 def crumbs() -> list[bytes]:
@@ -174,6 +183,11 @@ class Exchange:
         names = " ".join(sorted(self.scope.get("extensions") or {})).encode()
         await start(self.send, length(len(names)))
         await body(self.send, names)
+
+    async def stall(self) -> None:
+        """Block the event loop, as if asgifast's own code did."""
+        exec(compile("import time; time.sleep(0)", asgifast.__file__, "exec"))
+        await self.hello()
 
     async def watch(self) -> None:
         """Send without end until the client leaves; say so."""

@@ -1,65 +1,18 @@
-"""Calling ASGI apps as a server would, in this process, with a detector of blocking calls."""
+"""Calling ASGI apps as a server would, in this process."""
 
 from __future__ import annotations
 
 import asyncio
-import builtins
-import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import pytest
 from asgifast.messages import ASGIApp, Message, Scope
 
 from tests.support.http import Connection
 from tests.support.servers import LiveServer
 
-__all__ = [
-    "Answer",
-    "BlockingCall",
-    "call",
-    "expect_files_through",
-    "forbid_blocking_calls",
-    "scope_of",
-]
-
-
-RWF_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
-
-
-class BlockingCall(AssertionError):
-    """Something that may wait for the disk, or sleep, was called on an event loop."""
-
-
-def forbid_blocking_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the calls that may wait for the disk fail on an event loop's thread.
-
-    preadv with RWF_NOWAIT cannot wait, and is let through; so are threads.
-    """
-
-    def guard(owner: Any, name: str) -> None:
-        real = getattr(owner, name)
-
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            cannot_wait = name == "preadv" and len(args) == 4 and args[3] & RWF_NOWAIT
-            try:
-                asyncio.get_running_loop()
-            except RuntimeError:
-                return real(*args, **kwargs)
-            if cannot_wait:
-                return real(*args, **kwargs)
-            raise BlockingCall(f"{name}{args!r} on the event loop")
-
-        monkeypatch.setattr(owner, name, guarded)
-
-    for name in ("open", "pread", "preadv", "read", "readv", "stat", "lstat", "listdir", "scandir"):
-        if hasattr(os, name):
-            guard(os, name)
-    guard(builtins, "open")
-    guard(time, "sleep")
+__all__ = ["Answer", "call", "expect_files_through", "scope_of"]
 
 
 @dataclass

@@ -10,7 +10,7 @@ from asgifast import FileResponse
 from starlette import responses
 from starlette.background import BackgroundTask
 
-from .support import call, forbid_blocking_calls, scope_of
+from .support import call, scope_of
 
 DATA = bytes(range(256)) * 40
 
@@ -80,7 +80,6 @@ def test_what_cannot_be_sent(tmp_path: Path) -> None:
         call(FileResponse(tmp_path), scope_of())
 
 
-def test_a_file_that_is_new_blocks_no_loop(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    response = FileResponse(path)
-    forbid_blocking_calls(monkeypatch)
-    assert call(response, scope_of()).body == DATA
+def test_a_file_that_is_new_blocks_no_loop(path: Path, blocking_calls: list[str]) -> None:
+    assert call(FileResponse(path), scope_of()).body == DATA
+    assert not blocking_calls

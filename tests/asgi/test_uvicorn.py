@@ -10,7 +10,6 @@ import signal
 import socket
 import ssl
 import struct
-import sys
 import threading
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 import trustme
 
 from tests.support.http import Connection, get
-from tests.support.servers import LiveServer, live_server, wait_for
+from tests.support.servers import LiveServer, wait_for
 
 from .app import crumbs
 from .servers import OURS, asgi_server
@@ -344,9 +343,7 @@ def test_tls(name: str, files: Path, tmp_path: Path) -> None:
 @each
 def test_unix_socket(name: str, files: Path, tmp_path: Path, events: Path) -> None:
     path = str(tmp_path / "socket")
-    argv = [sys.executable, *OURS[name].format(port=0, app="tests.asgi.app:app").split()]
-    env = {"ASGIFAST_TEST_FILES": str(files), **_events(events)}
-    with live_server([*argv, "--uds", path], path, env=env):
+    with asgi_server(name, "tests.asgi.app:app", files, env=_events(events), unix_socket=path):
         assert get(path, "/pathsend").body == (files / "large").read_bytes()
         assert "sendfile" in events.read_text()
 

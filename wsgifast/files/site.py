@@ -204,35 +204,36 @@ class FileSite(Generic[AppT]):
         :param query: the query string, as sent, for a redirect to carry on.
         :raises OSError: if the system fails; not for a file that is missing or may not be read.
         """
-        encodings = facts.accept_encoding
+        answer = self.kept_answer(facts, path)
+        if answer is not None:
+            return answer
         for _ in range(_LOOKUPS):
-            found = self._cache.get(path)
-            if found is not None:
-                representation = found.entry.select(encodings)
-                if not self._is_fresh(found, representation, encodings is not None):
-                    self._cache.drop(path, found)
-                    found = None
-            if found is None:
-                located = self._lookup.locate(path)
-                if not isinstance(located, Located):
-                    return self._without_file(facts, path, query, located)
-                found = self._described(located, path)
-                representation = found.entry.select(encodings)
-            plan = plan_representation(facts, representation)
-            source: Source = representation.file
-            if source.body is not None:
-                return Answer(_from_memory(plan, source.body))
-            if not plan.segments:
-                return Answer(plan)
-            fd = source.open()
-            if fd is not None:
-                return Answer(plan, fd)
+            located = self._lookup.locate(path)
+            if not isinstance(located, Located):
+                return self._without_file(facts, path, query, located)
+            found = self._described(located, path)
+            answer = self._answer_by(found.entry.select(facts.accept_encoding), facts)
+            if answer is not None:
+                return answer
             self._cache.drop(path, found)
         return self._answer_as_found(facts, path)
 
-    def keeps(self, path: str) -> bool:
-        """Whether a path was looked up before: the system has in memory what answers it."""
-        return self._cache.get(path) is not None
+    def kept_answer(self, facts: RequestFacts, path: str) -> Answer | None:
+        """What :meth:`answer` says about a file that is kept and unchanged; None to ask it.
+
+        Nothing is read here, and the system has in memory what is looked at: for an event loop.
+        """
+        found = self._cache.get(path)
+        if found is None:
+            return None
+        encodings = facts.accept_encoding
+        representation = found.entry.select(encodings)
+        if self._is_fresh(found, representation, encodings is not None):
+            answer = self._answer_by(representation, facts)
+            if answer is not None:
+                return answer
+        self._cache.drop(path, found)
+        return None
 
     def missing(self, method: str) -> Plan:
         """404, for a site without an app behind it."""
@@ -251,6 +252,17 @@ class FileSite(Generic[AppT]):
             return True
         found.good_until = now + self._recheck
         return found.is_unchanged(representation, negotiates)
+
+    def _answer_by(self, representation: Representation, facts: RequestFacts) -> Answer | None:
+        """The answer for a file that was looked up; None if it is another by now."""
+        plan = plan_representation(facts, representation)
+        source: Source = representation.file
+        if source.body is not None:
+            return Answer(_from_memory(plan, source.body))
+        if not plan.segments:
+            return Answer(plan)
+        fd = source.open()
+        return None if fd is None else Answer(plan, fd)
 
     def _described(self, located: Located, path: str) -> Found:
         try:
