@@ -20,6 +20,7 @@ class Unread:
 
     def __init__(self, size: int) -> None:
         self.left = size
+        self.failed = False
 
     def read(self, size: int) -> bytes:
         size = min(size, self.left)
@@ -35,6 +36,15 @@ def test_no_client_holds_a_thread_with_a_body_that_nobody_wants(size: int, kept:
     sock: Any = SimpleNamespace(recv=None)
     assert drain(body, Received(), sock) is kept
     assert size - body.left <= 2 * DRAIN_BYTES
+
+
+def test_a_body_that_has_failed_is_not_drained() -> None:
+    """What comes next may be anything: the connection must not be kept."""
+    body = Unread(10)
+    body.failed = True
+    sock: Any = SimpleNamespace(recv=None)
+    assert not drain(body, Received(), sock)
+    assert body.left == 10
 
 
 class Renegotiating:
