@@ -48,10 +48,9 @@ CLIENT_TIMEOUT_S = 10.0
 # So small that the kernel's buffers take in no answer whole.
 RECEIVE_BUFFER_BYTES = 16 * 1024
 # What a server may grow by for each connection in the later half of the rounds. A connection that
-# is kept is dozens of blocks, so in one state of twelve only it is still several on average; less
-# than this are the timers that run just now. Resident memory has the allocator's noise on top, of
-# which TLS with its large buffers makes most.
-GROWTH_BLOCKS = 1.0
+# is kept is dozens of blocks, so in one state of twelve only it is still several on average.
+# Resident memory has the allocator's noise on top, of which TLS with its large buffers makes most.
+GROWTH_BLOCKS = 0.5
 GROWTH_BYTES = 1024
 
 
@@ -207,11 +206,13 @@ class Server:
 
     :param tls: it gets a certificate.
     :param spare_threads: of a bounded pool that it makes when it first needs them.
+    :param timers_s: for so long its timers may keep what belonged to a connection.
     """
 
     name: str
     tls: bool = False
     spare_threads: int = 0
+    timers_s: float = 0.0
 
     def command(self, address: Address, certificate: Path) -> list[str]:
         port = str(address[1])
@@ -237,16 +238,20 @@ _ASYNCIO_THREADS = min(32, (os.cpu_count() or 1) + 4)
 SERVERS = (
     Server("FastWorker"),
     Server("FastWorker, TLS", tls=True),
-    Server("uvicorn, our protocol", spare_threads=_ASYNCIO_THREADS),
-    Server("uvicorn, our protocol, TLS", tls=True, spare_threads=_ASYNCIO_THREADS),
+    # uvicorn's time limit for a connection that is kept alive is 5 s.
+    Server("uvicorn, our protocol", spare_threads=_ASYNCIO_THREADS, timers_s=6.0),
+    Server("uvicorn, our protocol, TLS", tls=True, spare_threads=_ASYNCIO_THREADS, timers_s=6.0),
 )
 
 
-def measure(server: Server, *, connections: int, rounds: int, seconds: float) -> Iterator[Count]:
+def measure(
+    server: Server, *, connections: int, rounds: int, seconds: float, idle_s: float = 0.0
+) -> Iterator[Count]:
     """Abandon connections of a server; yield its counts at the beginning and after each round.
 
     :param connections: in each round, beside those of the process that is killed.
     :param seconds: the longest that a round's connections take.
+    :param idle_s: seconds without a client before each count, for the server's timers.
     :raises OSError: if the server does not answer any more.
     """
     with tempfile.TemporaryDirectory(prefix="wsgifast-leaks-") as folder:
@@ -267,6 +272,7 @@ def measure(server: Server, *, connections: int, rounds: int, seconds: float) ->
             done = 0
             for _ in range(rounds):
                 done += clients.abandon(connections, seconds) + _killed(address, server.tls)
+                time.sleep(idle_s)
                 count = _settled(process.pid, clients, done, count)
                 yield count
 
@@ -364,6 +370,7 @@ def main(arguments: list[str] | None = None) -> int:
                 connections=options.connections,
                 rounds=options.rounds,
                 seconds=options.seconds,
+                idle_s=server.timers_s,
             )
         )
         each = growth(counts)
