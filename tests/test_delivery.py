@@ -124,7 +124,9 @@ def encode(block: object) -> bytes:
 
 def test_a_reader_stops_at_its_size_and_never_reads_past_it() -> None:
     file = io.BytesIO(DATA)
-    assert b"".join(FileReader(file, 100, encode)) == DATA[:100]
+    reader = FileReader(file, 100, encode)
+    assert [reader.read(0), reader.read(7), reader.read(0)] == [b"", DATA[:7], b""]
+    assert b"".join(reader) == DATA[7:100]
     assert file.tell() == 100
     text = io.StringIO("é" * 100)
     assert b"".join(FileReader(text, 100, encode)) == ("é" * 50).encode()

@@ -271,11 +271,19 @@ def test_no_index(site: Path) -> None:
     assert call(app, "/docs/index.html").status == 200
 
 
+SHOWN_SIZES = [
+    (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (3 << 20, "3.0 MiB"),
+]  # fmt: skip
+
+
 def test_listing(site: Path) -> None:
     hostile = '<img src=x onerror="a">&.txt'
     (site / "empty" / hostile).write_text("x")
     (site / "empty" / "a:b").mkdir()
     (site / "empty" / ".hidden").write_text("x")
+    for size, _ in SHOWN_SIZES:
+        with (site / "empty" / f"size{size}").open("wb") as file:
+            file.truncate(size)
     (site / "empty" / "out").symlink_to("../../..")
     (site / "empty" / "in").symlink_to("../app.js")
     os.mkfifo(site / "empty" / "fifo")
@@ -288,6 +296,8 @@ def test_listing(site: Path) -> None:
     assert 'href="./a%3Ab/"' in page
     assert 'href="./in"' in page
     assert 'href="../"' in page
+    for size, shown_size in SHOWN_SIZES:
+        assert f'"./size{size}">size{size}</a></td><td>{shown_size}</td>' in page
     assert not any(name in page for name in (".hidden", "fifo", "./out"))
     assert "script" not in answer.headers["content-security-policy"]
     assert call(app, "/empty").headers["location"] == "./empty/"

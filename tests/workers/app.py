@@ -334,6 +334,7 @@ def do_peer(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]
     """What middleware may do with the socket, and leave HTTP on it alone."""
     sock = environ["gunicorn.socket"]
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    assert not hasattr(sock, "what_no_socket_has")
     return _json(start_response, list(sock.getpeername()))
 
 
