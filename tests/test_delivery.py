@@ -52,6 +52,7 @@ def test_a_slice_reads_like_a_file_that_ends_where_it_ends(
         assert part.tell() == model.tell()
     assert part.seek(0, os.SEEK_END) == stop
     assert part.seek(start) == start
+    assert part.read(0) == b""
     assert part.seek((stop - start) // 2, os.SEEK_CUR) == start + (stop - start) // 2
     assert part.seek(-1, os.SEEK_END) == max(start, stop - 1)
     assert part.seek(-1, os.SEEK_SET) == start

@@ -364,6 +364,18 @@ def test_an_answer_to_head_may_be_shorter_than_its_length(chunks: list[bytes]) -
 # start_response, write(), exc_info
 
 
+@pytest.mark.parametrize("chunks", [[], [b""], [b"some"]])
+def test_an_app_that_never_starts_a_response_is_named(chunks: list[bytes]) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        yield from chunks
+
+    server = Server(WSGIFast(app))
+    with pytest.raises(BodyError, match="start_response"):
+        server.finish()
+    assert server.head[0] == "500 Internal Server Error"
+    assert server.sent == []
+
+
 def test_a_lazy_app_starts_at_the_first_chunk() -> None:
     server = Server(WSGIFast(shapes.SHAPES["lazy"].view))
     assert server.heads == []

@@ -409,6 +409,23 @@ class _Errors:
     def flush(self) -> None: ...
 
 
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_no_answer_leaves_a_descriptor_open(site: Path, cache_bytes: int) -> None:
+    write_sibling(site / "app.js", ".gz", b"packed")
+    settle(site / "app.js", site / "app.js.gz", site / "large.bin")
+    app = StaticFiles(directory=site, cache_bytes=cache_bytes, listing=True, etag="content")
+    tag = call(app, "/large.bin").headers["etag"]
+    before = len(os.listdir("/proc/self/fd"))
+    for path in ("/app.js", "/large.bin", "/", "/empty", "/empty/", "/missing", "/../x"):
+        for method in ("GET", "HEAD"):
+            for headers in (
+                {}, {"Accept_Encoding": "gzip"}, {"Range": "bytes=0-9,20-29"},
+                {"Range": "bytes=99999999-"}, {"If_None_Match": tag}, {"If_Match": '"other"'},
+            ):  # fmt: skip
+                call(app, path, method, **headers)
+                assert len(os.listdir("/proc/self/fd")) == before, (path, method, headers)
+
+
 def test_a_refusing_start_response_leaks_no_descriptor(site: Path) -> None:
     def refusing(*args: object) -> None:
         raise RuntimeError("headers sent")
