@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tests.support.servers import free_port, required_program, wait_for
 from wsgifast import ConfigurationError
 from wsgifast.mail import SMTP, SMTP_SSL
 from wsgifast.mail import server as fast
+from wsgifast.mail.content import Content
 
 SENDER, RECIPIENT = "anne@example.com", "bart@example.com"
 TEXT = b"Subject: dots\r\n\r\n.one\r\n..two\r\n.\r\nlast\r\n"
@@ -384,6 +386,60 @@ def test_a_full_disk_is_a_refusal_for_now(monkeypatch: Any, chunking: bool) -> N
         assert refused.value.smtp_code == 452
         send(port, LARGE, chunking=chunking)
     assert handler.received == [LARGE]
+
+
+def test_a_disk_that_fills_up_later_breaks_no_chunk(monkeypatch: Any) -> None:
+    """What the disk did not take stays in the file's buffer, and closing it fails once more."""
+
+    def full(**options: Any) -> Any:
+        return open("/dev/full", "w+b")
+
+    with serving(spool_bytes=5) as (port, handler), Line(port) as line:
+        monkeypatch.setattr(tempfile, "TemporaryFile", full)
+        line.begin()
+        assert line.say(b"BDAT 10\r\n12345678")[:3] == b"452"
+        line.begin()
+        assert line.say(b"DATA", b"12345678\r\n.") == b"452 4.3.1 Error: insufficient system storage"
+        assert line.say(b"NOOP") == b"250 OK"
+    assert handler.received == []
+
+
+def test_many_chunks_are_held_once() -> None:
+    block = b"x" * 100_000
+
+    async def peak() -> tuple[int, bytes]:
+        content = Content(asyncio.get_running_loop(), None, None)
+        tracemalloc.start()
+        try:
+            for _ in range(100):
+                await content.add(bytes(bytearray(block)))  # a block of its own each time
+            joined = content.joined()
+            return tracemalloc.get_traced_memory()[1], joined
+        finally:
+            tracemalloc.stop()
+
+    most, joined = asyncio.run(peak())
+    assert joined == block * 100
+    assert most < 1.5 * len(joined)
+
+
+def test_a_spool_file_made_after_its_client_left_is_closed(monkeypatch: Any) -> None:
+    made: list[Any] = []
+    real = tempfile.TemporaryFile
+
+    async def leave_while_the_file_is_made() -> None:
+        content = Content(asyncio.get_running_loop(), 0, None)
+
+        def late(**options: Any) -> Any:
+            content.close()
+            made.append(real(**options))
+            return made[-1]
+
+        monkeypatch.setattr(tempfile, "TemporaryFile", late)
+        await content.add(b"data")
+
+    asyncio.run(leave_while_the_file_is_made())
+    assert [file.closed for file in made] == [True]
 
 
 @pytest.mark.parametrize("chunking", [True, False])
