@@ -355,6 +355,19 @@ def test_smuggling_is_content_or_refused_but_never_the_end(end: bytes) -> None:
         assert handler.received == ([] if refuse else [content])
 
 
+@pytest.mark.parametrize("cut", range(1, 5))
+def test_chunks_are_refused_for_smuggling_too_and_crlf_around_a_dot_is_content(cut: int) -> None:
+    bad, good = b"a\n.\r\nb\r\n", b"a\r\n.\r\nb\r\n"
+    with serving(refuse_smuggling=True) as (port, handler), Line(port) as line:
+        for message, first, last in ((bad, b"250", b"554"), (good, b"250", b"250")):
+            line.begin()
+            line.send(b"BDAT %d\r\n%b" % (cut, message[:cut]))
+            assert line.reply()[:3] == (last if cut > 3 and message == bad else first)
+            line.send(b"BDAT %d LAST\r\n%b" % (len(message) - cut, message[cut:]))
+            assert line.reply()[:3] == (b"503" if cut > 3 and message == bad else last)
+    assert handler.received == [good]
+
+
 @pytest.mark.parametrize("chunking", [True, False])
 @pytest.mark.parametrize("spool_bytes", [0, len(TEXT), 1_000_000])
 def test_long_content_is_spooled(tmp_path: Path, spool_bytes: int, chunking: bool) -> None:
@@ -399,7 +412,9 @@ def test_a_disk_that_fills_up_later_breaks_no_chunk(monkeypatch: Any) -> None:
         line.begin()
         assert line.say(b"BDAT 10\r\n12345678")[:3] == b"452"
         line.begin()
-        assert line.say(b"DATA", b"12345678\r\n.") == b"452 4.3.1 Error: insufficient system storage"
+        assert (
+            line.say(b"DATA", b"12345678\r\n.") == b"452 4.3.1 Error: insufficient system storage"
+        )
         assert line.say(b"NOOP") == b"250 OK"
     assert handler.received == []
 

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from ..errors import ConfigurationError, MissingExtra
 from .content import Content
-from .decoding import ChunkDecoder, DataDecoder, Intake, Refusal
+from .decoding import ChunkDecoder, DataDecoder, Intake, Refusal, SmugglingCheck
 
 try:
     from aiosmtpd import controller as _controller
@@ -126,6 +126,7 @@ class SMTPServer(_smtp.SMTP):
         self._intake_paused = False
         # What the BDAT commands of this transaction have brought so far.
         self._chunks: Content | None = None
+        self._chunks_check: SmugglingCheck | None = None
         # Replies to pipelined commands, to leave together (RFC 2920, 3.2).
         self._holding_replies = False
         self._held_replies = bytearray()
@@ -175,7 +176,7 @@ class SMTPServer(_smtp.SMTP):
         decoder = DataDecoder(
             size_limit=self.data_size_limit,
             line_limit=self.line_length_limit,
-            refuse_smuggling=self._refuse_smuggling,
+            smuggling_check=self._new_smuggling_check(),
         )
         with self._new_content() as content:
             await self._receive(decoder, content)
@@ -198,8 +199,9 @@ class SMTPServer(_smtp.SMTP):
         size, last = int(syntax["size"]), syntax["last"] is not None
         if self._chunks is None:
             self._chunks = self._new_content()
+            self._chunks_check = self._new_smuggling_check()
         content = self._chunks
-        decoder = ChunkDecoder(size)
+        decoder = ChunkDecoder(size, self._chunks_check)
         if not self._may_take_data() or (
             self.data_size_limit and content.size + size > self.data_size_limit
         ):
@@ -385,6 +387,9 @@ class SMTPServer(_smtp.SMTP):
 
     def _new_content(self) -> Content:
         return Content(self.loop, self._spool_bytes, self._spool_dir)
+
+    def _new_smuggling_check(self) -> SmugglingCheck | None:
+        return SmugglingCheck() if self._refuse_smuggling else None
 
 
 class _FastFactory:
