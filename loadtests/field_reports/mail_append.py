@@ -34,10 +34,10 @@ OLD = Figures(
     ],
 )
 DIRECT, FORWARDED = "Dovecot", "Dovecot behind a TCP forwarder"
-MESSAGES: dict[Profile, int] = {"quick": 500, "full": 5_000}
+MESSAGES: dict[Profile, int] = {"quick": 300, "full": 5_000}
 # Where each message takes 40 ms, 5,000 of them take four minutes: a run ends after this time, and
 # the table says how many messages it was.
-LIMIT_S: dict[Profile, float] = {"quick": 2, "full": 20}
+LIMIT_S: dict[Profile, float] = {"quick": 1, "full": 20}
 ROUNDS: dict[Profile, int] = {"quick": 5, "full": 3}
 CLIENTS: dict[str, type[imaplib.IMAP4]] = {"imaplib": imaplib.IMAP4, "wsgifast": IMAP4}
 # An everyday message without attachment: 1 kB.

@@ -30,10 +30,10 @@ OLD = Figures(
     ["", "MB/s", "gain"],
     [["before", 15.0, None], ["after", 220.0, "14x"]],
 )
-ROUNDS: dict[Profile, int] = {"quick": 5, "full": 3}
+ROUNDS: dict[Profile, int] = {"quick": 3, "full": 3}
 ATTACHMENT, PROSE, SMALL = "20 MB, an attachment", "20 MB, a dot before each line", "1 kB"
 MESSAGES: dict[Profile, dict[str, int]] = {
-    "quick": {ATTACHMENT: 3, PROSE: 1, SMALL: 1_000},
+    "quick": {ATTACHMENT: 1, PROSE: 1, SMALL: 500},
     "full": {ATTACHMENT: 5, PROSE: 2, SMALL: 10_000},
 }
 LARGE_BYTES = 20_000_000

@@ -43,7 +43,7 @@ MEASURE_S = 0.5
 WARM_UP_BLOCKS = 4
 SLICES, ROUNDS = 9, 9
 # No round of a table is begun after so many seconds.
-TABLE_S: dict[Profile, float] = {"quick": 2.0, "full": 13.0}
+TABLE_S: dict[Profile, float] = {"quick": 1.5, "full": 13.0}
 
 Receive = Callable[[socket.socket, int, ReceiveCount], object]
 # Who else is busy meanwhile.
