@@ -481,6 +481,33 @@ def test_a_client_that_leaves_in_its_data_leaves_nothing_behind(
     assert handler.received == [TEXT]
 
 
+@pytest.mark.parametrize("command", [b"DATA", b"BDAT 10000000"])
+def test_every_piece_of_a_message_begins_the_timeout_anew(command: bytes) -> None:
+    class Own(Handler):
+        server: Any = None
+
+        async def handle_RCPT(self, server: Any, *args: Any) -> str:
+            self.server = server
+            return await super().handle_RCPT(server, *args)
+
+    handler = Own()
+    controller = fast.Controller(handler, hostname="127.0.0.1", port=free_port())
+    controller.start()
+    try:
+        with Line(controller.port) as line:
+            line.begin()
+            line.send(command + b"\r\na piece\r\n")
+            wait_for(lambda: handler.server._intake_ready is not None, "data is waited for")
+            for _ in range(2):
+                timer = handler.server._timeout_handle
+                line.send(b"a piece\r\n")
+                wait_for(timer.cancelled, "the timeout begins anew")
+                assert not handler.server._timeout_handle.cancelled()
+        wait_for(lambda: handler.server.transport is None, "the client has left")
+    finally:
+        controller.stop()
+
+
 def open_files_in(folder: Path) -> list[str]:
     """Files of this process in a folder, deleted ones too."""
     names = []

@@ -79,6 +79,9 @@ class Envelope(_smtp.Envelope):
 class SMTPServer(_smtp.SMTP):
     """aiosmtpd.smtp.SMTP with a fast way for data; all its options apply.
 
+    ``timeout`` is how long a client may be silent, within a message too; in aiosmtpd a whole
+    message must come within that time.
+
     :param handler: as for aiosmtpd.
     :param spool_bytes: content longer than this goes to a temporary file in place of memory, and
         the handler finds it in ``envelope.content_file``. None: all content is held in memory.
@@ -141,6 +144,9 @@ class SMTPServer(_smtp.SMTP):
         elif intake.rest is not None:
             intake.rest += data  # a transport that could not pause at once
         else:
+            # aiosmtpd's timeout begins with the command: a long message over a slow link would
+            # never arrive. Postfix and Exim wait so long for the next octets, too.
+            self._reset_timeout()
             intake.feed(data)
             if intake.rest is not None or self._holds_enough(intake):
                 self._pause_intake()
