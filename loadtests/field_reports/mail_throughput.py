@@ -30,7 +30,7 @@ OLD = Figures(
     ["", "MB/s", "gain"],
     [["before", 15.0, None], ["after", 220.0, "14x"]],
 )
-ROUNDS: dict[Profile, int] = {"quick": 3, "full": 3}
+ROUNDS = 3
 ATTACHMENT, PROSE, SMALL = "20 MB, an attachment", "20 MB, a dot before each line", "1 kB"
 MESSAGES: dict[Profile, dict[str, int]] = {
     "quick": {ATTACHMENT: 1, PROSE: 1, SMALL: 500},
@@ -100,7 +100,7 @@ def run(profile: Profile) -> ReportResult:
             }
             for server, client in CONTENDERS.values():
                 _deliver(servers[server], client, message, 1)  # page tables, kernel buffers
-            runs[load] = alternate(contenders, rounds=ROUNDS[profile])
+            runs[load] = alternate(contenders, rounds=ROUNDS)
     return ReportResult(
         [_today(load, contenders) for load, contenders in runs.items()],
         [
