@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"Measured in {seconds:.0f} s; {save(f'field-report-{name}', result.raw)}")
         measured.append(Measured(module.TITLE, module.OLD, result))
     path = REPORTS / "field-reports.html"
-    path.write_text(page(measured, machine()), encoding="utf-8")
+    path.write_text(page(measured, {"profile": options.profile, **machine()}), encoding="utf-8")
     print()
     for report in measured:
         line = report.result.summary

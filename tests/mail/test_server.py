@@ -468,7 +468,9 @@ def test_a_failing_handler_is_answered_and_the_connection_goes_on(chunking: bool
     assert handler.received == [TEXT]
 
 
-@pytest.mark.parametrize("command", [b"DATA", b"BDAT 10000000 LAST"])
+@pytest.mark.parametrize(
+    "command", [b"DATA", b"BDAT 10000000 LAST", b"BDAT 10000000", b"BDAT %d" % len(LARGE)]
+)
 def test_a_client_that_leaves_in_its_data_leaves_nothing_behind(
     tmp_path: Path, command: bytes
 ) -> None:
@@ -479,6 +481,38 @@ def test_a_client_that_leaves_in_its_data_leaves_nothing_behind(
         send(port, TEXT)  # the server goes on
         wait_for(lambda: not open_files_in(tmp_path), "the spool file is closed")
     assert handler.received == [TEXT]
+
+
+def test_a_slow_disk_holds_the_client_and_not_its_data_in_memory(monkeypatch: Any) -> None:
+    real, disk_is_back = tempfile.TemporaryFile, threading.Event()
+    server: Any = None
+
+    def slow(**options: Any) -> Any:
+        assert disk_is_back.wait(60)
+        return real(**options)
+
+    class Watching(fast.Controller):
+        def factory(self) -> Any:
+            nonlocal server
+            server = super().factory()
+            return server
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", slow)
+    with serving(Watching, spool_bytes=0) as (port, handler), Line(port) as line:
+        line.begin()
+        size = 30_000_000  # more than the buffers of a connection over loopback
+        sender = threading.Thread(
+            target=line.send, args=(b"BDAT %d LAST\r\n" % size + b"x" * size,)
+        )
+        sender.start()
+        try:
+            wait_for(lambda: server.transport.is_reading() is False, "the server reads no more")
+            assert sender.is_alive()
+        finally:
+            disk_is_back.set()
+            sender.join()
+        assert line.reply() == b"250 taken"
+    assert list(map(len, handler.received)) == [size]
 
 
 @pytest.mark.parametrize("command", [b"DATA", b"BDAT 10000000"])
