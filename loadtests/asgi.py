@@ -1,8 +1,9 @@
 """The ASGI half against what is there: uvicorn as it is, and granian.
 
-    python -m loadtests.asgi [--rounds 5] [--seconds 1.0] [--only WORD]
+    python -m loadtests.asgi [--others] [--rounds 5] [--seconds 1.0] [--only WORD]
 
 One worker each, access logs off, kept-alive connections; every contender once a round, in turn.
+With --others: what ASGIFast alone does on hypercorn and on gunicorn's own asgi worker.
 """
 
 from __future__ import annotations
@@ -37,12 +38,15 @@ _UVICORN = "-m uvicorn --no-access-log --log-level warning --port {port} {more} 
 _OURS = "--http asgifast.uvicorn:HttpToolsProtocol"
 _GRANIAN = "-m granian --interface asgi --no-ws --log-level warning --port {port} {app}"
 APP, FAST = "loadtests.asgi_app:app", "loadtests.asgi_app:fast"
+LIMIT, BARE = "loadtests.asgi_app:limit", "loadtests.asgi_app:bare"
 # name -> arguments; uvicorn chooses uvloop and httptools where it is told nothing.
 SERVERS = {
     "uvicorn": _UVICORN.replace("{more}", "").replace("{app}", APP),
     "uvicorn, our protocol": _UVICORN.replace("{more}", _OURS).replace("{app}", APP),
     "uvicorn + ASGIFast": _UVICORN.replace("{more}", "").replace("{app}", FAST),
     "our protocol + ASGIFast": _UVICORN.replace("{more}", _OURS).replace("{app}", FAST),
+    "uvicorn + a bare middleware": _UVICORN.replace("{more}", "").replace("{app}", LIMIT),
+    "our protocol, bare app": _UVICORN.replace("{more}", _OURS).replace("{app}", BARE),
     "uvicorn asyncio": _UVICORN.replace("{more}", "--loop asyncio").replace("{app}", APP),
     "our protocol asyncio": _UVICORN.replace("{more}", f"--loop asyncio {_OURS}").replace(
         "{app}", APP
@@ -50,6 +54,20 @@ SERVERS = {
     "asyncio + ASGIFast": _UVICORN.replace("{more}", "--loop asyncio").replace("{app}", FAST),
     "granian": _GRANIAN.replace("{app}", APP),
 }
+# Servers that stay as they are.
+_HYPERCORN = (
+    "-m hypercorn --worker-class {loop} --log-level error --bind 127.0.0.1:{{port}} {{app}}"
+)
+OTHERS = {
+    "hypercorn, asyncio": _HYPERCORN.format(loop="asyncio"),
+    "hypercorn, uvloop": _HYPERCORN.format(loop="uvloop"),
+    "hypercorn, trio": _HYPERCORN.format(loop="trio"),
+    "gunicorn asgi": "-m gunicorn --worker-class asgi --no-control-socket --log-level error "
+    "--bind 127.0.0.1:{port} {app}",
+}
+for _name, _command in OTHERS.items():
+    SERVERS[_name] = _command.replace("{app}", APP)
+    SERVERS[f"{_name} + ASGIFast"] = _command.replace("{app}", FAST)
 MIB = 1024 * 1024
 
 
@@ -129,9 +147,19 @@ ROWS = [
             (_PLAIN, "/plain"),
             (_OUR, "/plain"),
             ("uvicorn + ASGIFast", "/plain"),
+            ("uvicorn + a bare middleware", "/plain"),
             (_BOTH, "/plain"),
         ],
     ),
+]
+OTHER_ROWS = [
+    Row(f"{name}: {what}", unit, [(name, path), (f"{name} + ASGIFast", path)])
+    for name in OTHERS
+    for what, unit, path in (
+        ("FileResponse 10 MiB", "MB/s", "/file/large"),
+        ("100,000 messages of 100 bytes", "MB/s", "/crumbs/"),
+        ("Response 1 KiB", "requests/s", "/plain"),
+    )
 ]
 
 
@@ -140,8 +168,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     parser.add_argument("--only", default="", help="rows with this in their title")
+    parser.add_argument("--others", action="store_true", help="the rows of the other servers")
     options = parser.parse_args(arguments)
-    rows = [row for row in ROWS if options.only in row.title]
+    rows = [row for row in (OTHER_ROWS if options.others else ROWS) if options.only in row.title]
     with (
         tempfile.TemporaryDirectory(prefix="asgi-load-") as folder,
         contextlib.ExitStack() as stack,
@@ -159,7 +188,7 @@ def main(arguments: list[str] | None = None) -> None:
         report = {
             row.title: _measure(row, servers, options.rounds, options.seconds) for row in rows
         }
-    print(f"saved {save('asgi', report)}")
+    print(f"saved {save('asgi-others' if options.others else 'asgi', report)}")
 
 
 def _measure(

@@ -1,4 +1,8 @@
-"""The Starlette app of loadtests.asgi: `app` as it is, `fast` wrapped in ASGIFast."""
+"""The apps of loadtests.asgi.
+
+`app` is Starlette's as it is, `fast` the same in ASGIFast, `limit` the same in the least that a
+middleware can be; `bare` sends files without a framework.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import os
 from pathlib import Path
 
 import asgifast
-from asgifast.messages import Receive, Scope, Send
+from asgifast.messages import PATHSEND, ASGIApp, Message, Receive, Scope, Send
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -52,3 +56,28 @@ app = Starlette(
     ]
 )
 fast = asgifast.ASGIFast(app)
+
+
+def in_the_least_middleware(app: ASGIApp) -> ASGIApp:
+    """What any middleware costs that looks at the messages: a copied scope, a send() more."""
+
+    async def middleware(scope: Scope, receive: Receive, send: Send) -> None:
+        async def forward(message: Message) -> None:
+            await send(message)
+
+        await app({**scope}, receive, forward)
+
+    return middleware
+
+
+limit = in_the_least_middleware(app)
+
+
+async def bare(scope: Scope, receive: Receive, send: Send) -> None:
+    """The file named by the path's last part; no lifespan."""
+    if scope["type"] != "http":
+        raise NotImplementedError(scope["type"])
+    path = FILES / scope["path"].rpartition("/")[2]
+    headers = [(b"content-length", b"%d" % path.stat().st_size)]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": PATHSEND, "path": str(path)})

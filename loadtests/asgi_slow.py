@@ -2,7 +2,8 @@
 
     python -m loadtests.asgi_slow [--downloads 2000] [--seconds 10] [--rate 65536]
 
-Every download is a FileResponse of 10 MiB that its client reads at `rate` bytes a second.
+Every download is a file of 10 MiB that its client reads at `rate` bytes a second: Starlette's
+FileResponse; and, to see whose memory it is, our StaticFiles and an app without a framework.
 """
 
 from __future__ import annotations
@@ -22,6 +23,13 @@ import psutil
 from .asgi import SERVERS
 from .measuring import free_port, running, save, table
 
+# Server and path.
+_CONTENDERS = (
+    ("uvicorn", "/file/large"),
+    ("uvicorn, our protocol", "/file/large"),
+    ("uvicorn, our protocol", "/our-static/large"),
+    ("our protocol, bare app", "/large"),
+)
 _FILE_BYTES = 10 * 1024 * 1024
 # So small that the kernel's buffers do not hide that the client is slow.
 _RECEIVE_BUFFER_BYTES = 16 * 1024
@@ -39,14 +47,15 @@ def main(arguments: list[str] | None = None) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     rows = []
     figures = {}
-    for name in ("uvicorn", "uvicorn, our protocol"):
-        figures[name] = row = _measure(name, options.downloads, options.seconds, options.rate)
-        rows.append([name, *row.values()])
+    for name, path in _CONTENDERS:
+        row = _measure(name, path, options.downloads, options.seconds, options.rate)
+        figures[f"{name} {path}"] = row
+        rows.append([f"{name} {path}", *row.values()])
     print(table(["", *next(iter(figures.values()))], rows))
     print(f"saved {save('asgi-slow', figures)}")
 
 
-def _measure(name: str, downloads: int, seconds: float, rate: int) -> dict[str, float]:
+def _measure(name: str, path: str, downloads: int, seconds: float, rate: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="asgi-load-") as folder:
         Path(folder, "large").write_bytes(os.urandom(_FILE_BYTES))
         port = free_port()
@@ -54,11 +63,12 @@ def _measure(name: str, downloads: int, seconds: float, rate: int) -> dict[str, 
         address = ("127.0.0.1", port)
         with running(command, address, name=name, env={"ASGI_LOAD_FILES": folder}) as server:
             process = psutil.Process(server.pid)
-            Path(folder, "small").write_bytes(b"x" * 1024)
+            for small in ("small", "plain"):  # of which the bare app knows only the file
+                Path(folder, small).write_bytes(b"x" * 1024)
             _plain_ms(address, 50)
             _fill_thread_pool(address)
             before = process.memory_info().rss
-            clients = [_download(address) for _ in range(downloads)]
+            clients = [_download(address, path) for _ in range(downloads)]
             stop = threading.Event()
             failures: list[str] = []
             reader = threading.Thread(target=_read_slowly, args=(clients, rate, stop, failures))
@@ -92,8 +102,8 @@ def _fill_thread_pool(address: tuple[str, int]) -> None:
         client.close()
 
 
-def _download(address: tuple[str, int]) -> socket.socket:
-    sock = _request(address, b"/file/large")
+def _download(address: tuple[str, int], path: str) -> socket.socket:
+    sock = _request(address, path.encode())
     sock.setblocking(False)
     return sock
 

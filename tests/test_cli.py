@@ -20,7 +20,7 @@ import zstandard
 
 from tests.support.http import get
 from tests.support.servers import wait_for
-from wsgifast import ConfigurationError, StaticFiles, cli
+from wsgifast import ConfigurationError, StaticFiles, __version__, cli
 from wsgifast.files import compress as module
 from wsgifast.files.compress import MANIFEST, available_codings, compress
 
@@ -50,6 +50,13 @@ def snapshot(root: Path) -> dict[str, tuple[bytes, int]]:
         for path in sorted(root.rglob("*"))
         if path.is_file()
     }
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"wsgifast {__version__}\n"
 
 
 # compress
@@ -279,6 +286,7 @@ def test_a_taken_port_and_other_wrong_addresses(
         error = capsys.readouterr().err
         assert f"127.0.0.1:{port}" in error
         assert "--bind" in error
+        assert "Address already in use; name another" in error
     for bind in ("nonsense", "127.0.0.1:", "1:99999", "127.0.0.1:1_0", ":+1"):
         assert cli.main(["files", str(tree), "--bind", bind]) == 2
         assert bind in capsys.readouterr().err

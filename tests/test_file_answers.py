@@ -358,6 +358,8 @@ class TestInProcess:
         {"accel_redirect": "/srv"},
         {"accel_redirect": {"/nonexistent": "/x/"}},
         {"accel_redirect": {"/": "http://elsewhere/"}},
+        {"accel_redirect": {"/": "/a b/"}},
+        {"accel_redirect": {"/": "/x/\r\nX: y"}},
         {"x_sendfile": []},
         {"x_sendfile": "/srv"},
         {"x_sendfile": b"/srv"},
@@ -365,6 +367,7 @@ class TestInProcess:
         {"x_sendfile": [5]},
         {"accel_redirect": {5: "/x/"}},
         {"x_sendfile": ["/nonexistent"]},
+        {"x_sendfile": {"/": "/x/"}},
         {"accel_redirect": {"/": "/x/"}, "x_sendfile": ["/"]},
     ],
 )

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from . import __version__
 from .errors import WSGIFastError
 from .files.compress import CompressReport, available_codings, compress
 from .files.lookup import SIBLING_SUFFIXES
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="wsgifast", description="Serve files, fast.")
+    parser.add_argument("--version", action="version", version=f"wsgifast {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     files = commands.add_parser("files", help="serve a directory over HTTP, now")
@@ -95,7 +97,7 @@ def _run_files(options: argparse.Namespace) -> int:
         listener = socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         raise WSGIFastError(
-            f"cannot listen on {options.bind}: {error.strerror or error}; name another address "
+            f"cannot listen on {options.bind}: {_reason(error)}; name another address "
             "with --bind, or --bind 0 for a free port"
         ) from error
     with listener:
@@ -164,8 +166,15 @@ def _address(bind: str) -> tuple[str, int]:
     host, _, port = bind.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
     if not (port.isascii() and port.isdigit() and int(port[:6]) <= 65535):
-        raise WSGIFastError(f"--bind {bind}: write HOST:PORT, such as {_DEFAULT_BIND}")
+        raise WSGIFastError(f"--bind {bind}: write PORT or HOST:PORT, such as {_DEFAULT_BIND}")
     return host, int(port)
+
+
+def _reason(error: OSError) -> str:
+    # create_server() appends the address, which is named already; getaddrinfo() has own numbers.
+    if isinstance(error, socket.gaierror) or error.errno is None:
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
 
 
 def _is_loopback(host: str) -> bool:
@@ -224,7 +233,7 @@ def _summary(report: CompressReport) -> str:
     if report.original_bytes:
         saved = 1 - report.smallest_bytes / report.original_bytes
         text += (
-            f"; {report.original_bytes / 1e6:,.1f} MB become "
-            f"{report.smallest_bytes / 1e6:,.1f} MB ({saved:.0%} saved)"
+            f"; {report.original_bytes / 1e3:,.0f} kB become "
+            f"{report.smallest_bytes / 1e3:,.0f} kB ({saved:.0%} saved)"
         )
     return text

@@ -8,6 +8,7 @@ only the file that the app has opened decides the path: nothing of the request i
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +22,8 @@ __all__ = ["FrontServer", "accel_redirect", "x_sendfile"]
 # The front server sends the bytes of a file by its type and length, which these would contradict;
 # nginx would also drop Content-Encoding.
 _UNSUITED = frozenset({"content-encoding", "content-range", "transfer-encoding"})
+# An escaped URL path: it becomes the value of a header.
+_LOCATION = re.compile(r"/[!-~]*")
 
 
 def accel_redirect(locations: Mapping[str, str]) -> FrontServer:
@@ -40,7 +43,7 @@ def accel_redirect(locations: Mapping[str, str]) -> FrontServer:
             f"accel_redirect takes a mapping of folders to locations, not {locations!r}"
         )
     for folder, location in locations.items():
-        if not isinstance(location, str) or not location.startswith("/"):
+        if not isinstance(location, str) or not _LOCATION.fullmatch(location):
             raise ConfigurationError(
                 f"the internal location for {folder!r} is a path such as '/protected/', "
                 f"not {location!r}"
@@ -54,7 +57,8 @@ def x_sendfile(folders: Iterable[str]) -> FrontServer:
     :param folders: the ones that the front server may send from, as its own configuration says.
     :raises ConfigurationError: if a folder is none.
     """
-    several = isinstance(folders, Iterable) and not isinstance(folders, (str, bytes))
+    # A mapping would be meant for accel_redirect.
+    several = isinstance(folders, Iterable) and not isinstance(folders, (str, bytes, Mapping))
     listed = list(folders) if several else []
     if not listed:
         raise ConfigurationError(f"x_sendfile takes a list of folders, not {folders!r}")
@@ -75,7 +79,8 @@ class FrontServer:
         for folder, location in locations.items():
             if not isinstance(folder, (str, os.PathLike)) or not os.path.isdir(folder):
                 raise ConfigurationError(
-                    f"files of {folder!r} cannot be handed over: give the path of a folder"
+                    f"{header} cannot be sent for the files of {folder!r}, which is no folder: "
+                    "give the path of one that exists"
                 )
             real = os.path.realpath(folder)
             prefix = os.path.join(os.fsencode(real), b"")

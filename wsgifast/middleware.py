@@ -14,6 +14,7 @@ from .environ import request_facts
 from .errors import BodyError, ConfigurationError
 from .file_answers import file_parts, plan_file_body
 from .front_server import FrontServer
+from .options import check_switches
 from .sockets.options import owned_socket, set_nodelay
 from .sockets.sendfile import FileSegment, file_segment
 from .streams import NoBody, SizedStream, Stream, close_body
@@ -96,13 +97,7 @@ class WSGIFast:
     ) -> None:
         if not callable(app):
             raise ConfigurationError(f"WSGIFast wraps a WSGI app, which {app!r} is not")
-        for name, value in (
-            ("coalesce", coalesce),
-            ("nodelay", nodelay),
-            ("conditional", conditional),
-        ):
-            if not isinstance(value, bool):
-                raise ConfigurationError(f"{name} is True or False, not {value!r}")
+        check_switches(coalesce=coalesce, nodelay=nodelay, conditional=conditional)
         if not (isinstance(ranges, bool) or ranges == "take-over"):
             raise ConfigurationError(f"ranges is True, False or 'take-over', not {ranges!r}")
         if accel_redirect is not None and x_sendfile is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
+from .loops import BackgroundTask, Loop, running_loop
 from .messages import Send
 
 __all__ = ["Gatherer"]
@@ -18,20 +17,17 @@ class Gatherer:
     The end of the turn makes a task that sends what was gathered. Whatever is sent next waits for
     that task (:meth:`flush`), so that order and backpressure stay, and what the server's send()
     raises reaches the app.
-
-    :raises RuntimeError: where no asyncio event loop runs: trio has no way to run something at the
-        turn's end.
     """
 
-    __slots__ = ("_chunks", "_loop", "_send", "_size", "_task", "_turn")
+    __slots__ = ("_chunks", "_loop", "_send", "_size", "_task", "_turn_scheduled")
 
     def __init__(self, send: Send) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop: Loop = running_loop()
         self._send = send
         self._chunks: list[bytes] = []
         self._size = 0
-        self._turn: asyncio.Handle | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._turn_scheduled = False
+        self._task: BackgroundTask | None = None
 
     async def add(self, body: bytes) -> None:
         if self._task is not None:
@@ -40,8 +36,9 @@ class Gatherer:
         self._size += len(body)
         if self._size >= _GATHER_BYTES:
             await self.flush()
-        elif self._turn is None:
-            self._turn = self._loop.call_soon(self._turn_over)
+        elif not self._turn_scheduled:
+            self._turn_scheduled = True
+            self._loop.call_soon(self._turn_over)
 
     async def end(self, body: bytes) -> bytes:
         """Return what the body's last message is to be: with what was gathered, or behind it."""
@@ -67,7 +64,7 @@ class Gatherer:
             self._task.cancel()
 
     def _turn_over(self) -> None:
-        self._turn = None
+        self._turn_scheduled = False
         if self._chunks and self._task is None:
             self._task = self._loop.create_task(self._send_gathered())
 

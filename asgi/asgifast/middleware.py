@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 from wsgifast.body import charset_of, to_bytes
 from wsgifast.errors import ConfigurationError
 from wsgifast.file_answers import plan_file_body
+from wsgifast.options import check_switches
 from wsgifast.sockets import FileSegment
 
 from .gathering import Gatherer
@@ -15,11 +16,12 @@ from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, 
 from .requests import UNCONDITIONAL, request_facts
 from .sending import (
     GATHERING,
+    PLANNED,
     Delivery,
     declared_length,
     located,
     open_for_pathsend,
-    send_run,
+    path_to_send,
     send_unsized,
 )
 
@@ -39,8 +41,7 @@ class ASGIFast:
 
     - http.response.body with str, bytearray or memoryview becomes bytes.
     - Small body messages that an app sends in one turn of the event loop become one. Nothing waits:
-      the turn's end sends them. (Under trio each message is passed on as it comes, and that a
-      client has left a download is known from the server's send() alone.)
+      the turn's end sends them.
     - The app is offered http.response.pathsend and http.response.zerocopysend, which Starlette's
       FileResponse and others then use. A server that has them is handed the file; for any other
       it is read from the page cache, in a thread only where the disk must be waited for.
@@ -73,9 +74,7 @@ class ASGIFast:
     ) -> None:
         if not callable(app):
             raise ConfigurationError(f"ASGIFast wraps an ASGI app, which {app!r} is not")
-        for name, value in (("coalesce", coalesce), ("conditional", conditional)):
-            if not isinstance(value, bool):
-                raise ConfigurationError(f"{name} is True or False, not {value!r}")
+        check_switches(coalesce=coalesce, conditional=conditional)
         if not (isinstance(ranges, bool) or ranges == "take-over"):
             raise ConfigurationError(f"ranges is True, False or 'take-over', not {ranges!r}")
         self.app = app
@@ -88,12 +87,14 @@ class ASGIFast:
             await self.app(scope, receive, send)
             return
         exchange = _Exchange(self, scope, receive, send)
-        inner: Scope = {
-            **scope,
-            "extensions": {PATHSEND: _NO_DETAILS, ZEROCOPYSEND: _NO_DETAILS},
+        inner: Scope = {**scope}
+        extensions = inner["extensions"] = {
+            PATHSEND: _NO_DETAILS,
+            ZEROCOPYSEND: _NO_DETAILS,
+            PLANNED: _NO_DETAILS,
         }
         if offered := scope.get("extensions"):
-            inner["extensions"].update(offered)
+            extensions.update(offered)
         if self.ranges == "take-over":
             inner["headers"] = [
                 header for header in scope["headers"] if header[0] not in (b"range", b"if-range")
@@ -177,7 +178,10 @@ class _Exchange(Delivery):
             self._start = message
         elif kind == PATHSEND:
             await self._flush()
-            await self._send_path(message)
+            if PLANNED in message:
+                await self._send_planned(message)
+            else:
+                await self._send_path(message)
         elif kind == ZEROCOPYSEND:
             await self._flush()
             await self._send_zero_copy(message)
@@ -217,10 +221,7 @@ class _Exchange(Delivery):
         if self._gatherer is None and self._may_gather:
             self._may_gather = False
             if self._middleware.coalesce and not self.offers(GATHERING):
-                try:
-                    self._gatherer = Gatherer(self._server_send)
-                except RuntimeError:
-                    pass  # trio
+                self._gatherer = Gatherer(self._server_send)
         return self._gatherer
 
     async def _flush(self) -> None:
@@ -232,7 +233,7 @@ class _Exchange(Delivery):
     async def _send_path(self, message: Message) -> None:
         middleware = self._middleware
         start = self._start
-        path = message["path"]
+        path = path_to_send(message)
         if start is None or start.get("status") != 200 or not self._filters():
             await self._send_whole(path)
             return
@@ -260,7 +261,7 @@ class _Exchange(Delivery):
                 {**start, "status": plan.status, "headers": list(plan.raw_headers)}
             )
             if plan.status == 200 and plan.segments and self.offers(PATHSEND):
-                await self._server_send({"type": PATHSEND, "path": os.fspath(path)})
+                await self._server_send({"type": PATHSEND, "path": path})
             else:
                 await self.send_segments(plan.segments, fd)
         finally:
@@ -271,11 +272,11 @@ class _Exchange(Delivery):
         wanted = middleware.ranges or middleware.conditional
         return wanted and self._scope["method"] in ("GET", "HEAD")
 
-    async def _send_whole(self, path: Any) -> None:
+    async def _send_whole(self, path: str) -> None:
         """The file as it is, behind the head as it is."""
         if self.offers(PATHSEND):
             await self._forward_start()
-            await self._server_send({"type": PATHSEND, "path": os.fspath(path)})
+            await self._server_send({"type": PATHSEND, "path": path})
             return
         if self._scope["method"] == "HEAD":
             await self._forward_start()
@@ -288,6 +289,15 @@ class _Exchange(Delivery):
             await self.send_file(fd, 0, size if declared is None else declared)
         finally:
             os.close(fd)
+
+    async def _send_planned(self, message: Message) -> None:
+        await self._forward_start()
+        if self.offers(PLANNED):
+            await self._server_send(message)
+            return
+        file, segments = message[PLANNED]
+        with file:
+            await self.send_segments(segments, file.fileno())
 
     async def _send_zero_copy(self, message: Message) -> None:
         if self._start is not None:
@@ -304,5 +314,5 @@ class _Exchange(Delivery):
                     {"type": "http.response.body", "body": b"", "more_body": False}
                 )
             return
-        await send_run(self._server_send, file.segment, more_body=more)
+        await self.send_file(*file.segment, more_body=more)
         file.advance()

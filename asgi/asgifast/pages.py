@@ -7,18 +7,14 @@ Linux, file systems that refuse it), every read is taken for one that may wait.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import stat
-import sys
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
 
-__all__ = ["BLOCK_BYTES", "in_thread", "is_cached", "open_regular", "read_block", "read_cached"]
+from .loops import in_thread
 
-T = TypeVar("T")
+__all__ = ["BLOCK_BYTES", "is_cached", "open_regular", "read_block", "read_cached"]
 
 # Bytes of one read and one body message. Measured from the page cache (GB/s): 64 KiB 15,
 # 256 KiB 20, 512 KiB 17, 1 MiB 18: larger blocks leave the processor's cache between the read and
@@ -100,24 +96,3 @@ def open_regular(path: str | os.PathLike[str]) -> tuple[int, int]:
         os.close(fd)
         raise
     return fd, facts.st_size
-
-
-async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Call a function that may block, in a thread, under asyncio or trio.
-
-    A cancelled caller still waits until the thread is done with its descriptors.
-    """
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        trio = sys.modules.get("trio")  # hypercorn's other event loop
-        if trio is None:
-            raise
-        answer: T = await trio.to_thread.run_sync(function, *args)
-        return answer
-    future = loop.run_in_executor(None, function, *args)
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        await asyncio.wait([future])
-        raise

@@ -7,10 +7,11 @@ import time
 from collections import OrderedDict
 
 from wsgifast.errors import MissingExtra
-from wsgifast.files import describe, plan_representation, stat_etag
+from wsgifast.files import Plan, RequestFacts, describe, plan_representation, stat_etag
 
+from .loops import in_thread
 from .messages import Receive, Scope, Send
-from .pages import in_thread, open_regular
+from .pages import open_regular
 from .requests import request_facts
 from .sending import Delivery
 
@@ -48,21 +49,7 @@ class FileResponse(responses.FileResponse):
             return
         fd, size = await _open(self.path)
         try:
-            facts = os.fstat(fd)
-            representation = describe(
-                fd,
-                size=size,
-                mtime_ns=facts.st_mtime_ns,
-                now=time.time(),
-                etag=stat_etag(size, facts.st_mtime_ns),
-                content_type=None,
-                headers=[
-                    (name.decode("latin-1"), value.decode("latin-1"))
-                    for name, value in self.raw_headers
-                    if name not in _SIZE_HEADERS
-                ],
-            )
-            plan = plan_representation(request_facts(scope), representation)
+            plan = self._plan(request_facts(scope), fd, size)
             await send(
                 {
                     "type": "http.response.start",
@@ -70,11 +57,30 @@ class FileResponse(responses.FileResponse):
                     "headers": list(plan.raw_headers),
                 }
             )
-            await Delivery(scope, receive, send).send_segments(plan.segments, fd)
+            segments = plan.segments
+            del plan  # a kilobyte of headers, for as long as the slowest client reads
+            await Delivery(scope, receive, send).send_segments(segments, fd)
         finally:
             os.close(fd)
         if self.background is not None:
             await self.background()
+
+    def _plan(self, request: RequestFacts, fd: int, size: int) -> Plan:
+        mtime_ns = os.fstat(fd).st_mtime_ns
+        representation = describe(
+            fd,
+            size=size,
+            mtime_ns=mtime_ns,
+            now=time.time(),
+            etag=stat_etag(size, mtime_ns),
+            content_type=None,
+            headers=[
+                (name.decode("latin-1"), value.decode("latin-1"))
+                for name, value in self.raw_headers
+                if name not in _SIZE_HEADERS
+            ],
+        )
+        return plan_representation(request, representation)
 
 
 async def _open(path: str | os.PathLike[str]) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import io
 import os
 import re
 import stat
@@ -14,16 +14,20 @@ from wsgifast.files import FilePart
 from wsgifast.sockets import FileSegment, file_segment
 from wsgifast.sockets.sendfile import FileTruncated
 
+from .loops import ended, in_thread, next_turn, running_loop
 from .messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
-from .pages import BLOCK_BYTES, in_thread, open_regular, read_block
+from .pages import BLOCK_BYTES, open_regular, read_block
 
 __all__ = [
     "GATHERING",
+    "PLANNED",
     "Delivery",
     "Located",
+    "PlannedBody",
     "declared_length",
     "located",
     "open_for_pathsend",
+    "path_to_send",
     "send_run",
     "send_unsized",
     "truncated",
@@ -35,8 +39,29 @@ _DIGITS = re.compile(rb"[0-9]+")
 
 # The extension by which asgifast's own protocols say that they gather small messages themselves.
 GATHERING = "asgifast.gathering"
+# The extension by which asgifast's receivers say that a pathsend message may carry a PlannedBody
+# under this key, which then counts in place of the path. Middleware between knows pathsend, and not
+# zerocopysend: Starlette's BaseHTTPMiddleware fails at that, its GZipMiddleware swallows it.
+PLANNED = "asgifast.planned"
+# Cannot be opened: whoever heeds the path alone would send the whole file for a part of it.
+_NO_PATH = "/dev/null/asgifast.planned"
 # Files from this size on are watched over: reading on for a client that has left would cost time.
 _WATCHED_FILE_BYTES = 4 * BLOCK_BYTES
+# What is kept of a request body while a file is sent. Behind it the disconnect is not heard; to go
+# on listening would take an upload of any size into memory.
+_KEPT_BYTES = 64 * 1024
+_KEPT_MESSAGES = 64
+
+
+class PlannedBody(NamedTuple):
+    """A whole body: bytes, and runs of an open file that whoever sends the body closes.
+
+    It may be sent when the message's sender has long gone on: BaseHTTPMiddleware passes messages on
+    through a queue.
+    """
+
+    file: io.FileIO
+    segments: Sequence[bytes | FilePart]
 
 
 class Delivery:
@@ -80,6 +105,10 @@ class Delivery:
         if not segments:
             await self._server_send({"type": "http.response.body", "body": b"", "more_body": False})
             return
+        if fd is not None and self.offers(PLANNED):
+            planned = PlannedBody(io.FileIO(os.dup(fd)), segments)
+            await self._server_send({"type": PATHSEND, "path": _NO_PATH, PLANNED: planned})
+            return
         last = len(segments) - 1
         for index, segment in enumerate(segments):
             more = index < last
@@ -107,24 +136,26 @@ class Delivery:
         if size < _WATCHED_FILE_BYTES or self._receiving:
             await send_run(self._server_send, segment, more_body=more_body)
             return
+        watch = running_loop().create_task(self._listen())
         try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # trio: the server's send() ends with its connection
-            await send_run(self._server_send, segment, more_body=more_body)
-            return
-        watch = loop.create_task(self._disconnected())
-        try:
-            await send_run(self._server_send, segment, more_body=more_body, stop=watch.done)
+            await send_run(self._server_send, segment, more_body=more_body, stop=self._left)
+            if watch.done():
+                await watch  # raises what receive() has raised
         finally:
-            watch.cancel()
-            await asyncio.wait([watch])
+            await ended(watch)
 
-    async def _disconnected(self) -> None:
-        while True:
-            message = await self._server_receive()
-            self._kept += (message,)
-            if message["type"] == "http.disconnect":
-                return
+    def _left(self) -> bool:
+        """Whether the client is known to have left."""
+        return bool(self._kept) and self._kept[-1]["type"] == "http.disconnect"
+
+    async def _listen(self) -> None:
+        """Keep what comes until the client leaves, or until it is too much to keep."""
+        while (
+            not self._left()
+            and len(self._kept) < _KEPT_MESSAGES
+            and sum(len(message.get("body", b"")) for message in self._kept) < _KEPT_BYTES
+        ):
+            self._kept += (await self._server_receive(),)
 
 
 def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
@@ -223,6 +254,10 @@ async def send_run(
                 "more_body": more_body or offset < end,
             }
         )
+        if offset < end:
+            # Neither a read from memory nor a server's send() need have waited for anything: other
+            # requests, and the news that the client has left, get their turn here.
+            await next_turn()
     if size == 0 and not more_body:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -245,10 +280,21 @@ def truncated(missing: int, size: int) -> FileTruncated:
     )
 
 
-def open_for_pathsend(path: object) -> tuple[int, int]:
+def path_to_send(message: Message) -> str:
+    """The absolute path of a pathsend message.
+
+    That is what the extension asks for; Starlette's FileResponse hands on the path that it was
+    made with, which may be relative to the working directory, as it is where Starlette opens it.
+    """
+    path = message.get("path")
+    if not isinstance(path, (str, os.PathLike)):
+        raise BodyError(f"{PATHSEND} needs a path, not {path!r}")
+    path = os.fsdecode(path)
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+
+
+def open_for_pathsend(path: str) -> tuple[int, int]:
     """Open the file of a pathsend message; return its descriptor and size in bytes."""
-    if not isinstance(path, (str, os.PathLike)) or not os.path.isabs(path):
-        raise BodyError(f"{PATHSEND} needs an absolute path, not {path!r}")
     # The app has just looked at the file (it knew the length), so that opening it waits for no
     # disk.
     return open_regular(path)

@@ -6,8 +6,8 @@ import os
 
 from wsgifast.files.site import Answer, FileSite
 
+from .loops import in_thread
 from .messages import ASGIApp, Receive, Scope, Send
-from .pages import in_thread
 from .requests import request_facts
 from .sending import Delivery
 
@@ -20,7 +20,7 @@ class StaticFiles(FileSite[ASGIApp]):
     The twin of wsgifast.StaticFiles: the same options, the same answers. Mountable in Starlette and
     FastAPI: `app.mount("/static", StaticFiles(directory="static"))`. A file that was served lately
     is looked at on the event loop, since what stat() and open() ask for is in memory; the first
-    look at a path goes to a thread.
+    look at a path, and at a file that has changed, goes to a thread.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -31,10 +31,9 @@ class StaticFiles(FileSite[ASGIApp]):
         if method == "GET" or method == "HEAD":
             path = _path_below_mount(scope)
             facts = request_facts(scope)
-            query = scope["query_string"].decode("latin-1")
-            if self.keeps(path):
-                answer = self.answer(facts, path, query)
-            else:
+            answer = self.kept_answer(facts, path)
+            if answer is None:
+                query = scope["query_string"].decode("latin-1")
                 answer = await in_thread(self.answer, facts, path, query)
             if answer is not None:
                 await _send(answer, scope, receive, send)

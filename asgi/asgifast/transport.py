@@ -33,7 +33,8 @@ from typing import Any
 from wsgifast.sockets import FileSegment, limit_send_buffer
 from wsgifast.sockets.sendfile import FileTruncated
 
-from .pages import BLOCK_BYTES, in_thread, is_cached
+from .loops import in_thread
+from .pages import BLOCK_BYTES, is_cached
 
 __all__ = ["GATHER_BYTES", "GatheringTransport", "SendfileUnavailable"]
 
@@ -73,6 +74,22 @@ class GatheringTransport(asyncio.Transport):
     :param transport: the real one. Its protocol must call :meth:`drained` from resume_writing()
         and :meth:`lost` from connection_lost().
     """
+
+    # Every connection has one, also when it only waits.
+    __slots__ = (
+        "_before_flush",
+        "_drain_waiter",
+        "_file",
+        "_loop",
+        "_may_grow",
+        "_pending",
+        "_size",
+        "_socket",
+        "_turn_scheduled",
+        "can_sendfile",
+        "is_closing",
+        "real",
+    )
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         # asyncio.Transport.__init__ only stores extra info, which the real transport has.
@@ -298,6 +315,8 @@ class _FileInFlight:
         "_offset",
         "_out",
         "_owner",
+        # Up to here the file was brought into memory for this sending; 0: it was there already.
+        "_read_to",
         "_segment",
         "_sock",
         "_timer",
@@ -321,6 +340,7 @@ class _FileInFlight:
         self._segment = segment
         self._fd, self._offset, size = segment
         self._end = self._offset + size
+        self._read_to = 0
         self._waiter: asyncio.Future[_Progress] | None = None
         self._waiting_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -331,10 +351,19 @@ class _FileInFlight:
         progress = self._step()
         while progress is not _Progress.DONE:
             if progress is _Progress.COLD:
-                await in_thread(_warm, self._fd, self._offset, self._end)
+                read_to = min(self._end, self._offset + WINDOW_BYTES)
+                await in_thread(_warm, self._fd, self._offset, read_to)
+                self._read_to = read_to
                 progress = self._step()
             else:
-                progress = await self._room()
+                # Callbacks go on, until something else than room is needed.
+                self._waiter = self._loop.create_future()
+                self._watch()
+                try:
+                    progress = await self._waiter
+                finally:
+                    self._waiter = None
+                    self._unwatch()
 
     def fail(self, error: Exception) -> None:
         """Stop at once; send() raises the error. The socket is not touched after this."""
@@ -342,16 +371,6 @@ class _FileInFlight:
         self._unwatch()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
-
-    async def _room(self) -> _Progress:
-        """Go on from the loop's callbacks until something else than room is needed."""
-        self._waiter = self._loop.create_future()
-        self._watch()
-        try:
-            return await self._waiter
-        finally:
-            self._waiter = None
-            self._unwatch()
 
     def _watch(self) -> None:
         self._timer = None
@@ -399,10 +418,14 @@ class _FileInFlight:
             while self._head:
                 # MSG_MORE: the head waits for the file's first bytes, and leaves with them.
                 self._head = self._head[self._sock.send(self._head, _MSG_MORE) :]
+            stop = min(self._end, self._offset + WINDOW_BYTES)
+            if self._offset < self._read_to:
+                stop = min(stop, self._read_to)
+            elif not is_cached(self._fd, stop - 1):
+                return _Progress.COLD  # read ahead: sendfile would wait where the cache ends
             if not is_cached(self._fd, self._offset):
                 return _Progress.COLD
-            window = min(WINDOW_BYTES, self._end - self._offset)
-            sent = os.sendfile(self._out, self._fd, self._offset, window)
+            sent = os.sendfile(self._out, self._fd, self._offset, stop - self._offset)
         except BlockingIOError:
             return _Progress.FULL
         except OSError as error:
@@ -419,9 +442,8 @@ class _FileInFlight:
         return _Progress.DONE if self._offset == self._end else _Progress.FULL
 
 
-def _warm(fd: int, offset: int, end: int) -> None:
-    """Bring the next window into memory; in a thread."""
-    stop = min(end, offset + WINDOW_BYTES)
+def _warm(fd: int, offset: int, stop: int) -> None:
+    """Bring a window into memory; in a thread."""
     while offset < stop:
         block = os.pread(fd, min(BLOCK_BYTES, stop - offset), offset)
         if not block:

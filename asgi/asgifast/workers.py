@@ -15,10 +15,10 @@ __all__ = ["FastUvicornH11Worker", "FastUvicornWorker"]
 try:
     import gunicorn  # noqa: F401
 except ImportError:
-    raise MissingExtra("asgifast.workers", "gunicorn", "gunicorn") from None
+    raise MissingExtra("asgifast.workers", "gunicorn", "gunicorn,asgi") from None
 
 try:
-    from uvicorn_worker import UvicornWorker  # type: ignore[import-not-found, unused-ignore]
+    from uvicorn_worker import UvicornWorker  # type: ignore[import-not-found, import-untyped, unused-ignore]
 except ImportError:
     with warnings.catch_warnings():
         # uvicorn's own module says that it has moved to the uvicorn-worker package; it is used
@@ -27,7 +27,7 @@ except ImportError:
         try:
             from uvicorn.workers import UvicornWorker
         except ImportError:
-            raise MissingExtra("asgifast.workers", "uvicorn", "asgi") from None
+            raise MissingExtra("asgifast.workers", "uvicorn", "gunicorn,asgi") from None
 
 from .uvicorn import H11Protocol
 

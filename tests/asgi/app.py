@@ -13,14 +13,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
+import asgifast
 from asgifast import ASGIFast
 from asgifast.messages import Receive, Scope, Send
+
+from .blocking import watch
 
 PATHSEND = "http.response.pathsend"
 ZEROCOPYSEND = "http.response.zerocopysend"
 # The app's own events, one line each, for tests that ask what an app was told.
 EVENTS = os.environ.get("ASGIFAST_TEST_EVENTS")
-
+# Where blocking calls on this server's event loop are written; whoever started it looks there.
+BLOCKING = os.environ.get("ASGIFAST_TEST_BLOCKING")
 
 if EVENTS:
     # Whether the kernel sent a file, or reads did, shows in no answer.
@@ -31,6 +35,11 @@ if EVENTS:
         return _sendfile(out, fd, offset, count)
 
     os.sendfile = sendfile  # type: ignore[assignment]
+
+if BLOCKING:
+    _report = os.open(BLOCKING, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    _watching = watch(lambda violation: os.write(_report, f"{violation}\n".encode()))
+    _watching.__enter__()  # for as long as the server runs
 
 
 def crumbs() -> list[bytes]:
@@ -125,6 +134,26 @@ class Exchange:
         await body(self.send, b"sent before it failed", more=True)
         raise LookupError("the app failed on purpose")
 
+    async def raises_first(self) -> None:
+        raise LookupError("the app failed on purpose")
+
+    async def raises_behind_its_head(self) -> None:
+        await start(self.send)
+        raise LookupError("the app failed on purpose")
+
+    async def returns(self) -> None:
+        """Answer nothing."""
+
+    async def returns_midway(self) -> None:
+        await start(self.send)
+        await body(self.send, b"sent before it returned", more=True)
+
+    async def goes_on(self) -> None:
+        """Answer, and be done when the test has written the file `go`."""
+        await self.hello()
+        while not os.path.exists(self.path):
+            await sleep(0.005)
+
     async def pathsend(self) -> None:
         assert self.has(PATHSEND), "no pathsend here"
         size = self.number("declared")
@@ -136,7 +165,8 @@ class Exchange:
         if "etag" in self.query:
             headers.append((b"etag", self.query["etag"].encode()))
         await start(self.send, *headers)
-        await self.send({"type": PATHSEND, "path": self.path})
+        path = os.path.relpath(self.path) if "relative" in self.query else self.path
+        await self.send({"type": PATHSEND, "path": path})
         note("pathsend returned")
 
     async def zerocopy(self) -> None:
@@ -175,6 +205,11 @@ class Exchange:
         await start(self.send, length(len(names)))
         await body(self.send, names)
 
+    async def stall(self) -> None:
+        """Block the event loop, as if asgifast's own code did."""
+        exec(compile("import time; time.sleep(0)", asgifast.__file__, "exec"))
+        await self.hello()
+
     async def watch(self) -> None:
         """Send without end until the client leaves; say so."""
         await start(self.send)
@@ -212,6 +247,11 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         return
     if scope["type"] == "websocket":
         await websocket(receive, send)
+        return
+    if scope["path"].startswith("/stack/"):
+        from .stacks import serve  # Starlette takes its time: loaded where it is asked for
+
+        await serve(scope, receive, send)
         return
     exchange = Exchange(scope, receive, send)
     route: Callable[[], Awaitable[None]] = getattr(exchange, scope["path"].lstrip("/") or "hello")

@@ -10,10 +10,20 @@ import pytest
 
 from tests.support.servers import LiveServer
 
+from .blocking import watch
 from .servers import asgi_server
 
 # More than the send buffer, a window of sendfile and a read's block; and no multiple of any.
 LARGE_BYTES = 5 * 1024 * 1024 + 12_345
+
+
+@pytest.fixture(autouse=True)
+def blocking_calls() -> Iterator[list[str]]:
+    """What blocked an event loop of this process so far; the test fails if it is not empty."""
+    found: list[str] = []
+    with watch(found.append):
+        yield found
+    assert not found, "\n".join(found)
 
 
 @pytest.fixture(scope="session")

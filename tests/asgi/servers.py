@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -40,11 +41,32 @@ SERVERS = {**OURS, **OTHER_SERVERS}
 
 @contextlib.contextmanager
 def asgi_server(
-    name: str, app: str, files: Path, *, extra: tuple[str, ...] = (), env: Mapping[str, str] = {}
+    name: str,
+    app: str,
+    files: Path,
+    *,
+    extra: tuple[str, ...] = (),
+    env: Mapping[str, str] = {},
+    unix_socket: str | None = None,
 ) -> Iterator[LiveServer]:
-    """Run an app of tests.asgi.app on a server, with `files` as its folder."""
+    """Run an app of tests.asgi.app on a server, with `files` as its folder.
+
+    At the end of the block no blocking call may have been made on the server's event loop.
+
+    :param unix_socket: where one of OURS listens instead of on a port.
+    """
     port = free_port()
     argv = [sys.executable, *SERVERS[name].format(port=port, app=app).split(), *extra]
-    variables = {"ASGIFAST_TEST_FILES": str(files), "PYTHONASYNCIODEBUG": "", **env}
-    with live_server(argv, ("127.0.0.1", port), env=variables) as server:
-        yield server
+    if unix_socket is not None:
+        argv += ["--uds", unix_socket]
+    with tempfile.NamedTemporaryFile("r", prefix="blocking-calls-") as blocking_calls:
+        variables = {
+            "ASGIFAST_TEST_FILES": str(files),
+            "ASGIFAST_TEST_BLOCKING": blocking_calls.name,
+            "PYTHONASYNCIODEBUG": "",
+            **env,
+        }
+        with live_server(argv, unix_socket or ("127.0.0.1", port), env=variables) as server:
+            yield server
+        found = blocking_calls.read()
+    assert not found, f"{name}: {found}"

@@ -1,54 +1,18 @@
-"""Calling ASGI apps as a server would, in this process, with a detector of blocking calls."""
+"""Calling ASGI apps as a server would, in this process."""
 
 from __future__ import annotations
 
 import asyncio
-import builtins
-import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
-import pytest
 from asgifast.messages import ASGIApp, Message, Scope
 
-__all__ = ["Answer", "BlockingCall", "call", "forbid_blocking_calls", "scope_of"]
+from tests.support.http import Connection
+from tests.support.servers import LiveServer
 
-
-RWF_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
-
-
-class BlockingCall(AssertionError):
-    """Something that may wait for the disk, or sleep, was called on an event loop."""
-
-
-def forbid_blocking_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the calls that may wait for the disk fail on an event loop's thread.
-
-    preadv with RWF_NOWAIT cannot wait, and is let through; so are threads.
-    """
-
-    def guard(owner: Any, name: str) -> None:
-        real = getattr(owner, name)
-
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            cannot_wait = name == "preadv" and len(args) == 4 and args[3] & RWF_NOWAIT
-            try:
-                asyncio.get_running_loop()
-            except RuntimeError:
-                return real(*args, **kwargs)
-            if cannot_wait:
-                return real(*args, **kwargs)
-            raise BlockingCall(f"{name}{args!r} on the event loop")
-
-        monkeypatch.setattr(owner, name, guarded)
-
-    for name in ("open", "pread", "preadv", "read", "readv", "stat", "lstat", "listdir", "scandir"):
-        if hasattr(os, name):
-            guard(os, name)
-    guard(builtins, "open")
-    guard(time, "sleep")
+__all__ = ["Answer", "call", "expect_files_through", "scope_of"]
 
 
 @dataclass
@@ -122,3 +86,21 @@ def call(
 
     asyncio.run(app(scope, receive, send))  # type: ignore[arg-type]
     return answer
+
+
+def expect_files_through(stack: str, server: LiveServer, files: Path) -> None:
+    """Files, whole and in parts, arrive through the middleware of a stack of tests.asgi.stacks."""
+    data = (files / "large").read_bytes()
+    with Connection(server.address) as connection:
+        for way in ("file", "relative", "ours", "static"):
+            target = f"/stack/{stack}/{way}/large"
+            assert connection.request(target).body == data, target
+            assert connection.request(target, method="HEAD").body == b"", target
+            part = connection.request(target, headers=[("Range", "bytes=100000-399999")])
+            assert (part.status, part.body) == (206, data[100_000:400_000]), target
+            if way in ("file", "relative"):
+                continue  # several ranges are Starlette's there, and were wrong before its 1.0
+            parts = connection.request(target, headers=[("Range", "bytes=5-9,200000-399999")])
+            assert parts.status == 206, target
+            assert data[5:10] in parts.body, target
+            assert data[200_000:400_000] in parts.body, target

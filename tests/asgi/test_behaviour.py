@@ -11,6 +11,7 @@ from tests.support.servers import LiveServer, wait_for
 
 from .app import crumbs
 from .servers import SERVERS
+from .support import expect_files_through
 
 pytestmark = [
     pytest.mark.parametrize("fast_server", sorted(SERVERS), indirect=True),
@@ -108,6 +109,11 @@ def test_several_ranges(fast_server: LiveServer, files: Path) -> None:
     assert second.partition(b"\r\n\r\n")[2] == data[100_000:300_000] + b"\r\n"
     assert b"Content-Type: text/plain" in first
     assert end.strip() == b"--"
+
+
+@pytest.mark.parametrize("stack", ["fast", "base", "base-fast", "gzip", "gzip-fast"])
+def test_files_through_middleware(fast_server: LiveServer, files: Path, stack: str) -> None:
+    expect_files_through(stack, fast_server, files)
 
 
 def test_conditions(fast_server: LiveServer) -> None:

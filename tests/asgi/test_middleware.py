@@ -13,7 +13,7 @@ from asgifast.messages import Message, Receive, Scope, Send
 
 from wsgifast import BodyError, ConfigurationError
 
-from .support import call, forbid_blocking_calls, scope_of
+from .support import call, scope_of
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 PATHSEND = "http.response.pathsend"
@@ -145,6 +145,21 @@ def test_a_file_is_handed_to_a_server_that_takes_paths(tmp_path: Path) -> None:
     assert (part.status, part.body) == (206, b"234")
 
 
+def test_a_path_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "f").write_bytes(b"0123456789")
+    monkeypatch.chdir(tmp_path)
+    app = ASGIFast(sending(START, {"type": PATHSEND, "path": "f"}))
+    assert call(app, scope_of()).body == b"0123456789"
+    scope = {**scope_of(), "extensions": {PATHSEND: {}}}
+    assert call(app, scope).messages[1]["path"] == str(tmp_path / "f"), "absolute for the server"
+
+
+@pytest.mark.parametrize("path", [None, 1, b"f"])
+def test_what_is_no_path(path: object) -> None:
+    with pytest.raises(BodyError, match="needs a path"):
+        call(ASGIFast(sending(START, {"type": PATHSEND, "path": path})), scope_of())
+
+
 def test_a_range_is_handed_to_a_server_that_takes_descriptors(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"0123456789")
     app = ASGIFast(sending(START, {"type": PATHSEND, "path": str(tmp_path / "f")}))
@@ -153,23 +168,53 @@ def test_a_range_is_handed_to_a_server_that_takes_descriptors(tmp_path: Path) ->
     assert (message["type"], message["offset"], message["count"]) == (ZEROCOPYSEND, 2, 3)
 
 
-def test_reading_blocks_no_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_blocks_no_loop(tmp_path: Path, blocking_calls: list[str]) -> None:
     data = os.urandom(3_000_000)
     (tmp_path / "f").write_bytes(data)
     fd = os.open(tmp_path / "f", os.O_RDONLY)
     message: Message = {"type": ZEROCOPYSEND, "file": fd, "offset": 5, "more_body": False}
     os.fsync(fd)
     os.posix_fadvise(fd, 1_000_000, 1_000_000, os.POSIX_FADV_DONTNEED)
-    forbid_blocking_calls(monkeypatch)
     assert call(ASGIFast(sending(START, message)), scope_of()).body == data[5:]
+    assert not blocking_calls
     os.close(fd)
 
 
 def test_reading_stops_when_the_client_has_left(tmp_path: Path) -> None:
-    with (tmp_path / "f").open("wb") as file:
+    with (tmp_path / "f").open("wb+") as file:
         file.truncate(500_000_000)
-    app = ASGIFast(sending(START, {"type": PATHSEND, "path": str(tmp_path / "f")}))
-    assert len(call(app, scope_of(), left=True).body) < 10_000_000
+        for message in (
+            {"type": PATHSEND, "path": file.name},
+            {"type": ZEROCOPYSEND, "file": file},
+        ):
+            app = ASGIFast(sending(START, message))
+            assert len(call(app, scope_of(), left=True).body) < 10_000_000, message["type"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000])
+def test_an_upload_is_not_taken_into_memory_while_a_file_is_sent(tmp_path: Path, size: int) -> None:
+    with (tmp_path / "f").open("wb") as file:
+        file.truncate(50_000_000)
+    uploaded = 0
+
+    async def receive() -> Message:
+        nonlocal uploaded
+        await asyncio.sleep(0)
+        uploaded += 1
+        return {"type": "http.request", "body": b"%d" % uploaded * size, "more_body": True}
+
+    async def send(message: Message) -> None:
+        await asyncio.sleep(0)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await send({"type": PATHSEND, "path": str(tmp_path / "f")})
+        kept = uploaded
+        assert kept < 100, "much is left to the server"
+        for number in range(1, kept + 10):
+            assert (await receive())["body"] == b"%d" % number * size, "nothing is lost"
+
+    asyncio.run(ASGIFast(app)(scope_of(), receive, send))
 
 
 def test_head_reads_no_file(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_exported_names() -> None:
         ("uvicorn", "import asgifast.uvicorn", "wsgifast[asgi]"),
         ("httptools", "from asgifast.uvicorn import HttpToolsProtocol", "wsgifast[asgi]"),
         ("httptools", "from asgifast.workers import FastUvicornWorker", "wsgifast[asgi]"),
-        ("gunicorn", "import asgifast.workers", "wsgifast[gunicorn]"),
+        ("gunicorn", "import asgifast.workers", "wsgifast[gunicorn,asgi]"),
     ],
 )
 def test_what_is_missing_is_named(absent: str, statement: str, way_out: str) -> None:

@@ -10,7 +10,7 @@ from asgifast import FileResponse
 from starlette import responses
 from starlette.background import BackgroundTask
 
-from .support import call, forbid_blocking_calls, scope_of
+from .support import call, scope_of
 
 DATA = bytes(range(256)) * 40
 
@@ -65,7 +65,12 @@ def test_background_runs_afterwards(path: Path) -> None:
 
 
 def test_other_methods_and_statuses_are_starlettes(path: Path) -> None:
-    assert call(FileResponse(path, status_code=404), scope_of(range="bytes=0-1")).status == 404
+    for status, method in ((404, "GET"), (200, "POST")):
+        scope = scope_of(method=method, range="bytes=0-1")
+        theirs = call(responses.FileResponse(path, status_code=status), scope)
+        answer = call(FileResponse(path, status_code=status), scope)
+        assert (answer.status, answer.headers) == (theirs.status, theirs.headers)
+        assert answer.body == theirs.body
 
 
 def test_what_cannot_be_sent(tmp_path: Path) -> None:
@@ -75,7 +80,6 @@ def test_what_cannot_be_sent(tmp_path: Path) -> None:
         call(FileResponse(tmp_path), scope_of())
 
 
-def test_a_file_that_is_new_blocks_no_loop(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    response = FileResponse(path)
-    forbid_blocking_calls(monkeypatch)
-    assert call(response, scope_of()).body == DATA
+def test_a_file_that_is_new_blocks_no_loop(path: Path, blocking_calls: list[str]) -> None:
+    assert call(FileResponse(path), scope_of()).body == DATA
+    assert not blocking_calls

@@ -15,7 +15,7 @@ from asgifast.messages import Message, Receive, Scope, Send
 
 import wsgifast
 
-from .support import call, forbid_blocking_calls, scope_of
+from .support import call, scope_of
 
 LARGE = bytes(range(256)) * 2048
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -177,13 +177,29 @@ def test_alone_it_speaks_lifespan_and_declines_websockets(site: Path) -> None:
     assert call(alone, {"type": "websocket"}).types == ["websocket.close"]
 
 
-def test_the_first_look_at_a_path_blocks_no_loop(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_look_at_a_path_blocks_the_loop(site: Path, blocking_calls: list[str]) -> None:
     app = asgifast.StaticFiles(directory=site)
-    forbid_blocking_calls(monkeypatch)
-    for path in ("/a.txt", "/large.bin", "/missing", "/docs"):
+    for path in 2 * ("/a.txt", "/large.bin", "/missing", "/docs"):
         assert call(app, scope_of(path)).status in (200, 302, 404)
+    assert not blocking_calls
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000])
+def test_a_kept_file_that_has_changed_blocks_no_loop(
+    tmp_path: Path, size: int, blocking_calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read anew: for its body if it is small, for its entity tag if that is of the bytes."""
+    monkeypatch.setattr("wsgifast.files.lookup._SETTLED_NS", 0)  # kept from the first moment on
+    app = asgifast.StaticFiles(directory=tmp_path, etag="content")
+    file = tmp_path / "file"
+    for content in (b"a" * size, b"b" * (size + 1)):
+        file.write_bytes(content)
+        assert call(app, scope_of("/file")).body == content
+        assert app.cached_bytes, "the file is kept"
+        assert call(app, scope_of("/file")).body == content
+    file.unlink()
+    assert call(app, scope_of("/file")).status == 404
+    assert not blocking_calls
 
 
 def test_descriptors_are_closed_when_the_client_fails(site: Path) -> None:

@@ -139,3 +139,40 @@ def test_the_send_buffer_grows_for_a_quick_client_alone(
     # The kernel doubles what it is given.
     assert buffer_after(0.0) == 2 * transport_module._FIRST_SEND_BUFFER_BYTES
     assert buffer_after(60.0) == 2 * 256 * 1024
+
+
+def test_no_byte_is_sent_that_the_disk_must_be_waited_for(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file whose beginning alone is in memory, on a disk that reads nothing ahead."""
+    in_memory = 300_000
+    beyond: list[int] = []
+    preadv, pread, sendfile = os.preadv, os.pread, os.sendfile
+
+    def preadv_of_cached(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        if flags and in_memory <= offset < FILE_BYTES:
+            raise BlockingIOError
+        return preadv(fd, buffers, offset, flags)
+
+    def pread_into_memory(fd: int, size: int, offset: int) -> bytes:
+        nonlocal in_memory
+        in_memory = max(in_memory, offset + size)
+        return pread(fd, size, offset)
+
+    def sendfile_of_cached(out: int, fd: int, offset: int, count: int) -> int:
+        sent = sendfile(out, fd, offset, min(count, 400_000))
+        beyond.append(max(0, offset + sent - in_memory))
+        return sent
+
+    async def run() -> None:
+        async with connected() as (transport, client):
+            monkeypatch.setattr(os, "preadv", preadv_of_cached)
+            monkeypatch.setattr(os, "pread", pread_into_memory)
+            monkeypatch.setattr(os, "sendfile", sendfile_of_cached)
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            assert await read(client, FILE_BYTES) == pread(fd, FILE_BYTES, 0)
+            await sending
+
+    asyncio.run(run())
+    assert len(beyond) > FILE_BYTES // 400_000
+    assert not any(beyond)

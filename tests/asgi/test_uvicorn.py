@@ -10,7 +10,6 @@ import signal
 import socket
 import ssl
 import struct
-import sys
 import threading
 from pathlib import Path
 
@@ -18,10 +17,11 @@ import pytest
 import trustme
 
 from tests.support.http import Connection, get
-from tests.support.servers import LiveServer, live_server, wait_for
+from tests.support.servers import LiveServer, wait_for
 
 from .app import crumbs
 from .servers import OURS, asgi_server
+from .support import expect_files_through
 
 ours = pytest.mark.parametrize("server", sorted(OURS), indirect=True)
 each = pytest.mark.parametrize("name", sorted(OURS))
@@ -79,6 +79,7 @@ def test_bodies_without_the_middleware(server: LiveServer, files: Path) -> None:
             assert connection.request(f"/pathsend?file={file.name}").body == file.read_bytes()
         large = (files / "large").read_bytes()
         assert connection.request("/pathsend?chunked=1").body == large
+        assert connection.request("/pathsend?relative=1").body == large
         assert connection.request("/zerocopy").body == b"<1>" + large[500:201_500] + b"</1>"
         assert connection.request("/zerocopy?chunked=1").body[3:-4] == large[500:201_500]
         assert connection.request("/zerocopy_fd").body == large[-100_000:]
@@ -87,6 +88,12 @@ def test_bodies_without_the_middleware(server: LiveServer, files: Path) -> None:
         assert connection.request("/pathsend", method="HEAD").body == b""
         assert connection.request("/echo", body=b"12345", method="POST").body == b"12345"
         assert connection.request("/hello").body == b"hello"
+
+
+@ours
+@pytest.mark.parametrize("stack", ["base", "base-fast", "gzip", "gzip-fast", "fast-base-gzip"])
+def test_files_through_middleware(server: LiveServer, files: Path, stack: str) -> None:
+    expect_files_through(stack, server, files)
 
 
 @ours
@@ -182,6 +189,9 @@ def test_the_kernel_sends_large_files(name: str, files: Path, events: Path) -> N
         assert "sendfile" not in events.read_text(), "a small file is read"
         server.get("/pathsend")
         assert "sendfile" in events.read_text()
+        events.write_text("")
+        server.get("/stack/base/static/large", headers=[("Range", "bytes=100000-399999")])
+        assert "sendfile" in events.read_text(), "BaseHTTPMiddleware passes a file on"
     events.write_text("")
     with asgi_server(name, "tests.asgi.app:fast", files, env=_events(events)) as server:
         server.get("/pathsend", headers=[("Range", "bytes=100000-399999")])
@@ -334,9 +344,7 @@ def test_tls(name: str, files: Path, tmp_path: Path) -> None:
 @each
 def test_unix_socket(name: str, files: Path, tmp_path: Path, events: Path) -> None:
     path = str(tmp_path / "socket")
-    argv = [sys.executable, *OURS[name].format(port=0, app="tests.asgi.app:app").split()]
-    env = {"ASGIFAST_TEST_FILES": str(files), **_events(events)}
-    with live_server([*argv, "--uds", path], path, env=env):
+    with asgi_server(name, "tests.asgi.app:app", files, env=_events(events), unix_socket=path):
         assert get(path, "/pathsend").body == (files / "large").read_bytes()
         assert "sendfile" in events.read_text()
 

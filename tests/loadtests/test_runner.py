@@ -14,7 +14,7 @@ from loadtests import report, runner
 from loadtests.asgi_shapes import ROWS as ASGI_ROWS
 from loadtests.comparison import Row
 from loadtests.measuring import ServerFailed
-from loadtests.overhead import overheads_us
+from loadtests.overhead import asgi_overheads_us, overheads_us
 from loadtests.serving import APP, Serving
 from loadtests.terminal import problems, results_table
 
@@ -107,3 +107,4 @@ def test_wrong_arguments_are_named(arguments: list[str]) -> None:
 
 def test_overheads_are_measured_and_plain() -> None:
     assert json.dumps(overheads_us(calls=10, rounds=1))
+    assert json.dumps(asgi_overheads_us(calls=10, rounds=1))

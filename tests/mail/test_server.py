@@ -662,10 +662,27 @@ def test_curl_delivers(tmp_path: Path) -> None:
     assert handler.received == [LARGE]
 
 
-@pytest.mark.parametrize("options", [{"spool_bytes": -1}, {"spool_bytes": 0, "decode_data": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"spool_bytes": -1},
+        {"spool_bytes": "1M"},
+        {"spool_bytes": 0, "decode_data": True},
+        {"chunking": "no"},
+        {"refuse_smuggling": 1},
+    ],
+)
 def test_options_that_cannot_work(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="spool_bytes"):
+    name = next(iter(options))
+    with pytest.raises(ConfigurationError, match=name):
         fast.SMTPServer(Handler(), **options)
+    with pytest.raises(ConfigurationError, match=name):
+        fast.Controller(Handler(), **options)
+
+
+def test_a_folder_to_spool_to_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="which is no directory"):
+        fast.Controller(Handler(), spool_bytes=0, spool_dir=tmp_path / "none")
 
 
 def test_what_is_relied_on_in_aiosmtpd() -> None:

@@ -245,10 +245,34 @@ def test_empty_messages_and_flushes_do_nothing(
     assert sock.sent == b""
 
 
-@pytest.mark.parametrize("options", [{"max_bytes": 0}, {"window_us": -1}, {"window_us": 2e6}])
-def test_options_are_checked(options: dict[str, int], fake: Callable[..., FakeSocket]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_bytes": 0},
+        {"max_bytes": 1.5},
+        {"max_bytes": None},
+        {"window_us": -1},
+        {"window_us": 2e6},
+        {"window_us": "10"},
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], fake: Callable[..., FakeSocket]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         Foreground(fake(), **options)
+
+
+@writers
+@pytest.mark.parametrize("message", [5, "text", [1, 2], None])
+def test_what_is_no_bytes_is_refused(
+    kind: type[Foreground],
+    message: Any,
+    fake: Callable[..., FakeSocket],
+) -> None:
+    """bytes(5) would be five zeros, bytes([1, 2]) two bytes."""
+    sock = fake()
+    with kind(sock) as writer, pytest.raises(TypeError, match="bytes-like object is required"):
+        writer.write(message)
+    assert sock.sent == b""
 
 
 # One thread

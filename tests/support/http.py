@@ -171,6 +171,12 @@ class Connection:
         """Read the rest of a chunked body, from the next chunk on."""
         return self._read_chunks(Response(0, "", [], b""))
 
+    def read_chunk(self) -> bytes:
+        """Read the next chunk of a chunked body, as soon as it is there; not the last one."""
+        size = int(self._line().partition(";")[0], 16)
+        assert size, "the body is at its end"
+        return self._chunk(size)
+
     def _line(self) -> str:
         line = self._stream.readline()
         if not line.endswith(b"\n"):
@@ -178,11 +184,15 @@ class Connection:
         assert line.endswith(b"\r\n"), f"a line that ends without CR LF: {line!r}"
         return line[:-2].decode("latin-1")
 
+    def _chunk(self, size: int) -> bytes:
+        data = self.read(size)
+        assert self.read(2) == b"\r\n", "a chunk does not end where its size says"
+        return data
+
     def _read_chunks(self, response: Response) -> bytes:
         chunks = []
         while size := int(self._line().partition(";")[0], 16):
-            chunks.append(self.read(size))
-            assert self.read(2) == b"\r\n", "a chunk does not end where its size says"
+            chunks.append(self._chunk(size))
         while trailer := self._line():
             name, _, value = trailer.partition(":")
             response.trailers.append((name, value.strip()))

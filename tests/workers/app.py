@@ -17,6 +17,8 @@ from wsgifast.delivery import SegmentedBody
 from wsgifast.sockets import FileSegment
 
 FILE_BYTES = 10 * 1024 * 1024
+# gunicorn's bodies read ahead up to this size, however little the app asks for.
+PIECE_BYTES = 1024
 # Ends by itself only long after any test: for apps that "never" return.
 FOREVER_S = 300.0
 
@@ -227,6 +229,18 @@ def do_digest(environ: Any, start_response: Any, argument: str) -> Iterable[byte
     return _json(start_response, digest.hexdigest())
 
 
+def do_dialogue(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
+    """Answer each piece of the body before the next one is read."""
+    body = environ["wsgi.input"]
+    _ok(start_response)
+
+    def answers() -> Iterator[bytes]:
+        while data := body.read(PIECE_BYTES):
+            yield data.upper()
+
+    return Blocks(answers(), "dialogue")
+
+
 def do_lines(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
     body = environ["wsgi.input"]
     first = body.readline()
@@ -238,6 +252,9 @@ def do_lines(environ: Any, start_response: Any, argument: str) -> Iterable[bytes
 
 
 def do_ignore_body(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
+    """Answer without a look at the body; as soon as a file exists, if one is named."""
+    while argument and not Path("/", argument).exists():
+        time.sleep(0.01)
     _ok(start_response, 2)
     return [b"ok"]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import struct
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -13,7 +15,8 @@ from typing import Any
 import gunicorn.config
 
 from tests.support.http import Address
-from tests.support.servers import LiveServer, free_port, live_server
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
+from tests.workers.app import block
 
 DISPATCHERS = ("epoll", "selectors")
 
@@ -74,3 +77,30 @@ def stats(server: LiveServer, **options: Any) -> dict[str, Any]:
     """What the worker process counts of itself."""
     value: dict[str, Any] = json.loads(server.get("/stats", **options).body)
     return value
+
+
+@contextlib.contextmanager
+def nothing_left_behind(server: LiveServer, **options: Any) -> Iterator[None]:
+    """Descriptors, threads and connections are as before, and others are served meanwhile.
+
+    :param options: how to reach the server, as for `server.get`.
+    """
+    before = stats(server, **options)
+    yield
+    assert server.get("/small/5", **options).body == block(5)
+    wait_for(
+        lambda: stats(server, **options)["fds"] <= before["fds"],
+        f"the descriptors are {before['fds']} again",
+        timeout=15,
+        interval=0.1,
+    )
+    after = stats(server, **options)
+    assert after["threads"] == before["threads"]
+    assert after["pid"] == before["pid"], f"the worker was replaced\n{server.log()}"
+    assert "Error in a connection" not in server.log()
+
+
+def reset(sock: socket.socket) -> None:
+    """Close with a reset instead of a goodbye."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()

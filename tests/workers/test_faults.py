@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import resource
-import socket
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +12,14 @@ import pytest
 from tests.support.http import Connection
 from tests.support.servers import LiveServer, wait_for
 from tests.workers.app import FILE_BYTES, block
-from tests.workers.serving import DISPATCHERS, fast_worker, has_setting, stats
+from tests.workers.serving import (
+    DISPATCHERS,
+    fast_worker,
+    has_setting,
+    nothing_left_behind,
+    reset,
+    stats,
+)
 
 # Short limits, so that the tests meet them; the sweep looks once a second.
 LIMITS = {
@@ -34,30 +39,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
     attributes = {**LIMITS, "dispatcher_kind": request.param}
     with fast_worker("--worker-connections=3000", attributes=attributes) as running:
         yield running
-
-
-@contextlib.contextmanager
-def nothing_left_behind(server: LiveServer) -> Iterator[None]:
-    """Descriptors, threads and connections are as before, and others are served meanwhile."""
-    before = stats(server)
-    yield
-    assert server.get("/small/5").body == block(5)
-    wait_for(
-        lambda: stats(server)["fds"] <= before["fds"],
-        f"the descriptors are {before['fds']} again",
-        timeout=15,
-        interval=0.1,
-    )
-    after = stats(server)
-    assert after["threads"] == before["threads"]
-    assert after["pid"] == before["pid"], f"the worker was replaced\n{server.log()}"
-    assert "Error in a connection" not in server.log()
-
-
-def reset(sock: socket.socket) -> None:
-    """Close with a reset instead of a goodbye."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    sock.close()
 
 
 @pytest.mark.parametrize("vanish", ["close", "reset"])

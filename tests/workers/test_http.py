@@ -78,6 +78,15 @@ def test_keep_alive(client: Client) -> None:
             assert response.header("Server") == "gunicorn"
 
 
+def test_next_request_behind_a_body(client: Client) -> None:
+    """It is found where it lies, also if TLS has decrypted it along with the body's end."""
+    with client.connect() as connection:
+        connection.send(b"POST /echo HTTP/1.1\r\nContent-Length: 10\r\n\r\n")
+        connection.send(b"0123456789GET /small/5 HTTP/1.1\r\n\r\n")
+        assert connection.read_response().body == b"0123456789"
+        assert connection.read_response().body == block(5)
+
+
 def test_connection_close(client: Client) -> None:
     with client.connect() as connection:
         response = connection.request("/small", headers=[("Connection", "close")])

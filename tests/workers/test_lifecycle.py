@@ -275,16 +275,28 @@ def test_inherited_socket() -> None:
             process.wait(15)
 
 
-def test_wrong_attribute_is_a_sentence_at_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("attribute", "setting", "sentence"),
+    [
+        ("body_timeout_s = -1", "", "FastWorker.body_timeout_s=-1: expected seconds above 0"),
+        ("body_limit_bytes = 2e7", "", "FastWorker.body_limit_bytes=20000000.0: expected bytes"),
+        ("buffer_bodies = 'no'", "", "FastWorker.buffer_bodies='no': expected True or False"),
+        ("pass", "threads = 0", "threads=0: FastWorker needs 1 or more"),
+    ],
+)
+def test_wrong_option_is_a_sentence_at_start(
+    attribute: str, setting: str, sentence: str, tmp_path: Path
+) -> None:
     conf = tmp_path / "conf.py"
     conf.write_text(
         "from wsgifast.workers import FastWorker\n"
-        "class worker_class(FastWorker): body_timeout_s = -1\n"
+        f"class worker_class(FastWorker): {attribute}\n"
+        f"{setting}\n"
     )
     argv = [sys.executable, "-m", "gunicorn", "-c", str(conf), "-b", "127.0.0.1:0", "a:a"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
-    assert "FastWorker.body_timeout_s=-1: expected seconds above 0" in done.stderr
+    assert sentence in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gunicorn.http.body import ChunkedReader
 
 from wsgifast.workers.bodies import Received
 from wsgifast.workers.streaming import DRAIN_BYTES, drain, receive_blocking
@@ -74,3 +75,19 @@ def test_a_client_that_sends_nothing() -> None:
         assert receive_blocking(sock, threading.Lock(), 10, 30.0) == b"late"
         peer.close()
         assert receive_blocking(sock, threading.Lock(), 10, 30.0) == b""
+
+
+def test_a_chunked_body_that_nobody_wants_is_found_to_its_end() -> None:
+    """gunicorn's reader of chunks asks for "whatever is there", not for a number of bytes."""
+    sock, peer = socket.socketpair()
+    with sock, peer:
+        sock.setblocking(False)
+        peer.sendall(b"5\r\n01234\r\n0\r\n\r\nGET /next")
+        received = Received()
+        request = SimpleNamespace(
+            limit_request_field_size=8190,
+            max_buffer_headers=65_536,
+            parse_headers=lambda data, from_trailer: [data],
+        )
+        assert drain(ChunkedReader(request, received), received, sock)
+        assert received.data == b"GET /next"

@@ -8,6 +8,7 @@ from mimetypes import MimeTypes
 from wsgiref.headers import Headers
 
 from ..errors import ConfigurationError
+from ..options import is_count
 from .entry import Header
 
 __all__ = ["AddHeaders", "HeaderRules", "ImmutableTest"]
@@ -86,15 +87,13 @@ class HeaderRules:
         add_headers: AddHeaders | None,
         allow_all_origins: bool,
     ) -> None:
-        if max_age is not None and (
-            not isinstance(max_age, int) or isinstance(max_age, bool) or max_age < 0
-        ):
+        if max_age is not None and not is_count(max_age):
             raise ConfigurationError(f"max_age={max_age!r}: whole seconds from 0 on, or None")
         if add_headers is not None and not callable(add_headers):
             raise ConfigurationError(
                 f"add_headers={add_headers!r}: a function of (headers, path, url), or None"
             )
-        if charset is not None and not _CHARSET.fullmatch(charset):
+        if charset is not None and not _matches(_CHARSET, charset):
             raise ConfigurationError(f"charset={charset!r}: a name such as 'utf-8', or None")
         self._cache_control = None if max_age is None else f"max-age={max_age}, public"
         self._is_immutable = _immutable_test(immutable)
@@ -139,6 +138,7 @@ def _immutable_test(rule: ImmutableTest | str | re.Pattern[str] | None) -> Immut
         return rule
     try:
         pattern = re.compile(rule)
+        pattern.search("")  # one for bytes compiles as well
     except (re.error, TypeError) as error:
         raise ConfigurationError(
             f"immutable={rule!r}: a regular expression for URL paths, or a function of "
@@ -149,11 +149,17 @@ def _immutable_test(rule: ImmutableTest | str | re.Pattern[str] | None) -> Immut
 
 def _checked_types(given: Mapping[str, str] | None) -> dict[str, str]:
     types = dict(_TYPES)
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigurationError(f"mimetypes={given!r}: a mapping such as {{'.js': 'text/x'}}")
     for name, content_type in (given or {}).items():
-        if not _EXTENSION_OR_NAME.fullmatch(name) or not _TYPE.fullmatch(content_type):
+        if not _matches(_EXTENSION_OR_NAME, name) or not _matches(_TYPE, content_type):
             raise ConfigurationError(
                 f"mimetypes has {name!r}: {content_type!r}: give an extension such as '.js' or a "
                 "file's whole name, and a type such as 'text/javascript'"
             )
         types[name.lower() if name.startswith(".") else name] = content_type
     return types
+
+
+def _matches(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None

@@ -8,6 +8,7 @@ described by what fstat() says of the descriptor that is sent.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -16,6 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from ..errors import ConfigurationError
+from ..options import check_switches, is_count, is_number
 from ..sockets.sendfile import FileSegment
 from .directory import Directory, names_of
 from .entry import NO_TEXT, FilePart, Header, Plan, Representation
@@ -124,25 +126,35 @@ class FileSite(Generic[AppT]):
         if app is not None and not callable(app):
             raise ConfigurationError(f"app={app!r}: an application, or None")
         self.app = app
-        paths = [directory] if isinstance(directory, (str, os.PathLike)) else list(directory)
-        if not paths:
-            raise ConfigurationError("directory=[]: name at least one directory")
+        check_switches(
+            allow_all_origins=allow_all_origins,
+            follow_symlinks=follow_symlinks,
+            hidden_files=hidden_files,
+            listing=listing,
+        )
+        paths = _directories(directory)
         if not isinstance(prefix, str) or not prefix.startswith("/"):
             raise ConfigurationError(f"prefix={prefix!r}: a URL path that begins with '/'")
-        if index is not None and (not index or "/" in index or not names_of(index)):
+        if index is not None and (
+            not isinstance(index, str) or not index or "/" in index or not names_of(index)
+        ):
             raise ConfigurationError(f"index={index!r}: a file's name, or None")
-        if not isinstance(cache_bytes, int) or cache_bytes < 0:
+        if not is_count(cache_bytes):
             raise ConfigurationError(f"cache_bytes={cache_bytes!r}: bytes, from 0 on")
         if etag not in ("stat", "content", None):
             raise ConfigurationError(f"etag={etag!r}: 'stat', 'content' or None")
-        if not isinstance(recheck, (int, float)) or not recheck >= 0:
+        if not is_number(recheck, least=0, most=math.inf):
             raise ConfigurationError(f"recheck={recheck!r}: seconds, from 0 on")
         if fallback is not None:
             if app is not None:
                 raise ConfigurationError(
                     f"fallback={fallback!r} leaves nothing for app={app!r}: give one of the two"
                 )
-            if fallback.endswith("/") or not names_of(fallback, hidden_files=hidden_files):
+            if (
+                not isinstance(fallback, str)
+                or fallback.endswith("/")
+                or not names_of(fallback, hidden_files=hidden_files)
+            ):
                 raise ConfigurationError(
                     f"fallback={fallback!r}: a file's path relative to the directory, or None"
                 )
@@ -204,35 +216,36 @@ class FileSite(Generic[AppT]):
         :param query: the query string, as sent, for a redirect to carry on.
         :raises OSError: if the system fails; not for a file that is missing or may not be read.
         """
-        encodings = facts.accept_encoding
+        answer = self.kept_answer(facts, path)
+        if answer is not None:
+            return answer
         for _ in range(_LOOKUPS):
-            found = self._cache.get(path)
-            if found is not None:
-                representation = found.entry.select(encodings)
-                if not self._is_fresh(found, representation, encodings is not None):
-                    self._cache.drop(path, found)
-                    found = None
-            if found is None:
-                located = self._lookup.locate(path)
-                if not isinstance(located, Located):
-                    return self._without_file(facts, path, query, located)
-                found = self._described(located, path)
-                representation = found.entry.select(encodings)
-            plan = plan_representation(facts, representation)
-            source: Source = representation.file
-            if source.body is not None:
-                return Answer(_from_memory(plan, source.body))
-            if not plan.segments:
-                return Answer(plan)
-            fd = source.open()
-            if fd is not None:
-                return Answer(plan, fd)
+            located = self._lookup.locate(path)
+            if not isinstance(located, Located):
+                return self._without_file(facts, path, query, located)
+            found = self._described(located, path)
+            answer = self._answer_by(found.entry.select(facts.accept_encoding), facts)
+            if answer is not None:
+                return answer
             self._cache.drop(path, found)
         return self._answer_as_found(facts, path)
 
-    def keeps(self, path: str) -> bool:
-        """Whether a path was looked up before: the system has in memory what answers it."""
-        return self._cache.get(path) is not None
+    def kept_answer(self, facts: RequestFacts, path: str) -> Answer | None:
+        """What :meth:`answer` says about a file that is kept and unchanged; None to ask it.
+
+        Nothing is read here, and the system has in memory what is looked at: for an event loop.
+        """
+        found = self._cache.get(path)
+        if found is None:
+            return None
+        encodings = facts.accept_encoding
+        representation = found.entry.select(encodings)
+        if self._is_fresh(found, representation, encodings is not None):
+            answer = self._answer_by(representation, facts)
+            if answer is not None:
+                return answer
+        self._cache.drop(path, found)
+        return None
 
     def missing(self, method: str) -> Plan:
         """404, for a site without an app behind it."""
@@ -251,6 +264,17 @@ class FileSite(Generic[AppT]):
             return True
         found.good_until = now + self._recheck
         return found.is_unchanged(representation, negotiates)
+
+    def _answer_by(self, representation: Representation, facts: RequestFacts) -> Answer | None:
+        """The answer for a file that was looked up; None if it is another by now."""
+        plan = plan_representation(facts, representation)
+        source: Source = representation.file
+        if source.body is not None:
+            return Answer(_from_memory(plan, source.body))
+        if not plan.segments:
+            return Answer(plan)
+        fd = source.open()
+        return None if fd is None else Answer(plan, fd)
 
     def _described(self, located: Located, path: str) -> Found:
         try:
@@ -301,6 +325,24 @@ class FileSite(Generic[AppT]):
         if fallback is None or path == fallback or not path.startswith(self._prefix):
             return None
         return None if "." in path.rpartition("/")[2] else self.answer(facts, fallback)
+
+
+def _directories(
+    given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+) -> list[str | os.PathLike[str]]:
+    if isinstance(given, (str, os.PathLike)):
+        paths = [given]
+    elif isinstance(given, Sequence) and not isinstance(given, (bytes, bytearray)):
+        paths = list(given)
+    else:
+        raise ConfigurationError(f"directory={given!r}: a path, or a list of paths")
+    if not paths:
+        raise ConfigurationError("directory=[]: name at least one directory")
+    if "" in paths:
+        # The system would take it for the working directory: all of the project, by a variable
+        # that is not set.
+        raise ConfigurationError("directory='': name a directory ('.' is the working directory)")
+    return paths
 
 
 def _from_memory(plan: Plan, body: bytes) -> Plan:

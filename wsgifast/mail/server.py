@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from ..errors import ConfigurationError, MissingExtra
+from ..options import check_switches, is_count
 from .content import Content
 from .decoding import ChunkDecoder, DataDecoder, Intake, Refusal, SmugglingCheck
 
@@ -111,10 +112,13 @@ class SMTPServer(_smtp.SMTP):
         chunking: bool = True,
         **options: Any,
     ) -> None:
-        if spool_bytes is not None and spool_bytes < 0:
-            raise ConfigurationError(f"spool_bytes is {spool_bytes}; it must be None, 0 or more")
-        if spool_bytes is not None and options.get("decode_data"):
-            raise ConfigurationError("spool_bytes hands over a binary file: not with decode_data")
+        _check_options(
+            spool_bytes=spool_bytes,
+            refuse_smuggling=refuse_smuggling,
+            pipelining=pipelining,
+            chunking=chunking,
+            **options,
+        )
         super().__init__(handler, **options)
         self._spool_bytes = spool_bytes
         self._spool_dir = spool_dir
@@ -398,11 +402,36 @@ class SMTPServer(_smtp.SMTP):
         return SmugglingCheck() if self._refuse_smuggling else None
 
 
+def _check_options(
+    *,
+    spool_bytes: object = None,
+    refuse_smuggling: object = False,
+    pipelining: object = True,
+    chunking: object = True,
+    **options: object,
+) -> None:
+    check_switches(refuse_smuggling=refuse_smuggling, pipelining=pipelining, chunking=chunking)
+    if spool_bytes is not None and not is_count(spool_bytes):
+        raise ConfigurationError(f"spool_bytes is {spool_bytes!r}; it must be None, 0 or more")
+    if spool_bytes is not None and options.get("decode_data"):
+        raise ConfigurationError("spool_bytes hands over a binary file: not with decode_data")
+
+
 class _FastFactory:
-    """Makes a controller of aiosmtpd start our server; its options reach it by keyword."""
+    """Makes a controller of aiosmtpd start our server; its options reach it by keyword.
+
+    They are checked when the controller is made: one that fails to start keeps its port bound.
+    """
 
     handler: Any
     SMTP_kwargs: dict[str, Any]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        _check_options(**options)
+        spool_dir = options.get("spool_dir")
+        if spool_dir is not None and not os.path.isdir(spool_dir):
+            raise ConfigurationError(f"spool_dir is {spool_dir!r}, which is no directory")
+        super().__init__(*args, **options)
 
     def factory(self) -> SMTPServer:
         return SMTPServer(self.handler, **self.SMTP_kwargs)

@@ -476,8 +476,10 @@ class Connection:
             return
         output.reset()
         self.state = HEAD
-        now = time.monotonic()
-        self.deadline = now + self.server.keepalive_s()
+        self.deadline = time.monotonic() + self.server.keepalive_s()
+        if self.server.settings.is_ssl:
+            # The record that ended the body may have brought the next request's head too.
+            self.received.data += self._tls_rest()
         if self.received.data:
             # Pipelined: no event will come for what is here already.
             self.server.waiting[self.fd] = self

@@ -33,7 +33,7 @@ def receive_blocking(
     :raises TimeoutError: if nothing has come in time.
     :raises OSError: if the connection is lost.
     """
-    size = max(_LEAST_BYTES, min(wanted, _MOST_BYTES))
+    size = _receive_bytes(wanted)
     deadline = time.monotonic() + timeout_s
     poller = select.poll()
     poller.register(sock.fileno(), select.POLLIN)
@@ -61,7 +61,7 @@ def drain(body: Any, received: Received, sock: socket.socket) -> bool:
     """
     if getattr(body, "failed", False):
         return False
-    received.wait = sock.recv  # non-blocking
+    received.wait = lambda wanted: sock.recv(_receive_bytes(wanted))  # non-blocking
     drained = 0
     try:
         while data := body.read(_DRAIN_STEP_BYTES):
@@ -71,3 +71,8 @@ def drain(body: Any, received: Received, sock: socket.socket) -> bool:
     except Exception:  # noqa: BLE001 - not all here, or malformed: the next one's start is lost
         return False
     return True
+
+
+def _receive_bytes(wanted: int) -> int:
+    # 0 where the parser takes whatever comes, as of chunked bodies.
+    return max(_LEAST_BYTES, min(wanted, _MOST_BYTES))

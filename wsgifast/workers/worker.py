@@ -7,6 +7,7 @@ the response (response.py).
 
 from __future__ import annotations
 
+import math
 import socket
 import sys
 import time
@@ -21,6 +22,7 @@ from gunicorn.workers import gthread
 
 from ..delivery import SegmentedBody
 from ..errors import ConfigurationError
+from ..options import is_count, is_number
 from .accepting import Acceptor
 from .connection import LINGER_S, Connection
 from .crew import Crew
@@ -88,18 +90,24 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """Refuse a configuration, or a gunicorn, that cannot work.
 
         :raises UnsupportedGunicorn: for a version outside the supported range.
-        :raises InvalidWorkerOption: for a class attribute with an impossible value.
+        :raises InvalidWorkerOption: for a class attribute, or `threads`, with an impossible value.
         """
         check_gunicorn()
         super().check_config(cfg, log)
         for name in ("body_timeout_s", "head_timeout_s", "send_timeout_s"):
             value = getattr(cls, name)
-            if not isinstance(value, (int, float)) or value <= 0:
+            if not is_number(value, least=0, most=math.inf) or value == 0:
                 raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected seconds above 0")
         for name in ("body_memory_bytes", "body_limit_bytes", "output_ahead_bytes"):
             value = getattr(cls, name)
-            if not isinstance(value, int) or value < 0:
+            if not is_count(value):
                 raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected bytes, 0 or more")
+        if not isinstance(cls.buffer_bodies, bool):
+            raise InvalidWorkerOption(
+                f"FastWorker.buffer_bodies={cls.buffer_bodies!r}: expected True or False"
+            )
+        if cfg.threads < 1:
+            raise InvalidWorkerOption(f"threads={cfg.threads}: FastWorker needs 1 or more")
         if cls.dispatcher_kind not in DISPATCHERS:
             raise InvalidWorkerOption(
                 f"FastWorker.dispatcher_kind={cls.dispatcher_kind!r}: expected one of {DISPATCHERS}"

@@ -51,7 +51,7 @@ class AsyncCoalescingWriter:
         if self._closed:
             raise WriterClosed("the writer is closed")
         if type(data) is not bytes:
-            data = bytes(data)
+            data = bytes(memoryview(data))
         buffers = self._buffers
         if not buffers:
             if self._transport.is_closing():

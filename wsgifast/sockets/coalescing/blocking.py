@@ -60,12 +60,12 @@ class CoalescingWriter(ClosingWriter):
         background: bool = True,
     ) -> None:
         check(window_us=window_us, max_bytes=max_bytes)
+        set_nodelay(sock)
         if background and not is_plain_socket(sock):
             raise ConfigurationError(
                 f"two threads may not use a {type(sock).__module__}.{type(sock).__name__} at once: "
                 "pass background=False, and flush() before you wait for an answer"
             )
-        set_nodelay(sock)
         self._sock = sock
         self._window_ns = int(window_us * 1000)
         self._max_bytes = max_bytes
@@ -95,7 +95,7 @@ class CoalescingWriter(ClosingWriter):
         if self._refusal is not None:
             raise again(self._refusal)
         if type(data) is not bytes:
-            data = bytes(data)
+            data = bytes(memoryview(data))
         self._buffers.append(data)
         self._size += len(data)
         if time.monotonic_ns() >= self._due:

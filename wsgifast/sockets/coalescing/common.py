@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from ...errors import ConfigurationError, WSGIFastError
+from ...options import is_count, is_number
 
 __all__ = [
     "MAX_BYTES",
@@ -52,10 +53,12 @@ class ClosingWriter:
 
 
 def check(*, max_bytes: int, window_us: float = 0.0) -> None:
-    if max_bytes < 1:
-        raise ConfigurationError(f"max_bytes={max_bytes}: it must be 1 or more")
-    if not 0 <= window_us <= 1e6:
-        raise ConfigurationError(f"window_us={window_us}: allowed are 0 to 1,000,000 microseconds")
+    if not is_count(max_bytes, least=1):
+        raise ConfigurationError(f"max_bytes={max_bytes!r}: a whole number from 1 on")
+    if not is_number(window_us, least=0, most=1e6):
+        raise ConfigurationError(
+            f"window_us={window_us!r}: allowed are 0 to 1,000,000 microseconds"
+        )
 
 
 def again(refusal: Exception) -> Exception:

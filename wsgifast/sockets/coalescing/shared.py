@@ -82,7 +82,7 @@ class SharedCoalescingWriter(ClosingWriter):
         :raises WriterClosed: after close().
         """
         if type(data) is not bytes:
-            data = bytes(data)
+            data = bytes(memoryview(data))
         size = len(data)
         with self._lock:
             while (

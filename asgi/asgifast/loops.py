@@ -1,0 +1,158 @@
+"""What asgifast asks of the event loop, on asyncio and on trio alike.
+
+A call at the end of the loop's turn, a task beside the app's own, a turn for the others, and a
+thread. An asyncio event loop has the first two by itself; `_TrioLoop` gives them to trio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import sys
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Protocol, TypeVar
+
+__all__ = ["BackgroundTask", "Loop", "ended", "in_thread", "next_turn", "running_loop"]
+
+T = TypeVar("T")
+
+
+class BackgroundTask(Protocol):
+    """A task beside the app's; awaiting it raises what it raised."""
+
+    def done(self) -> bool: ...
+
+    def cancel(self) -> object: ...
+
+    def __await__(self) -> Generator[Any, None, None]: ...
+
+
+class Loop(Protocol):
+    """An asyncio event loop, as far as it is needed here."""
+
+    def call_soon(self, callback: Callable[[], object]) -> object: ...
+
+    def create_task(self, coro: Coroutine[Any, Any, None]) -> BackgroundTask: ...
+
+
+def running_loop() -> Loop:
+    """The event loop that this is called on.
+
+    :raises RuntimeError: if it is neither asyncio's (or one that stands in for it) nor trio's.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        trio = sys.modules.get("trio")  # imported by whoever runs it
+        if trio is None:
+            raise
+        return _TrioLoop(trio)
+
+
+async def ended(task: BackgroundTask) -> None:
+    """Cancel a task and wait until it is over; what it raised is not raised here."""
+    task.cancel()
+    if isinstance(task, _TrioTask):
+        await task.join()
+    elif isinstance(task, asyncio.Future):
+        await _over(task)
+
+
+async def next_turn() -> None:
+    """Let everything else on the event loop run once."""
+    loop = running_loop()
+    if isinstance(loop, _TrioLoop):
+        await loop.trio.lowlevel.checkpoint()
+    else:
+        await asyncio.sleep(0)
+
+
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Call a function that may block, in a thread.
+
+    A cancelled caller still waits until the thread is done with its descriptors.
+    """
+    loop = running_loop()
+    if isinstance(loop, _TrioLoop):
+        answer: T = await loop.trio.to_thread.run_sync(function, *args)
+        return answer
+    future = asyncio.get_running_loop().run_in_executor(None, function, *args)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await _over(future)
+        raise
+
+
+async def _over(future: asyncio.Future[Any]) -> None:
+    """Wait until a future is done, however often the caller is cancelled meanwhile.
+
+    anyio, on which Starlette stands, cancels again in every turn of the loop, unless it is shielded
+    from.
+    """
+    anyio = sys.modules.get("anyio")
+    with anyio.CancelScope(shield=True) if anyio is not None else contextlib.nullcontext():
+        cancelled: asyncio.CancelledError | None = None
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+
+class _TrioLoop:
+    """What an asyncio loop can do, done by trio: its entry queue and its system tasks.
+
+    A nursery would have to be opened around the whole app, for every request; a system task needs
+    none, and may fail or be cancelled without a word to the app: `_TrioTask` keeps both.
+    """
+
+    def __init__(self, trio: Any) -> None:
+        self.trio = trio
+        self._token = trio.lowlevel.current_trio_token()
+        # The app's, which an asyncio task would have, too.
+        self._context = contextvars.copy_context()
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        self._token.run_sync_soon(callback)
+
+    def create_task(self, coro: Coroutine[Any, Any, None]) -> _TrioTask:
+        task = _TrioTask(self.trio, coro)
+        self.trio.lowlevel.spawn_system_task(task.run, name=coro, context=self._context)
+        return task
+
+
+class _TrioTask:
+    def __init__(self, trio: Any, coro: Coroutine[Any, Any, None]) -> None:
+        self._trio = trio
+        self._over = trio.Event()
+        self._coro = coro
+        self._scope = trio.CancelScope()
+        self._error: Exception | None = None
+
+    async def run(self) -> None:
+        try:
+            with self._scope:
+                await self._coro
+        except Exception as error:  # noqa: BLE001 - raised where the task is awaited
+            self._error = error
+        finally:
+            self._over.set()
+
+    def done(self) -> bool:
+        return bool(self._over.is_set())
+
+    def cancel(self) -> None:
+        self._scope.cancel()
+
+    async def join(self) -> None:
+        with self._trio.CancelScope(shield=True):
+            await self._over.wait()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from self._over.wait().__await__()
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,218 @@
+"""A detector of calls that block an event loop's thread.
+
+The functions of `os`, `time`, `socket` and `open` that can wait (for a disk, for a peer, or asleep)
+are wrapped. A call is a violation if an event loop (asyncio's, uvloop's or trio's) is running in
+its thread and asgifast's or wsgifast's code makes it: what an app or a server does is its own
+affair. A violation is reported and the call made nevertheless, so that nothing that catches
+exceptions can hide it.
+
+In this process the fixture `blocking_calls` watches every test; in the servers that tests start,
+tests.asgi.app does (see tests.asgi.servers).
+
+Not seen: the methods of file objects, which are C. Left alone: os.fstat and os.lseek, which ask the
+kernel about an inode that it holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import io
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+from unittest import mock
+
+import asgifast
+
+import wsgifast
+
+__all__ = ["ALLOWED", "RWF_NOWAIT", "AllowedCalls", "watch"]
+
+RWF_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
+
+
+class AllowedCalls(NamedTuple):
+    """Calls that are let through although they could wait."""
+
+    # The function, with its module, that makes them, itself or by others of the two packages.
+    function: str
+    calls: tuple[str, ...]
+    reason: str
+
+
+ALLOWED = (
+    AllowedCalls(
+        "wsgifast.files.site.__init__",
+        ("os.access", "os.stat", "os.lstat", "os.open", "open"),
+        "once, when the app is built",
+    ),
+    AllowedCalls(
+        "asgifast.sending.open_for_pathsend",
+        ("os.open",),
+        "the app has just looked at the file: its inode is in memory",
+    ),
+    AllowedCalls(
+        "asgifast.responses._open",
+        ("os.open",),
+        "made here only if the same path was opened within the last minute, else in a thread",
+    ),
+    AllowedCalls(
+        "wsgifast.files.site.kept_answer",
+        ("os.open", "os.stat"),
+        "the file was served before: its inode is in memory (its pages need not be)",
+    ),
+    AllowedCalls(
+        "wsgifast.sockets.sendfile._has_its_size",
+        ("os.pread",),
+        "made for a file without blocks only: there is nothing on the disk to wait for",
+    ),
+)
+
+# So much of the stack is told: the calls inside asgifast, and what called it.
+_STACK_FRAMES = 14
+
+# What waits, whatever its arguments are.
+_WAITING: tuple[tuple[Any, str, str], ...] = (
+    *(
+        (os, name, f"os.{name}")
+        for name in ("open", "stat", "lstat", "access", "readlink", "listdir", "scandir", "fsync")
+    ),
+    *((os, name, f"os.{name}") for name in ("read", "readv", "pread")),
+    (builtins, "open", "open"),
+    (io, "open", "io.open"),
+    (time, "sleep", "time.sleep"),
+)
+# What waits if the socket is a blocking one.
+_SOCKET_METHODS = ("accept", "connect", "recv", "recv_into", "send", "sendall", "sendmsg")
+
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+_HALVES = tuple(os.path.dirname(module.__file__ or "") + os.sep for module in (asgifast, wsgifast))
+
+
+@contextlib.contextmanager
+def watch(report: Callable[[str], object], *, blamed: tuple[str, ...] = _HALVES) -> Iterator[None]:
+    """Detect blocking calls in this process for the time of the block.
+
+    :param report: called with each violation: what was called, and the stack that led there.
+    :param blamed: whose calls count: folders, ending with a slash, or files.
+    """
+    with contextlib.ExitStack() as patches:
+
+        def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+            function = make(getattr(owner, name))
+            patches.enter_context(mock.patch.object(owner, name, function))
+
+        def violation(what: str) -> None:
+            report(
+                f"{what} on an event loop\n{''.join(traceback.format_stack()[-_STACK_FRAMES:-2])}"
+            )
+
+        def guarded(name: str) -> Callable[[Any], Any]:
+            def make(real: Any) -> Any:
+                def call(*args: Any, **kwargs: Any) -> Any:
+                    if _is_forbidden(name, blamed):
+                        violation(f"{name}{args!r}")
+                    return real(*args, **kwargs)
+
+                return call
+
+            return make
+
+        def guarded_method(name: str) -> Callable[[Any], Any]:
+            def make(real: Any) -> Any:
+                def call(self: socket.socket, *args: Any, **kwargs: Any) -> Any:
+                    if _is_forbidden(f"socket.{name}", blamed) and os.get_blocking(self.fileno()):
+                        violation(f"{name}() of a blocking socket")
+                    return real(self, *args, **kwargs)
+
+                return call
+
+            return make
+
+        def guarded_preadv(real: Any) -> Any:
+            def call(fd: int, buffers: Any, offset: int, flags: int = 0) -> Any:
+                if not flags & RWF_NOWAIT and _is_forbidden("os.preadv", blamed):
+                    violation(f"os.preadv({fd}, ..., {offset}, {flags})")
+                return real(fd, buffers, offset, flags)
+
+            return call
+
+        def guarded_sendfile(real: Any) -> Any:
+            def call(out: int, fd: int, offset: int, count: int) -> Any:
+                if not _is_forbidden("os.sendfile", blamed):
+                    return real(out, fd, offset, count)
+                if os.get_blocking(out):
+                    violation("os.sendfile to a blocking socket")
+                in_memory = _bytes_in_memory(fd, offset, count)
+                sent = real(out, fd, offset, count)
+                if sent > in_memory:
+                    violation(f"os.sendfile of {sent} bytes, only {in_memory} of them in memory,")
+                return sent
+
+            return call
+
+        for owner, name, full_name in _WAITING:
+            replace(owner, name, guarded(full_name))
+        for name in _SOCKET_METHODS:
+            replace(socket.socket, name, guarded_method(name))
+        if hasattr(os, "preadv"):
+            replace(os, "preadv", guarded_preadv)
+        if hasattr(os, "sendfile"):
+            replace(os, "sendfile", guarded_sendfile)
+        yield
+
+
+def _is_forbidden(name: str, blamed: tuple[str, ...]) -> bool:
+    """Whether the caller's caller may not make the call `name` now."""
+    if not _on_event_loop():
+        return False
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and _is_stdlib(frame):  # pathlib, os.path and so on call for others
+        frame = frame.f_back
+    if frame is None or not _is_blamed(frame, blamed):
+        return False
+    while frame is not None and (_is_blamed(frame, blamed) or _is_stdlib(frame)):
+        function = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
+        if any(function == allowed.function and name in allowed.calls for allowed in ALLOWED):
+            return False
+        frame = frame.f_back
+    return True
+
+
+def _on_event_loop() -> bool:
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        return True
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _is_blamed(frame: FrameType, blamed: tuple[str, ...]) -> bool:
+    return frame.f_code.co_filename.startswith(blamed)
+
+
+def _is_stdlib(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return name.startswith("<frozen") or (name.startswith(_STDLIB) and "site-packages" not in name)
+
+
+def _bytes_in_memory(fd: int, offset: int, count: int) -> int:
+    """How many bytes from `offset` on wait for no disk; all where that cannot be asked."""
+    if not RWF_NOWAIT:
+        return count
+    try:
+        return os.preadv(fd, [bytearray(count)], offset, RWF_NOWAIT)
+    except BlockingIOError:
+        return 0
+    except OSError:
+        return count

@@ -1,0 +1,388 @@
+"""What needs an event loop's help, in this process on each loop: asyncio's, uvloop and trio."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from asgifast import ASGIFast
+from asgifast.loops import ended, in_thread, running_loop
+from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
+
+from wsgifast.sockets.sendfile import FileTruncated
+
+from .support import scope_of
+
+START: Message = {"type": "http.response.start", "status": 200, "headers": []}
+PATHSEND = "http.response.pathsend"
+FILE_BYTES = 40_000_000
+
+BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "asyncio": ("asyncio", {"use_uvloop": False}),
+    "uvloop": ("asyncio", {"use_uvloop": True}),
+    "trio": ("trio", {}),
+}
+Run = Callable[[Callable[[], Awaitable[None]]], None]
+
+
+@pytest.fixture(params=list(BACKENDS))
+def run(request: pytest.FixtureRequest) -> Run:
+    backend, options = BACKENDS[request.param]
+
+    def run(function: Callable[[], Awaitable[None]]) -> None:
+        async def bounded() -> None:
+            with anyio.fail_after(20):
+                await function()
+
+        anyio.run(bounded, backend=backend, backend_options=options)
+
+    return run
+
+
+class Server:
+    """The other side of an app's receive() and send()."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        # What receive() answers, after which it waits for ever.
+        self.incoming: list[Message | Exception] = []
+        self.on_send: Callable[[Message], None] = self.sent.append
+
+    async def receive(self) -> Message:
+        while not self.incoming:
+            await anyio.sleep_forever()
+        message = self.incoming.pop(0)
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+    async def send(self, message: Message) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.on_send(message)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await anyio.sleep(0.001)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [m["body"] for m in self.sent if m["type"] == "http.response.body"]
+
+    async def call(self, app: Any) -> None:
+        wrapped: ASGIApp = ASGIFast(app)
+        await wrapped(scope_of(), self.receive, self.send)
+
+
+def body(data: bytes, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def test_messages_of_one_turn_become_one_and_wait_for_nothing(run: Run) -> None:
+    async def main() -> None:
+        server = Server()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            await send(body(b"a"))
+            await send(body(b"b"))
+            await server.until(lambda: server.bodies == [b"ab"])  # though nothing else is sent
+            await send(body(b"c"))
+            await send(body(b"d", more=False))
+
+        await server.call(app)
+        assert server.bodies == [b"ab", b"cd"]
+
+    run(main)
+
+
+def test_order_is_kept_while_a_gathered_message_is_on_its_way(run: Run) -> None:
+    async def main() -> None:
+        server = Server()
+        inside, go_on = anyio.Event(), anyio.Event()
+
+        async def slow_send(message: Message) -> None:
+            if message.get("body") == b"first":
+                inside.set()
+                await go_on.wait()
+            server.sent.append(message)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            await send(body(b"first"))
+            await inside.wait()
+
+            async def send_second() -> None:
+                await send(body(b"second", more=False))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(send_second)
+                for _ in range(10):
+                    await anyio.lowlevel.checkpoint()
+                assert server.bodies == []  # backpressure: nothing overtakes
+                go_on.set()
+
+        await ASGIFast(app)(scope_of(), server.receive, slow_send)
+        assert server.bodies == [b"first", b"second"]
+
+    run(main)
+
+
+def test_what_a_gathered_message_raises_reaches_the_app(run: Run) -> None:
+    async def main() -> None:
+        server = Server()
+        tried = []
+
+        def fail(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                tried.append(message)
+                raise OSError("gone")
+
+        server.on_send = fail
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            await send(body(b"gathered"))
+            await server.until(lambda: bool(tried))
+            with pytest.raises(OSError, match="gone"):
+                await send(body(b"next"))
+
+        await server.call(app)
+
+    run(main)
+
+
+def test_an_app_that_is_cancelled_sends_no_more(run: Run) -> None:
+    async def main() -> None:
+        server = Server()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            await send(body(b"gathered"))
+            scope_to_cancel.cancel()
+            await anyio.lowlevel.checkpoint()
+
+        with anyio.CancelScope() as scope_to_cancel:
+            await server.call(app)
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        assert server.bodies == []
+
+    run(main)
+
+
+def test_gathered_messages_keep_the_apps_context(run: Run) -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="no")
+    seen = []
+
+    async def main() -> None:
+        server = Server()
+
+        def look(message: Message) -> None:
+            server.sent.append(message)
+            seen.append(variable.get())
+
+        server.on_send = look
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            variable.set("the app's")
+            await send(START)
+            await send(body(b"x"))
+            await server.until(lambda: bool(server.bodies))
+            await send(body(b"", more=False))
+
+        await server.call(app)
+
+    run(main)
+    assert seen == ["the app's"] * 3
+
+
+def sparse(path: Path, size: int) -> str:
+    with path.open("wb") as file:
+        file.truncate(size)
+    return os.fspath(path)
+
+
+def sending_path(path: str) -> Any:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await send({"type": PATHSEND, "path": path})
+
+    return app
+
+
+def test_reading_stops_when_the_client_has_left(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        server = Server()
+        server.incoming = [
+            {"type": "http.request", "body": b"", "more_body": False},
+            {"type": "http.disconnect"},
+        ]
+        await server.call(sending_path(sparse(tmp_path / "f", FILE_BYTES)))
+        assert 0 < len(b"".join(server.bodies)) < FILE_BYTES
+
+    run(main)
+
+
+def test_others_have_turns_while_nothing_makes_a_file_wait(run: Run, tmp_path: Path) -> None:
+    """Neither a read from memory nor this server's send() ever suspends."""
+    path = sparse(tmp_path / "f", FILE_BYTES)
+
+    async def main() -> None:
+        server = Server()
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await anyio.lowlevel.checkpoint()
+                turns += 1
+
+        async def send_at_once(message: Message) -> None:
+            server.sent.append(message)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(others)
+            await anyio.lowlevel.checkpoint()
+            before = turns
+            await ASGIFast(sending_path(path))(scope_of(), server.receive, send_at_once)
+            after = turns
+            group.cancel_scope.cancel()
+        assert after - before >= len(server.bodies) - 2 > 100
+
+    run(main)
+
+
+def test_what_receive_raises_while_a_file_is_sent_reaches_the_app(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        server = Server()
+        server.incoming = [OSError("the server's receive() has failed")]
+        with pytest.raises(OSError, match="has failed"):
+            await server.call(sending_path(sparse(tmp_path / "f", FILE_BYTES)))
+
+    run(main)
+
+
+def test_a_file_that_shrinks_is_told_while_the_client_is_watched(run: Run, tmp_path: Path) -> None:
+    path = sparse(tmp_path / "f", FILE_BYTES)
+
+    async def main() -> None:
+        server = Server()
+
+        def shrink(message: Message) -> None:
+            server.sent.append(message)
+            os.truncate(path, 1_000_000)
+
+        server.on_send = shrink
+        with pytest.raises(FileTruncated):
+            await server.call(sending_path(path))
+
+    run(main)
+
+
+def test_what_came_while_a_file_was_sent_is_there_afterwards(run: Run, tmp_path: Path) -> None:
+    path = sparse(tmp_path / "f", FILE_BYTES)
+
+    async def main() -> None:
+        server = Server()
+        request: Message = {"type": "http.request", "body": b"upload", "more_body": False}
+        server.incoming = [request]
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await sending_path(path)(scope, receive, send)
+            assert await receive() == request
+
+        await server.call(app)
+        assert len(b"".join(server.bodies)) == FILE_BYTES
+
+    run(main)
+
+
+def test_a_task_that_is_ended_is_over(run: Run) -> None:
+    async def main() -> None:
+        steps = []
+
+        async def wait() -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                steps.append("over")
+
+        task = running_loop().create_task(wait())
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+        assert not task.done()
+        await ended(task)
+        assert task.done()
+        assert steps == ["over"]
+        await ended(task)  # once more does nothing
+
+    run(main)
+
+
+def test_a_caller_that_is_cancelled_while_a_task_ends_is_cancelled(run: Run) -> None:
+    """Neither is the task left behind, nor the cancellation lost."""
+
+    async def main() -> None:
+        steps = []
+
+        async def slow_to_end() -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.sleep(0.01)
+                steps.append("task over")
+
+        async def caller() -> None:
+            task = running_loop().create_task(slow_to_end())
+            for _ in range(5):
+                await anyio.lowlevel.checkpoint()
+            group.cancel_scope.cancel()
+            await ended(task)
+            assert steps == ["task over"]
+            await anyio.lowlevel.checkpoint()
+            steps.append("not cancelled")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(caller)
+        assert steps == ["task over"]
+
+    run(main)
+
+
+def test_a_thread_is_waited_for_by_a_cancelled_caller(run: Run) -> None:
+    release = threading.Event()
+    over = []
+
+    def work() -> None:
+        release.wait(10)
+        over.append(True)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+
+            async def call() -> None:
+                try:
+                    await in_thread(work)
+                finally:
+                    assert over  # its descriptors may be closed now
+
+            group.start_soon(call)
+            for _ in range(5):
+                await anyio.lowlevel.checkpoint()
+            group.cancel_scope.cancel()
+            threading.Timer(0.05, release.set).start()
+
+    run(main)
+    assert over
+
+
+def test_no_loop_at_all() -> None:
+    with pytest.raises(RuntimeError):
+        running_loop()

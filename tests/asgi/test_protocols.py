@@ -1,0 +1,495 @@
+"""The uvicorn protocols in this process: apps, and clients, that no server survives by luck."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
+from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+PATHSEND = "http.response.pathsend"
+ZEROCOPYSEND = "http.response.zerocopysend"
+# Far more than all buffers between an app and a client that reads nothing.
+TOO_MUCH = 30_000_000
+HELLO = b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"
+LARGE_BYTES = 3_000_000
+
+
+@pytest.fixture(params=[H11Protocol, HttpToolsProtocol], ids=["h11", "httptools"])
+def protocol(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    path = tmp_path / "large"
+    path.write_bytes(os.urandom(LARGE_BYTES))
+    return path
+
+
+class Client:
+    """The other end of a connection whose protocol runs in this event loop."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._read = b""
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    async def receive(self) -> bytes:
+        return await asyncio.get_running_loop().sock_recv(self.sock, 1_000_000)
+
+    async def until(self, end: bytes) -> bytes:
+        """Everything up to and with `end`."""
+        data = bytearray(self._read)
+        start = 0
+        while (found := data.find(end, start)) < 0:
+            start = max(0, len(data) - len(end))
+            part = await self.receive()
+            assert part, f"the connection ended after {bytes(data[-200:])!r}, before {end!r}"
+            data += part
+        self._read = bytes(data[found + len(end) :])
+        return bytes(data[: found + len(end)])
+
+    async def exactly(self, size: int) -> bytes:
+        data = bytearray(self._read)
+        while len(data) < size:
+            part = await self.receive()
+            assert part, f"the connection ended after {len(data)} of {size} bytes"
+            data += part
+        self._read = bytes(data[size:])
+        return bytes(data[:size])
+
+    async def to_end(self) -> bytes:
+        data = bytearray(self._read)
+        while part := await self.receive():
+            data += part
+        return bytes(data)
+
+    async def hello(self) -> None:
+        """What went before has left the connection as it should be."""
+        await self.send(HELLO)
+        answer = await self.until(b"hello")
+        assert answer.startswith(b"HTTP/1.1 200 "), answer
+
+
+@asynccontextmanager
+async def serving(protocol: Any, app: ASGIApp) -> AsyncIterator[Client]:
+    """One connection; GET /hello is answered for the app."""
+
+    async def with_hello(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/hello":
+            await start(send, length=5)
+            await body(send, b"hello")
+        else:
+            await app(scope, receive, send)
+
+    config = uvicorn.Config(with_hello, log_config=None, proxy_headers=False, lifespan="off")
+    config.load()
+    loop = asyncio.get_running_loop()
+    state = ServerState()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for sock in (ours, theirs):
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol(config=config, server_state=state, app_state={}), theirs
+        )
+        try:
+            yield Client(ours)
+        finally:
+            if not transport.is_closing():
+                transport.abort()
+            ours.close()
+            await asyncio.wait_for(_all_over(state), 10)
+
+
+async def _all_over(state: ServerState) -> None:
+    while state.tasks or state.connections:
+        await asyncio.sleep(0)
+
+
+async def start(send: Send, *, length: int | None = None, status: int = 200) -> None:
+    headers = [] if length is None else [(b"content-length", b"%d" % length)]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def body(send: Send, data: bytes, more: bool = False) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def talk(protocol: Any, app: ASGIApp, conversation: Callable[[Client], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with serving(protocol, app) as client:
+            await asyncio.wait_for(conversation(client), 20)
+
+    asyncio.run(run())
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+@pytest.mark.parametrize("chunked", [True, False])
+def test_an_app_is_held_up_by_a_client_that_does_not_read(
+    protocol: Any, size: int, chunked: bool
+) -> None:
+    sent = 0
+    started = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal sent
+        await start(send, length=None if chunked else TOO_MUCH)
+        started.set()
+        while sent < TOO_MUCH:
+            await body(send, b"x" * size, more=True)
+            sent += size
+        await body(send, b"")
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await started.wait()
+        await turns()
+        assert sent < 1_000_000
+        await client.until(b"\r\n\r\n")
+        if chunked:
+            assert (await client.until(b"\r\n0\r\n\r\n")).count(b"x") == TOO_MUCH
+        else:
+            assert await client.exactly(TOO_MUCH) == b"x" * TOO_MUCH
+        await client.hello()
+
+    talk(protocol, app, conversation)
+
+
+def test_what_cannot_be_sent_is_told_to_the_app(protocol: Any) -> None:
+    """The messages that were too many were gathered, and the loop's turn ended behind them."""
+    told: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=3)
+        await body(send, b"ab", more=True)
+        await body(send, b"cdef", more=True)
+        await turns()
+        for more in (True, False):
+            try:
+                await body(send, b"", more=more)
+            except Exception as error:
+                told.append(str(error))
+                raise
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert not (await client.to_end()).partition(b"\r\n\r\n")[2]
+        assert len(told) == 1
+        assert "Content-Length" in told[0]
+
+    talk(protocol, app, conversation)
+
+
+def test_fewer_bytes_than_declared_are_an_error(protocol: Any) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=10)
+        await body(send, b"ab", more=True)
+        await turns()
+        await body(send, b"cd")
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert len((await client.to_end()).partition(b"\r\n\r\n")[2]) < 10
+
+    talk(protocol, app, conversation)
+
+
+def test_head_of_small_messages_and_files(protocol: Any, large: Path) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send)
+        await body(send, b"small", more=True)
+        await turns()
+        with large.open("rb") as file:
+            await send({"type": ZEROCOPYSEND, "file": file, "more_body": True})
+            await send({"type": ZEROCOPYSEND, "file": file, "count": 5, "more_body": True})
+        await body(send, b"the end")
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n" + HELLO)
+        first = await client.until(b"\r\n\r\n")
+        second = await client.until(b"hello")
+        assert first.startswith(b"HTTP/1.1 200 ")
+        assert second.startswith(b"HTTP/1.1 200 "), "no byte of a body between the two"
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "http.response.body", "body": b"late", "more_body": True},
+        {"type": PATHSEND, "path": __file__},
+        {"type": ZEROCOPYSEND, "file": 0, "offset": 0, "count": 1},
+    ],
+    ids=["body", "path", "file"],
+)
+def test_a_message_behind_the_last_is_an_error(protocol: Any, message: Message) -> None:
+    told: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=4)
+        await body(send, b"body")
+        try:
+            await send(message)
+            await turns()
+            await body(send, b"")
+        except RuntimeError as error:
+            told.append(str(error))
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await client.until(b"body")).count(b"HTTP/1.1 ") == 1
+        await client.hello()
+        assert len(told) == 1
+        assert "Unexpected ASGI message" in told[0]
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "http.response.body", "body": b"early", "more_body": True},
+        {"type": PATHSEND, "path": __file__},
+        {"type": ZEROCOPYSEND, "file": 0, "offset": 0, "count": 1},
+    ],
+    ids=["body", "path", "file"],
+)
+def test_a_message_before_the_first_is_an_error(protocol: Any, message: Message) -> None:
+    told: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send(message)
+        except RuntimeError as error:
+            told.append(str(error))
+        await start(send, length=2)
+        await body(send, b"ok")
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.until(b"\r\n\r\nok")
+        assert len(told) == 1
+        assert "http.response.start" in told[0]
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_client_that_leaves_between_messages(protocol: Any, large: Path, chunked: bool) -> None:
+    """What is sent for it afterwards is dropped without an error, as uvicorn's own send() does."""
+    finished = asyncio.Event()
+    size = 1000 * 100 + 2 * LARGE_BYTES
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=None if chunked else size)
+        await body(send, b"x" * 100, more=True)
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        for number in range(999):
+            await body(send, b"x" * 100, more=True)
+            if number % 100 == 0:
+                await turns(2)
+        with large.open("rb") as file:
+            await send({"type": ZEROCOPYSEND, "file": file, "offset": 0, "more_body": True})
+        await send({"type": PATHSEND, "path": str(large)})
+        await body(send, b"")
+        finished.set()
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.until(b"x" * 100)
+        client.sock.close()
+        await finished.wait()
+
+    talk(protocol, app, conversation)
+
+
+def test_headers_of_any_iterable(protocol: Any, large: Path) -> None:
+    """A generator is asked once: by us for the length, and by uvicorn for the head."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = ((name, b"%d" % 100_000) for name in (b"content-length",))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": PATHSEND, "path": str(large)})
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        head = await client.until(b"\r\n\r\n")
+        assert b"content-length: 100000\r\n" in head.lower()
+        assert await client.exactly(100_000) == large.read_bytes()[:100_000]
+        await client.hello()
+
+    talk(protocol, app, conversation)
+
+
+def test_runs_without_an_offset_move_on(protocol: Any, large: Path) -> None:
+    data = large.read_bytes()
+    positions = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=2 * 200_000 + 10 + 5)
+        fd = os.open(large, os.O_RDONLY)
+        try:
+            os.lseek(fd, 1000, os.SEEK_SET)
+            for count in (200_000, 10, 0):
+                message: Message = {"type": ZEROCOPYSEND, "file": fd, "count": count}
+                await send({**message, "more_body": True})
+                positions.append(os.lseek(fd, 0, os.SEEK_CUR))
+            with large.open("rb") as file:
+                file.seek(7)
+                await send(
+                    {"type": ZEROCOPYSEND, "file": file, "count": 200_000, "more_body": True}
+                )
+                positions.append(file.tell())
+                await send({"type": ZEROCOPYSEND, "file": file, "offset": 3, "count": 5})
+                positions.append(file.tell())
+        finally:
+            os.close(fd)
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.until(b"\r\n\r\n")
+        expected = data[1000:201_010] + data[7:200_007] + data[3:8]
+        assert await client.exactly(len(expected)) == expected
+        await client.hello()
+        assert positions == [201_000, 201_010, 201_010, 200_007, 200_007]
+
+    talk(protocol, app, conversation)
+
+
+def test_extensions_are_each_requests_own(protocol: Any) -> None:
+    seen = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(set(scope["extensions"]))
+        scope["extensions"]["of.this.request"] = {}
+        await start(send, length=2)
+        await body(send, b"ok")
+
+    async def conversation(client: Client) -> None:
+        for _ in range(2):
+            await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await client.until(b"\r\n\r\nok")
+
+    talk(protocol, app, conversation)
+    assert seen[0] == seen[1] >= {PATHSEND, ZEROCOPYSEND}
+
+
+# A file system without sendfile
+
+
+@pytest.fixture
+def no_sendfile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> int:
+        raise OSError(errno.EINVAL, "not on this file system")
+
+    monkeypatch.setattr(os, "sendfile", refuse)
+
+
+@pytest.mark.usefixtures("no_sendfile")
+@pytest.mark.parametrize("chunked", [True, False])
+def test_files_are_read_where_there_is_no_sendfile(
+    protocol: Any, large: Path, chunked: bool
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=None if chunked else LARGE_BYTES)
+        await send({"type": PATHSEND, "path": str(large)})
+
+    async def conversation(client: Client) -> None:
+        for _ in range(2):
+            await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await client.until(b"\r\n\r\n")
+            if chunked:
+                assert await client.until(b"\r\n") == b"%x\r\n" % LARGE_BYTES
+            assert await client.exactly(LARGE_BYTES) == large.read_bytes()
+            if chunked:
+                assert await client.exactly(7) == b"\r\n0\r\n\r\n"
+        await client.hello()
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.usefixtures("no_sendfile")
+@pytest.mark.parametrize("leaves", [True, False])
+def test_reading_is_held_up_by_a_client_that_does_not_read(
+    protocol: Any, tmp_path: Path, leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(TOO_MUCH)
+    started, finished = asyncio.Event(), asyncio.Event()
+    read = 0
+    preadv, pread = os.preadv, os.pread
+
+    def counted_preadv(fd: int, buffers: Any, *args: int) -> int:
+        nonlocal read
+        count = preadv(fd, buffers, *args)
+        read += count
+        started.set()
+        return count
+
+    def counted_pread(fd: int, size: int, offset: int) -> bytes:
+        nonlocal read
+        read += size
+        return pread(fd, size, offset)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=TOO_MUCH)
+        try:
+            await send({"type": PATHSEND, "path": str(path)})
+        finally:
+            finished.set()
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await started.wait()
+        await turns()
+        assert read < 2_000_000
+        if leaves:
+            client.sock.close()
+        else:
+            await client.until(b"\r\n\r\n")
+            assert await client.exactly(TOO_MUCH) == bytes(TOO_MUCH)
+        await finished.wait()
+        assert (read < 3_000_000) == leaves
+
+    monkeypatch.setattr(os, "preadv", counted_preadv)
+    monkeypatch.setattr(os, "pread", counted_pread)
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.usefixtures("no_sendfile")
+def test_a_file_that_ends_early_closes_where_there_is_no_sendfile(
+    protocol: Any, large: Path
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=LARGE_BYTES + 1)
+        await send({"type": PATHSEND, "path": str(large)})
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.until(b"\r\n\r\n")
+        assert await client.to_end() == large.read_bytes()
+
+    talk(protocol, app, conversation)

@@ -1,0 +1,180 @@
+"""Uploads over TLS that the app's own thread reads from its client (`buffer_bodies` off)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.support.http import Connection, Response
+from tests.support.servers import LiveServer, wait_for
+from tests.workers.app import PIECE_BYTES, block
+from tests.workers.serving import DISPATCHERS, fast_worker, nothing_left_behind, reset, stats
+
+UPLOAD_BYTES = 5_000_000
+THREADS = 4
+PIECE = b"piece..." * (PIECE_BYTES // 8)
+ONE_OF_FIVE_PIECES = b"POST /dialogue HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (
+    5 * PIECE_BYTES,
+    PIECE,
+)
+
+
+class Client:
+    def __init__(self, server: LiveServer, tls: ssl.SSLContext) -> None:
+        self.server = server
+        self.tls = tls
+
+    def connect(self) -> Connection:
+        return Connection(self.server.address, tls=self.tls)
+
+    def get(self, target: str) -> Response:
+        return self.server.get(target, tls=self.tls)
+
+    def closed_dialogues(self) -> int:
+        closed: list[str] = stats(self.server, tls=self.tls)["closed"]
+        return closed.count("dialogue same thread")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(d, marks=pytest.mark.xdist_group(f"uploads-{d}")) for d in DISPATCHERS],
+)
+def client(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
+    authority = trustme.CA()
+    pem = tmp_path_factory.mktemp("tls") / "server.pem"
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
+    tls = ssl.create_default_context()
+    authority.configure_trust(tls)
+    attributes = {
+        "buffer_bodies": False,
+        "body_timeout_s": 1.0,
+        "dispatcher_kind": request.param,
+    }
+    options = [f"--certfile={pem}", f"--keyfile={pem}", f"--threads={THREADS}", "--keep-alive=30"]
+    with fast_worker(*options, attributes=attributes) as server:
+        yield Client(server, tls)
+
+
+def digest(response: Response) -> str:
+    value: str = json.loads(response.body)
+    return value
+
+
+def test_large_body_is_read_in_pieces(client: Client) -> None:
+    body = block(UPLOAD_BYTES)
+    with client.connect() as connection:
+        for _ in range(2):
+            response = connection.request("/digest", method="POST", body=body)
+            assert digest(response) == hashlib.sha256(body).hexdigest()
+            assert response.keep_alive
+
+
+def test_large_chunked_body_is_read_in_pieces(client: Client) -> None:
+    body = block(UPLOAD_BYTES)
+    with client.connect() as connection:
+        chunked = [("Transfer-Encoding", "chunked")]
+        connection.send_request("/digest", method="POST", headers=chunked)
+        for start in range(0, len(body), 70_000):
+            chunk = body[start : start + 70_000]
+            connection.send(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        connection.send(b"0\r\n\r\n")
+        assert digest(connection.read_response()) == hashlib.sha256(body).hexdigest()
+        assert connection.request("/small/5").body == block(5)
+
+
+def test_a_slow_client_is_read_and_answered_at_once(client: Client) -> None:
+    """Each piece is answered before the next one is sent: nothing waits for the whole body."""
+    with client.connect() as connection:
+        connection.send(ONE_OF_FIVE_PIECES[:-1])
+        connection.send(ONE_OF_FIVE_PIECES[-1:])
+        assert connection.read_head().status == 200
+        assert connection.read_chunk() == PIECE.upper()
+        for _ in range(4):
+            assert client.get("/small/5").body == block(5)  # others are served meanwhile
+            connection.send(PIECE[:500])
+            connection.send(PIECE[500:])
+            assert connection.read_chunk() == PIECE.upper()
+        assert connection.read_to_end_of_chunks() == b""
+        assert connection.request("/small/5").body == block(5)
+
+
+def test_a_client_that_stops_sending_gives_its_thread_back(client: Client) -> None:
+    before = client.closed_dialogues()
+    # More of them than threads: each thread is needed again.
+    with nothing_left_behind(client.server, tls=client.tls):
+        stalled = [client.connect() for _ in range(THREADS + 1)]
+        for connection in stalled:
+            connection.send(ONE_OF_FIVE_PIECES)
+        for connection in stalled:
+            assert connection.read_head().status == 200
+            assert connection.read_chunk() == PIECE.upper()
+            # No last chunk: the client sees that the answer is not whole.
+            assert connection.read_to_end() == b""
+            connection.close()
+    assert client.closed_dialogues() == before + len(stalled)
+
+
+@pytest.mark.parametrize("leave", ["goodbye", "reset", "without a word"])
+def test_a_client_that_leaves_in_the_middle(client: Client, leave: str) -> None:
+    before = client.closed_dialogues()
+    with nothing_left_behind(client.server, tls=client.tls):
+        for _ in range(THREADS + 1):
+            connection = client.connect()
+            connection.send(ONE_OF_FIVE_PIECES)
+            connection.read_head()
+            assert connection.read_chunk() == PIECE.upper()
+            if leave == "reset":
+                reset(connection.sock)
+            elif leave == "goodbye":
+                assert isinstance(connection.sock, ssl.SSLSocket)
+                with pytest.raises((ssl.SSLError, OSError)):
+                    connection.sock.unwrap()
+            connection.close()
+    wait_for(
+        lambda: client.closed_dialogues() == before + THREADS + 1, "each iterable has been closed"
+    )
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"Content-Length: 10\r\n\r\n0123456789",
+        b"Transfer-Encoding: chunked\r\n\r\n5\r\n01234\r\n5\r\n56789\r\n0\r\n\r\n",
+    ],
+    ids=["length", "chunked"],
+)
+@pytest.mark.parametrize("cut", ["one record", "after the head", "in the body"])
+def test_a_body_that_the_app_does_not_read(
+    client: Client, framing: bytes, cut: str, tmp_path: Path
+) -> None:
+    """The next request is found behind it, also where it came in the same TLS record."""
+    head, _, body = framing.partition(b"\r\n\r\n")
+    arrived = tmp_path / "arrived"
+    head = b"POST /ignore_body%b HTTP/1.1\r\n" % bytes(arrived) + head + b"\r\n\r\n"
+    following = b"GET /small/5 HTTP/1.1\r\n\r\n"
+    place = {"one record": 0, "after the head": len(head), "in the body": len(head) + 4}[cut]
+    data = head + body + following
+    with client.connect() as connection:
+        if place:
+            connection.send(data[:place])
+        connection.send(data[place:])
+        arrived.touch()
+        assert connection.read_response().body == b"ok"
+        assert connection.read_response().body == block(5)
+        assert connection.request("/small/7").body == block(7)
+
+
+def test_a_body_that_neither_comes_nor_is_read(client: Client) -> None:
+    """Where the next request would start is not known: the answer, and then the end."""
+    with nothing_left_behind(client.server, tls=client.tls), client.connect() as connection:
+        connection.send(b"POST /ignore_body HTTP/1.1\r\nContent-Length: 10\r\n\r\n0123")
+        assert connection.read_response().body == b"ok"
+        assert connection.read_to_end() == b""

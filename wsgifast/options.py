@@ -1,0 +1,27 @@
+"""Checks of options that several parts have in common."""
+
+from __future__ import annotations
+
+from .errors import ConfigurationError
+
+__all__ = ["check_switches", "is_count", "is_number"]
+
+
+def check_switches(**switches: object) -> None:
+    """:raises ConfigurationError: naming the first option that is not True or False."""
+    for name, value in switches.items():
+        # Not whatever is truthy: "no" and "false", out of an environment variable, are too.
+        if not isinstance(value, bool):
+            raise ConfigurationError(f"{name} is True or False, not {value!r}")
+
+
+def is_count(value: object, *, least: int = 0) -> bool:
+    """Whether it is a whole number from `least` on; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def is_number(value: object, *, least: float, most: float) -> bool:
+    """Whether it is a number in these bounds; NaN, True and False are none."""
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+    )
