@@ -55,14 +55,18 @@ def test_coalescing_can_be_off() -> None:
 def test_gathered_bytes_are_bounded() -> None:
     app = ASGIFast(sending(START, *[body(b"x" * 1000)] * 1000, body(b"", False)))
     answer = call(app, scope_of())
-    assert max(len(m["body"]) for m in answer.messages[1:]) <= 64 * 1024 + 1000
-    assert len(answer.body) == 1_000_000
+    sizes = [len(m["body"]) for m in answer.messages[1:]]
+    assert max(sizes) <= 64 * 1024 + 1000
+    assert len(sizes) <= 17, "each is as large as it may be"
+    assert sum(sizes) == 1_000_000
 
 
 def test_large_messages_keep_their_place() -> None:
     big = b"B" * 100_000
     app = ASGIFast(sending(START, body(b"1"), body(big), body(b"2"), body(big, False)))
-    assert call(app, scope_of()).body == b"1" + big + b"2" + big
+    answer = call(app, scope_of())
+    assert answer.body == b"1" + big + b"2" + big
+    assert sum(m.get("body") is big for m in answer.messages) == 2, "large ones are not copied"
 
 
 def test_a_head_waits_for_the_body_and_no_longer() -> None:
