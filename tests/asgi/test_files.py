@@ -346,7 +346,7 @@ def test_an_app_that_receives_meanwhile_is_left_alone(large: str) -> None:
     """As Starlette's StreamingResponse does: it listens for a disconnect itself."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        listening = asyncio.create_task(receive())  # type: ignore[arg-type]
+        listening: asyncio.Task[Message] = asyncio.create_task(receive())  # type: ignore[arg-type]
         await asyncio.sleep(0)
         await send(START)
         await send(pathsend(large))
