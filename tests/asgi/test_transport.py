@@ -76,7 +76,9 @@ async def connected() -> AsyncIterator[tuple[GatheringTransport, socket.socket]]
 async def read(client: socket.socket, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
-        part = await asyncio.get_running_loop().sock_recv(client, 1024 * 1024)
+        part = await asyncio.get_running_loop().sock_recv(
+            client, min(1024 * 1024, size - len(data))
+        )
         assert part, f"the connection ended after {len(data)} of {size} bytes"
         data += part
     return bytes(data)
