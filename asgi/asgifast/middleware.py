@@ -22,7 +22,6 @@ from .sending import (
     located,
     open_for_pathsend,
     path_to_send,
-    send_run,
     send_unsized,
 )
 
@@ -315,5 +314,5 @@ class _Exchange(Delivery):
                     {"type": "http.response.body", "body": b"", "more_body": False}
                 )
             return
-        await send_run(self._server_send, file.segment, more_body=more)
+        await self.send_file(*file.segment, more_body=more)
         file.advance()

@@ -134,6 +134,26 @@ class Exchange:
         await body(self.send, b"sent before it failed", more=True)
         raise LookupError("the app failed on purpose")
 
+    async def raises_first(self) -> None:
+        raise LookupError("the app failed on purpose")
+
+    async def raises_behind_its_head(self) -> None:
+        await start(self.send)
+        raise LookupError("the app failed on purpose")
+
+    async def returns(self) -> None:
+        """Answer nothing."""
+
+    async def returns_midway(self) -> None:
+        await start(self.send)
+        await body(self.send, b"sent before it returned", more=True)
+
+    async def goes_on(self) -> None:
+        """Answer, and be done when the test has written the file `go`."""
+        await self.hello()
+        while not os.path.exists(self.path):
+            await sleep(0.005)
+
     async def pathsend(self) -> None:
         assert self.has(PATHSEND), "no pathsend here"
         size = self.number("declared")

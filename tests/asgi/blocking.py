@@ -68,6 +68,11 @@ ALLOWED = (
         ("os.open", "os.stat"),
         "the file was served before: its inode is in memory (its pages need not be)",
     ),
+    AllowedCalls(
+        "wsgifast.sockets.sendfile._has_its_size",
+        ("os.pread",),
+        "made for a file without blocks only: there is nothing on the disk to wait for",
+    ),
 )
 
 # So much of the stack is told: the calls inside asgifast, and what called it.

@@ -250,10 +250,14 @@ def test_reading_blocks_no_loop(tmp_path: Path, blocking_calls: list[str]) -> No
 
 
 def test_reading_stops_when_the_client_has_left(tmp_path: Path) -> None:
-    with (tmp_path / "f").open("wb") as file:
+    with (tmp_path / "f").open("wb+") as file:
         file.truncate(500_000_000)
-    app = ASGIFast(sending(START, {"type": PATHSEND, "path": str(tmp_path / "f")}))
-    assert len(call(app, scope_of(), left=True).body) < 10_000_000
+        for message in (
+            {"type": PATHSEND, "path": file.name},
+            {"type": ZEROCOPYSEND, "file": file},
+        ):
+            app = ASGIFast(sending(START, message))
+            assert len(call(app, scope_of(), left=True).body) < 10_000_000, message["type"]
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_000])
