@@ -110,9 +110,10 @@ def test_messages_of_one_turn_become_one_and_wait_for_nothing(run: Run) -> None:
         {"type": "http.response.body", "body": b"large" * 10_000, "more_body": True},
         {"type": "http.response.body", "body": b"last", "more_body": False},
         {"type": PATHSEND, "path": __file__},
+        {"type": "http.response.zerocopysend", "file": None},
         {"type": "http.response.trailers", "headers": []},
     ],
-    ids=["small", "large", "last", "file", "other"],
+    ids=["small", "large", "last", "file", "run", "other"],
 )
 def test_order_is_kept_while_a_gathered_message_is_on_its_way(run: Run, following: Message) -> None:
     async def main() -> None:
@@ -131,7 +132,8 @@ def test_order_is_kept_while_a_gathered_message_is_on_its_way(run: Run, followin
             await inside.wait()
 
             async def send_second() -> None:
-                await send(following)
+                with open(__file__, "rb") as file:
+                    await send({**following, "file": file})
 
             async with anyio.create_task_group() as group:
                 group.start_soon(send_second)

@@ -296,6 +296,17 @@ def test_nothing_is_written_to_a_connection_that_is_closing() -> None:
     asyncio.run(run())
 
 
+def test_a_file_waits_for_what_is_gathered_elsewhere(fd: int) -> None:
+    async def run() -> None:
+        async with connected() as (transport, client):
+            transport.gather(lambda: transport.write(b"gathered"))
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, 100_000)))
+            assert await read(client, 100_008) == b"gathered" + os.pread(fd, 100_000, 0)
+            await sending
+
+    asyncio.run(run())
+
+
 def test_a_file_keeps_its_place(fd: int) -> None:
     """Behind more than the socket takes, and before everything that is written meanwhile."""
     before, after = b"b" * 5_000_000, b"a" * 200_000
