@@ -187,7 +187,10 @@ class _Exchange(Delivery):
                 message = {**message, "headers": headers}
             self._headers = headers
             self._start = message
-            if declared_length(headers) is None:
+            for name, _ in headers:
+                if name == b"content-length":
+                    break
+            else:
                 loop = running_loop()
                 loop.call_soon(partial(self._turn_over, loop))
         elif kind == PATHSEND:
