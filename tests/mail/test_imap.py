@@ -239,8 +239,10 @@ def test_any_buffer_is_a_message() -> None:
     with ScriptedIMAP(b"LITERAL+", [b"TAG OK done\r\n"]) as server:
         client = IMAP4("127.0.0.1", server.port, timeout=20)
         client.login(USER, PASSWORD)
-        assert client.append("INBOX", None, None, bytearray(MIXED))[0] == "OK"
+        date = imaplib.Time2Internaldate(0)
+        assert client.append("INBOX", None, date, bytearray(MIXED))[0] == "OK"
         client.shutdown()
+    assert b" APPEND INBOX %b {" % date.encode() in server.received
     assert server.received.endswith(REPAIRED + b"\r\n")
 
 

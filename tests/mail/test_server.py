@@ -636,16 +636,31 @@ def test_unthreaded_controller_and_unix_sockets(tmp_path: Path) -> None:
             made.loop.close()
 
 
-def test_process_message_is_still_called() -> None:
+def old_reply(*args: Any) -> str | None:
+    return None if args[1] == SENDER else "550 not you"
+
+
+async def awaited_old_reply(*args: Any) -> str | None:
+    return old_reply(*args)
+
+
+@pytest.mark.parametrize("reply", [old_reply, awaited_old_reply])
+def test_process_message_is_still_called(reply: Any) -> None:
     class Old:
-        def process_message(self, *args: Any, **kwargs: Any) -> str | None:
-            return None if args[1] == SENDER else "550 not you"
+        process_message = staticmethod(reply)
 
     controller = fast.Controller(Old(), hostname="127.0.0.1", port=free_port())
     controller.start()
     try:
-        with pytest.warns(DeprecationWarning, match="handle_DATA"):
-            send(controller.port, TEXT)
+        with SMTP("127.0.0.1", controller.port, timeout=20) as client:
+            with pytest.warns(DeprecationWarning, match="handle_DATA"):
+                client.sendmail(SENDER, [RECIPIENT], TEXT)
+            with (
+                pytest.warns(DeprecationWarning, match="handle_DATA"),
+                pytest.raises(smtplib.SMTPDataError) as refused,
+            ):
+                client.sendmail(RECIPIENT, [RECIPIENT], TEXT)
+        assert refused.value.args == (550, b"not you")
     finally:
         controller.stop()
 

@@ -34,7 +34,7 @@ from wsgifast.sockets import (
     send_all,
     send_some,
 )
-from wsgifast.sockets.coalescing.flusher import flusher
+from wsgifast.sockets.coalescing.flusher import Flusher, flusher
 
 NEVER_US = 1e6  # a window that does not end within a test
 IOV_MAX = os.sysconf("SC_IOV_MAX")
@@ -761,3 +761,23 @@ def test_async_a_lost_connection_is_an_error() -> None:
             writer.write(b"x")
 
     asyncio.run(main())
+
+
+def test_a_writer_that_was_written_to_while_it_left_is_looked_at_again() -> None:
+    class Busy:
+        looks = 0
+
+        def look(self, *, at_exit: bool = False) -> float | None:
+            self.looks += 1
+            return None
+
+        def leave(self) -> bool:
+            return self.looks < 2  # True: something came since the look
+
+    watching, writer = Flusher(), Busy()
+    watching._watched[writer] = None  # type: ignore[index]  # what it does is all that counts
+    pause = watching._look_at_all()
+    assert pause is not None
+    assert 0 < pause < 1
+    assert watching._look_at_all() is None
+    assert writer.looks == 2
