@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from wsgifast.body import charset_of, to_bytes
@@ -12,6 +13,7 @@ from wsgifast.options import check_switches
 from wsgifast.sockets import FileSegment
 
 from .gathering import Gatherer
+from .loops import BackgroundTask, Loop, running_loop
 from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
 from .requests import UNCONDITIONAL, request_facts
 from .sending import (
@@ -107,7 +109,11 @@ class ASGIFast:
         except BaseException:
             exchange.drop()
             raise
-        if exchange._start is not None or exchange._gatherer is not None:
+        if (
+            exchange._start is not None
+            or exchange._gatherer is not None
+            or exchange._head is not None
+        ):
             await exchange.finish()
 
 
@@ -121,11 +127,13 @@ class _Exchange(Delivery):
     """One request's way through the middleware.
 
     `_start` is the head, held until the first message behind it, as servers hold it (ASGI,
-    "Response Start"): a file's head may still change. `_gatherer` is made by the first small
-    message that has others behind it: most responses are one message, and never pay for it.
+    "Response Start"): a file's head may still change. Without a Content-Length it is a stream's,
+    whose first message may take its time: it waits for no more than this turn of the event loop,
+    then `_head` sends it. `_gatherer` is made by the first small message that has others behind it:
+    most responses are one message, and never pay for it.
     """
 
-    __slots__ = ("_gatherer", "_headers", "_may_gather", "_middleware", "_start")
+    __slots__ = ("_gatherer", "_head", "_headers", "_may_gather", "_middleware", "_start")
 
     def __init__(self, middleware: ASGIFast, scope: Scope, receive: Receive, send: Send) -> None:
         # Delivery's own, without the call: this much every request pays.
@@ -136,12 +144,15 @@ class _Exchange(Delivery):
         self._receiving = False
         self._middleware = middleware
         self._start: Message | None = None
+        self._head: BackgroundTask | None = None
         self._headers: list[tuple[bytes, bytes]] = _NO_HEADERS
         self._gatherer: Gatherer | None = None
         self._may_gather = True
 
     async def send(self, message: Message) -> None:
         """The send() that the app is given."""
+        if self._head is not None:
+            await self._settle_head()
         kind = message["type"]
         start = self._start
         if kind == "http.response.body":
@@ -176,6 +187,12 @@ class _Exchange(Delivery):
                 message = {**message, "headers": headers}
             self._headers = headers
             self._start = message
+            for name, _ in headers:
+                if name == b"content-length":
+                    break
+            else:
+                loop = running_loop()
+                loop.call_soon(partial(self._turn_over, loop))
         elif kind == PATHSEND:
             await self._flush()
             if PLANNED in message:
@@ -193,19 +210,25 @@ class _Exchange(Delivery):
 
     async def finish(self) -> None:
         """The app has returned: nothing may be left behind."""
+        await self._settle_head()
         if self._start is not None:
             await self._forward_start()
         await self._flush()
 
     async def abandon(self) -> None:
         """The app has failed: what it sent before goes out, and its own error is the one told."""
+        self._start = None
         try:
+            await self._settle_head()
             await self._flush()
         except Exception:  # noqa: BLE001 - the app's error says more
             pass
 
     def drop(self) -> None:
         """The app was cancelled: nothing more is sent."""
+        self._start = None
+        if self._head is not None:
+            self._head.cancel()
         if self._gatherer is not None:
             self._gatherer.drop()
 
@@ -213,6 +236,17 @@ class _Exchange(Delivery):
         message, self._start = self._start, None
         if message is not None:
             await self._server_send(message)
+
+    def _turn_over(self, loop: Loop) -> None:
+        if self._start is not None:
+            self._head = loop.create_task(self._forward_start())
+
+    async def _settle_head(self) -> None:
+        if self._head is not None:
+            try:
+                await self._head
+            finally:
+                self._head = None
 
     def _charset(self) -> str:
         return charset_of([(k.decode("latin-1"), v.decode("latin-1")) for k, v in self._headers])

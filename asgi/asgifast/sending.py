@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -32,10 +31,6 @@ __all__ = [
     "send_unsized",
     "truncated",
 ]
-
-# RFC 9110 8.6: ASCII digits and nothing else.
-_DIGITS = re.compile(rb"[0-9]+")
-
 
 # The extension by which asgifast's own protocols say that they gather small messages themselves.
 GATHERING = "asgifast.gathering"
@@ -162,7 +157,8 @@ def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     """The Content-Length of a response's head, None if it has none (or no valid one)."""
     for name, value in headers:
         if len(name) == 14 and name.lower() == b"content-length":
-            return int(value) if _DIGITS.fullmatch(value) else None
+            # RFC 9110 8.6: ASCII digits and nothing else, which is what isdigit() takes of bytes.
+            return int(value) if value.isdigit() else None
     return None
 
 

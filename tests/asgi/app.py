@@ -113,6 +113,13 @@ class Exchange:
         await body(self.send, b"after", more=True)
         await body(self.send, b"")
 
+    async def late(self) -> None:
+        """Head first; the body when the test has written the file `go`."""
+        await start(self.send, (b"content-type", b"text/event-stream"))
+        while not os.path.exists(self.path):
+            await sleep(0.005)
+        await body(self.send, b"late")
+
     async def large(self) -> None:
         await start(self.send, length(3_000_000))
         await body(self.send, b"L" * 3_000_000)

@@ -50,6 +50,19 @@ def test_what_was_sent_leaves_while_the_app_waits(
         assert connection.read(len(b"5\r\nafter\r\n")) == b"5\r\nafter\r\n"
 
 
+def test_the_head_of_a_stream_leaves_before_its_body(
+    fast_server: LiveServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if "gunicorn-asgi" in request.node.name:
+        pytest.skip("gunicorn's own worker sends no head alone")
+    go = tmp_path / "go"
+    with Connection(fast_server.address) as connection:
+        connection.send_request(f"/late?file={go}")
+        assert connection.read_head().status == 200
+        go.touch()
+        assert connection.read_to_end_of_chunks() == b"late"
+
+
 def test_files_of_every_size(fast_server: LiveServer, files: Path) -> None:
     with Connection(fast_server.address) as connection:
         for file in sorted(files.iterdir()):

@@ -103,6 +103,93 @@ def test_messages_of_one_turn_become_one_and_wait_for_nothing(run: Run) -> None:
     run(main)
 
 
+def test_the_head_of_a_stream_waits_for_nothing(run: Run) -> None:
+    async def main() -> None:
+        server = Server()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            await server.until(lambda: server.sent == [START])  # though nothing else is sent
+            await send(body(b"late", more=False))
+
+        await server.call(app)
+        assert server.bodies == [b"late"]
+
+    run(main)
+
+
+def test_nothing_overtakes_the_head_of_a_stream(run: Run) -> None:
+    async def main() -> None:
+        server = Server()
+        inside, go_on = anyio.Event(), anyio.Event()
+
+        async def slow_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                inside.set()
+                await go_on.wait()
+            server.sent.append(message)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            await inside.wait()
+
+            async def send_one(data: bytes) -> None:
+                await send(body(data))
+
+            async with anyio.create_task_group() as group:
+                for data in (b"first", b"second"):
+                    group.start_soon(send_one, data)
+                for _ in range(10):
+                    await anyio.lowlevel.checkpoint()
+                assert server.sent == []
+                go_on.set()
+
+        await ASGIFast(app)(scope_of(), server.receive, slow_send)
+        assert server.sent[0] == START
+        assert sorted(b"".join(server.bodies)) == sorted(b"firstsecond")
+
+    run(main)
+
+
+def test_a_stream_that_is_given_up_sends_no_head(run: Run) -> None:
+    async def main() -> None:
+        server = Server()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            raise LookupError("on purpose")
+
+        with pytest.raises(LookupError):
+            await server.call(app)
+        for _ in range(10):
+            await anyio.lowlevel.checkpoint()
+        assert server.sent == [], "the server can still answer 500"
+
+    run(main)
+
+
+def test_what_the_head_of_a_stream_raises_reaches_the_app(run: Run) -> None:
+    async def main() -> None:
+        server = Server()
+        tried = []
+
+        def fail(message: Message) -> None:
+            tried.append(message)
+            raise OSError("gone")
+
+        server.on_send = fail
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            await server.until(lambda: bool(tried))
+            with pytest.raises(OSError, match="gone"):
+                await send(body(b"late"))
+
+        await server.call(app)
+
+    run(main)
+
+
 @pytest.mark.parametrize(
     "following",
     [
@@ -179,6 +266,8 @@ def test_an_app_that_is_cancelled_sends_no_more(run: Run) -> None:
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await send(START)
+            for _ in range(20):
+                await anyio.lowlevel.checkpoint()  # the head leaves, and the loop is quiet again
             await send(body(b"gathered"))
             scope_to_cancel.cancel()
             await anyio.lowlevel.checkpoint()
