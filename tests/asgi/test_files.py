@@ -181,6 +181,27 @@ def test_several_ranges_by_descriptor(path: str) -> None:
     assert parts == [DATA[1:3], DATA[9:13]]
 
 
+@pytest.mark.parametrize("extensions", [(), (PATHSEND, ZEROCOPYSEND)])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_file_response_inside_the_middleware(
+    path: str, extensions: tuple[str, ...], depth: int
+) -> None:
+    parts: list[bytes] = []
+
+    def read(message: Message) -> None:
+        assert message["type"] != PATHSEND, "it would be the whole file"
+        if message["type"] == ZEROCOPYSEND:
+            parts.append(os.pread(message["file"], message["count"], message["offset"]))
+        else:
+            parts.append(message.get("body", b""))
+
+    app: Any = FileResponse(path)
+    for _ in range(depth):
+        app = ASGIFast(app)
+    assert call(app, offering(*extensions, range="bytes=5-9"), on_send=read).status == 206
+    assert b"".join(parts) == DATA[5:10]
+
+
 # zerocopysend
 
 

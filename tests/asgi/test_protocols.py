@@ -176,7 +176,8 @@ def test_an_app_is_held_up_by_a_client_that_does_not_read(
     talk(protocol, app, conversation)
 
 
-def test_what_cannot_be_sent_is_told_to_the_app(protocol: Any) -> None:
+@pytest.mark.parametrize("messages", [(True, False), (False,)], ids=["next", "last"])
+def test_what_cannot_be_sent_is_told_to_the_app(protocol: Any, messages: tuple[bool, ...]) -> None:
     """The messages that were too many were gathered, and the loop's turn ended behind them."""
     told: list[str] = []
 
@@ -185,7 +186,7 @@ def test_what_cannot_be_sent_is_told_to_the_app(protocol: Any) -> None:
         await body(send, b"ab", more=True)
         await body(send, b"cdef", more=True)
         await turns()
-        for more in (True, False):
+        for more in messages:
             try:
                 await body(send, b"", more=more)
             except Exception as error:
@@ -412,6 +413,28 @@ def test_parts_of_files(protocol: Any, large: Path, kind: str) -> None:
             await client.exactly(300_000)
             await client.hello()
         assert len(os.listdir("/proc/self/fd")) == before
+
+    talk(protocol, app, conversation)
+
+
+def test_a_file_behind_a_body_that_the_client_reads_late(protocol: Any, large: Path) -> None:
+    before = b"b" * 500_000
+    sent = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=len(before) + LARGE_BYTES)
+        await body(send, before, more=True)
+        sent.set()
+        with large.open("rb") as file:
+            await send({"type": ZEROCOPYSEND, "file": file})
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await sent.wait()
+        await turns()
+        await client.until(b"\r\n\r\n")
+        assert await client.exactly(len(before) + LARGE_BYTES) == before + large.read_bytes()
+        await client.hello()
 
     talk(protocol, app, conversation)
 

@@ -362,6 +362,23 @@ def test_a_file_that_is_cut_off_ends_the_connection(fd: int, end: str) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("end", ["abort", "client"])
+def test_a_file_whose_turn_never_comes(fd: int, end: str) -> None:
+    async def run() -> None:
+        async with connected() as (transport, client):
+            transport.write(bytes(FILE_BYTES))
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            await turns()
+            if end == "abort":
+                transport.abort()
+            else:
+                client.close()
+            with pytest.raises(ConnectionResetError):
+                await asyncio.wait_for(sending, 10)
+
+    asyncio.run(run())
+
+
 def test_no_descriptor_is_left(fd: int) -> None:
     async def run() -> None:
         async with connected() as (transport, client):
