@@ -10,6 +10,7 @@ and 256 KiB; beside the servers stands the bound, a bare loop of epoll and sendf
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import contextlib
 import os
@@ -401,7 +402,14 @@ def main() -> None:
         crowd(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
         return
     sections = {"rates": rates, "files": files, "tls": tls, "slow": slow}
-    for name in sys.argv[1:] or list(sections):
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.worker", description="FastWorker beside gthread and nginx."
+    )
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(sections)}")
+    wanted = parser.parse_args().sections or list(sections)
+    if unknown := [name for name in wanted if name not in sections]:
+        parser.error(f"{unknown[0]!r} is none of {', '.join(sections)}")
+    for name in wanted:
         rows = sections[name]()
         print(table(HEADINGS[name], [[str(cell) for cell in row] for row in rows]), flush=True)
         save(f"worker-{name}", {"rows": [[str(cell) for cell in row] for row in rows]})

@@ -119,7 +119,10 @@ def test_text_that_its_charset_cannot_express() -> None:
     ],
 )
 def test_charset_of_a_content_type(content_type: str, charset: str) -> None:
-    assert bodies.charset_of([("X-Other", "1"), ("content-TYPE", content_type)]) == charset
+    assert (
+        bodies.charset_of([("X-Other", "1; charset=ascii"), ("content-TYPE", content_type)])
+        == charset
+    )
     assert bodies.charset_of([]) == "utf-8"
 
 

@@ -51,6 +51,11 @@ def test_a_slice_reads_like_a_file_that_ends_where_it_ends(
             assert part.read(move) == model.read(move)
         assert part.tell() == model.tell()
     assert part.seek(0, os.SEEK_END) == stop
+    assert part.seek(start) == start
+    assert part.read(0) == b""
+    assert part.seek((stop - start) // 2, os.SEEK_CUR) == start + (stop - start) // 2
+    assert part.seek(-1, os.SEEK_END) == max(start, stop - 1)
+    assert part.seek(-1, os.SEEK_SET) == start
     part.close()
     part.close()
     assert file.closed
@@ -120,7 +125,9 @@ def encode(block: object) -> bytes:
 
 def test_a_reader_stops_at_its_size_and_never_reads_past_it() -> None:
     file = io.BytesIO(DATA)
-    assert b"".join(FileReader(file, 100, encode)) == DATA[:100]
+    reader = FileReader(file, 100, encode)
+    assert [reader.read(0), reader.read(7), reader.read(0)] == [b"", DATA[:7], b""]
+    assert b"".join(reader) == DATA[7:100]
     assert file.tell() == 100
     text = io.StringIO("é" * 100)
     assert b"".join(FileReader(text, 100, encode)) == ("é" * 50).encode()

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from loadtests.field_reports import Bars, Figures, ReportResult, receive
+from loadtests.field_reports import Bars, Figures, ReportResult, Summary, receive
 from loadtests.field_reports.echo import echo
 from loadtests.field_reports.messages import MODES, run_async, run_simple, run_threaded
 from loadtests.field_reports.page import Measured, page
@@ -102,11 +102,13 @@ def test_the_page_is_complete_in_itself_and_escapes_what_it_shows() -> None:
     old = Figures("then", ["way", "MB/s"], [["<slow>", 1.5]])
     now = Figures("today", ["way", "MB/s"], [["a & b", 1234567]])
     bars = Bars("speed", "MB/s", {"a & b": 10.0, "nothing": 0.0})
-    result = ReportResult([now], [bars, Bars("empty", "MB/s", {})], 'changed: "much"')
+    line = Summary("16 s", "9 <s>", "1 s", "the link")
+    result = ReportResult([now], [bars, Bars("empty", "MB/s", {})], line, '"much"')
     html = page([Measured("A <report>", old, result)], {"cores": 2})
     checked = Checked()
     checked.feed(html)
     checked.close()
     assert (checked.open, checked.references) == ([], [])
-    for text in ("A <report>", "<slow>", "a & b", "1,234,567", 'changed: "much"', "cores 2"):
+    shown = ["A <report>", "<slow>", "a & b", "1,234,567", 'changed: "much"', "cores 2"]
+    for text in [*shown, "16 s", "9 <s>", "1 s", "the link"]:
         assert text in checked.text

@@ -166,6 +166,14 @@ def test_event_streams_are_never_coalesced(header: tuple[str, str]) -> None:
     assert len(list(server.result)) == 100
 
 
+@pytest.mark.parametrize(
+    "header", [("X-Accel-Buffering", "yes"), ("X-Other", "no"), ("Content-Type", "text/plain")]
+)
+def test_other_streams_are_coalesced_when_asked(header: tuple[str, str]) -> None:
+    server = Server(WSGIFast(returning(iter([b"x"] * 100), header), coalesce=True))
+    assert server.environ["wsgifast.route"] == "coalesced"
+
+
 def test_the_event_stream_of_a_lazy_app_is_not_coalesced_either() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         start_response("200 OK", [("Content-Type", "text/event-stream")])
@@ -333,14 +341,39 @@ def test_a_stream_never_sends_more_than_its_length_and_complains_of_less(
     headers = [] if declared is None else [("Content-Length", str(declared))]
     server = serve(iter(chunks), *headers)
     if declared is not None and declared > len(whole):
-        with pytest.raises(BodyTooShort):
+        with pytest.raises(BodyTooShort, match=rf"\b{declared - len(whole)} bytes"):
             server.finish()
         assert b"".join(server.sent) == whole
     else:
         assert server.finish() == whole[:declared]
 
 
+@pytest.mark.parametrize("chunks", [[], [b""], [b"", b""]])
+def test_an_answer_to_head_may_be_shorter_than_its_length(chunks: list[bytes]) -> None:
+    """Many apps write the length of a GET, and nothing more."""
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [("Content-Length", "10")])
+        yield from chunks
+
+    server = Server(WSGIFast(app), new_environ("HEAD"))
+    assert server.finish() == b""
+    assert server.header("Content-Length") == "10"
+
+
 # start_response, write(), exc_info
+
+
+@pytest.mark.parametrize("chunks", [[], [b""], [b"some"]])
+def test_an_app_that_never_starts_a_response_is_named(chunks: list[bytes]) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        yield from chunks
+
+    server = Server(WSGIFast(app))
+    with pytest.raises(BodyError, match="start_response"):
+        server.finish()
+    assert server.head[0] == "500 Internal Server Error"
+    assert server.sent == []
 
 
 def test_a_lazy_app_starts_at_the_first_chunk() -> None:

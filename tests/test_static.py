@@ -28,6 +28,7 @@ from wsgifast.files import directory as directory_module
 from wsgifast.files.rules import HeaderRules
 from wsgifast.sockets.sendfile import FileTruncated
 
+EPOCH = "Thu, 01 Jan 1970 00:00:00 GMT"
 LARGE = bytes(range(256)) * 2048  # 512 KiB: over what is kept in memory
 
 
@@ -270,11 +271,19 @@ def test_no_index(site: Path) -> None:
     assert call(app, "/docs/index.html").status == 200
 
 
+SHOWN_SIZES = [
+    (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (3 << 20, "3.0 MiB"),
+]  # fmt: skip
+
+
 def test_listing(site: Path) -> None:
     hostile = '<img src=x onerror="a">&.txt'
     (site / "empty" / hostile).write_text("x")
     (site / "empty" / "a:b").mkdir()
     (site / "empty" / ".hidden").write_text("x")
+    for size, _ in SHOWN_SIZES:
+        with (site / "empty" / f"size{size}").open("wb") as file:
+            file.truncate(size)
     (site / "empty" / "out").symlink_to("../../..")
     (site / "empty" / "in").symlink_to("../app.js")
     os.mkfifo(site / "empty" / "fifo")
@@ -287,6 +296,8 @@ def test_listing(site: Path) -> None:
     assert 'href="./a%3Ab/"' in page
     assert 'href="./in"' in page
     assert 'href="../"' in page
+    for size, shown_size in SHOWN_SIZES:
+        assert f'"./size{size}">size{size}</a></td><td>{shown_size}</td>' in page
     assert not any(name in page for name in (".hidden", "fifo", "./out"))
     assert "script" not in answer.headers["content-security-policy"]
     assert call(app, "/empty").headers["location"] == "./empty/"
@@ -398,6 +409,23 @@ class _Errors:
     def flush(self) -> None: ...
 
 
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_no_answer_leaves_a_descriptor_open(site: Path, cache_bytes: int) -> None:
+    write_sibling(site / "app.js", ".gz", b"packed")
+    settle(site / "app.js", site / "app.js.gz", site / "large.bin")
+    app = StaticFiles(directory=site, cache_bytes=cache_bytes, listing=True, etag="content")
+    tag = call(app, "/large.bin").headers["etag"]
+    before = len(os.listdir("/proc/self/fd"))
+    for path in ("/app.js", "/large.bin", "/", "/empty", "/empty/", "/missing", "/../x"):
+        for method in ("GET", "HEAD"):
+            for headers in (
+                {}, {"Accept_Encoding": "gzip"}, {"Range": "bytes=0-9,20-29"},
+                {"Range": "bytes=99999999-"}, {"If_None_Match": tag}, {"If_Match": '"other"'},
+            ):  # fmt: skip
+                call(app, path, method, **headers)
+                assert len(os.listdir("/proc/self/fd")) == before, (path, method, headers)
+
+
 def test_a_refusing_start_response_leaks_no_descriptor(site: Path) -> None:
     def refusing(*args: object) -> None:
         raise RuntimeError("headers sent")
@@ -504,6 +532,9 @@ def test_conditions_and_ranges(site: Path, name: str, kept: bool) -> None:
     assert call(app, f"/{name}", If_None_Match=tag, If_Match='"other"').status == 412
     assert call(app, f"/{name}", If_Modified_Since=date).status == 304
     assert call(app, f"/{name}", If_None_Match='"x"', If_Modified_Since=date).status == 200
+    assert call(app, f"/{name}", If_Unmodified_Since=date).status == 200
+    assert call(app, f"/{name}", If_Unmodified_Since=EPOCH).status == 412
+    assert call(app, f"/{name}", If_Unmodified_Since=EPOCH, If_None_Match=tag).status == 412
     for header, part in (
         ("bytes=0-0", content[:1]),
         ("bytes=10-19", content[10:20]),
@@ -553,9 +584,9 @@ def test_malformed_headers_get_a_legal_answer(site: Path, headers: dict[str, str
 CONDITIONS = {
     "ACCEPT_ENCODING": ["gzip", "br;q=0, *", "identity", ""],
     "IF_NONE_MATCH": ["*", '"other"', "<tag>", "W/<tag>", '"other", <tag>'],
-    "IF_MODIFIED_SINCE": ["<date>", "Thu, 01 Jan 1970 00:00:00 GMT", "never"],
+    "IF_MODIFIED_SINCE": ["<date>", EPOCH, "never"],
     "IF_MATCH": ["*", "<tag>", '"other"'],
-    "IF_UNMODIFIED_SINCE": ["<date>", "Thu, 01 Jan 1970 00:00:00 GMT"],
+    "IF_UNMODIFIED_SINCE": ["<date>", EPOCH],
     "RANGE": ["bytes=0-3", "bytes=9999999-", "lines=1-2"],
     "IF_RANGE": ["<tag>", "<date>", '"other"'],
 }
@@ -684,8 +715,11 @@ def test_changes_are_seen_at_once(site: Path, name: str) -> None:
         # Of the same length, as fast as the disk goes: times and sizes alone would not tell.
         content = bytes([number]) * size
         path.write_bytes(content)
-        answer = call(app, f"/{name}")
-        assert answer.body == content, f"write {number} is not seen"
+        # A GET is answered in the short way, if it can be; a range never is.
+        for byte_range in [{"Range": "bytes=1-"}, {}] if number % 2 else [{}]:
+            answer = call(app, f"/{name}", **byte_range)
+            expected = content[1:] if byte_range else content
+            assert answer.body == expected, f"write {number} is not seen"
     path.unlink()
     assert call(app, f"/{name}").status == 404
     path.write_bytes(b"back")

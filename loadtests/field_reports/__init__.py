@@ -8,6 +8,6 @@ Each report is a module with TITLE, OLD (the figures of then) and run(profile) -
 """
 
 from .page import page
-from .result import Bars, Figures, Profile, ReportResult
+from .result import Bars, Figures, Profile, ReportResult, Summary
 
-__all__ = ["Bars", "Figures", "Profile", "ReportResult", "page"]
+__all__ = ["Bars", "Figures", "Profile", "ReportResult", "Summary", "page"]

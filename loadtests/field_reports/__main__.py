@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from typing import get_args
@@ -10,7 +11,7 @@ from typing import get_args
 from loadtests.measuring import machine, save, table
 from loadtests.measuring.results import REPORTS
 
-from .page import Measured, page
+from .page import READING, Measured, page
 from .result import Figures, Profile
 
 # In the order of the page: what the command line calls it -> its module in this package.
@@ -36,14 +37,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.reports or REPORT_MODULES:
         module = import_module(f".{REPORT_MODULES[name]}", __package__)
         print(f"\n== {module.TITLE}", flush=True)
+        started = time.perf_counter()
         result = module.run(options.profile)
+        seconds = time.perf_counter() - started
         for figures in (module.OLD, *result.tables):
             _print(figures)
-        print(f"{result.changed}\n{save(f'field-report-{name}', result.raw)}")
+        print(f"What has changed: {result.changed}\n")
+        print(f"Measured in {seconds:.0f} s; {save(f'field-report-{name}', result.raw)}")
         measured.append(Measured(module.TITLE, module.OLD, result))
     path = REPORTS / "field-reports.html"
-    path.write_text(page(measured, machine()), encoding="utf-8")
-    print(f"\n{path}")
+    path.write_text(page(measured, {"profile": options.profile, **machine()}), encoding="utf-8")
+    print()
+    for report in measured:
+        line = report.result.summary
+        print(f"{report.title}\n  then                  {line.then}")
+        print(f"  today, standard       {line.standard}\n  today, wsgifast       {line.wsgifast}")
+        print(f"  what limits it today  {line.limit}\n")
+    print(f"{READING}\n\nThe page: {path}")
 
 
 def _print(figures: Figures) -> None:

@@ -10,10 +10,17 @@ from loadtests.measuring.tables import cell_text
 
 from .result import Bars, Figures, ReportResult
 
-__all__ = ["Measured", "page"]
+__all__ = ["READING", "Measured", "page", "summary"]
 
 # Pixels of a chart: room for labels, the longest bar, one bar's height with its gap.
 LABEL_PX, BAR_PX, ROW_PX = 230, 420, 24
+
+SUMMARY_COLUMNS = ["report", "then", "today, standard", "today, wsgifast", "what limits it today"]
+READING = (
+    "Today's figures are medians of several rounds in which all ways took turns. A gain such as "
+    "3x (2.5..3.5) is the median and the range of the rounds. MB are 10^6 bytes. Client and "
+    "server share this machine, over loopback where no link is named."
+)
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
@@ -22,6 +29,7 @@ table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric:
 caption { text-align: left; font-weight: 600; padding: .3rem 0 }
 th, td { padding: .2rem .8rem; border-bottom: 1px solid #d8dee4; text-align: right }
 th:first-child, td:first-child { text-align: left; padding-left: 0 }
+.summary th, .summary td { text-align: left; vertical-align: top }
 .scroll { overflow-x: auto }
 svg text { font: 13px system-ui, sans-serif; fill: currentColor }
 svg rect { fill: #2f6f9f }
@@ -55,10 +63,21 @@ def page(reports: Sequence[Measured], machine: Mapping[str, object]) -> str:
             '<meta name="viewport" content="width=device-width">',
             f"<title>Field reports</title><style>{STYLE}</style></head><body>",
             "<h1>Field reports, then and today</h1>",
+            f'<div class="summary">{_table(summary(reports))}</div>',
+            f"<p>{escape(READING)}</p>",
             *(_section(report) for report in reports),
             f"<footer>Measured on: {escape(facts)}</footer></body></html>",
         ]
     )
+
+
+def summary(reports: Sequence[Measured]) -> Figures:
+    """All reports in one table."""
+    rows = []
+    for report in reports:
+        line = report.result.summary
+        rows.append([report.title, line.then, line.standard, line.wsgifast, line.limit])
+    return Figures("In short", SUMMARY_COLUMNS, rows)
 
 
 def _section(report: Measured) -> str:
@@ -68,7 +87,7 @@ def _section(report: Measured) -> str:
             _table(report.old),
             *map(_table, report.result.tables),
             *map(_chart, report.result.charts),
-            f'<p class="changed">{escape(report.result.changed)}</p>',
+            f'<p class="changed">What has changed: {escape(report.result.changed)}</p>',
         ]
     )
 

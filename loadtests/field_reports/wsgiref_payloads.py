@@ -18,7 +18,7 @@ from wsgiref.util import FileWrapper
 from loadtests.measuring import Measured, Ratio, alternate, drive, free_port, measured, running
 from wsgifast import WSGIFast
 
-from .result import Bars, Figures, Profile, ReportResult
+from .result import Bars, Figures, Profile, ReportResult, Summary
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -40,7 +40,7 @@ STRING, BYTES, LIST, FILE, WRAPPER = (
 _PATHS = {STRING: "/str", BYTES: "/bytes", LIST: "/list", FILE: "/file", WRAPPER: "/wrapper"}
 _FAILS_RAW = {STRING}
 STOCK, WRAPPED, OURS = "wsgiref", "wsgiref, WSGIFast", "wsgifast's wsgiref, WSGIFast"
-# A slow one takes seconds for each request, a quick one a fraction of a millisecond.
+# A slow one takes up to seconds for each request, a quick one a fraction of a millisecond.
 REQUESTS: dict[Profile, dict[bool, int]] = {
     "quick": {True: 1, False: 20},
     "full": {True: 3, False: 200},
@@ -114,7 +114,17 @@ def run(profile: Profile) -> ReportResult:
                 },
             )
         ],
-        "What has changed: Python 3's wsgiref refuses the string that took 17 s (an error, and no "
+        Summary(
+            "a string 16.8 s, a list 0.01 s, a file 0.07 s",
+            f"single bytes {_ms(runs[BYTES][STOCK]):,.0f} ms (a string fails), "
+            f"a list {_ms(runs[LIST][STOCK]):.2f} ms, a file {_ms(runs[FILE][STOCK]):.1f} ms",
+            f"single bytes {_ms(runs[BYTES][OURS]):.0f} ms, a string "
+            f"{_ms(runs[STRING][OURS]):.2f} ms, a list {_ms(runs[LIST][OURS]):.2f} ms, "
+            f"a file {_ms(runs[FILE][OURS]):.2f} ms",
+            "the server: what it costs to accept a connection, parse and answer at all. A list of "
+            "single bytes still has to be walked through.",
+        ),
+        "Python 3's wsgiref refuses the string that took 17 s (an error, and no "
         "body). The write for each chunk is still there, and a list of single bytes is the string "
         "of then. A list holding the whole is as good as it was, an open file is still iterated "
         "by lines; WSGIFast brings all of them to the time of the list.",
@@ -123,7 +133,7 @@ def run(profile: Profile) -> ReportResult:
 
 
 def _requests(profile: Profile, server: str, shape: str) -> int:
-    return REQUESTS[profile][server == STOCK and shape in (BYTES, FILE)]
+    return REQUESTS[profile][shape == BYTES or (server == STOCK and shape == FILE)]
 
 
 def _today(runs: dict[str, dict[str, list[Measured]]]) -> Figures:
@@ -138,7 +148,7 @@ def _today(runs: dict[str, dict[str, list[Measured]]]) -> Figures:
             gain = Ratio.of(*([1 / _seconds(m) for m in of] for of in (servers[WRAPPED], stock)))
         rows.append([*row, gain])
     columns = ["the app returns", STOCK + ", ms", WRAPPED + ", ms", OURS + ", ms", "WSGIFast gain"]
-    return Figures(f"Today: {PAYLOAD_BYTES:,} bytes, medians of ms for a request", columns, rows)
+    return Figures(f"Today: {PAYLOAD_BYTES:,} bytes, one request, median", columns, rows)
 
 
 def _seconds(of: Measured) -> float:

@@ -14,6 +14,12 @@ from tests.support.servers import LiveServer
 
 __all__ = ["Answer", "call", "expect_files_through", "scope_of"]
 
+_BODY_TYPES = {
+    "http.response.body",
+    "http.response.pathsend",
+    "http.response.zerocopysend",
+}
+
 
 @dataclass
 class Answer:
@@ -65,11 +71,13 @@ def call(
     *,
     on_send: Callable[[Message], None] | None = None,
     left: bool = False,
+    whole: bool = True,
 ) -> Answer:
     """Run an app for one request on a new event loop.
 
     :param on_send: called with each message; may raise, as a server's send() does.
     :param left: the client has left: receive() says so.
+    :param whole: the answer must be as ASGI has it: one start, then a body that ends once.
     """
     answer = Answer()
 
@@ -85,6 +93,12 @@ def call(
         return {"type": "http.disconnect"}
 
     asyncio.run(app(scope, receive, send))  # type: ignore[arg-type]
+    if whole and scope["type"] == "http" and not left:
+        first, *bodies, last = answer.types
+        assert first == "http.response.start", answer.types
+        assert {*bodies, last} <= _BODY_TYPES, answer.types
+        more = [bool(message.get("more_body")) for message in answer.messages[1:]]
+        assert more == [True] * len(bodies) + [False], more
     return answer
 
 

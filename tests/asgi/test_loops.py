@@ -93,10 +93,12 @@ def test_messages_of_one_turn_become_one_and_wait_for_nothing(run: Run) -> None:
             await send(body(b"b"))
             await server.until(lambda: server.bodies == [b"ab"])  # though nothing else is sent
             await send(body(b"c"))
-            await send(body(b"d", more=False))
+            await server.until(lambda: server.bodies == [b"ab", b"c"])
+            await send(body(b"d"))
+            await send(body(b"e", more=False))
 
         await server.call(app)
-        assert server.bodies == [b"ab", b"cd"]
+        assert server.bodies == [b"ab", b"c", b"de"]
 
     run(main)
 
@@ -188,7 +190,19 @@ def test_what_the_head_of_a_stream_raises_reaches_the_app(run: Run) -> None:
     run(main)
 
 
-def test_order_is_kept_while_a_gathered_message_is_on_its_way(run: Run) -> None:
+@pytest.mark.parametrize(
+    "following",
+    [
+        {"type": "http.response.body", "body": b"small", "more_body": True},
+        {"type": "http.response.body", "body": b"large" * 10_000, "more_body": True},
+        {"type": "http.response.body", "body": b"last", "more_body": False},
+        {"type": PATHSEND, "path": __file__},
+        {"type": "http.response.zerocopysend", "file": None},
+        {"type": "http.response.trailers", "headers": []},
+    ],
+    ids=["small", "large", "last", "file", "run", "other"],
+)
+def test_order_is_kept_while_a_gathered_message_is_on_its_way(run: Run, following: Message) -> None:
     async def main() -> None:
         server = Server()
         inside, go_on = anyio.Event(), anyio.Event()
@@ -205,17 +219,19 @@ def test_order_is_kept_while_a_gathered_message_is_on_its_way(run: Run) -> None:
             await inside.wait()
 
             async def send_second() -> None:
-                await send(body(b"second", more=False))
+                with open(__file__, "rb") as file:
+                    await send({**following, "file": file})
 
             async with anyio.create_task_group() as group:
                 group.start_soon(send_second)
                 for _ in range(10):
                     await anyio.lowlevel.checkpoint()
-                assert server.bodies == []  # backpressure: nothing overtakes
+                assert len(server.sent) == 1  # backpressure: nothing overtakes
                 go_on.set()
 
         await ASGIFast(app)(scope_of(), server.receive, slow_send)
-        assert server.bodies == [b"first", b"second"]
+        assert server.bodies[0] == b"first"
+        assert len(server.sent) == 3
 
     run(main)
 
@@ -261,6 +277,33 @@ def test_an_app_that_is_cancelled_sends_no_more(run: Run) -> None:
         for _ in range(20):
             await anyio.lowlevel.checkpoint()
         assert server.bodies == []
+
+    run(main)
+
+
+def test_a_cancelled_apps_message_on_its_way_is_cancelled(run: Run) -> None:
+    async def main() -> None:
+        server = Server()
+        inside = anyio.Event()
+
+        async def never_sent(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                inside.set()
+                try:
+                    await anyio.sleep_forever()
+                finally:
+                    server.sent.append(message)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            await send(body(b"gathered"))
+            await inside.wait()
+            scope_to_cancel.cancel()
+            await anyio.lowlevel.checkpoint()
+
+        with anyio.CancelScope() as scope_to_cancel:
+            await ASGIFast(app)(scope_of(), server.receive, never_sent)
+        await server.until(lambda: server.bodies == [b"gathered"])
 
     run(main)
 

@@ -55,19 +55,74 @@ def test_coalescing_can_be_off() -> None:
 def test_gathered_bytes_are_bounded() -> None:
     app = ASGIFast(sending(START, *[body(b"x" * 1000)] * 1000, body(b"", False)))
     answer = call(app, scope_of())
-    assert max(len(m["body"]) for m in answer.messages[1:]) <= 64 * 1024 + 1000
-    assert len(answer.body) == 1_000_000
+    sizes = [len(m["body"]) for m in answer.messages[1:]]
+    assert max(sizes) <= 64 * 1024 + 1000
+    assert len(sizes) <= 17, "each is as large as it may be"
+    assert sum(sizes) == 1_000_000
 
 
 def test_large_messages_keep_their_place() -> None:
     big = b"B" * 100_000
     app = ASGIFast(sending(START, body(b"1"), body(big), body(b"2"), body(big, False)))
-    assert call(app, scope_of()).body == b"1" + big + b"2" + big
+    answer = call(app, scope_of())
+    assert answer.body == b"1" + big + b"2" + big
+    assert sum(m.get("body") is big for m in answer.messages) == 2, "large ones are not copied"
 
 
 def test_a_head_waits_for_the_body_and_no_longer() -> None:
-    answer = call(ASGIFast(sending(START)), scope_of())
+    answer = call(ASGIFast(sending(START)), scope_of(), whole=False)
     assert answer.types == ["http.response.start"]
+
+
+def test_what_an_app_that_ends_early_has_sent_is_sent() -> None:
+    answer = call(ASGIFast(sending(START, body(b"a"), body(b"b"))), scope_of(), whole=False)
+    assert [m.get("body") for m in answer.messages] == [None, b"ab"]
+
+
+def test_a_second_head_is_left_to_the_server_to_refuse() -> None:
+    second: Message = {"type": "http.response.start", "status": 500, "headers": []}
+    answer = call(ASGIFast(sending(START, second, body(b"", False))), scope_of(), whole=False)
+    assert [m.get("status") for m in answer.messages] == [200, 500, None]
+
+
+def test_other_messages_keep_their_place() -> None:
+    debug: Message = {"type": "http.response.debug", "info": {}}
+    trailers: Message = {"type": "http.response.trailers", "headers": []}
+    app = ASGIFast(sending(START, debug, body(b"a"), trailers))
+    answer = call(app, scope_of(), whole=False)
+    assert [m["type"].rpartition(".")[2] for m in answer.messages] == [
+        "start",
+        "debug",
+        "body",
+        "trailers",
+    ]
+
+
+def test_the_apps_own_messages_stay_as_they_are() -> None:
+    head: Message = {"type": "http.response.start", "status": 200, "headers": iter([])}
+    text = body("text", False)
+    assert call(ASGIFast(sending(head, text)), scope_of()).messages[0]["headers"] == []
+    assert text["body"] == "text"
+
+
+def test_messages_of_some_size_are_not_gathered() -> None:
+    part = b"x" * 20_000
+    app = ASGIFast(sending(START, body(part), body(part), body(b"", False)))
+    assert [m["body"] for m in call(app, scope_of()).messages[1:]] == [part, part, b""]
+
+
+def test_a_server_that_gathers_gets_every_message() -> None:
+    scope = {**scope_of(), "extensions": {"asgifast.gathering": {}, "of.the.server": {}}}
+    seen: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["extensions"])
+        await sending(START, body(b"a"), body(b"b"), body(b"c", False))(scope, receive, send)
+
+    answer = call(ASGIFast(app), scope)
+    assert [m["body"] for m in answer.messages[1:]] == [b"a", b"b", b"c"]
+    assert {"of.the.server", PATHSEND, ZEROCOPYSEND} <= set(seen[0])
+    assert set(scope["extensions"]) == {"asgifast.gathering", "of.the.server"}
 
 
 def test_what_the_servers_send_raises_reaches_the_app() -> None:
@@ -104,6 +159,20 @@ def test_an_app_that_fails_has_sent_what_it_sent() -> None:
     with pytest.raises(LookupError):
         call(ASGIFast(app), scope_of(), on_send=sent.append)
     assert [m.get("body") for m in sent] == [None, b"before"]
+
+
+def test_the_apps_own_error_is_the_one_told() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await send(body(b"before"))
+        raise LookupError("on purpose")
+
+    def fail(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            raise OSError("gone")
+
+    with pytest.raises(LookupError):
+        call(ASGIFast(app), scope_of(), on_send=fail)
 
 
 def test_an_app_that_fails_before_its_body_leaves_the_head_to_the_server() -> None:
@@ -256,9 +325,12 @@ def test_ranges_taken_over(tmp_path: Path) -> None:
         await send(START)
         await send({"type": PATHSEND, "path": str(tmp_path / "f")})
 
-    answer = call(ASGIFast(app, ranges="take-over"), scope_of(range="bytes=0-1", accept="*/*"))
-    assert shown == [{b"accept": b"*/*"}]
+    taking_over = ASGIFast(app, ranges="take-over")
+    answer = call(taking_over, scope_of(range="bytes=0-1", accept="*/*"))
     assert (answer.status, answer.body) == (206, b"01")
+    stale = call(taking_over, scope_of(range="bytes=0-1", if_range='"x"', accept="*/*"))
+    assert (stale.status, stale.body) == (200, b"0123456789")
+    assert shown == [{b"accept": b"*/*"}] * 2
 
 
 def test_options_that_switch_off(tmp_path: Path) -> None:
@@ -266,7 +338,13 @@ def test_options_that_switch_off(tmp_path: Path) -> None:
     path: Message = {"type": PATHSEND, "path": str(tmp_path / "f")}
     app = ASGIFast(sending(START, path), ranges=False, conditional=False)
     answer = call(app, scope_of(range="bytes=0-1", if_none_match="*"))
-    assert (answer.status, answer.body) == (200, b"0123456789")
+    assert (answer.status, answer.headers, answer.body) == (200, [], b"0123456789")
+    no_ranges = ASGIFast(sending(START, path), ranges=False)
+    assert call(no_ranges, scope_of(range="bytes=0-1")).status == 200
+    assert call(no_ranges, scope_of(if_none_match="*")).status == 304
+    no_conditions = ASGIFast(sending(START, path), conditional=False)
+    assert call(no_conditions, scope_of(range="bytes=0-1")).status == 206
+    assert call(no_conditions, scope_of(if_none_match="*")).status == 200
 
 
 def test_lifespan_and_websockets_pass_untouched() -> None:

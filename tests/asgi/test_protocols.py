@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from asgifast import ASGIFast, FileResponse, StaticFiles
 from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -374,6 +375,43 @@ def test_runs_without_an_offset_move_on(protocol: Any, large: Path) -> None:
         assert await client.exactly(len(expected)) == expected
         await client.hello()
         assert positions == [201_000, 201_010, 201_010, 200_007, 200_007]
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize("kind", ["response", "static", "middleware"])
+def test_parts_of_files(protocol: Any, large: Path, kind: str) -> None:
+    data = large.read_bytes()
+    app: Any = {
+        "response": FileResponse(large, media_type="text/plain"),
+        "static": StaticFiles(directory=large.parent),
+        "middleware": ASGIFast(FileResponse(large, media_type="text/plain")),
+    }[kind]
+
+    async def conversation(client: Client) -> None:
+        async def ask(method: bytes, range_header: bytes) -> bytes:
+            request = b"%b /large HTTP/1.1\r\nHost: x\r\nRange: bytes=%b\r\n\r\n"
+            await client.send(request % (method, range_header))
+            head = await client.until(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 " if method == b"HEAD" else b"HTTP/1.1 206 ")
+            return head
+
+        for first, last in ((5, 9), (100_000, 399_999), (0, LARGE_BYTES - 1)):
+            await ask(b"GET", b"%d-%d" % (first, last))
+            assert await client.exactly(last + 1 - first) == data[first : last + 1]
+        head = await ask(b"GET", b"5-9,200000-399999")
+        boundary = head.partition(b"boundary=")[2].partition(b"\r\n")[0]
+        body = await client.until(b"\r\n--" + boundary + b"--\r\n")
+        assert b"\r\n\r\n" + data[5:10] + b"\r\n--" + boundary in body
+        assert b"\r\n\r\n" + data[200_000:400_000] + b"\r\n--" + boundary in body
+        await ask(b"HEAD", b"5-9")
+        await client.hello()
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            await ask(b"GET", b"100000-399999")
+            await client.exactly(300_000)
+            await client.hello()
+        assert len(os.listdir("/proc/self/fd")) == before
 
     talk(protocol, app, conversation)
 

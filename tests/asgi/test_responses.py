@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import os
+import threading
+import time
+from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from asgifast import FileResponse
+from asgifast import responses as responses_module
 from starlette import responses
 from starlette.background import BackgroundTask
 
@@ -83,3 +89,38 @@ def test_what_cannot_be_sent(tmp_path: Path) -> None:
 def test_a_file_that_is_new_blocks_no_loop(path: Path, blocking_calls: list[str]) -> None:
     assert call(FileResponse(path), scope_of()).body == DATA
     assert not blocking_calls
+
+
+def test_a_path_is_opened_in_a_thread_unless_it_was_lately(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    opened_in_thread: list[bool] = []
+    real_open = os.open
+
+    def noted(name: Any, *args: Any, **kwargs: Any) -> int:
+        if os.fspath(name).startswith(str(tmp_path)):
+            opened_in_thread.append(threading.current_thread() is not threading.main_thread())
+        return real_open(name, *args, **kwargs)
+
+    def in_thread(name: Path) -> bool:
+        opened_in_thread.clear()
+        assert call(FileResponse(name), scope_of()).body == DATA
+        [answer] = opened_in_thread
+        return answer
+
+    others = [tmp_path / f"other-{number}" for number in range(3)]
+    for other in others:
+        other.write_bytes(DATA)
+    monkeypatch.setattr(os, "open", noted)
+    monkeypatch.setattr(responses_module, "_REMEMBERED_PATHS", 3)
+    monkeypatch.setattr(responses_module, "_opened", OrderedDict())
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert [in_thread(path), in_thread(path)] == [True, False]
+    now += 61
+    assert [in_thread(path), in_thread(path)] == [True, False]
+    assert [in_thread(other) for other in others[:2]] == [True, True]
+    assert not in_thread(path)
+    assert in_thread(others[2]), "which drives out the one that was not asked for the longest"
+    assert not in_thread(path)
+    assert in_thread(others[0])

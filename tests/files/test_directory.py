@@ -278,11 +278,12 @@ def test_swapping_in_a_running_race_never_leads_out(tree: Path) -> None:
     thread.start()
     try:
         seen = {read(directory, "d/a.txt") for _ in range(3000)}
+        while rounds <= 10:  # on a busy machine the other thread may begin late
+            seen.add(read(directory, "d/a.txt"))
     finally:
         stop.set()
         thread.join()
     assert seen <= {b"inside", None}
-    assert rounds > 10
     assert read(directory, "d/a.txt") == b"inside"
 
 

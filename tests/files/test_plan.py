@@ -301,6 +301,9 @@ def test_headers_alone_can_describe_a_file() -> None:
             ("Set-Cookie", "d=2"),
         ],
     )
+    assert file.headers[-1] == ("Content-Length", "1024")
+    sized = [("content-length", "1024")]
+    assert Representation(CONTENT, 1024, sized).headers == tuple(sized)  # not twice
     assert answer(file, if_none_match='"a"').status == 304
     assert answer(file, range="bytes=0-0", if_range='W/"a"').status == 200
     assert answer(file, range="bytes=0-0", if_range=DATE).status == 206

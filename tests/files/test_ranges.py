@@ -90,6 +90,7 @@ def test_unsatisfiable(header: str) -> None:
         "bytes=0-9\n",
         "bytes=0-9\x00",
         "bytes=9-0",
+        "bytes=5-4",  # one less than nothing is no empty range
         "bytes=0-9,9-0",
         "bytes=2000-1000",
         "bytes=0-9,junk",

@@ -16,7 +16,7 @@ def test_a_report_gives_tables_and_charts(report: ModuleType, monkeypatch: Any) 
     amounts = report.MESSAGES["quick"]
     few = dict.fromkeys(amounts, 2) if isinstance(amounts, dict) else 2
     monkeypatch.setattr(report, "MESSAGES", {"quick": few})
-    monkeypatch.setattr(report, "ROUNDS", {"quick": 1})
+    monkeypatch.setattr(report, "ROUNDS", 1)
     monkeypatch.setattr(report, "LARGE_BYTES", 100_000, raising=False)
     result = report.run("quick")
     for figures in (report.OLD, *result.tables):

@@ -6,6 +6,7 @@ import imaplib
 import socket
 import ssl
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,26 @@ def test_a_refusal_is_imaplibs_and_nothing_stays_behind(
                 assert client.noop() == ("OK", [b"noop"])
             client.shutdown()
     assert results == [outcome, outcome]
+
+
+@pytest.mark.parametrize("capability", ["LITERAL+", "IMAP4REV1"])
+@pytest.mark.parametrize("size", [0, 512 * 1024, 512 * 1024 + 1, 5_000_000])
+def test_a_long_message_is_not_copied_to_be_joined(
+    mailbox: Dovecot, capability: str, size: int
+) -> None:
+    message = b"Subject: long\r\n\r\n".ljust(size, b"x")
+    with IMAP4("localhost", mailbox.port, timeout=20) as client:
+        client.login(f"long{size}{capability[:4]}", PASSWORD)
+        client.capabilities = ("IMAP4REV1", capability)
+        sends = watched(client)
+        tracemalloc.start()
+        assert client.append("INBOX", None, None, message)[0] == "OK"
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        # The command waits for its leave where it must.
+        assert len(sends.sent) == (3 if size > 512 * 1024 else 1) + (capability != "LITERAL+")
+        assert fetched(client) == [message]
+    assert most < size + 1_500_000  # what `sends` remembers, and two joined pieces
 
 
 @pytest.mark.parametrize("wrong", ["text", 5, None])

@@ -25,6 +25,7 @@ FEATURES = {
 SENDER, RECIPIENTS = "anne@example.com", ["bart@example.com", "cate@example.com"]
 TEXT = b"Subject: dots\r\n\r\n.one\r\n..two\r\n.\r\nlast"
 LARGE = b"Subject: large\r\n\r\n" + (b".x" * 38 + b"\r\n") * 4000
+PLAIN = LARGE.replace(b".x", b"xx")  # no line starts with a dot
 
 
 def connect(server: ScriptedSMTP, client_class: type[smtplib.SMTP] = SMTP) -> Any:
@@ -45,7 +46,9 @@ def features(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return FEATURES[request.param]
 
 
-@pytest.mark.parametrize("message", [TEXT, b"", b".", b"\r\n", LARGE, LARGE + b"."])
+@pytest.mark.parametrize(
+    "message", [TEXT, b"", b".", b"\r\n", LARGE, LARGE + b".", PLAIN, PLAIN + b"end"]
+)
 def test_bytes_arrive_as_smtplib_sends_them(features: tuple[str, ...], message: bytes) -> None:
     with ScriptedSMTP(features) as server, connect(server) as client:
         assert client.sendmail(SENDER, RECIPIENTS, message) == {}

@@ -174,6 +174,20 @@ def test_without_other_threads_it_takes_two_calls_and_leaves_the_socket_as_it_wa
         assert recv_exactly(pair.far, 4) == b"next"
 
 
+@pytest.mark.parametrize(("make", "is_alone"), [(tcp_pair, False), (unix_pair, True)])
+def test_beside_other_threads_and_without_tcp_a_large_receive_is_one_call(
+    make: Callable[[], contextlib.AbstractContextManager[Pair]],
+    is_alone: bool,
+    request: pytest.FixtureRequest,
+) -> None:
+    if is_alone:
+        request.getfixturevalue("alone")
+    count = ReceiveCount()
+    with make() as pair, sending(pair.near, DATA):
+        assert recv_exactly(pair.far, len(DATA), count=count) == DATA
+    assert count.calls == 1
+
+
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("end", [socket.socket.close, reset])
 def test_a_large_receive_that_ends_early(end: Callable[[socket.socket], None]) -> None:

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import json
 import os
+import socket
 import tempfile
 import threading
 import time
@@ -327,6 +328,14 @@ def do_hijack(environ: Any, start_response: Any, argument: str) -> Iterable[byte
     sock.sendall(b"yours: ")
     sock.sendall(sock.recv(100).upper())
     raise StopIteration
+
+
+def do_peer(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
+    """What middleware may do with the socket, and leave HTTP on it alone."""
+    sock = environ["gunicorn.socket"]
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    assert not hasattr(sock, "what_no_socket_has")
+    return _json(start_response, list(sock.getpeername()))
 
 
 def do_errors(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:

@@ -354,6 +354,24 @@ def test_hijacked_socket(client: Client) -> None:
         assert connection.read_to_end() == b"HELLO"
 
 
+def test_the_servers_name_comes_from_its_listener(client: Client) -> None:
+    """Not from the client, which may say anything, or nothing, as HTTP/1.0 may."""
+    for host in (b"", b"Host: elsewhere:99\r\n"):
+        with client.connect() as connection:
+            connection.send(b"GET /environ HTTP/1.0\r\n" + host + b"\r\n")
+            environ = json.loads(connection.read_response().body)
+            named = [environ["SERVER_NAME"], int(environ["SERVER_PORT"])]
+            assert named == list(client.server.address)
+
+
+def test_a_socket_that_is_only_looked_at_stays_with_http(client: Client) -> None:
+    with client.connect() as connection:
+        for _ in range(2):
+            response = connection.request("/peer")
+            assert json.loads(response.body) == list(connection.sock.getsockname())
+            assert response.keep_alive
+
+
 def test_half_closed_client_gets_its_answer(client: Client, tmp_path: Path) -> None:
     if client.tls is not None:
         pytest.skip("TLS has no half-close")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from wsgifast.sockets.options import NEAR_SEND_BUFFER_BYTES
 from wsgifast.workers import output
-from wsgifast.workers.output import OutputQueue
+from wsgifast.workers.output import ClientGone, OutputQueue
 
 SIZE = 8 * 1024 * 1024
 
@@ -43,14 +46,17 @@ class Near:
         self.client.setblocking(True)
         return data
 
+    def close(self) -> None:
+        self.queue.fail(ConnectionAbortedError())
+        self.client.close()
+        self.sock.close()
+
 
 @pytest.fixture
 def near() -> Iterator[Near]:
     near = Near()
     yield near
-    near.queue.fail(ConnectionAbortedError())
-    near.client.close()
-    near.sock.close()
+    near.close()
 
 
 @pytest.fixture
@@ -122,3 +128,163 @@ def test_a_quick_client_gets_no_more_than_a_turn_at_a_time(
         near.queue.on_writable()
     assert offered == [SIZE // 4] * 4
     assert near.armed == [False] * 3
+
+
+CONTENT = bytes(range(256)) * 4096
+PIECES = st.lists(
+    st.tuples(
+        st.sampled_from(["write", "hold", "all", "file"]),
+        st.one_of(st.integers(0, 2), st.integers(0, 200_000)),
+        st.integers(0, len(CONTENT) - 200_000),
+    ),
+    max_size=12,
+)
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    path = tmp_path_factory.mktemp("output") / "content"
+    path.write_bytes(CONTENT)
+    fd = os.open(path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+@given(pieces=PIECES, reads=st.lists(st.booleans(), min_size=12, max_size=12), kernel=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_whatever_is_written_arrives_in_order(
+    content: int, pieces: list[tuple[str, int, int]], reads: list[bool], kernel: bool
+) -> None:
+    near = Near()
+    near.queue = queue = OutputQueue(near.sock, near.armed.append, ahead=1 << 30, sendfile=kernel)
+    expected = received = b""
+    try:
+        for (kind, size, offset), read in zip(pieces, reads, strict=False):
+            data = CONTENT[offset : offset + size]
+            expected += data
+            if kind == "file":
+                queue.write_file(b"head", content, offset, size)
+                expected = expected[: len(expected) - size] + b"head" + data
+            elif kind == "all":
+                queue.write_all([data[: size // 2], b"", data[size // 2 :]])
+            else:
+                queue.write(data, hold=kind == "hold")
+            assert queue.sent + queue.bytes_left() == len(expected)
+            if read:
+                received += near.receive_all_there_is()
+                if queue.draining:
+                    queue.on_writable()
+        queue.push_on()
+        while queue.draining:
+            received += near.receive_all_there_is()
+            queue.on_writable()
+        received += near.receive_all_there_is()
+        assert received == expected
+        assert queue.empty
+        assert queue.bytes_queued == 0
+        assert queue.sent == len(expected)
+    finally:
+        near.close()
+
+
+def test_queues_have_nothing_in_common(near: Near, content: int) -> None:
+    other = Near()
+    try:
+        for client in (near, other):
+            client.queue.write_file(b"", content, 0, len(CONTENT))
+            client.queue.write_file(b"", content, 0, len(CONTENT))
+        for client in (near, other):
+            received = client.receive_all_there_is()
+            while client.queue.draining:
+                client.queue.on_writable()
+                received += client.receive_all_there_is()
+            assert received == 2 * CONTENT
+    finally:
+        other.close()
+
+
+def test_what_is_held_waits_for_company_up_to_a_size(near: Near) -> None:
+    assert near.queue.write(b"first ", hold=True)
+    assert near.queue.write(b"second ", hold=True)
+    assert near.receive_all_there_is() == b""
+    near.queue.push_on()
+    assert near.receive_all_there_is() == b"first second "
+    assert near.queue.write(b"held, ", hold=True)
+    assert not near.queue.write(b"sent")
+    assert near.receive_all_there_is() == b"held, sent"
+    assert not near.queue.write(bytes(1 << 17), hold=True)
+    assert near.receive_all_there_is()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda queue, fd: queue.write(b"more"),
+        lambda queue, fd: queue.write(b"more", hold=True),
+        lambda queue, fd: queue.write_all([b"more"]),
+        lambda queue, fd: queue.write_file(b"more", fd, 0, 10),
+    ],
+    ids=["write", "hold", "write_all", "write_file"],
+)
+def test_nothing_follows_what_an_error_has_dropped(
+    near: Near, content: int, write: Callable[[OutputQueue, int], object]
+) -> None:
+    """The client would take it for the bytes that are missing."""
+    descriptors = len(os.listdir("/proc/self/fd"))
+    near.queue.write_file(b"head", content, 0, len(CONTENT))
+    near.queue.write_file(b"", content, 0, 1000)
+    near.queue.write(bytes(SIZE))
+    left = near.queue.bytes_left()
+    assert near.queue.sent + left == 4 + len(CONTENT) + 1000 + SIZE
+    near.queue.fail(TimeoutError("the client took no byte in time"))
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert not near.queue.draining
+    received = near.receive_all_there_is()
+    with pytest.raises(ClientGone, match="took no byte"):
+        write(near.queue, content)
+    near.queue.push_on()
+    assert near.receive_all_there_is() == b""
+    assert len(received) == near.queue.sent
+    # For the log: what the response would have had.
+    assert near.queue.bytes_left() == left
+    near.queue.reset()
+    assert (near.queue.sent, near.queue.bytes_left()) == (0, 0)
+
+
+def test_only_the_last_byte_of_a_whole_response_finishes_it(near: Near) -> None:
+    near.queue.write(bytes(SIZE))
+    received = len(near.receive_all_there_is())
+    assert not near.queue.on_writable()
+    near.queue.closing = True
+    finished = False
+    while not finished:
+        received += len(near.receive_all_there_is())
+        finished = near.queue.on_writable()
+    received += len(near.receive_all_there_is())
+    assert received == SIZE
+
+
+def test_a_writer_far_ahead_of_its_client_waits_for_room(near: Near) -> None:
+    near.queue = queue = OutputQueue(near.sock, near.armed.append, ahead=SIZE // 2, sendfile=True)
+    queue.write(bytes(4 * SIZE))  # of which the kernel takes a part only
+    assert queue.bytes_queued > SIZE // 2
+    written = threading.Event()
+
+    def write() -> None:
+        queue.write(b"end")
+        written.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    received = b""
+    while queue.bytes_queued > SIZE // 4:
+        assert not written.is_set()
+        received += near.receive_all_there_is()
+        queue.on_writable()
+    assert written.wait(10)
+    writer.join()
+    while queue.draining:
+        received += near.receive_all_there_is()
+        queue.on_writable()
+    received += near.receive_all_there_is()
+    assert received == bytes(4 * SIZE) + b"end"

@@ -20,6 +20,7 @@ class Unread:
 
     def __init__(self, size: int) -> None:
         self.left = size
+        self.failed = False
 
     def read(self, size: int) -> bytes:
         size = min(size, self.left)
@@ -35,6 +36,15 @@ def test_no_client_holds_a_thread_with_a_body_that_nobody_wants(size: int, kept:
     sock: Any = SimpleNamespace(recv=None)
     assert drain(body, Received(), sock) is kept
     assert size - body.left <= 2 * DRAIN_BYTES
+
+
+def test_a_body_that_has_failed_is_not_drained() -> None:
+    """What comes next may be anything: the connection must not be kept."""
+    body = Unread(10)
+    body.failed = True
+    sock: Any = SimpleNamespace(recv=None)
+    assert not drain(body, Received(), sock)
+    assert body.left == 10
 
 
 class Renegotiating:
@@ -65,12 +75,27 @@ def test_tls_that_wants_to_send_before_it_receives() -> None:
         assert renegotiating.calls == 2
 
 
+class Counting:
+    """A socket that counts how often it is asked."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.fileno = sock.fileno
+        self.calls = 0
+
+    def recv(self, size: int) -> bytes:
+        self.calls += 1
+        return self._sock.recv(size)
+
+
 def test_a_client_that_sends_nothing() -> None:
     sock, peer = socket.socketpair()
     with sock, peer:
         sock.setblocking(False)
+        waiting: Any = Counting(sock)
         with pytest.raises(TimeoutError, match="not sent its body"):
-            receive_blocking(sock, threading.Lock(), 10, 0.01)
+            receive_blocking(waiting, threading.Lock(), 10, 0.05)
+        assert waiting.calls <= 5  # it waits, instead of asking again and again
         peer.sendall(b"late")
         assert receive_blocking(sock, threading.Lock(), 10, 30.0) == b"late"
         peer.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import os
 import tempfile
 from typing import IO
@@ -29,7 +31,9 @@ class Content:
         self._loop = loop
         self._limit = limit
         self._folder = folder
-        self._blocks: list[bytes] = []
+        # One buffer: a message of many chunks is not held twice to be joined.
+        self._memory = io.BytesIO()
+        self._closed = False
 
     def __enter__(self) -> Content:
         return self
@@ -42,23 +46,34 @@ class Content:
 
         :raises OSError: if the file cannot be written.
         """
+        if self._memory.tell():
+            self._memory.write(data)
+        else:  # shares the bytes until more is written
+            self._memory = io.BytesIO(data)
+            self._memory.seek(0, os.SEEK_END)
         self.size += len(data)
-        self._blocks.append(data)
         if self._limit is not None and self.size > self._limit:
-            blocks, self._blocks = self._blocks, []
-            await self._loop.run_in_executor(None, self._write, blocks)
+            memory, self._memory = self._memory, io.BytesIO()
+            await self._loop.run_in_executor(None, self._write, memory.getvalue())
 
     def joined(self) -> bytes:
         """The content of a message that is not in a file; without a copy if it came at once."""
-        return b"".join(self._blocks)
+        return self._memory.getvalue()
 
     def close(self) -> None:
-        self._blocks.clear()
+        """Forget the content; what could not be written is no error any more."""
+        self._closed = True
+        self._memory = io.BytesIO()
         if self.file is not None:
-            self.file.close()
+            # What the full disk did not take is still in the file's buffer, and close() tries it
+            # again: it raises, but the descriptor is closed.
+            with contextlib.suppress(OSError):
+                self.file.close()
 
-    def _write(self, blocks: list[bytes]) -> None:
+    def _write(self, data: bytes) -> None:
         if self.file is None:
             self.file = tempfile.TemporaryFile(dir=self._folder)  # closed by close()
-        self.file.writelines(blocks)
+        self.file.write(data)
         self.file.flush()
+        if self._closed:  # the client left meanwhile, before there was a file to close
+            self.close()

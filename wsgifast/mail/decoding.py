@@ -14,13 +14,17 @@ from __future__ import annotations
 
 import enum
 import io
+import re
 
 from .wire import CRLF, END_OF_DATA, find_end_of_data, find_line_dot, replace_in_block
 
-__all__ = ["ChunkDecoder", "DataDecoder", "Intake", "Refusal"]
+__all__ = ["ChunkDecoder", "DataDecoder", "Intake", "Refusal", "SmugglingCheck"]
 
-# What another server may take for the end of the data; CR LF . CR LF itself is none of them.
-_SMUGGLED = (b"\n.\n", b"\n.\r", b"\r.\n", b"\r.\r")
+# What another server may take for the end of the data. A quick look for a part of it comes first:
+# CR LF . CR LF has one too, but only in chunks.
+_BARE_AROUND_DOT = re.compile(rb"[^\r]\n\.[\r\n]|\r\.[\r\n]|\r\n\.(?:\n|\r[^\n])")
+_PARTS_OF_IT = (b"\n.\n", b"\n.\r", b"\r.\n", b"\r.\r")
+_BEFORE_LAST_OCTET = 4  # octets of the longest match that may stand in an earlier block
 
 
 class Refusal(enum.Enum):
@@ -32,6 +36,27 @@ class Refusal(enum.Enum):
     NO_STORAGE = enum.auto()
 
 
+class SmugglingCheck:
+    """Looks for a dot on a line of its own whose line end, on either side, is not CR LF."""
+
+    def __init__(self) -> None:
+        self._before = CRLF  # the last octets so far; the start of a message starts a line
+
+    def finds(self, block: bytes) -> bool:
+        """Whether there is one in this block, or where it meets those before."""
+        seam = self._before + block[:_BEFORE_LAST_OCTET]
+        self._before = (self._before + block[-_BEFORE_LAST_OCTET:])[-_BEFORE_LAST_OCTET:]
+        return self._is_in(seam) or self._is_in(block)
+
+    @staticmethod
+    def _is_in(data: bytes) -> bool:
+        return (
+            b"." in data
+            and any(part in data for part in _PARTS_OF_IT)
+            and _BARE_AROUND_DOT.search(data) is not None
+        )
+
+
 class Intake:
     """What a message's data goes through as it comes from the socket.
 
@@ -39,8 +64,9 @@ class Intake:
     through. ``rest`` is what followed the data; None until its end was seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, smuggling_check: SmugglingCheck | None = None) -> None:
         self.refusal: Refusal | None = None
+        self._smuggling_check = smuggling_check
         self.rest: bytes | None = None
         # One buffer, and not a list of blocks: the memory of each block is free for the next one
         # while it is still in the cache, and getvalue() hands the buffer out without a copy.
@@ -67,17 +93,23 @@ class Intake:
 
 
 class ChunkDecoder(Intake):
-    """One chunk of BDAT: so many octets, whatever they are (RFC 3030, 2)."""
+    """One chunk of BDAT: so many octets, whatever they are (RFC 3030, 2).
 
-    def __init__(self, size: int) -> None:
-        super().__init__()
+    :param smuggling_check: what refuses the message; the same for all chunks of it.
+    """
+
+    def __init__(self, size: int, smuggling_check: SmugglingCheck | None = None) -> None:
+        super().__init__(smuggling_check)
         self._missing = size
 
     def feed(self, data: bytes) -> None:
         block = data[: self._missing]
         self._missing -= len(block)
         if self.refusal is None:
-            self._content.write(block)
+            if self._smuggling_check is not None and self._smuggling_check.finds(block):
+                self.refuse(Refusal.SMUGGLING)
+            else:
+                self._content.write(block)
         if not self._missing:
             self.rest = data[len(block) :]
 
@@ -87,23 +119,24 @@ class DataDecoder(Intake):
 
     :param size_limit: the most octets of data, dots that were doubled included; None or 0: any.
     :param line_limit: the most octets in one line, its CR LF included (RFC 5321, 4.5.3.1.6).
-    :param refuse_smuggling: refuse a message that has a dot on a line of its own whose line end,
-        on either side, is not CR LF.
+    :param smuggling_check: what refuses the message; its own.
     """
 
     def __init__(
-        self, *, size_limit: int | None, line_limit: int, refuse_smuggling: bool = False
+        self,
+        *,
+        size_limit: int | None,
+        line_limit: int,
+        smuggling_check: SmugglingCheck | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(smuggling_check)
         self._size_limit = size_limit
         self._line_limit = line_limit
-        self._refuse_smuggling = refuse_smuggling
         self._carried = CRLF
         # Octets in the blocks before this one: so the imagined CR LF starts at -2 of the data.
         self._offset = -len(CRLF)
         # Octets before this block since the last CR LF began: none, as it begins the first block.
         self._since_line_end = 0
-        self._before = b""  # the last two octets of the block before, for the smuggling check
 
     def feed(self, data: bytes) -> None:
         if self._carried:
@@ -138,7 +171,7 @@ class DataDecoder(Intake):
             self.refuse(Refusal.TOO_MUCH)
         elif not whole:
             self.refuse(Refusal.LINE_TOO_LONG)
-        elif self._refuse_smuggling and self._has_smuggled_end(block):
+        elif self._smuggling_check is not None and self._smuggling_check.finds(block):
             self.refuse(Refusal.SMUGGLING)
 
     def _last_line_end(self, block: bytes) -> tuple[int, bool]:
@@ -160,13 +193,6 @@ class DataDecoder(Intake):
             line_end = found
         self._since_line_end = len(block) - line_end
         return line_end, True
-
-    def _has_smuggled_end(self, block: bytes) -> bool:
-        seam = self._before + block[:2]
-        self._before = (self._before + block)[-2:] if len(block) < 2 else block[-2:]
-        return any(end in seam for end in _SMUGGLED) or (
-            b"." in block and any(end in block for end in _SMUGGLED)
-        )
 
 
 def _could_become_end(data: bytes) -> int:

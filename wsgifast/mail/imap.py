@@ -14,6 +14,9 @@ from .wire import CRLF, with_crlf
 
 __all__ = ["IMAP4", "IMAP4_SSL"]
 
+# A longer literal is not copied to be joined: only so much of its start and of its end leaves
+# together with what stands around it.
+_JOINED_BYTES = 256 * 1024
 # RFC 7888, 5: LITERAL- allows a literal without waiting up to this size, LITERAL+ any.
 _LITERAL_MINUS_BYTES = 4096
 
@@ -22,7 +25,8 @@ class IMAP4(imaplib.IMAP4):
     """imaplib.IMAP4, to be used in its place.
 
     Where the server offers LITERAL+ or LITERAL- (RFC 7888), APPEND does not wait for its leave to
-    send the message: the command, the message and the line end are one send and one round trip.
+    send the message: the command, the message and the line end are one round trip, and one send
+    unless the message is long. A message whose line ends are CR LF is not copied.
     ``capabilities`` is what says so: after a login, imaplib asks for it anew only if told to.
     """
 
@@ -43,10 +47,23 @@ class IMAP4(imaplib.IMAP4):
             self._held, self._literal = self._literal, None
             return
         if self._held is not None:
-            data, self._held = b"".join((self._held, data)), None
+            literal, self._held = self._held, None
+            self._send_around(b"", literal, data)
         elif self._appendix is not None:
-            data, self._appendix = b"".join((data, self._appendix, CRLF)), None
-        super().send(data)
+            literal, self._appendix = self._appendix, None
+            self._send_around(data, literal, CRLF)
+        else:
+            super().send(data)
+
+    def _send_around(self, before: bytes, literal: bytes, after: bytes) -> None:
+        """Send a literal and what stands around it: in one send, or three if it is long."""
+        view = memoryview(literal)
+        start, end = _JOINED_BYTES, len(view) - _JOINED_BYTES
+        if start < end:
+            super().send(b"".join((before, view[:start])))
+            super().send(view[start:end])
+            before, view = b"", view[end:]
+        super().send(b"".join((before, view, after)))
 
     def append(
         self, mailbox: str | None, flags: str | None, date_time: Any, message: Any

@@ -25,7 +25,7 @@ from typing import IO, Any
 from ..errors import ConfigurationError, MissingExtra
 from ..options import check_switches, is_count
 from .content import Content
-from .decoding import ChunkDecoder, DataDecoder, Intake, Refusal
+from .decoding import ChunkDecoder, DataDecoder, Intake, Refusal, SmugglingCheck
 
 try:
     from aiosmtpd import controller as _controller
@@ -80,6 +80,9 @@ class Envelope(_smtp.Envelope):
 class SMTPServer(_smtp.SMTP):
     """aiosmtpd.smtp.SMTP with a fast way for data; all its options apply.
 
+    ``timeout`` is how long a client may be silent, within a message too; in aiosmtpd a whole
+    message must come within that time.
+
     :param handler: as for aiosmtpd.
     :param spool_bytes: content longer than this goes to a temporary file in place of memory, and
         the handler finds it in ``envelope.content_file``. None: all content is held in memory.
@@ -130,6 +133,7 @@ class SMTPServer(_smtp.SMTP):
         self._intake_paused = False
         # What the BDAT commands of this transaction have brought so far.
         self._chunks: Content | None = None
+        self._chunks_check: SmugglingCheck | None = None
         # Replies to pipelined commands, to leave together (RFC 2920, 3.2).
         self._holding_replies = False
         self._held_replies = bytearray()
@@ -144,6 +148,9 @@ class SMTPServer(_smtp.SMTP):
         elif intake.rest is not None:
             intake.rest += data  # a transport that could not pause at once
         else:
+            # aiosmtpd's timeout begins with the command: a long message over a slow link would
+            # never arrive. Postfix and Exim wait so long for the next octets, too.
+            self._reset_timeout()
             intake.feed(data)
             if intake.rest is not None or self._holds_enough(intake):
                 self._pause_intake()
@@ -179,7 +186,7 @@ class SMTPServer(_smtp.SMTP):
         decoder = DataDecoder(
             size_limit=self.data_size_limit,
             line_limit=self.line_length_limit,
-            refuse_smuggling=self._refuse_smuggling,
+            smuggling_check=self._new_smuggling_check(),
         )
         with self._new_content() as content:
             await self._receive(decoder, content)
@@ -202,8 +209,9 @@ class SMTPServer(_smtp.SMTP):
         size, last = int(syntax["size"]), syntax["last"] is not None
         if self._chunks is None:
             self._chunks = self._new_content()
+            self._chunks_check = self._new_smuggling_check()
         content = self._chunks
-        decoder = ChunkDecoder(size)
+        decoder = ChunkDecoder(size, self._chunks_check)
         if not self._may_take_data() or (
             self.data_size_limit and content.size + size > self.data_size_limit
         ):
@@ -389,6 +397,9 @@ class SMTPServer(_smtp.SMTP):
 
     def _new_content(self) -> Content:
         return Content(self.loop, self._spool_bytes, self._spool_dir)
+
+    def _new_smuggling_check(self) -> SmugglingCheck | None:
+        return SmugglingCheck() if self._refuse_smuggling else None
 
 
 def _check_options(

@@ -74,7 +74,8 @@ class SMTP(smtplib.SMTP):
         :param msg: the message (:data:`Message`). A str must be ASCII, and its line ends become CR
             LF; bytes go out as they are, with dots doubled as DATA needs. A binary file is sent
             from its position to its end; an iterable of bytes or str, block by block: neither is
-            held in memory.
+            held in memory. Of bytes no copy is made; of a str one, and a second one if its line
+            ends are not CR LF.
         :param wire_ready: the caller's word that the message is as DATA sends it: its lines end in
             CR LF, the last one too, and a dot at the start of a line is doubled already. It is then
             not looked at, and sent by DATA: with the wrong data, a recipient may see another

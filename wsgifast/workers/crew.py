@@ -95,7 +95,6 @@ class Crew(Generic[Job]):
         self.ticking = False
         # A thread has ended by an error of our own; the worker must not go on without it.
         self.failed = False
-        self._size = size
         self._dispatcher = dispatcher
         self._receive = receive
         self._run = run

@@ -1,0 +1,395 @@
+"""What a server keeps of connections that were abandoned: descriptors, threads, memory.
+
+    python -m loadtests.leaks [--connections 2000] [--rounds 8] [--seconds 15] [--only WORD]
+
+Clients leave in every state that a connection can be in, half of them with a goodbye and half with
+a reset; and in each round a process that holds connections in all of these states is killed. After
+each round the server must have the descriptors and threads again that it had before; and its memory
+must level off: the first rounds make what is made once (caches, buffers, the allocator's arenas), a
+leak is what goes on growing. Resident memory says so within the allocator's noise, the number of
+blocks that Python's objects have says it exactly. Ends with status 1 if something leaks.
+
+A round is over at its count or its time, whichever comes first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import trustme
+
+from .leaks_app import FILE_BYTES, FILE_VARIABLE
+from .measuring import free_port, gunicorn_command, running, save, table
+from .measuring.children import start
+
+__all__ = ["SERVERS", "Count", "Server", "grown", "growth", "kept", "measure"]
+
+ROOT = Path(__file__).resolve().parents[1]
+Address = tuple[str, int]
+# What the process that is killed holds, in all states together.
+HELD = 100
+# A server learns at once that a client has left; what it still has then, it has lost.
+SETTLE_S = 10.0
+CLIENT_TIMEOUT_S = 10.0
+# So small that the kernel's buffers take in no answer whole.
+RECEIVE_BUFFER_BYTES = 16 * 1024
+# What a server may grow by for each connection in the later half of the rounds. A connection that
+# is kept is dozens of blocks, so in one state of twelve only it is still several on average.
+# Resident memory has the allocator's noise on top, of which TLS with its large buffers makes most.
+GROWTH_BLOCKS = 0.5
+GROWTH_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a client gets before it leaves."""
+
+    name: str
+    sent: bytes = b""
+    answered: bool = False  # it waits for the first bytes of the answer
+    below_tls: bool = False  # TLS is not agreed on: it speaks to the socket itself
+
+
+_POST = b"POST /upload HTTP/1.1\r\nHost: a\r\n"
+STATES = (
+    State("connected"),
+    State("half a head", b"GET /file HTTP/1.1\r\nHos"),
+    State("kept alive", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
+    # So large that FastWorker receives it into a temporary file.
+    State("half an upload", _POST + b"Content-Length: 1000000\r\n\r\n" + bytes(50_000)),
+    State("half a chunk", _POST + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n" + bytes(20_000)),
+    State("in a download", b"GET /file HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
+    State("in a stream", b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
+    State("HTTP/2 nonsense", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100),
+)
+
+
+def tls_states() -> tuple[State, ...]:
+    """The same above TLS, and those in which TLS is not agreed on."""
+    outgoing = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        _tls_context().wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+    hello = outgoing.read()
+    return (
+        State("connected, no TLS yet", below_tls=True),
+        State("half a hello", hello[: len(hello) // 2], below_tls=True),
+        State("half a handshake", hello, answered=True, below_tls=True),
+        State("no TLS at all", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", below_tls=True),
+        *STATES,
+    )
+
+
+def _tls_context() -> ssl.SSLContext:
+    """TLS with whoever answers: client and server are both ours."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+class Clients:
+    """Clients of one server that leave in the middle.
+
+    :param tls: the server speaks TLS.
+    """
+
+    def __init__(self, address: Address, *, tls: bool) -> None:
+        self.states = tls_states() if tls else STATES
+        self._address = address
+        self._tls = _tls_context() if tls else None
+
+    def bring_to(self, state: State) -> socket.socket:
+        """Connect, and go as far as this.
+
+        :raises TimeoutError: if the server does not answer.
+        """
+        sock = socket.socket()
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+            sock.settimeout(CLIENT_TIMEOUT_S)
+            sock.connect(self._address)
+            if self._tls is not None and not state.below_tls:
+                sock = self._tls.wrap_socket(sock)
+            # A server may end what it cannot understand before all of it is sent.
+            with contextlib.suppress(ConnectionError, ssl.SSLEOFError):
+                sock.sendall(state.sent)
+            if state.answered and not sock.recv(1):
+                raise ConnectionError(f"no answer to a client that is {state.name!r}")
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def abandon(self, count: int, seconds: float) -> int:
+        """Leave one after the other, in each state in turn; returns how many have."""
+        deadline = time.monotonic() + seconds
+        for number in range(count):
+            if time.monotonic() > deadline:
+                return number
+            turn, place = divmod(number, len(self.states))
+            sock = self.bring_to(self.states[place])
+            if turn % 2:  # with a reset
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+        return count
+
+    def blocks(self) -> int:
+        """What the server's app says at /blocks."""
+        request = b"GET /blocks HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+        with self.bring_to(State("asking", request)) as sock, sock.makefile("rb") as answer:
+            return int(answer.read().rpartition(b"\r\n\r\n")[2])
+
+    def hold(self, count: int) -> list[socket.socket]:
+        """Connections in all states at once, which wait for no answer: threads may all be busy."""
+        return [
+            self.bring_to(State(state.name, state.sent, below_tls=state.below_tls))
+            for state in itertools.islice(itertools.cycle(self.states), count)
+        ]
+
+
+def _killed(address: Address, tls: bool) -> int:
+    """Kill a process that holds connections; returns how many."""
+    command = [sys.executable, "-m", "loadtests.leaks", "hold", str(address[1]), "tls" * tls]
+    with start(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                raise RuntimeError("the process that holds connections has failed; see above")
+        finally:
+            process.kill()
+    return HELD
+
+
+def _hold(port: int, tls: bool) -> None:
+    held = Clients(("127.0.0.1", port), tls=tls).hold(HELD)
+    print(f"{len(held)} connections", flush=True)
+    time.sleep(60)  # until killed
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a server has after a round."""
+
+    connections: int  # abandoned so far
+    descriptors: int
+    threads: int
+    memory_kib: int  # resident
+    blocks: int  # of memory, that Python's objects have
+    processes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What each connection has added in the later half of the rounds."""
+
+    memory_bytes: float
+    blocks: float
+
+
+@dataclass(frozen=True)
+class Server:
+    """A kind of server.
+
+    :param tls: it gets a certificate.
+    :param spare_threads: of a bounded pool that it makes when it first needs them.
+    :param timers_s: for so long its timers may keep what belonged to a connection.
+    """
+
+    name: str
+    tls: bool = False
+    spare_threads: int = 0
+    timers_s: float = 0.0
+
+    def command(self, address: Address, certificate: Path) -> list[str]:
+        port = str(address[1])
+        if self.name.startswith("FastWorker"):
+            options = ["--http-protocols=h2,h1", "--http2-cleartext=both", "--log-level=critical"]
+            if self.tls:
+                options += [f"--certfile={certificate}", f"--keyfile={certificate}"]
+            return gunicorn_command(
+                "loadtests.leaks_app:app",
+                address,
+                worker_class="wsgifast.workers.FastWorker",
+                options=options,
+            )
+        command = ["python", "-m", "uvicorn", "--no-access-log", "--log-level=critical"]
+        command += ["--http=asgifast.uvicorn:HttpToolsProtocol", f"--port={port}"]
+        if self.tls:
+            command += [f"--ssl-certfile={certificate}", f"--ssl-keyfile={certificate}"]
+        return [*command, "loadtests.leaks_app:asgi_app"]
+
+
+# asyncio's own default for its threads, in which files are read that are not in memory.
+_ASYNCIO_THREADS = min(32, (os.cpu_count() or 1) + 4)
+SERVERS = (
+    Server("FastWorker"),
+    Server("FastWorker, TLS", tls=True),
+    # uvicorn's time limit for a connection that is kept alive is 5 s.
+    Server("uvicorn, our protocol", spare_threads=_ASYNCIO_THREADS, timers_s=6.0),
+    Server("uvicorn, our protocol, TLS", tls=True, spare_threads=_ASYNCIO_THREADS, timers_s=6.0),
+)
+
+
+def measure(
+    server: Server, *, connections: int, rounds: int, seconds: float, idle_s: float = 0.0
+) -> Iterator[Count]:
+    """Abandon connections of a server; yield its counts at the beginning and after each round.
+
+    :param connections: in each round, beside those of the process that is killed.
+    :param seconds: the longest that a round's connections take.
+    :param idle_s: seconds without a client before each count, for the server's timers.
+    :raises OSError: if the server does not answer any more.
+    """
+    with tempfile.TemporaryDirectory(prefix="wsgifast-leaks-") as folder:
+        file = Path(folder, "file")
+        file.write_bytes(bytes(FILE_BYTES))
+        certificate = Path(folder, "server.pem")
+        issued = trustme.CA().issue_cert("localhost")
+        issued.private_key_and_cert_chain_pem.write_to_path(certificate)
+        address = ("127.0.0.1", free_port())
+        command = server.command(address, certificate)
+        env = {FILE_VARIABLE: str(file)}
+        with running(command, address, name=server.name, env=env, cwd=ROOT) as process:
+            clients = Clients(address, tls=server.tls)
+            # For what is made once, such as threads.
+            clients.abandon(2 * len(clients.states), seconds)
+            count = _steady(process.pid, clients)
+            yield count
+            done = 0
+            for _ in range(rounds):
+                done += clients.abandon(connections, seconds) + _killed(address, server.tls)
+                time.sleep(idle_s)
+                count = _settled(process.pid, clients, done, count)
+                yield count
+
+
+def _count(pid: int, clients: Clients, connections: int) -> Count:
+    blocks = clients.blocks()
+    root = psutil.Process(pid)
+    family = [root, *root.children(recursive=True)]
+    return Count(
+        connections=connections,
+        descriptors=sum(process.num_fds() for process in family),
+        threads=sum(process.num_threads() for process in family),
+        memory_kib=sum(process.memory_info().rss for process in family) // 1024,
+        blocks=blocks,
+        processes=tuple(process.pid for process in family),
+    )
+
+
+def _steady(pid: int, clients: Clients) -> Count:
+    """The first count that does not change any more."""
+    deadline = time.monotonic() + SETTLE_S
+    count = _count(pid, clients, 0)
+    while True:
+        time.sleep(0.3)
+        before, count = count, _count(pid, clients, 0)
+        same = (count.descriptors, count.threads) == (before.descriptors, before.threads)
+        if same or time.monotonic() > deadline:
+            return count
+
+
+def _settled(pid: int, clients: Clients, connections: int, before: Count) -> Count:
+    """The count as soon as the descriptors are as before; the last one, if they never are."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        count = _count(pid, clients, connections)
+        if count.descriptors <= before.descriptors or time.monotonic() > deadline:
+            return count
+        time.sleep(0.05)
+
+
+def growth(counts: Sequence[Count]) -> Growth:
+    """What each connection has added in the later half of the rounds."""
+    middle, last = counts[(len(counts) - 1) // 2], counts[-1]
+    connections = last.connections - middle.connections
+    return Growth(
+        memory_bytes=(last.memory_kib - middle.memory_kib) * 1024 / connections,
+        blocks=(last.blocks - middle.blocks) / connections,
+    )
+
+
+def kept(server: Server, counts: Sequence[Count]) -> list[str]:
+    """What a server has not given back at the end, a sentence each."""
+    first, last = counts[0], counts[-1]
+    found = []
+    if last.descriptors > first.descriptors:
+        found.append(f"{last.descriptors - first.descriptors} descriptors are left")
+    if last.threads > first.threads + server.spare_threads:
+        found.append(f"{last.threads - first.threads} threads are left")
+    if last.processes != first.processes:
+        found.append("a process has been replaced")
+    return found
+
+
+def grown(counts: Sequence[Count]) -> list[str]:
+    """In what the server goes on growing, a sentence each; of some thousand connections at least.
+
+    Fewer only fill caches and pools.
+    """
+    each = growth(counts)
+    found = []
+    if each.blocks > GROWTH_BLOCKS:
+        found.append(f"each connection adds {each.blocks:.1f} blocks")
+    if each.memory_bytes > GROWTH_BYTES:
+        found.append(f"each connection adds {each.memory_bytes:.0f} bytes")
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m loadtests.leaks", description=__doc__)
+    parser.add_argument("--connections", type=int, default=2000, help="in each round")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=15.0, help="the longest for a round")
+    parser.add_argument("--only", default="", help="servers whose names contain this")
+    options = parser.parse_args(arguments)
+    if options.connections < 1 or options.rounds < 1:
+        parser.error("--connections and --rounds: 1 or more")
+    found: list[str] = []
+    figures = {}
+    for server in SERVERS:
+        if options.only not in server.name:
+            continue
+        counts = list(
+            measure(
+                server,
+                connections=options.connections,
+                rounds=options.rounds,
+                seconds=options.seconds,
+                idle_s=server.timers_s,
+            )
+        )
+        each = growth(counts)
+        rows = [[c.connections, c.descriptors, c.threads, c.memory_kib, c.blocks] for c in counts]
+        print(table([server.name, "descriptors", "threads", "RSS KiB", "blocks"], rows))
+        print(
+            f"later half: {each.memory_bytes:.0f} bytes and {each.blocks:.2f} blocks for each "
+            "connection\n",
+            flush=True,
+        )
+        found += [f"{server.name}: {leak}" for leak in kept(server, counts) + grown(counts)]
+        figures[server.name] = {"counts": counts, "growth": each}
+    print("\n".join(found) or "nothing leaks")
+    print(f"saved {save('leaks', {'servers': figures, 'leaks': found})}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["hold"]:
+        _hold(int(sys.argv[2]), tls=sys.argv[3] == "tls")
+    else:
+        sys.exit(main())

@@ -1,0 +1,364 @@
+"""Files through ASGIFast in this process: which messages reach which server."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgifast import ASGIFast, FileResponse
+from asgifast.messages import Message, Receive, Scope, Send
+
+from wsgifast import BodyError
+from wsgifast.sockets.sendfile import FileTruncated
+
+from .support import Answer, call, scope_of
+
+START: Message = {"type": "http.response.start", "status": 200, "headers": []}
+PATHSEND = "http.response.pathsend"
+ZEROCOPYSEND = "http.response.zerocopysend"
+DATA = bytes(range(256)) * 4
+LARGE_BYTES = 3_000_000
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    (tmp_path / "file").write_bytes(DATA)
+    return str(tmp_path / "file")
+
+
+@pytest.fixture(autouse=True)
+def _no_descriptor_is_left() -> Iterator[None]:
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def app_of(*messages: Message) -> Any:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for message in messages:
+            await send(message)
+
+    return ASGIFast(app)
+
+
+def head(*headers: tuple[bytes, bytes], status: int = 200) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": list(headers)}
+
+
+def offering(*extensions: str, method: str = "GET", **headers: str) -> Scope:
+    """A request to a server with these extensions."""
+    return {**scope_of(method=method, **headers), "extensions": {name: {} for name in extensions}}
+
+
+def pathsend(path: str) -> Message:
+    return {"type": PATHSEND, "path": path}
+
+
+# pathsend
+
+
+@pytest.mark.parametrize("status", [203, 404])
+def test_a_file_behind_another_status_is_sent_as_it_is(path: str, status: int) -> None:
+    app = app_of(head((b"content-length", b"5"), status=status), pathsend(path))
+    answer = call(app, scope_of(range="bytes=0-1", if_none_match="*"))
+    assert (answer.status, answer.body) == (status, DATA[:5])
+    assert answer.headers == [("content-length", "5")]
+    assert call(app, offering(PATHSEND)).types == ["http.response.start", PATHSEND]
+
+
+@pytest.mark.parametrize("status", [200, 203])
+def test_a_file_that_is_not_there_leaves_the_head_to_the_server(path: str, status: int) -> None:
+    sent: list[Message] = []
+    with pytest.raises(FileNotFoundError):
+        call(app_of(head(status=status), pathsend(path + "x")), scope_of(), on_send=sent.append)
+    assert not sent
+
+
+def test_a_file_without_a_head_is_left_to_the_server_to_refuse(path: str) -> None:
+    answer = call(app_of(pathsend(path)), offering(PATHSEND), whole=False)
+    assert answer.types == [PATHSEND]
+
+
+def test_other_methods_have_no_ranges(path: str) -> None:
+    answer = call(app_of(START, pathsend(path)), scope_of(method="POST", range="bytes=0-1"))
+    assert (answer.status, answer.headers, answer.body) == (200, [], DATA)
+
+
+@pytest.mark.parametrize("extensions", [(), (PATHSEND,), (PATHSEND, ZEROCOPYSEND)])
+def test_head_sends_no_byte(path: str, extensions: tuple[str, ...]) -> None:
+    answer = call(app_of(START, pathsend(path)), offering(*extensions, method="HEAD"))
+    assert answer.body == b""
+    assert answer.types == ["http.response.start", "http.response.body"]
+
+
+def test_an_app_that_knows_ranges_is_not_corrected(path: str) -> None:
+    headers = ((b"ETag", b'"x"'), (b"Accept-Ranges", b"bytes"))
+    app = app_of(head(*headers), pathsend(path))
+    assert call(app, scope_of()).messages[0]["headers"] == list(headers)
+    part = call(app, scope_of(range="bytes=1-2"))
+    assert (part.status, part.body, dict(part.headers)["etag"]) == (206, DATA[1:3], '"x"')
+    assert call(app, scope_of(if_none_match='"x"')).status == 304
+
+
+def test_what_an_app_leaves_out_is_added(path: str) -> None:
+    with_etag = dict(call(app_of(head((b"etag", b'"x"')), pathsend(path)), scope_of()).headers)
+    assert with_etag["accept-ranges"] == "bytes"
+    with_ranges = call(app_of(head((b"accept-ranges", b"bytes")), pathsend(path)), scope_of())
+    assert "etag" in dict(with_ranges.headers)
+
+
+def test_an_apps_own_part_is_sent_as_it_is(path: str) -> None:
+    app = app_of(
+        head((b"content-range", b"bytes 0-9/10"), (b"content-length", b"10")), pathsend(path)
+    )
+    answer = call(app, scope_of(range="bytes=0-1"))
+    assert (answer.status, answer.body) == (200, DATA[:10])
+
+
+@pytest.mark.parametrize("name", [b"content-length", b"Content-Length"])
+def test_no_byte_behind_the_declared_length(path: str, name: bytes) -> None:
+    app = app_of(head((name, b"5")), pathsend(path))
+    assert call(app, scope_of()).body == DATA[:5]
+    part = call(app, scope_of(range="bytes=-2"))
+    assert (part.body, dict(part.headers)["content-range"]) == (DATA[3:5], "bytes 3-4/5")
+
+
+@pytest.mark.parametrize("length", [b"+5", b"5_0", b"\xb2", b""])
+def test_a_length_that_is_none_is_left_to_the_server(path: str, length: bytes) -> None:
+    app = app_of(head((b"content-length", length), status=203), pathsend(path))
+    assert call(app, scope_of()).body == DATA
+
+
+def test_headers_of_any_iterable(path: str) -> None:
+    start: Message = {**START, "headers": iter([(b"content-length", b"5")])}
+    answer = call(app_of(start, pathsend(path)), scope_of())
+    assert dict(answer.headers)["content-length"] == "5"
+    assert answer.body == DATA[:5]
+
+
+@pytest.mark.parametrize("extensions", [(), (ZEROCOPYSEND,), (PATHSEND,), (PATHSEND, ZEROCOPYSEND)])
+def test_an_empty_file_is_one_empty_body(tmp_path: Path, extensions: tuple[str, ...]) -> None:
+    (tmp_path / "empty").touch()
+    for app in (
+        app_of(START, pathsend(str(tmp_path / "empty"))),
+        app_of(head(status=203), pathsend(str(tmp_path / "empty"))),
+        FileResponse(tmp_path / "empty"),
+    ):
+        answer = call(app, offering(*extensions))
+        assert answer.body == b""
+        assert ZEROCOPYSEND not in answer.types
+
+
+def test_a_server_that_fails_leaves_no_descriptor(path: str) -> None:
+    def fail(message: Message) -> None:
+        raise OSError("gone")
+
+    for app in (
+        app_of(START, pathsend(path)),
+        app_of(head(status=203), pathsend(path)),
+        FileResponse(path),
+    ):
+        with pytest.raises(OSError, match="gone"):
+            call(app, scope_of(), on_send=fail)
+
+
+def test_several_ranges_by_descriptor(path: str) -> None:
+    """`call` looks at the order of the messages; here each part is of the right bytes."""
+    parts: list[bytes] = []
+
+    def read(message: Message) -> None:
+        if message["type"] == ZEROCOPYSEND:
+            parts.append(os.pread(message["file"], message["count"], message["offset"]))
+
+    app = app_of(START, pathsend(path))
+    assert call(app, offering(ZEROCOPYSEND, range="bytes=1-2,9-12"), on_send=read).status == 206
+    assert parts == [DATA[1:3], DATA[9:13]]
+
+
+# zerocopysend
+
+
+def zerocopy(file: Any, **options: Any) -> Message:
+    return {"type": ZEROCOPYSEND, "file": file, **options}
+
+
+END: Message = {"type": "http.response.body", "body": b".", "more_body": False}
+
+
+def test_a_server_that_takes_descriptors_is_handed_the_message(path: str) -> None:
+    with open(path, "rb") as file:
+        message = zerocopy(file, count=3)
+        answer = call(app_of(START, message), offering(ZEROCOPYSEND))
+        assert answer.messages[1] is message
+        assert file.tell() == 0, "the server moves it"
+
+
+def test_runs_move_on_where_no_offset_is_given(path: str) -> None:
+    with open(path, "rb") as file:
+        file.seek(2)
+        messages = (
+            zerocopy(file, count=3, more_body=True),
+            zerocopy(file, count=0, more_body=True),
+            zerocopy(file, count=4, offset=100, more_body=True),
+            zerocopy(file, more_body=True),
+        )
+        answer = call(app_of(START, *messages, END), scope_of())
+        assert answer.body == DATA[2:5] + DATA[100:104] + DATA[5:] + b"."
+        assert file.tell() == len(DATA)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.lseek(fd, 7, os.SEEK_SET)
+        answer = call(app_of(START, zerocopy(fd, count=3, more_body=True), END), scope_of())
+        assert answer.body == DATA[7:10] + b"."
+        assert os.lseek(fd, 0, os.SEEK_CUR) == 10
+        call(app_of(START, zerocopy(fd, count=3, offset=50)), scope_of())
+        assert os.lseek(fd, 0, os.SEEK_CUR) == 10
+    finally:
+        os.close(fd)
+
+
+def test_a_run_behind_the_end_is_empty(path: str) -> None:
+    with open(path, "rb") as file:
+        assert call(app_of(START, zerocopy(file, offset=5000)), scope_of()).body == b""
+
+
+def test_a_run_that_is_longer_than_the_file_is_an_error(path: str) -> None:
+    sent: list[Message] = []
+    with open(path, "rb") as file:
+        app = app_of(START, zerocopy(file, offset=0, count=len(DATA) + 1))
+        with pytest.raises(FileTruncated, match="1 of 1025 bytes"):
+            call(app, scope_of(), on_send=sent.append)
+    assert sent[-1]["more_body"], "the body must not look complete"
+
+
+@pytest.mark.parametrize("option", ["offset", "count"])
+@pytest.mark.parametrize("value", [-1, "1", 1.5])
+def test_what_is_no_number_of_bytes(path: str, option: str, value: object) -> None:
+    with open(path, "rb") as file, pytest.raises(BodyError, match=f"{option} is a number of bytes"):
+        call(app_of(START, zerocopy(file, **{option: value})), scope_of())
+
+
+@pytest.mark.parametrize("file", [io.BytesIO(DATA), object(), None])
+def test_what_has_no_descriptor(file: object) -> None:
+    with pytest.raises(BodyError, match="needs a file with a descriptor"):
+        call(app_of(START, zerocopy(file)), scope_of())
+
+
+def test_a_file_object_of_other_bytes_than_its_descriptors(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "f.gz", "wb") as packed:
+        packed.write(DATA)
+    with (
+        gzip.open(tmp_path / "f.gz", "rb") as file,
+        pytest.raises(BodyError, match="other bytes than the file object"),
+    ):
+        call(app_of(START, zerocopy(file)), scope_of())
+
+
+@pytest.mark.parametrize(("options", "sent"), [({}, b"piped data"), ({"count": 5}, b"piped")])
+@pytest.mark.parametrize("more", [True, False])
+def test_a_pipe(options: dict[str, int], sent: bytes, more: bool) -> None:
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, b"piped data")
+        os.close(writer)
+        messages = [START, zerocopy(reader, more_body=more, **options), *([END] if more else [])]
+        assert call(app_of(*messages), scope_of()).body == sent + (b"." if more else b"")
+    finally:
+        os.close(reader)
+
+
+# The client, while a file is sent
+
+
+def sending_and_receiving(app: Any, incoming: list[Message], scope: Scope) -> Answer:
+    """Run an app on a server that answers receive() with these, and allows one at a time."""
+    answer = Answer()
+
+    async def run() -> None:
+        receiving = 0
+
+        async def receive() -> Message:
+            nonlocal receiving
+            receiving += 1
+            assert receiving == 1, "two wait for the server at once"
+            try:
+                await asyncio.sleep(0)
+                if not incoming:
+                    await asyncio.Event().wait()
+                return incoming.pop(0)
+            finally:
+                receiving -= 1
+
+        async def send(message: Message) -> None:
+            answer.messages.append(message)
+            await asyncio.sleep(0)
+
+        await ASGIFast(app)(scope, receive, send)
+        await asyncio.sleep(0)
+        assert not receiving, "nobody listens any more"
+
+    asyncio.run(run())
+    return answer
+
+
+REQUEST: Message = {"type": "http.request", "body": b"1", "more_body": True}
+REQUEST_END: Message = {"type": "http.request", "body": b"2", "more_body": False}
+GONE: Message = {"type": "http.disconnect"}
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> str:
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(LARGE_BYTES)
+    return str(tmp_path / "large")
+
+
+def test_a_client_that_leaves_after_the_app_has_received(large: str) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert await receive() == REQUEST_END
+        await send(START)
+        await send(pathsend(large))
+        assert await receive() == GONE
+
+    assert len(sending_and_receiving(app, [REQUEST_END, GONE], scope_of()).body) < LARGE_BYTES
+
+
+def test_what_came_meanwhile_comes_in_order(large: str) -> None:
+    received: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await send(pathsend(large))
+        received.extend([await receive(), await receive()])
+
+    answer = sending_and_receiving(app, [REQUEST, REQUEST_END], scope_of())
+    assert received == [REQUEST, REQUEST_END]
+    assert len(answer.body) == LARGE_BYTES
+
+
+def test_an_app_that_receives_meanwhile_is_left_alone(large: str) -> None:
+    """As Starlette's StreamingResponse does: it listens for a disconnect itself."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        listening: asyncio.Task[Message] = asyncio.create_task(receive())  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        await send(START)
+        await send(pathsend(large))
+        assert not listening.done()
+        listening.cancel()
+        await asyncio.wait([listening])
+
+    assert len(sending_and_receiving(app, [], scope_of()).body) == LARGE_BYTES
+
+
+def test_small_files_are_sent_without_listening(path: str) -> None:
+    incoming = [GONE]
+    answer = sending_and_receiving(app_of(START, pathsend(path)), incoming, scope_of())
+    assert answer.body == DATA
+    assert incoming == [GONE]
