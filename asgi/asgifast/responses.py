@@ -34,9 +34,9 @@ _SIZE_HEADERS = frozenset({b"content-length", b"accept-ranges"})
 class FileResponse(responses.FileResponse):
     """Starlette's FileResponse with the same parameters, ranges and conditions by RFC 9110.
 
-    Preconditions are answered (304, 412), several ranges too, and file bytes go out by the server's
-    http.response.zerocopysend where it has it, else by reads that leave the event loop only for
-    the disk.
+    Preconditions are answered (304, 412), several ranges too, and file bytes go out by sendfile
+    where the server has asgifast's protocols or http.response.zerocopysend, else by reads that
+    leave the event loop only for the disk.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
