@@ -15,7 +15,7 @@ from wsgifast.sockets import FileSegment
 from .gathering import Gatherer
 from .loops import BackgroundTask, Loop, running_loop
 from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
-from .requests import UNCONDITIONAL, request_facts
+from .requests import ALL_HEADERS, UNCONDITIONAL, request_facts
 from .sending import (
     GATHERING,
     PLANNED,
@@ -98,6 +98,7 @@ class ASGIFast:
         if offered := scope.get("extensions"):
             extensions.update(offered)
         if self.ranges == "take-over":
+            inner[ALL_HEADERS] = scope["headers"]
             inner["headers"] = [
                 header for header in scope["headers"] if header[0] not in (b"range", b"if-range")
             ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgifast import ASGIFast
+from asgifast import ASGIFast, FileResponse, StaticFiles
 from asgifast.messages import Message, Receive, Scope, Send
 
 from wsgifast import BodyError, ConfigurationError
@@ -332,6 +332,17 @@ def test_ranges_taken_over(tmp_path: Path) -> None:
     stale = call(taking_over, scope_of(range="bytes=0-1", if_range='"x"', accept="*/*"))
     assert (stale.status, stale.body) == (200, b"0123456789")
     assert shown == [{b"accept": b"*/*"}] * 2
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_what_answers_ranges_by_itself_goes_on_while_they_are_taken_over(
+    tmp_path: Path, size: int
+) -> None:
+    data = bytes(range(250)) * (size // 250) + b"x" * (size % 250)
+    (tmp_path / "f").write_bytes(data)
+    for app in (FileResponse(tmp_path / "f"), StaticFiles(directory=tmp_path)):
+        answer = call(ASGIFast(app, ranges="take-over"), scope_of("/f", range="bytes=2-4"))
+        assert (answer.status, answer.body) == (206, data[2:5])
 
 
 def test_options_that_switch_off(tmp_path: Path) -> None:
