@@ -225,6 +225,14 @@ def test_what_is_not_in_memory_is_read_in_a_thread(
     assert not blocking_calls
 
 
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "fifo"])
+def test_what_is_no_regular_file(tmp_path: Path, make: Any) -> None:
+    """A FIFO has no writer here: opening it must not wait for one."""
+    make(tmp_path / "none")
+    with pytest.raises(OSError, match="not a regular file"):
+        call(app_of(START, pathsend(str(tmp_path / "none"))), scope_of())
+
+
 def test_an_error_of_the_disk_is_told(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> int:
         raise OSError(errno.EIO, "the disk is broken")
