@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import io
 import os
@@ -200,6 +201,45 @@ def test_a_file_response_inside_the_middleware(
         app = ASGIFast(app)
     assert call(app, offering(*extensions, range="bytes=5-9"), on_send=read).status == 206
     assert b"".join(parts) == DATA[5:10]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [BlockingIOError(errno.EAGAIN, "cold"), OSError(errno.EOPNOTSUPP, "no such flag")],
+    ids=["cold", "unsupported"],
+)
+def test_what_is_not_in_memory_is_read_in_a_thread(
+    tmp_path: Path, error: OSError, blocking_calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = os.urandom(1_000_000)
+    (tmp_path / "file").write_bytes(data)
+    preadv = os.preadv
+
+    def in_memory_at_first(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        if flags and offset:
+            raise error
+        return preadv(fd, buffers, offset, flags)
+
+    monkeypatch.setattr(os, "preadv", in_memory_at_first)
+    assert call(app_of(START, pathsend(str(tmp_path / "file"))), scope_of()).body == data
+    assert not blocking_calls
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "fifo"])
+def test_what_is_no_regular_file(tmp_path: Path, make: Any) -> None:
+    """A FIFO has no writer here: opening it must not wait for one."""
+    make(tmp_path / "none")
+    with pytest.raises(OSError, match="not a regular file"):
+        call(app_of(START, pathsend(str(tmp_path / "none"))), scope_of())
+
+
+def test_an_error_of_the_disk_is_told(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> int:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    monkeypatch.setattr(os, "preadv", broken)
+    with pytest.raises(OSError, match="is broken"):
+        call(app_of(START, pathsend(path)), scope_of())
 
 
 # zerocopysend
