@@ -46,6 +46,15 @@ class Near:
         self.client.setblocking(True)
         return data
 
+    def receive(self, size: int) -> bytes:
+        """So many bytes, as they come: a packet may be on its way yet."""
+        data = b""
+        while len(data) < size:
+            block = self.client.recv(min(1 << 20, size - len(data)))
+            assert block, f"the connection ended {size - len(data)} bytes early"
+            data += block
+        return data
+
     def close(self) -> None:
         self.queue.fail(ConnectionAbortedError())
         self.client.close()
@@ -99,11 +108,11 @@ def until_starved(near: Near) -> None:
 def test_a_socket_that_takes_nothing_is_not_waited_for_in_a_loop(near: Near, file: int) -> None:
     near.queue.write_file(b"", file, 0, SIZE)
     until_starved(near)
-    received = near.receive_all_there_is()
+    received = b""
     while near.queue.draining:
+        received += near.receive(near.queue.sent - len(received))
         near.queue.on_writable()
-        received += near.receive_all_there_is()
-    assert received == os.pread(file, SIZE, 0)
+    assert received + near.receive(SIZE - len(received)) == os.pread(file, SIZE, 0)
 
 
 def test_bytes_wait_in_the_same_way(near: Near) -> None:
@@ -176,10 +185,11 @@ def test_whatever_is_written_arrives_in_order(
                     queue.on_writable()
         queue.push_on()
         while queue.draining:
-            received += near.receive_all_there_is()
+            received += near.receive(queue.sent - len(received))
             queue.on_writable()
-        received += near.receive_all_there_is()
+        received += near.receive(queue.sent - len(received))
         assert received == expected
+        assert near.receive_all_there_is() == b""
         assert queue.empty
         assert queue.bytes_queued == 0
         assert queue.sent == len(expected)
@@ -194,11 +204,11 @@ def test_queues_have_nothing_in_common(near: Near, content: int) -> None:
             client.queue.write_file(b"", content, 0, len(CONTENT))
             client.queue.write_file(b"", content, 0, len(CONTENT))
         for client in (near, other):
-            received = client.receive_all_there_is()
+            received = b""
             while client.queue.draining:
+                received += client.receive(client.queue.sent - len(received))
                 client.queue.on_writable()
-                received += client.receive_all_there_is()
-            assert received == 2 * CONTENT
+            assert received + client.receive(2 * len(CONTENT) - len(received)) == 2 * CONTENT
     finally:
         other.close()
 
@@ -208,12 +218,12 @@ def test_what_is_held_waits_for_company_up_to_a_size(near: Near) -> None:
     assert near.queue.write(b"second ", hold=True)
     assert near.receive_all_there_is() == b""
     near.queue.push_on()
-    assert near.receive_all_there_is() == b"first second "
+    assert near.receive(13) == b"first second "
     assert near.queue.write(b"held, ", hold=True)
     assert not near.queue.write(b"sent")
-    assert near.receive_all_there_is() == b"held, sent"
+    assert near.receive(10) == b"held, sent"
     assert not near.queue.write(bytes(1 << 17), hold=True)
-    assert near.receive_all_there_is()
+    assert near.receive(1)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +249,7 @@ def test_nothing_follows_what_an_error_has_dropped(
     near.queue.fail(TimeoutError("the client took no byte in time"))
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert not near.queue.draining
-    received = near.receive_all_there_is()
+    received = near.receive(near.queue.sent)
     with pytest.raises(ClientGone, match="took no byte"):
         write(near.queue, content)
     near.queue.push_on()
@@ -253,15 +263,14 @@ def test_nothing_follows_what_an_error_has_dropped(
 
 def test_only_the_last_byte_of_a_whole_response_finishes_it(near: Near) -> None:
     near.queue.write(bytes(SIZE))
-    received = len(near.receive_all_there_is())
     assert not near.queue.on_writable()
     near.queue.closing = True
+    received = 0
     finished = False
     while not finished:
-        received += len(near.receive_all_there_is())
+        received += len(near.receive(near.queue.sent - received))
         finished = near.queue.on_writable()
-    received += len(near.receive_all_there_is())
-    assert received == SIZE
+    assert received + len(near.receive(SIZE - received)) == SIZE
 
 
 def test_a_writer_far_ahead_of_its_client_waits_for_room(near: Near) -> None:
@@ -279,12 +288,12 @@ def test_a_writer_far_ahead_of_its_client_waits_for_room(near: Near) -> None:
     received = b""
     while queue.bytes_queued > SIZE // 4:
         assert not written.is_set()
-        received += near.receive_all_there_is()
+        received += near.receive(queue.sent - len(received))
         queue.on_writable()
     assert written.wait(10)
     writer.join()
     while queue.draining:
-        received += near.receive_all_there_is()
+        received += near.receive(queue.sent - len(received))
         queue.on_writable()
-    received += near.receive_all_there_is()
+    received += near.receive(4 * SIZE + 3 - len(received))
     assert received == bytes(4 * SIZE) + b"end"
