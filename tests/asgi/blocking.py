@@ -9,8 +9,9 @@ exceptions can hide it.
 In this process the fixture `blocking_calls` watches every test; in the servers that tests start,
 tests.asgi.app does (see tests.asgi.servers).
 
-Not seen: the methods of file objects, which are C. Left alone: os.fstat and os.lseek, which ask the
-kernel about an inode that it holds.
+Not seen: the methods of file objects, which are C; a page that the kernel has dropped from the
+middle of what sendfile sends (its first and last are looked at). Left alone: os.fstat and os.lseek,
+which ask the kernel about an inode that it holds.
 """
 
 from __future__ import annotations
@@ -150,10 +151,12 @@ def watch(report: Callable[[str], object], *, blamed: tuple[str, ...] = _HALVES)
                     return real(out, fd, offset, count)
                 if os.get_blocking(out):
                     violation("os.sendfile to a blocking socket")
-                in_memory = _bytes_in_memory(fd, offset, count)
+                cold = [place for place in (offset, offset + count - 1) if _is_cold(fd, place)]
                 sent = real(out, fd, offset, count)
-                if sent > in_memory:
-                    violation(f"os.sendfile of {sent} bytes, only {in_memory} of them in memory,")
+                if any(place < offset + sent for place in cold):
+                    violation(
+                        f"os.sendfile of {sent} bytes from {offset} on, not in memory: {cold},"
+                    )
                 return sent
 
             return call
@@ -206,13 +209,14 @@ def _is_stdlib(frame: FrameType) -> bool:
     return name.startswith("<frozen") or (name.startswith(_STDLIB) and "site-packages" not in name)
 
 
-def _bytes_in_memory(fd: int, offset: int, count: int) -> int:
-    """How many bytes from `offset` on wait for no disk; all where that cannot be asked."""
+def _is_cold(fd: int, place: int) -> bool:
+    """Whether a byte of a file waits for the disk; False where that cannot be asked."""
     if not RWF_NOWAIT:
-        return count
+        return False
     try:
-        return os.preadv(fd, [bytearray(count)], offset, RWF_NOWAIT)
+        os.preadv(fd, [bytearray(1)], place, RWF_NOWAIT)
     except BlockingIOError:
-        return 0
+        return True
     except OSError:
-        return count
+        return False
+    return False
