@@ -19,7 +19,7 @@ import pytest
 import zstandard
 
 from tests.support.http import get
-from tests.support.servers import wait_for
+from tests.support.servers import free_port, live_server, wait_for
 from wsgifast import ConfigurationError, StaticFiles, __version__, cli
 from wsgifast.files import compress as module
 from wsgifast.files.compress import MANIFEST, available_codings, compress
@@ -277,6 +277,22 @@ def test_serving_a_directory_now(tree: Path, without: dict[str, str]) -> None:
     assert "ERROR" not in log.read_text()
 
 
+def test_a_reload_goes_on_listening(tree: Path) -> None:
+    address = ("127.0.0.1", free_port())
+    command = ["python", "-m", "wsgifast", "files", str(tree), "--bind", str(address[1])]
+    with live_server(command, address) as server:
+        assert server.get("/page.html").status == 200
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
+        before = children.read_text()
+        os.kill(server.pid, signal.SIGHUP)
+        wait_for(
+            lambda: server.process.poll() is None and children.read_text() not in (before, ""),
+            "gunicorn has a new worker",
+        )
+        assert server.get("/page.html").status == 200
+        assert "Traceback" not in server.log()
+
+
 def test_a_taken_port_and_other_wrong_addresses(
     tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -287,7 +303,7 @@ def test_a_taken_port_and_other_wrong_addresses(
         assert f"127.0.0.1:{port}" in error
         assert "--bind" in error
         assert "Address already in use; name another" in error
-    for bind in ("nonsense", "127.0.0.1:", "1:99999", "127.0.0.1:1_0", ":+1"):
+    for bind in ("nonsense", "127.0.0.1:", "1:99999", "1:00000099999", "127.0.0.1:1_0", ":+1"):
         assert cli.main(["files", str(tree), "--bind", bind]) == 2
         assert bind in capsys.readouterr().err
     assert cli.main(["files", str(tree / "none")]) == 2

@@ -5,22 +5,28 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import re
+import signal
 import socket
 import sys
 from collections.abc import Sequence
 
 from . import __version__
 from .errors import WSGIFastError
-from .files.compress import CompressReport, available_codings, compress
+from .files.compress import CODING_PACKAGES, CompressReport, available_codings, compress
 from .files.lookup import SIBLING_SUFFIXES
 from .static import StaticFiles
 
 __all__ = ["main"]
 
 _DEFAULT_BIND = "127.0.0.1:8000"
+# Requests at once: what a page asks for together (browsers open six connections), and two more.
 _THREADS = 8
 _STATUS_FAILED = 1
 _STATUS_USAGE = 2
+# As a shell names the end by a signal.
+_STATUS_INTERRUPTED = 128 + signal.SIGINT
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"wsgifast: {error}", file=sys.stderr)
         return _STATUS_USAGE
     except KeyboardInterrupt:
-        return 128 + 2  # as a shell names the end by SIGINT
+        return _STATUS_INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -126,10 +132,12 @@ def _serve_with_gunicorn(app: StaticFiles, listener: socket.socket) -> int:
         worker_class = "wsgifast.workers.FastWorker"
     except UnsupportedGunicorn:
         worker_class = "gthread"
+    # gunicorn's from here on; the configuration is loaded again at each SIGHUP.
+    bind = f"fd://{listener.detach()}"
 
     class Application(BaseApplication):  # type: ignore[misc]
         def load_config(self) -> None:
-            self.cfg.set("bind", f"fd://{listener.detach()}")  # gunicorn closes it
+            self.cfg.set("bind", bind)
             self.cfg.set("worker_class", worker_class)
             self.cfg.set("threads", _THREADS)
             self.cfg.set("loglevel", "warning")
@@ -165,7 +173,7 @@ def _serve_with_wsgiref(app: StaticFiles, listener: socket.socket) -> int:
 def _address(bind: str) -> tuple[str, int]:
     host, _, port = bind.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
-    if not (port.isascii() and port.isdigit() and int(port[:6]) <= 65535):
+    if not _PORT.fullmatch(port) or int(port) > 65535:
         raise WSGIFastError(f"--bind {bind}: write PORT or HOST:PORT, such as {_DEFAULT_BIND}")
     return host, int(port)
 
@@ -211,8 +219,10 @@ def _run_compress(options: argparse.Namespace) -> int:
         print(_summary(report))
         if codings is None:
             for coding in sorted(set(SIBLING_SUFFIXES) - set(available_codings())):
-                package = {"br": "brotli", "zstd": "zstandard"}[coding]
-                print(f"No {SIBLING_SUFFIXES[coding]} files: pip install {package} brings them.")
+                print(
+                    f"No {SIBLING_SUFFIXES[coding]} files: pip install {CODING_PACKAGES[coding]} "
+                    "brings them."
+                )
     return _STATUS_FAILED if report.failed else 0
 
 

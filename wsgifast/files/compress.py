@@ -23,7 +23,7 @@ from pathlib import Path
 from ..errors import ConfigurationError
 from .lookup import SIBLING_SUFFIXES
 
-__all__ = ["MANIFEST", "CompressReport", "available_codings", "compress"]
+__all__ = ["CODING_PACKAGES", "MANIFEST", "CompressReport", "available_codings", "compress"]
 
 # Hidden, so that it is not served.
 MANIFEST = ".wsgifast-compress.json"
@@ -42,7 +42,8 @@ _MAX_FILE_BYTES = 256 * 1024 * 1024
 # A decoder of the zstd content coding need not take a larger window than 8 MB (RFC 9659).
 _ZSTD_LEVEL = 19
 _ZSTD_WINDOW_LOG = 23
-_PACKAGES = {"br": "brotli", "zstd": "zstandard"}
+# What each coding needs that Python does not bring.
+CODING_PACKAGES = {"br": "brotli", "zstd": "zstandard"}
 
 
 @dataclass
@@ -65,7 +66,9 @@ class CompressReport:
 
 def available_codings() -> tuple[str, ...]:
     """The content codings whose package is installed; gzip always is."""
-    return tuple(c for c in SIBLING_SUFFIXES if c not in _PACKAGES or _has(_PACKAGES[c]))
+    return tuple(
+        c for c in SIBLING_SUFFIXES if c not in CODING_PACKAGES or _has(CODING_PACKAGES[c])
+    )
 
 
 def compress(
@@ -102,7 +105,9 @@ def compress(
             for done, future in enumerate(as_completed(futures), 1):
                 path = futures[future]
                 try:
-                    future.result()
+                    original_bytes, smallest_bytes = future.result()
+                    run.report.original_bytes += original_bytes
+                    run.report.smallest_bytes += smallest_bytes
                 except OSError as error:
                     run.report.failed[path] = error.strerror or str(error)
                 if progress is not None:
@@ -131,7 +136,8 @@ class _Run:
         self.made = made
         self.report = CompressReport()
 
-    def compress_one(self, path: str) -> None:
+    def compress_one(self, path: str) -> tuple[int, int]:
+        """Return the size of the file and of its smallest sibling; 0 and 0 if it has none."""
         original = self.root / path
         with original.open("rb") as file:
             facts = os.fstat(file.fileno())
@@ -141,9 +147,7 @@ class _Run:
             for coding in self.codings
             if (size := self._make_sibling(path, coding, content, facts)) is not None
         ]
-        if sizes:
-            self.report.original_bytes += len(content)
-            self.report.smallest_bytes += min(sizes)
+        return (len(content), min(sizes)) if sizes else (0, 0)
 
     def remove_orphans(self) -> None:
         for name in sorted(self.made):
@@ -220,14 +224,19 @@ def _original_of(name: str) -> str:
     return name
 
 
-def _write(path: Path, content: bytes, original: os.stat_result) -> None:
-    """Write a file in one step, with the permissions and the modification time of another."""
+def _write(path: Path, content: bytes, like: os.stat_result | None = None) -> None:
+    """Write a file in one step.
+
+    :param like: of a file whose permissions and modification time it gets.
+    """
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
     try:
         with open(fd, "wb") as file:
             file.write(content)
-            os.fchmod(fd, stat.S_IMODE(original.st_mode))
-        os.utime(temporary, ns=(original.st_atime_ns, original.st_mtime_ns))
+            file.flush()
+            if like is not None:
+                os.fchmod(fd, stat.S_IMODE(like.st_mode))
+                os.utime(fd, ns=(like.st_atime_ns, like.st_mtime_ns))
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
@@ -255,14 +264,7 @@ def _write_manifest(root: Path, made: dict[str, str]) -> None:
         path.unlink(missing_ok=True)
         return
     content = {"version": _MANIFEST_VERSION, "siblings": dict(sorted(made.items()))}
-    fd, temporary = tempfile.mkstemp(prefix=MANIFEST, dir=root)
-    try:
-        with open(fd, "w") as file:
-            file.write(json.dumps(content, indent=1) + "\n")
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    _write(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
 def _checked(codings: Sequence[str] | None) -> Sequence[str]:
@@ -273,8 +275,8 @@ def _checked(codings: Sequence[str] | None) -> Sequence[str]:
             raise ConfigurationError(
                 f"{coding!r} is no coding known here: {', '.join(SIBLING_SUFFIXES)}"
             )
-        if coding in _PACKAGES and not _has(_PACKAGES[coding]):
-            package = _PACKAGES[coding]
+        if coding in CODING_PACKAGES and not _has(CODING_PACKAGES[coding]):
+            package = CODING_PACKAGES[coding]
             raise ConfigurationError(
                 f"{coding} needs the package {package}, which is not installed: "
                 f"pip install {package}"
