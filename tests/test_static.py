@@ -281,6 +281,7 @@ def test_listing(site: Path) -> None:
     (site / "empty" / hostile).write_text("x")
     (site / "empty" / "a:b").mkdir()
     (site / "empty" / ".hidden").write_text("x")
+    (site / "empty" / "back\\slash").write_text("x")  # never served
     for size, _ in SHOWN_SIZES:
         with (site / "empty" / f"size{size}").open("wb") as file:
             file.truncate(size)
@@ -298,7 +299,7 @@ def test_listing(site: Path) -> None:
     assert 'href="../"' in page
     for size, shown_size in SHOWN_SIZES:
         assert f'"./size{size}">size{size}</a></td><td>{shown_size}</td>' in page
-    assert not any(name in page for name in (".hidden", "fifo", "./out"))
+    assert not any(name in page for name in (".hidden", "slash", "fifo", "./out"))
     assert "script" not in answer.headers["content-security-policy"]
     assert call(app, "/empty").headers["location"] == "./empty/"
     assert call(app, "/").body == b"<h1>home</h1>"
@@ -434,6 +435,27 @@ def test_a_refusing_start_response_leaks_no_descriptor(site: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(RuntimeError):
         app(environ_of("/large.bin"), refusing)  # type: ignore[arg-type]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_failure_at_a_sibling_leaks_no_descriptor(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for suffix in (".zst", ".br", ".gz"):
+        write_sibling(site / "app.js", suffix, b"packed")
+    app = StaticFiles(directory=site)
+    open_file = os.open
+
+    def no_third_sibling(path: str, flags: int, **options: int) -> int:
+        if str(path).endswith(".gz"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return open_file(path, flags, **options)
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "open", no_third_sibling)
+    with pytest.raises(OSError, match="Too many open files"):
+        call(app, "/app.js")
+    monkeypatch.undo()
     assert len(os.listdir("/proc/self/fd")) == before
 
 

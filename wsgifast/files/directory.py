@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ..errors import ConfigurationError
 
-__all__ = ["Directory", "Identity", "Opened", "identity_of", "names_of"]
+__all__ = ["Directory", "Identity", "Opened", "identity_of", "is_served", "names_of"]
 
 # Linux's own limits for a path and for the links in one (PATH_MAX; MAXSYMLINKS in namei.h).
 _MAX_PATH_BYTES = 4096
@@ -56,6 +56,11 @@ class Opened(NamedTuple):
 
 def identity_of(facts: os.stat_result) -> Identity:
     return (facts.st_ino, facts.st_dev, facts.st_ctime_ns, facts.st_size)
+
+
+def is_served(facts: os.stat_result) -> bool:
+    """Whether this is a regular file or a directory: nothing else is ever opened."""
+    return stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)
 
 
 def names_of(path: str, *, hidden_files: bool = False) -> list[str] | None:
@@ -226,15 +231,11 @@ def _open_checked(name: str, parent: int | None, *, follow: bool = False) -> Ope
     Opening a device can do something (rewind a tape, arm a watchdog), so a look goes before. What
     counts is the look at the descriptor afterwards.
     """
-    if not _is_served(os.stat(name, dir_fd=parent, follow_symlinks=follow)):
+    if not is_served(os.stat(name, dir_fd=parent, follow_symlinks=follow)):
         return None
     fd = os.open(name, _FILE_FLAGS if follow else _FILE_FLAGS | os.O_NOFOLLOW, dir_fd=parent)
     facts = os.fstat(fd)
-    if not _is_served(facts):
+    if not is_served(facts):
         os.close(fd)
         return None
     return Opened(fd, facts)
-
-
-def _is_served(facts: os.stat_result) -> bool:
-    return stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)

@@ -1,16 +1,19 @@
-"""A directory as an HTML page."""
+"""A directory as an HTML page: what it holds, and the page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import stat
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 from urllib.parse import quote
 
 from .conditions import http_date
+from .directory import Directory, is_served, names_of
 from .entry import Header, Plan
 
-__all__ = ["Listed", "listing_plan"]
+__all__ = ["Listed", "listed", "listing_plan"]
 
 _STYLE = (
     "body{font:16px/1.6 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}"
@@ -35,6 +38,35 @@ class Listed(NamedTuple):
     is_directory: bool
     size: int
     modified: int
+
+
+def listed(names: Sequence[str], roots: Sequence[Directory], *, hidden_files: bool) -> list[Listed]:
+    """What a directory holds that is served; of one name in several roots, the first root's.
+
+    :param names: of the directory, below each root that has it.
+    """
+    entries: dict[str, Listed] = {}
+    for root in reversed(roots):
+        opened = root.open(names)
+        if opened is None:
+            continue
+        try:
+            with os.scandir(opened.fd) as found:
+                for entry in found:
+                    path = "/".join([*names, entry.name])
+                    if names_of(path, hidden_files=hidden_files) is None:
+                        continue  # whoever asks for it gets 404
+                    facts = _facts_of(root, names, entry)
+                    if facts is not None:
+                        entries[entry.name] = Listed(
+                            entry.name,
+                            stat.S_ISDIR(facts.st_mode),
+                            facts.st_size,
+                            int(facts.st_mtime),
+                        )
+        finally:
+            os.close(opened.fd)
+    return list(entries.values())
 
 
 def listing_plan(path: str, entries: Iterable[Listed], *, is_root: bool) -> Plan:
@@ -62,6 +94,23 @@ def listing_plan(path: str, entries: Iterable[Listed], *, is_root: bool) -> Plan
         + "\n</table>\n</html>\n"
     ).encode()
     return Plan(200, (*_HEADERS, ("Content-Length", str(len(page)))), (page,))
+
+
+def _facts_of(
+    root: Directory, names: Sequence[str], entry: os.DirEntry[str]
+) -> os.stat_result | None:
+    """The facts of what would be served under a name; None for nothing."""
+    try:
+        if not entry.is_symlink():
+            facts = entry.stat()
+            return facts if is_served(facts) else None
+        opened = root.open([*names, entry.name])
+    except OSError:
+        return None  # gone by now, or not readable
+    if opened is None:
+        return None
+    os.close(opened.fd)
+    return opened.facts
 
 
 def _text(name: str) -> str:

@@ -12,13 +12,12 @@ import posixpath
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from .conditions import content_etag, stat_etag
 from .directory import Directory, Identity, Opened, identity_of, names_of
 from .entry import Entry, Header, Plan, Representation, describe
-from .listing import Listed
 from .memory import Kept
 from .rules import HeaderRules
 
@@ -162,7 +161,7 @@ class Lookup:
     etag: str | None
     # Up to this size, in bytes, a file's content is read and kept.
     body_bytes: int
-    listing: bool = field(default=False)
+    listing: bool = False
 
     def locate(self, path: str) -> Located | FoundDirectory | Refused | None:
         """Open the file that a URL path stands for.
@@ -227,8 +226,12 @@ class Lookup:
         # Looked at before the siblings: one that comes meanwhile changes the directory's identity.
         folder_facts = _stat_or_none(folder)
         headers = self.rules.headers(path, url)
-        siblings = list(self._siblings(located))
+        siblings: list[tuple[str, Opened]] = []
         try:
+            for opened in self._siblings(located):
+                siblings.append(
+                    opened
+                )  # at once: the next one may fail, and this one is to be closed
             siblings.sort(key=lambda sibling: sibling[1].facts.st_size)
             identity = self._describe_one(
                 located, path, located.opened, headers, negotiated=bool(siblings)
@@ -332,49 +335,6 @@ class Lookup:
         if len(body) != facts.st_size or identity_of(os.fstat(fd)) != identity_of(facts):
             return None  # it is being written to: what is sent is what the descriptor says then
         return body
-
-
-def listed(found: FoundDirectory, *, hidden_files: bool) -> list[Listed]:
-    """What a directory holds that is served; of one name in several roots, the first root's."""
-    entries: dict[str, Listed] = {}
-    for directory in reversed(found.roots):
-        opened = directory.open(found.names)
-        if opened is None:
-            continue
-        try:
-            for entry in os.scandir(opened.fd):
-                shown = not entry.name.startswith(".") or (
-                    entry.name == ".well-known" and not found.names
-                )
-                facts = _facts_of(directory, found.names, entry) if shown or hidden_files else None
-                if facts is not None:
-                    entries[entry.name] = Listed(
-                        entry.name,
-                        stat.S_ISDIR(facts.st_mode),
-                        facts.st_size,
-                        int(facts.st_mtime),
-                    )
-        finally:
-            os.close(opened.fd)
-    return list(entries.values())
-
-
-def _facts_of(
-    directory: Directory, names: list[str], entry: os.DirEntry[str]
-) -> os.stat_result | None:
-    """The facts of what would be served under a name; None for nothing."""
-    try:
-        if not entry.is_symlink():
-            facts = entry.stat()
-            served = stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)
-            return facts if served else None
-        opened = directory.open([*names, entry.name])
-    except OSError:
-        return None  # gone by now, or not readable
-    if opened is None:
-        return None
-    os.close(opened.fd)
-    return opened.facts
 
 
 def _stat_or_none(path: str) -> os.stat_result | None:

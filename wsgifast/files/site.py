@@ -21,8 +21,8 @@ from ..options import check_switches, is_count, is_number
 from ..sockets.sendfile import FileSegment
 from .directory import Directory, names_of
 from .entry import NO_TEXT, FilePart, Header, Plan, Representation
-from .listing import listing_plan
-from .lookup import Found, FoundDirectory, Located, Lookup, Refused, Source, listed
+from .listing import listed, listing_plan
+from .lookup import Found, FoundDirectory, Located, Lookup, Refused, Source
 from .memory import MemoryCache
 from .plan import RequestFacts, plan_representation
 from .rules import AddHeaders, HeaderRules, ImmutableTest
@@ -314,7 +314,7 @@ class FileSite(Generic[AppT]):
         elif instead.lacks_slash:
             plan = _redirect(path, query)
         else:
-            entries = listed(instead, hidden_files=self._lookup.hidden_files)
+            entries = listed(instead.names, instead.roots, hidden_files=self._lookup.hidden_files)
             plan = listing_plan(path, entries, is_root=not instead.names)
         if facts.method == "HEAD":
             plan = Plan(plan.status, plan.headers)
