@@ -159,7 +159,7 @@ class Connection:
                 self._known = True
                 self.server.dispatcher.add(self.fd, events)
         except (OSError, ValueError) as error:
-            if self.server.waiting.pop(self.fd, None) is not None:
+            if self.server.take(self):
                 self.server.log.warning("cannot wait for a connection: %s", error)
                 self.output.fail(error)
                 if self.state != RUNNING:

@@ -26,7 +26,7 @@ from ..options import is_count, is_number
 from .accepting import Acceptor
 from .connection import LINGER_S, Connection
 from .crew import Crew
-from .dispatcher import DISPATCHERS, Dispatcher, Event, make_dispatcher
+from .dispatcher import DISPATCHERS, READ, Dispatcher, Event, make_dispatcher
 from .environ import EnvironFactory
 from .exchange import Exchange
 from .gunicorn_support import Settings, TLSContexts, check_gunicorn, head_limit
@@ -117,7 +117,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     def init_process(self) -> None:
         self.tpool = None  # ours are in the crew
-        # Connections that wait for an event or a time limit; whoever pops one owns it.
+        # Connections that wait for an event or a time limit, by descriptor; whoever pops one owns
+        # it.
         self.waiting: dict[int, Connection] = {}
         # Output that waits for the next tick.
         self.held: dict[int, Connection] = {}
@@ -249,6 +250,20 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self.nr_conns = len(self.connections)
         self._acceptor.on_room()
 
+    def take(self, connection: Connection) -> bool:
+        """Become the owner of a connection that waits; False if somebody else has.
+
+        Its descriptor's number may be another connection's by now, whose event has found nobody if
+        it came in this very moment: that one is given an event in its place.
+        """
+        taken = self.waiting.pop(connection.fd, None)
+        if taken is connection:
+            return True
+        if taken is not None:
+            self.waiting[taken.fd] = taken
+            self.crew.push((taken.fd, READ))
+        return False
+
     def forget(self, connection: Connection) -> None:
         """A descriptor is about to be closed."""
         self.waiting.pop(connection.fd, None)
@@ -300,13 +315,13 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """End what is overdue; take up accepting again."""
         now = time.monotonic()
         for connection in list(self.waiting.values()):
-            if connection.deadline < now and (self.waiting.pop(connection.fd, None) is connection):
+            if connection.deadline < now and self.take(connection):
                 try:
                     connection.on_overdue()
                 except Exception:
                     self.log.exception("Error in a connection")
                     connection.abort()
-            elif connection.starved and self.waiting.pop(connection.fd, None) is connection:
+            elif connection.starved and self.take(connection):
                 connection.retry()
         self._acceptor.resume()
 
