@@ -82,6 +82,19 @@ needs_near_buffers = pytest.mark.skipif(
 )
 
 
+def test_a_socket_that_cannot_be_waited_for_ends_the_queue(near: Near) -> None:
+    def full(starved: bool) -> None:
+        raise OSError("no more watches")
+
+    queue = OutputQueue(near.sock, full, ahead=1 << 20, sendfile=True)
+    queue.write(b"x" * SIZE)  # more than the kernel takes
+    assert str(queue.error) == "no more watches"
+    assert queue.empty
+    assert 0 < queue.bytes_left() < SIZE
+    with pytest.raises(ClientGone, match="no more watches"):
+        queue.write(b"more")
+
+
 @needs_near_buffers
 @pytest.mark.parametrize("quick", [True, False])
 def test_the_send_buffer_grows_for_a_quick_client_only(

@@ -151,27 +151,35 @@ class Connection:
 
     def wait(self, events: int) -> None:
         """Give the connection up until an event; nothing of it may be touched afterwards."""
-        self.server.waiting[self.fd] = self
+        try:
+            self._register(events)
+        except (OSError, ValueError) as error:
+            self.output.fail(error)
+            if self.state != RUNNING:
+                self.close()
+
+    def _register(self, events: int) -> None:
+        """:raises OSError, ValueError: if that cannot be waited for; the caller still owns it."""
+        server = self.server
+        server.waiting[self.fd] = self
         try:
             if self._known:
-                self.server.dispatcher.arm(self.fd, events)
+                server.dispatcher.arm(self.fd, events)
             else:
                 self._known = True
-                self.server.dispatcher.add(self.fd, events)
+                server.dispatcher.add(self.fd, events)
         except (OSError, ValueError) as error:
-            if self.server.take(self):
-                self.server.log.warning("cannot wait for a connection: %s", error)
-                self.output.fail(error)
-                if self.state != RUNNING:
-                    self.close()
+            if server.take(self):
+                server.log.warning("cannot wait for a connection: %s", error)
+                raise
 
     def _arm_for_writing(self, starved: bool) -> None:
         self.starved = starved
         if starved:
-            self.wait(0)  # for its end only; its deadline stays, since nothing has been taken
+            self._register(0)  # for its end only; its deadline stays, since nothing has been taken
         else:
             self.deadline = time.monotonic() + self.server.send_timeout_s
-            self.wait(WRITE)
+            self._register(WRITE)
 
     def retry(self) -> None:
         """Wait for writability after all; the sweep owns it."""

@@ -1,7 +1,8 @@
-"""The sweep of overdue connections, beside threads that close some and accept others."""
+"""Connections that wait: the sweep beside other threads, and a kernel that will not watch."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from wsgifast.workers import FastWorker
+from wsgifast.workers.connection import CLOSED, RUNNING, Connection
 from wsgifast.workers.dispatcher import READ
 
 
@@ -33,7 +35,7 @@ class Waiting:
 
 @pytest.fixture
 def worker() -> Any:
-    worker = FastWorker.__new__(FastWorker)
+    worker: Any = FastWorker.__new__(FastWorker)
     worker.waiting = {}
     worker.pushed = []
     worker.crew = SimpleNamespace(push=worker.pushed.append)
@@ -74,3 +76,54 @@ def test_a_descriptor_that_is_used_again_meanwhile_loses_no_connection(
     assert (closed.ended, closed.retried, other.ended, other.retried) == (0, 0, 0, 0)
     assert worker.waiting == {8: other}
     assert worker.pushed == [(8, READ)]  # in place of an event that found it taken
+
+
+class Unwatchable:
+    """A dispatcher of a kernel that has no room for one more."""
+
+    must_forget = False
+
+    def add(self, fd: int, events: int) -> None:
+        raise OSError("no more watches")
+
+    arm = add
+
+
+def _connection(worker: Any, sock: socket.socket) -> Connection:
+    settings = SimpleNamespace(is_ssl=False, sendfile=None, trusts=lambda peer: False)
+    worker.settings = worker.trusted_settings = settings
+    worker.dispatcher = Unwatchable()
+    worker.connections = set()
+    worker.held = {}
+    worker._acceptor = SimpleNamespace(on_room=lambda: None)
+    worker.warnings = []
+    worker.log = SimpleNamespace(warning=lambda text, *args: worker.warnings.append(text % args))
+    sock.setblocking(False)
+    return Connection(worker, sock, "peer", "address")
+
+
+def test_an_idle_connection_that_cannot_be_watched_is_closed(worker: Any) -> None:
+    client, sock = socket.socketpair()
+    with client, sock:
+        connection = _connection(worker, sock)
+        connection.begin()
+        assert connection.state == CLOSED
+        assert not worker.waiting
+        assert worker.warnings == ["cannot wait for a connection: no more watches"]
+        assert client.recv(1) == b""
+
+
+@pytest.mark.timeout(20)
+def test_a_response_that_cannot_be_waited_for_fails_and_leaves_the_app_its_thread(
+    worker: Any,
+) -> None:
+    client, sock = socket.socketpair()
+    with client, sock:
+        connection = _connection(worker, sock)
+        connection.state = RUNNING
+        connection.output.write(bytes(8 << 20))  # more than the kernel takes
+        assert str(connection.output.error) == "no more watches"
+        assert connection.state == RUNNING  # the app's thread is still in it, and closes it
+        connection.app_is_done()
+        assert connection.state == CLOSED
+        assert not worker.waiting
