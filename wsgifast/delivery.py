@@ -12,13 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from .errors import WSGIFastError
-from .sockets.sendfile import FALLBACK_BLOCK_BYTES, FileSegment, FileTruncated
+from .sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated
 
-__all__ = ["BLOCK_BYTES", "BodyTooShort", "FileReader", "FileSlice", "Segment", "SegmentedBody"]
-
-# Blocks in which files are read where the server cannot send them by itself; from here on larger
-# ones are no faster (measured: loadtests/block_sizes.py).
-BLOCK_BYTES = FALLBACK_BLOCK_BYTES
+__all__ = [
+    "BLOCK_BYTES",
+    "BodyTooShort",
+    "FileReader",
+    "FileSlice",
+    "Segment",
+    "SegmentedBody",
+    "read_segment",
+    "read_whole",
+]
 
 Segment = bytes | FileSegment
 
@@ -73,7 +78,7 @@ class FileSlice:
             return b""
         data = os.pread(self._fd, size, self._position)
         if not data:
-            raise self._truncated(self._position)
+            raise FileTruncated(rest, self._end - self._start)
         self._position += len(data)
         return data
 
@@ -113,17 +118,11 @@ class FileSlice:
         finally:
             file.close()
         if size < self._end:
-            raise self._truncated(size)
+            raise FileTruncated(self._end - size, self._end - self._start)
 
     def _check_open(self) -> None:
         if self._file is None:
             raise ValueError("this file slice is closed")
-
-    def _truncated(self, reached: int) -> FileTruncated:
-        return FileTruncated(
-            f"the file shrank while it was sent: {self._end - reached} of "
-            f"{self._end - self._start} bytes are missing"
-        )
 
 
 class SegmentedBody:
@@ -164,11 +163,21 @@ def read_segment(segment: FileSegment) -> Iterator[bytes]:
     while offset < end:
         block = os.pread(fd, min(BLOCK_BYTES, end - offset), offset)
         if not block:
-            raise FileTruncated(
-                f"the file shrank while it was sent: {end - offset} of {size} bytes are missing"
-            )
+            raise FileTruncated(end - offset, size)
         offset += len(block)
         yield block
+
+
+def read_whole(segment: FileSegment) -> bytes:
+    """Read a short run of a file by position, in one call.
+
+    :raises FileTruncated: if the file ends before the run does.
+    """
+    fd, offset, size = segment
+    data = os.pread(fd, size, offset)
+    if len(data) < size:
+        raise FileTruncated(size - len(data), size)
+    return data
 
 
 class FileReader:

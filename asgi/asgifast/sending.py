@@ -29,7 +29,6 @@ __all__ = [
     "path_to_send",
     "send_run",
     "send_unsized",
-    "truncated",
 ]
 
 # The extension by which asgifast's own protocols say that they gather small messages themselves.
@@ -241,7 +240,7 @@ async def send_run(
             return
         block = await read_block(fd, offset, min(BLOCK_BYTES, end - offset))
         if not block:
-            raise truncated(end - offset, size)
+            raise FileTruncated(end - offset, size)
         offset += len(block)
         await send(
             {
@@ -268,12 +267,6 @@ async def send_unsized(send: Send, fd: int, count: int | None) -> None:
         if count is not None:
             count -= len(block)
         await send({"type": "http.response.body", "body": block, "more_body": True})
-
-
-def truncated(missing: int, size: int) -> FileTruncated:
-    return FileTruncated(
-        f"the file shrank while it was sent: {missing} of {size} bytes are missing"
-    )
 
 
 def path_to_send(message: Message) -> str:

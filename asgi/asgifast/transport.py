@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import errno
 import os
 import socket
 import time
@@ -31,7 +30,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from wsgifast.sockets import FileSegment, limit_send_buffer
-from wsgifast.sockets.sendfile import FileTruncated
+from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES, QUICK_S
+from wsgifast.sockets.sendfile import MSG_MORE, NO_SENDFILE, FileTruncated
 
 from .loops import in_thread
 from .pages import BLOCK_BYTES, is_cached
@@ -45,17 +45,8 @@ _LEAD_BYTES = 16 * 1024
 # One sendfile call: more than the send buffer of a near peer, so that it ends by itself, and less
 # than a millisecond of copying where a far peer's buffer was grown to megabytes.
 WINDOW_BYTES = 1024 * 1024
-# sendfile's answers where the file system (or the kind of socket) has none.
-_NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSOCK})
-# A near client's send buffer until it has shown that it is quick: 10,000 slow ones then hold 1 GB
-# of the kernel's memory, not 3.
-_FIRST_SEND_BUFFER_BYTES = 64 * 1024
-# A client that makes room within this time is quick.
-_QUICK_S = 0.005
 # Between two attempts while the kernel has no memory for TCP: nothing tells when it has again.
 _STARVED_S = 0.1
-
-_MSG_MORE: int = getattr(socket, "MSG_MORE", 0)
 
 
 class _Progress(enum.Enum):
@@ -214,7 +205,7 @@ class GatheringTransport(asyncio.Transport):
         )
         self._socket = sock
         try:
-            self._may_grow = limit_send_buffer(theirs, _FIRST_SEND_BUFFER_BYTES)
+            self._may_grow = limit_send_buffer(theirs, FIRST_SEND_BUFFER_BYTES)
         except OSError:
             pass  # the peer has gone; sending will tell
         return sock
@@ -393,7 +384,7 @@ class _FileInFlight:
             return
         if self._owner._may_grow:
             now = time.monotonic()
-            if now - self._waiting_since < _QUICK_S:
+            if now - self._waiting_since < QUICK_S:
                 self._owner._grow_send_buffer()
             self._waiting_since = now
         before = len(self._head), self._offset
@@ -417,7 +408,7 @@ class _FileInFlight:
         try:
             while self._head:
                 # MSG_MORE: the head waits for the file's first bytes, and leaves with them.
-                self._head = self._head[self._sock.send(self._head, _MSG_MORE) :]
+                self._head = self._head[self._sock.send(self._head, MSG_MORE) :]
             stop = min(self._end, self._offset + WINDOW_BYTES)
             if self._offset < self._read_to:
                 stop = min(stop, self._read_to)
@@ -429,15 +420,11 @@ class _FileInFlight:
         except BlockingIOError:
             return _Progress.FULL
         except OSError as error:
-            if error.errno in _NO_SENDFILE and self._offset == self._segment.offset:
+            if error.errno in NO_SENDFILE and self._offset == self._segment.offset:
                 raise SendfileUnavailable from error
             raise
         if sent == 0:
-            missing = self._end - self._offset
-            raise FileTruncated(
-                f"the file shrank while it was sent: {missing} of {self._segment.size} bytes "
-                "are missing"
-            )
+            raise FileTruncated(self._end - self._offset, self._segment.size)
         self._offset += sent
         return _Progress.DONE if self._offset == self._end else _Progress.FULL
 

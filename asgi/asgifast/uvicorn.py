@@ -33,7 +33,6 @@ from .sending import (
     path_to_send,
     send_run,
     send_unsized,
-    truncated,
 )
 from .transport import GATHER_BYTES, GatheringTransport, SendfileUnavailable
 
@@ -288,7 +287,7 @@ class _Response:
             block = await read_block(fd, offset, min(BLOCK_BYTES, end - offset))
             if not block:
                 self._transport.close()
-                raise truncated(end - offset, size)
+                raise FileTruncated(end - offset, size)
             offset += len(block)
             self._transport.write(block)
             if self._cycle.flow.write_paused:

@@ -16,6 +16,7 @@ from asgifast import transport as transport_module
 from asgifast.transport import GATHER_BYTES, GatheringTransport, SendfileUnavailable
 
 from wsgifast.sockets import FileSegment
+from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES
 from wsgifast.sockets.sendfile import FileTruncated
 
 # More than the socket buffers of both sides together.
@@ -167,11 +168,11 @@ def test_the_send_buffer_grows_for_a_quick_client_alone(
                 sock = transport.get_extra_info("socket")
                 return int(sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
 
-        monkeypatch.setattr(transport_module, "_QUICK_S", quick_s)
+        monkeypatch.setattr(transport_module, "QUICK_S", quick_s)
         return asyncio.run(run())
 
     # The kernel doubles what it is given.
-    assert buffer_after(0.0) == 2 * transport_module._FIRST_SEND_BUFFER_BYTES
+    assert buffer_after(0.0) == 2 * FIRST_SEND_BUFFER_BYTES
     assert buffer_after(60.0) == 2 * 256 * 1024
 
 

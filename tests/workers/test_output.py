@@ -100,7 +100,7 @@ def test_a_socket_that_cannot_be_waited_for_ends_the_queue(near: Near) -> None:
 def test_the_send_buffer_grows_for_a_quick_client_only(
     near: Near, file: int, quick: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "_QUICK_S", 3600.0 if quick else 0.0)
+    monkeypatch.setattr(output, "QUICK_S", 3600.0 if quick else 0.0)
     near.queue.write_file(b"head", file, 0, SIZE)
     assert near.send_buffer < NEAR_SEND_BUFFER_BYTES
     near.receive_all_there_is()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 from ..body import few_chunks
-from ..delivery import Segment, SegmentedBody
+from ..delivery import Segment, SegmentedBody, read_whole
 from ..errors import WSGIFastError
-from ..sockets.sendfile import FileSegment, FileTruncated
+from ..sockets.sendfile import FileSegment
 from .filewrapper import FileWrapper
 from .outlet import Outlet
 
@@ -234,7 +233,7 @@ class ResponseWriter:
                 self._send_file(segment)
                 prefix, gathered, gathered_bytes = b"", [], 0
                 continue
-            gathered.append(segment if isinstance(segment, bytes) else _read(segment))
+            gathered.append(segment if isinstance(segment, bytes) else read_whole(segment))
             gathered_bytes += len(gathered[-1])
             if gathered_bytes >= _GATHERED_BYTES:
                 self._send(prefix, gathered, b"", more_follows=True)
@@ -372,15 +371,6 @@ def _clip(segments: Iterable[Segment], size: int) -> Iterator[Segment]:
             segment = segment[:size]
             size -= len(segment)
         yield segment
-
-
-def _read(segment: FileSegment) -> bytes:
-    data = os.pread(segment.fd, segment.size, segment.offset)
-    if len(data) < segment.size:
-        raise FileTruncated(
-            f"the file shrank: {segment.size - len(data)} of {segment.size} bytes are missing"
-        )
-    return data
 
 
 def _length_of(body: object) -> int | None:

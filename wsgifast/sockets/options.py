@@ -12,6 +12,9 @@ from typing import Any, Protocol, TypeGuard
 from ..errors import WSGIFastError
 
 __all__ = [
+    "FIRST_SEND_BUFFER_BYTES",
+    "NEAR_SEND_BUFFER_BYTES",
+    "QUICK_S",
     "SocketLike",
     "SocketNotFound",
     "is_plain_socket",
@@ -47,6 +50,10 @@ NEAR_RTT_US = 1_000
 # Measured over loopback with sendfile: 256 KiB stays in the L2 cache and moved twice the bytes per
 # second, at less than half of the CPU per byte, of a buffer that auto-tuning grew to megabytes.
 NEAR_SEND_BUFFER_BYTES = 256 * 1024
+# A server's first send buffer for a near client: 10,000 slow ones then hold 1 GB of the kernel's
+# memory, not 3. It grows to the size above for a client that makes room within QUICK_S.
+FIRST_SEND_BUFFER_BYTES = 64 * 1024
+QUICK_S = 0.005
 
 
 class SocketLike(Protocol):

@@ -6,6 +6,7 @@ are the file object's bytes: a regular file, opened binary, read from where the 
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import select
@@ -16,10 +17,13 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..errors import WSGIFastError
 from .options import is_plain_socket
 
 __all__ = [
-    "FALLBACK_BLOCK_BYTES",
+    "BLOCK_BYTES",
+    "MSG_MORE",
+    "NO_SENDFILE",
     "FileSegment",
     "FileTruncated",
     "file_segment",
@@ -29,9 +33,14 @@ __all__ = [
 # What one os.sendfile call may be asked for: Linux moves at most 0x7ffff000 bytes a call, and some
 # systems fail beyond 2 GiB instead of sending less.
 _MAX_SENDFILE_BYTES = 1 << 30
-# One pread where sendfile cannot be used (TLS, odd file systems): large enough that the calls do
-# not count, small enough to stay in the cache.
-FALLBACK_BLOCK_BYTES = 256 * 1024
+# One read of a file where sendfile cannot be used (TLS, odd file systems, a server without it):
+# larger ones are no faster and leave the cache (measured: loadtests/block_sizes.py).
+BLOCK_BYTES = 256 * 1024
+# sendfile's answers where the file system, or the kind of socket, has none.
+NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSOCK})
+# Tells the kernel that more follows at once, so that a head and a file share a packet. Linux only;
+# elsewhere they are two packets, which TCP_NODELAY does not delay.
+MSG_MORE: int = getattr(socket, "MSG_MORE", 0)
 # A subclass that overrides one of these gives other bytes than its descriptor.
 _READING = ("read", "readinto", "readline", "__iter__", "__next__", "tell", "seek", "fileno")
 
@@ -44,8 +53,16 @@ class FileSegment(NamedTuple):
     size: int
 
 
-class FileTruncated(OSError):
-    """The file ended before the promised bytes were sent: only closing the connection is left."""
+class FileTruncated(WSGIFastError, OSError):
+    """The file ended before the promised bytes were sent: only closing the connection is left.
+
+    :param missing: bytes of `size` that will not come.
+    """
+
+    def __init__(self, missing: int, size: int) -> None:
+        super().__init__(
+            f"the file shrank while it was sent: {missing} of {size} bytes are missing"
+        )
 
 
 def file_segment(file: object) -> FileSegment | None:
@@ -97,9 +114,9 @@ def send_file_segment(
     if hasattr(os, "sendfile") and is_plain_socket(sock):
         offset = _send_by_kernel(sock, fd, offset, end, progress)
     while offset < end:
-        block = os.pread(fd, min(FALLBACK_BLOCK_BYTES, end - offset), offset)
+        block = os.pread(fd, min(BLOCK_BYTES, end - offset), offset)
         if not block:
-            raise _truncated(segment, offset)
+            raise FileTruncated(end - offset, size)
         sock.sendall(block)
         progress(len(block))
         offset += len(block)
@@ -123,7 +140,7 @@ def _send_by_kernel(
                 return offset  # EINVAL, ENOSYS, ENOTSUP ...: this file system has no sendfile
             raise
         if sent == 0:
-            raise _truncated(FileSegment(fd, start, end - start), offset)
+            raise FileTruncated(end - offset, end - start)
         progress(sent)
         offset += sent
     return offset
@@ -176,10 +193,3 @@ def _unwrapped(file: object) -> object:
     if isinstance(file, tempfile._TemporaryFileWrapper):
         return file.file
     return file
-
-
-def _truncated(segment: FileSegment, reached: int) -> FileTruncated:
-    missing = segment.offset + segment.size - reached
-    return FileTruncated(
-        f"the file shrank while it was sent: {missing} of {segment.size} bytes are missing"
-    )

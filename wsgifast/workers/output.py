@@ -28,7 +28,6 @@ so it waits for the sweep.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 import ssl
@@ -40,8 +39,8 @@ from itertools import islice
 from typing import cast
 
 from ..sockets.gathering import send_some
-from ..sockets.options import SocketLike, limit_send_buffer
-from ..sockets.sendfile import FileTruncated
+from ..sockets.options import FIRST_SEND_BUFFER_BYTES, QUICK_S, SocketLike, limit_send_buffer
+from ..sockets.sendfile import MSG_MORE, NO_SENDFILE, FileTruncated
 
 __all__ = ["WOULD_BLOCK", "ClientGone", "OutputQueue"]
 
@@ -56,11 +55,6 @@ _READ_BYTES = 256 * 1024
 _BUFFERS = 64
 # Held chunks are sent as soon as they are this many bytes: larger writes are no cheaper per byte.
 _HOLD_BYTES = 64 * 1024
-# A near client's send buffer until it has shown that it is quick: 10,000 slow ones then hold 1 GB
-# of the kernel's memory, not 3.
-_FIRST_SEND_BUFFER_BYTES = 64 * 1024
-# A client that makes room within this time is quick.
-_QUICK_S = 0.005
 
 _EMPTY: deque[object] = deque()
 
@@ -72,11 +66,12 @@ class ClientGone(ConnectionError):
 class _FileRun:
     """A run of a file, by a descriptor of our own."""
 
-    __slots__ = ("by_kernel", "end", "fd", "offset")
+    __slots__ = ("by_kernel", "end", "fd", "offset", "size")
 
     def __init__(self, fd: int, offset: int, size: int, by_kernel: bool) -> None:
         self.fd = fd
         self.offset = offset
+        self.size = size
         self.end = offset + size
         self.by_kernel = by_kernel
 
@@ -221,7 +216,7 @@ class OutputQueue:
         """
         with self.lock:
             self.draining = False
-            if self._may_grow and time.monotonic() - self._draining_since < _QUICK_S:
+            if self._may_grow and time.monotonic() - self._draining_since < QUICK_S:
                 self._grow_buffer()
             if self.error is None:
                 self._send(writable=True)
@@ -268,7 +263,7 @@ class OutputQueue:
             # Reset just now: the next send says so.
             with contextlib.suppress(OSError):
                 self._may_grow = limit_send_buffer(
-                    cast(SocketLike, self._sock), _FIRST_SEND_BUFFER_BYTES
+                    cast(SocketLike, self._sock), FIRST_SEND_BUFFER_BYTES
                 )
 
     def _grow_buffer(self) -> None:
@@ -322,7 +317,7 @@ class OutputQueue:
                     break
                 buffers.append(item)
             # A file follows: let the kernel put its first bytes into the same packet.
-            flags = _MSG_MORE if len(buffers) < len(items) and self._by_kernel else 0
+            flags = MSG_MORE if len(buffers) < len(items) and self._by_kernel else 0
         left = send_some(self._sock, buffers, flags)
         for _ in buffers:
             items.popleft()
@@ -338,12 +333,12 @@ class OutputQueue:
             try:
                 sent = os.sendfile(self._sock.fileno(), run.fd, run.offset, offered)
             except OSError as error:
-                if error.errno in _NO_SENDFILE:
+                if error.errno in NO_SENDFILE:
                     run.by_kernel = False  # this file system has none: read it
                     return 0, False
                 raise
             if sent == 0:
-                raise FileTruncated(f"the file shrank while it was sent: {left} bytes are missing")
+                raise FileTruncated(left, run.size)
             run.offset += sent
             if sent == left:
                 self._items.popleft()
@@ -351,7 +346,7 @@ class OutputQueue:
             return sent, sent < offered
         data = os.pread(run.fd, min(left, _READ_BYTES), run.offset)
         if not data:
-            raise FileTruncated(f"the file shrank while it was sent: {left} bytes are missing")
+            raise FileTruncated(left, run.size)
         run.offset += len(data)
         if run.offset == run.end:
             self._items.popleft()
@@ -383,7 +378,3 @@ class OutputQueue:
         # Ends in any case: a client that takes nothing is dropped by the sweep.
         while self.draining and self.bytes_queued > self._ahead // 2:
             self._room.wait()
-
-
-_MSG_MORE: int = getattr(socket, "MSG_MORE", 0)
-_NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSOCK})

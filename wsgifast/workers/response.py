@@ -8,7 +8,6 @@ with the first bytes, a list as a whole in one call, a file by sendfile.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import time
 from collections.abc import Callable
@@ -19,8 +18,8 @@ from gunicorn import SERVER, util
 from gunicorn.http import errors
 from gunicorn.http.message import TOKEN_RE
 
-from ..delivery import FileSlice, SegmentedBody
-from ..sockets.sendfile import FileSegment, FileTruncated, file_segment
+from ..delivery import FileSlice, SegmentedBody, read_whole
+from ..sockets.sendfile import FileSegment, file_segment
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -30,6 +29,12 @@ __all__ = ["Response"]
 log = logging.getLogger("gunicorn.http.wsgi")  # gunicorn's own, so that its level and place apply
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
+
+# A run of a file that is no longer than this is copied: one send with the head costs less than
+# sendfile, which needs a packet and a descriptor of its own.
+_COPY_BYTES = 16 * 1024
+# Below it, joining costs less than handing several buffers to the kernel.
+_JOIN_BYTES = 64 * 1024
 
 # RFC 9110 section 5.5: field-vchar, SP and HTAB.
 _VALUE = re.compile(r"[ \t\x21-\x7e\x80-\xff]*")
@@ -42,7 +47,8 @@ _DIGITS = re.compile(r"[0-9]+")
 InvalidResponseHeader = getattr(errors, "InvalidResponseHeader", ValueError)
 InvalidResponseHeaderName = getattr(errors, "InvalidResponseHeaderName", ValueError)
 
-# Header names that were checked: name -> lower case, "" for a hop-by-hop one.
+# Header names that were checked and are not hop-by-hop: name -> lower case. Apps choose them from
+# a few; one that makes names up is checked each time.
 _names: dict[str, str] = {}
 _MAX_NAMES = 500
 
@@ -238,7 +244,7 @@ class Response:
                 if size == 0:
                     continue
                 if size <= _COPY_BYTES:
-                    head += self._framed(_read(fd, offset, size))
+                    head += self._framed(read_whole(FileSegment(fd, offset, size)))
                     continue
                 if self.chunked:
                     output.write_file(head + b"%x\r\n" % size, fd, offset, size)
@@ -333,17 +339,3 @@ class Response:
             f"HTTP/{major}.{minor} {self.status}\r\nServer: {SERVER}\r\nDate: {_clock.now()}\r\n"
             f"Connection: {connection}\r\n{coding}{fields}\r\n"
         ).encode("latin-1")
-
-
-def _read(fd: int, offset: int, size: int) -> bytes:
-    data = os.pread(fd, size, offset)
-    if len(data) < size:
-        raise FileTruncated(f"the file shrank: {size - len(data)} of {size} bytes are missing")
-    return data
-
-
-# A run of a file that is no longer than this is copied: one send with the head costs less than
-# sendfile, which needs a packet and a descriptor of its own.
-_COPY_BYTES = 16 * 1024
-# Below it, joining costs less than handing several buffers to the kernel.
-_JOIN_BYTES = 64 * 1024
