@@ -300,5 +300,5 @@ def test_without_epoll(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher = make_dispatcher("auto")
     assert type(dispatcher) is SelectorsDispatcher
     dispatcher.close()
-    with pytest.raises(ConfigurationError, match="dispatcher='kqueue': expected one of"):
+    with pytest.raises(ConfigurationError, match="dispatcher_kind='kqueue': expected one of"):
         make_dispatcher("kqueue")

@@ -33,8 +33,9 @@ __all__ = [
 # A buffer is allocated in full up to here, and grows by doubling above: a head that only promises
 # a large body must not cost its memory.
 _FIRST_BUFFER_BYTES = 64 * 1024
-
-
+# One receive: of what goes to a file, and of what the decoder cuts into pieces first.
+_RECEIVE_BYTES = 256 * 1024
+_RECEIVE_CHUNKED_BYTES = 64 * 1024
 # A size line or a trailer section that is longer is no such thing. Today's gunicorn says so itself,
 # at a lower limit; its older versions wait for the end of the line for ever.
 _FRAMING_BYTES = 1024 * 1024
@@ -51,7 +52,7 @@ class BodyTooLarge(Exception):
 class Received:
     """Bytes that have come and have not been read; gunicorn's parsers read from it.
 
-    :param wait: returns more bytes, b"" at the end of the connection; None: do not wait.
+    :ivar wait: returns more bytes, b"" at the end of the connection; None: do not wait.
     """
 
     __slots__ = ("data", "wait")
@@ -76,11 +77,11 @@ class Received:
                     break
                 parts.append(more)
                 have += len(more)
-        finally:
-            data = b"".join(parts) if len(parts) > 1 else parts[0]
-            self.data = data[size:] if have >= size else data
-        if have < size:
-            self.data = b""
+        except BaseException:
+            self.data = b"".join(parts)  # nothing is lost: it will be asked for again
+            raise
+        data = b"".join(parts) if len(parts) > 1 else parts[0]
+        self.data = data[size:]
         return data[:size]
 
     def unread(self, data: bytes) -> None:
@@ -94,43 +95,6 @@ class Received:
         if self.wait is None:
             raise NeedMoreData
         return self.wait(wanted)
-
-
-class _Store:
-    """Bytes in memory, or in a temporary file once there are more than `in_memory`."""
-
-    __slots__ = ("_file", "_in_memory", "_parts", "size")
-
-    def __init__(self, in_memory: int) -> None:
-        self.size = 0
-        self._in_memory = in_memory
-        self._parts: list[bytes] = []
-        self._file: BinaryIO | None = None
-
-    def write(self, data: bytes) -> None:
-        self.size += len(data)
-        if self._file is None:
-            self._parts.append(data)
-            if self.size <= self._in_memory:
-                return
-            # Unbuffered: what comes is written on in large blocks already.
-            self._file = cast(BinaryIO, tempfile.TemporaryFile(buffering=0))
-            data = b"".join(self._parts)
-            self._parts = []
-        view = memoryview(data)
-        while view:
-            view = view[self._file.write(view) :]
-
-    def open(self) -> BinaryIO:
-        if self._file is None:
-            return io.BytesIO(b"".join(self._parts))
-        self._file.seek(0)
-        # Buffered for readline and small reads.
-        return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, self._file)))
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
 
 
 class Collector(Protocol):
@@ -210,7 +174,7 @@ class KnownLength:
 
     def receive(self, sock: socket.socket) -> bool:
         if self._buffer is None:
-            data = sock.recv(min(self._length - self.received, 256 * 1024))
+            data = sock.recv(min(self._length - self.received, _RECEIVE_BYTES))
             if not data:
                 raise EOFError
             self._take(data)
@@ -268,7 +232,7 @@ class Chunked:
         self._reader = reader
         self._limit = limit
         self._store = _Store(in_memory)
-        # Bytes of the chunk to come; None: at a size line; -1: at the CRLF that ends a chunk.
+        # Bytes of the chunk to come; 0: at the CRLF that ends a chunk; None: at a size line.
         self._rest: int | None = None
         self._undecoded = b""
         self.received = 0
@@ -278,7 +242,7 @@ class Chunked:
         return self._decode()
 
     def receive(self, sock: socket.socket) -> bool:
-        data = sock.recv(64 * 1024)
+        data = sock.recv(_RECEIVE_CHUNKED_BYTES)
         if not data:
             raise EOFError
         self.received += len(data)
@@ -334,3 +298,40 @@ class Chunked:
             self._rest = None
         self._undecoded = data
         return False
+
+
+class _Store:
+    """Bytes in memory, or in a temporary file once there are more than `in_memory`."""
+
+    __slots__ = ("_file", "_in_memory", "_parts", "size")
+
+    def __init__(self, in_memory: int) -> None:
+        self.size = 0
+        self._in_memory = in_memory
+        self._parts: list[bytes] = []
+        self._file: BinaryIO | None = None
+
+    def write(self, data: bytes) -> None:
+        self.size += len(data)
+        if self._file is None:
+            self._parts.append(data)
+            if self.size <= self._in_memory:
+                return
+            # Unbuffered: what comes is written on in large blocks already.
+            self._file = cast(BinaryIO, tempfile.TemporaryFile(buffering=0))
+            data = b"".join(self._parts)
+            self._parts = []
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+
+    def open(self) -> BinaryIO:
+        if self._file is None:
+            return io.BytesIO(b"".join(self._parts))
+        self._file.seek(0)
+        # Buffered for readline and small reads.
+        return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, self._file)))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from gunicorn import util
 from gunicorn.http.body import LengthReader
 from gunicorn.http.errors import LimitRequestHeaders
+from gunicorn.http.wsgi import proxy_environ
 
 from ..sockets.sendfile import FileTruncated
 from .bodies import (
@@ -41,7 +42,6 @@ from .bodies import (
     receive_available,
 )
 from .dispatcher import READ, WRITE
-from .environ import proxy_part
 from .exchange import AppSocket, ErrorSocket, Exchange
 from .output import WOULD_BLOCK, ClientGone, OutputQueue
 from .streaming import drain, receive_blocking
@@ -58,7 +58,8 @@ _RECEIVE_BYTES = 16 * 1024
 # An incomplete head is shown to the parser again after so many more bytes, so that a head over the
 # limits is refused while it comes.
 _HEAD_STEP_BYTES = 4 * 1024
-# What is read and thrown away of a client that goes on sending after our last word.
+# What is read and thrown away of a client that goes on sending after our last word, and for how
+# long it may take to close the connection.
 _LINGER_BYTES = 64 * 1024
 LINGER_S = 2.0
 # Apache's rule against bodies that drip (mod_reqtimeout, MinRate): each so many bytes give the
@@ -77,6 +78,7 @@ class Connection:
     __slots__ = (
         "_attempted",
         "_collector",
+        "_discarded",
         "_known",
         "_last_block",
         "_part",
@@ -304,7 +306,7 @@ class Connection:
         except NeedMoreData:
             self.received.data = data
             if len(data) > server.head_limit:
-                self._reject(None, LimitRequestHeaders("max buffer headers"))
+                self.reject(LimitRequestHeaders("max buffer headers"))
             else:
                 self.wait(READ)
             return False
@@ -312,7 +314,7 @@ class Connection:
             self.close()
             return False
         except Exception as error:  # noqa: BLE001 - gunicorn answers each in its own way
-            self._reject(None, error)
+            self.reject(error)
             return False
         self._requests += 1
         self._started = False
@@ -320,7 +322,7 @@ class Connection:
         self.exchange = exchange = Exchange(req)
         if self._requests == 1 and getattr(req, "proxy_protocol_info", None):
             # It speaks of the connection, so of every request on it.
-            self._proxy = {k: v for k, v in proxy_part(req).items() if v not in (None, "None")}
+            self._proxy = {k: v for k, v in proxy_environ(req).items() if v not in (None, "None")}
         if server.http2.upgrade is not None:
             self.upgrade_settings = server.http2.upgrade(self, req)
         self.state = RUNNING
@@ -388,7 +390,7 @@ class Connection:
             self._refuse_body()
             return False
         except Exception as error:  # noqa: BLE001 - malformed chunks; a full disk
-            self._reject(exchange.req, error)
+            self.reject(error, exchange.req)
             return False
         if collector.received > before:
             timeout = self.server.body_timeout_s
@@ -463,23 +465,18 @@ class Connection:
 
     def finish(self) -> None:
         """The response has been sent, or never will be: log it, and go on or close."""
-        exchange = self.exchange
         output = self.output
-        self.exchange = None
-        keep = exchange is not None and output.error is None and not self.hijacked
-        keep = keep and not self.cut_off
+        exchange, self.exchange = self.exchange, None
+        stays = False
         if exchange is not None:
             self.server.log_exchange(self, exchange)
             if isinstance(output.error, FileTruncated):
                 self.server.log.warning("Cutting off %s: %s", exchange.req.uri, output.error)
-            resp = exchange.resp
-            keep = keep and resp is not None and not resp.should_close()
-            if keep and self.received.wait is not None:
-                keep = drain(exchange.req.body, self.received, self.sock)
+            stays = self._can_stay(exchange)
             self.received.wait = None
             if exchange.body is not exchange.req.body:
                 exchange.body.close()
-        if not keep:
+        if not stays:
             self.close_gracefully()
             return
         output.reset()
@@ -495,6 +492,15 @@ class Connection:
         else:
             self.wait(READ)
 
+    def _can_stay(self, exchange: Exchange) -> bool:
+        """Whether the connection can have a request after this one."""
+        if self.output.error is not None or self.hijacked or self.cut_off:
+            return False
+        resp = exchange.resp
+        if resp is None or resp.should_close():
+            return False
+        return self.received.wait is None or drain(exchange.req.body, self.received, self.sock)
+
     # Ends
 
     def abort(self) -> None:
@@ -502,15 +508,8 @@ class Connection:
         self.output.fail(ClientGone("aborted"))
         self.close()
 
-    def wait_for_more(self) -> None:
-        self.wait(READ)
-
-    def reject(self, error: Exception) -> None:
-        """Answer what cannot be a request as gunicorn does."""
-        self._reject(None, error)
-
-    def _reject(self, req: Any, error: Exception) -> None:
-        """Let gunicorn answer an error in a request, then close."""
+    def reject(self, error: Exception, req: Any = None) -> None:
+        """Let gunicorn answer an error in a request, or what cannot be one; then close."""
         self.state = SENDING
         self._abandon()
         self.server.answer_error(self, req, error)
@@ -562,7 +561,7 @@ class Connection:
             return
         self.state = LINGERING
         self.deadline = time.monotonic() + LINGER_S
-        self._attempted = 0
+        self._discarded = 0
         self._on_linger()
 
     def _send_close_notify(self, sock: ssl.SSLSocket) -> None:
@@ -576,8 +575,8 @@ class Connection:
         try:
             # Below TLS, if there is any: nobody looks at what comes now.
             while data := socket.socket.recv(self.sock, _LINGER_BYTES):
-                self._attempted += len(data)
-                if self._attempted >= _LINGER_BYTES:
+                self._discarded += len(data)
+                if self._discarded >= _LINGER_BYTES:
                     break
         except WOULD_BLOCK:
             self.wait(READ)

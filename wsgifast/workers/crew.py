@@ -53,19 +53,6 @@ _WARY_REQUESTS = 8
 Job = TypeVar("Job")
 
 
-class _Hand:
-    """One thread of the crew."""
-
-    __slots__ = ("busy", "gate", "polling", "turn")
-
-    def __init__(self) -> None:
-        self.busy = False  # inside the app
-        self.polling = False  # waiting in the dispatcher, or about to
-        self.turn = 0  # requests begun: tells the watch whether it is still the same one
-        self.gate = threading.Lock()
-        self.gate.acquire()
-
-
 class Crew(Generic[Job]):
     """A fixed number of threads that poll a dispatcher and run what becomes ready.
 
@@ -310,3 +297,16 @@ class Crew(Generic[Job]):
             if job is not None:
                 self.ready.append(job)
                 self._call_for(self._holder)
+
+
+class _Hand:
+    """One thread of the crew."""
+
+    __slots__ = ("busy", "gate", "polling", "turn")
+
+    def __init__(self) -> None:
+        self.busy = False  # inside the app
+        self.polling = False  # waiting in the dispatcher, or about to
+        self.turn = 0  # requests begun: tells the watch whether it is still the same one
+        self.gate = threading.Lock()
+        self.gate.acquire()

@@ -85,34 +85,11 @@ def make_dispatcher(kind: str) -> Dispatcher:
     :raises ConfigurationError: for any other kind, or epoll where there is none.
     """
     if kind not in DISPATCHERS:
-        raise ConfigurationError(f"dispatcher={kind!r}: expected one of {DISPATCHERS}")
+        raise ConfigurationError(f"dispatcher_kind={kind!r}: expected one of {DISPATCHERS}")
     has_epoll = hasattr(select, "epoll")
     if kind == "epoll" and not has_epoll:
-        raise ConfigurationError("dispatcher='epoll': this system has none; use 'selectors'")
+        raise ConfigurationError("dispatcher_kind='epoll': this system has none; use 'selectors'")
     return EpollDispatcher() if has_epoll and kind != "selectors" else SelectorsDispatcher()
-
-
-class _WakePipe:
-    """A pipe that makes a poll return; each wake is one byte, drained by the poll that saw it."""
-
-    def __init__(self) -> None:
-        self.fd, self._write_fd = os.pipe()
-        os.set_blocking(self.fd, False)
-        os.set_blocking(self._write_fd, False)
-
-    def wake(self) -> None:
-        # Full: a wake is under way already. Closed: the worker has stopped.
-        with contextlib.suppress(OSError):
-            os.write(self._write_fd, b"\0")
-
-    def drain(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.fd, 4096)
-
-    def close(self) -> None:
-        write_fd, self._write_fd = self._write_fd, -1  # the number may be somebody else's soon
-        os.close(write_fd)
-        os.close(self.fd)
 
 
 class EpollDispatcher:
@@ -234,3 +211,26 @@ class SelectorsDispatcher:
                 self._selector.register(fd, mask)
         except (KeyError, OSError, ValueError):
             pass  # it is not here, or has been closed meanwhile: nothing left to wait for
+
+
+class _WakePipe:
+    """A pipe that makes a poll return; each wake is one byte, drained by the poll that saw it."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self._write_fd, False)
+
+    def wake(self) -> None:
+        # Full: a wake is under way already. Closed: the worker has stopped.
+        with contextlib.suppress(OSError):
+            os.write(self._write_fd, b"\0")
+
+    def drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 4096)
+
+    def close(self) -> None:
+        write_fd, self._write_fd = self._write_fd, -1  # the number may be somebody else's soon
+        os.close(write_fd)
+        os.close(self.fd)

@@ -13,35 +13,18 @@ from typing import Any
 
 from gunicorn import SERVER_SOFTWARE, util
 from gunicorn.http.errors import ConfigurationProblem
-from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper, proxy_environ
+from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper
 
 from .gunicorn_support import Settings
 
-__all__ = ["EnvironFactory", "FileWrapper"]
+__all__ = ["EnvironFactory"]
 
 _PROTOCOLS = {(1, 0): "HTTP/1.0", (1, 1): "HTTP/1.1"}
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
-
-
-class _Errors:
-    """`wsgi.errors`: gunicorn's own stream, looked up when something is written.
-
-    Its handlers' files change when the logs are reopened (SIGUSR1), and making gunicorn's wrapper
-    for each request costs more than the rest of the environ.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def write(self, text: str) -> None:
-        WSGIErrorsWrapper(self._settings).write(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def flush(self) -> None:
-        """Nothing to do: every write is flushed."""
+# The last one counts, as in gunicorn; its parser refuses repeated ones anyway.
+_SINGLE = frozenset({"CONTENT_TYPE", "CONTENT_LENGTH"})
+# Names are the client's to choose: remember the usual ones, not every one ever sent.
+_MAX_HEADER_KEYS = 500
 
 
 class EnvironFactory:
@@ -151,8 +134,22 @@ class EnvironFactory:
         return key
 
 
-proxy_part = proxy_environ
-# The last one counts, as in gunicorn; its parser refuses repeated ones anyway.
-_SINGLE = frozenset({"CONTENT_TYPE", "CONTENT_LENGTH"})
-# Names are the client's to choose: remember the usual ones, not every one ever sent.
-_MAX_HEADER_KEYS = 500
+class _Errors:
+    """`wsgi.errors`: gunicorn's own stream, looked up when something is written.
+
+    Its handlers' files change when the logs are reopened (SIGUSR1), and making gunicorn's wrapper
+    for each request costs more than the rest of the environ.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def write(self, text: str) -> None:
+        WSGIErrorsWrapper(self._settings).write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Nothing to do: every write is flushed."""

@@ -20,7 +20,7 @@ try:
     from gunicorn import sock as gunicorn_sock
     from gunicorn.config import Config
     from gunicorn.http.body import Body, ChunkedReader, LengthReader
-    from gunicorn.http.message import MAX_REQUEST_LINE, Request, _ip_in_allow_list
+    from gunicorn.http.message import MAX_REQUEST_LINE, _ip_in_allow_list
 except ImportError as error:
     if error.name == "gunicorn":
         raise MissingExtra("wsgifast.workers", "gunicorn", "gunicorn") from None
@@ -66,8 +66,8 @@ def check_gunicorn(version: str = gunicorn.__version__) -> None:
 class Settings:
     """gunicorn's configuration, frozen: reading a setting is an attribute, not four calls.
 
-    The parser reads a dozen settings for each request. `peer` decides once for each connection
-    what the parser would decide for each request: whether the peer is in forwarded_allow_ips.
+    The parser reads a dozen settings for each request. What it would decide for each of them,
+    whether the peer is in forwarded_allow_ips, :meth:`trusts` decides once for each connection.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -140,6 +140,3 @@ class TLSContexts:
                 self._context = gunicorn_sock.ssl_context(self._settings)
                 self._stamp = stamp
             return self._context
-
-
-RequestClass = Request

@@ -15,6 +15,8 @@ except ImportError:  # cleartext HTTP/2 came later than HTTP/2
     negotiation = None
     HTTP2Error = OSError
 
+from .dispatcher import READ
+
 if TYPE_CHECKING:
     from .connection import Connection
     from .exchange import Exchange
@@ -89,7 +91,7 @@ class HTTP2:
         if match == negotiation.MATCH:
             return True
         if match == negotiation.PARTIAL:
-            connection.wait_for_more()
+            connection.wait(READ)
             return False
         if negotiation.mismatch_is_error(cfg):
             connection.reject(http.errors.InvalidH2CPreface(data[:24]))

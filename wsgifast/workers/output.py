@@ -63,19 +63,6 @@ class ClientGone(ConnectionError):
     """The client cannot be sent any more: it left, or took no byte for too long."""
 
 
-class _FileRun:
-    """A run of a file, by a descriptor of our own."""
-
-    __slots__ = ("by_kernel", "end", "fd", "offset", "size")
-
-    def __init__(self, fd: int, offset: int, size: int, by_kernel: bool) -> None:
-        self.fd = fd
-        self.offset = offset
-        self.size = size
-        self.end = offset + size
-        self.by_kernel = by_kernel
-
-
 class OutputQueue:
     """The output side of one connection.
 
@@ -378,3 +365,16 @@ class OutputQueue:
         # Ends in any case: a client that takes nothing is dropped by the sweep.
         while self.draining and self.bytes_queued > self._ahead // 2:
             self._room.wait()
+
+
+class _FileRun:
+    """A run of a file, by a descriptor of our own."""
+
+    __slots__ = ("by_kernel", "end", "fd", "offset", "size")
+
+    def __init__(self, fd: int, offset: int, size: int, by_kernel: bool) -> None:
+        self.fd = fd
+        self.offset = offset
+        self.size = size
+        self.end = offset + size
+        self.by_kernel = by_kernel

@@ -53,23 +53,6 @@ _names: dict[str, str] = {}
 _MAX_NAMES = 500
 
 
-class _Clock:
-    """The Date header's value, made once a second (RFC 9110 section 6.6.1)."""
-
-    second = 0
-    date = ""
-
-    def now(self) -> str:
-        second = int(time.time())
-        if second != self.second:
-            self.date = util.http_date(second)
-            self.second = second
-        return self.date
-
-
-_clock = _Clock()
-
-
 class Response:
     """The response to one request on an HTTP/1 connection."""
 
@@ -339,3 +322,20 @@ class Response:
             f"HTTP/{major}.{minor} {self.status}\r\nServer: {SERVER}\r\nDate: {_clock.now()}\r\n"
             f"Connection: {connection}\r\n{coding}{fields}\r\n"
         ).encode("latin-1")
+
+
+class _Clock:
+    """The Date header's value, made once a second (RFC 9110 section 6.6.1)."""
+
+    second = 0
+    date = ""
+
+    def now(self) -> str:
+        second = int(time.time())
+        if second != self.second:
+            self.date = util.http_date(second)
+            self.second = second
+        return self.date
+
+
+_clock = _Clock()
