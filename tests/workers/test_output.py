@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -297,3 +298,20 @@ def test_a_writer_far_ahead_of_its_client_waits_for_room(near: Near) -> None:
         queue.on_writable()
     received += near.receive(4 * SIZE + 3 - len(received))
     assert received == bytes(4 * SIZE) + b"end"
+
+
+def test_a_kernel_that_cannot_watch_the_socket_ends_the_queue(near: Near, file: int) -> None:
+    def refuse(starved: bool) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    near.queue = queue = OutputQueue(near.sock, refuse, ahead=1 << 20, sendfile=True)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    queue.write(bytes(SIZE))
+    assert not queue.draining
+    with pytest.raises(ClientGone, match="Cannot allocate memory"):
+        queue.write(b"more")
+    near.receive(queue.sent)
+    near.queue = queue = OutputQueue(near.sock, refuse, ahead=1 << 20, sendfile=True)
+    with pytest.raises(ClientGone, match="Cannot allocate memory"):
+        queue.write_file(b"", file, 0, SIZE)
+    assert len(os.listdir("/proc/self/fd")) == descriptors

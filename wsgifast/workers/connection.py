@@ -151,27 +151,40 @@ class Connection:
 
     def wait(self, events: int) -> None:
         """Give the connection up until an event; nothing of it may be touched afterwards."""
-        self.server.waiting[self.fd] = self
+        try:
+            self._register(events)
+        except OSError as error:
+            self.server.log.warning("cannot wait for a connection: %s", error)
+            self.output.fail(error)
+            if self.state != RUNNING:
+                self.close()
+
+    def _register(self, events: int) -> None:
+        """Wait for an event.
+
+        :raises OSError: if the kernel cannot watch the descriptor; the connection is still the
+            caller's then.
+        """
+        waiting = self.server.waiting
+        waiting[self.fd] = self
         try:
             if self._known:
                 self.server.dispatcher.arm(self.fd, events)
             else:
                 self._known = True
                 self.server.dispatcher.add(self.fd, events)
-        except (OSError, ValueError) as error:
-            if self.server.waiting.pop(self.fd, None) is not None:
-                self.server.log.warning("cannot wait for a connection: %s", error)
-                self.output.fail(error)
-                if self.state != RUNNING:
-                    self.close()
+        except OSError:
+            if waiting.pop(self.fd, None) is not None:
+                raise
+            # The sweep has taken it meanwhile.
 
     def _arm_for_writing(self, starved: bool) -> None:
         self.starved = starved
         if starved:
-            self.wait(0)  # for its end only; its deadline stays, since nothing has been taken
+            self._register(0)  # for its end only; its deadline stays, since nothing has been taken
         else:
             self.deadline = time.monotonic() + self.server.send_timeout_s
-            self.wait(WRITE)
+            self._register(WRITE)
 
     def retry(self) -> None:
         """Wait for writability after all; the sweep owns it."""

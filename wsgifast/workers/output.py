@@ -86,7 +86,8 @@ class OutputQueue:
 
     :param sock: non-blocking, plain or TLS.
     :param arm: called under the lock when the kernel is full: wait for writability; with True when
-        the queue is starved: call :meth:`on_writable` again some time later.
+        the queue is starved: call :meth:`on_writable` again some time later. An OSError that it
+        raises ends the queue.
     :param ahead: bytes in memory from which on the next write has to wait.
     """
 
@@ -254,7 +255,10 @@ class OutputQueue:
             self._limit_buffer()
             if self._may_grow:
                 self._draining_since = time.monotonic()
-            self._arm(starved)
+            try:
+                self._arm(starved)
+            except OSError as error:
+                self._fail(error)
 
     def _limit_buffer(self) -> None:
         if self._items is _EMPTY:
