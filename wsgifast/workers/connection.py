@@ -161,7 +161,11 @@ class Connection:
                 self.close()
 
     def _register(self, events: int) -> None:
-        """:raises OSError, ValueError: if that cannot be waited for; the caller still owns it."""
+        """Wait for an event.
+
+        :raises OSError, ValueError: if the kernel cannot watch the descriptor; the connection is
+            still the caller's then.
+        """
         server = self.server
         server.waiting[self.fd] = self
         try:

@@ -68,8 +68,8 @@ class OutputQueue:
 
     :param sock: non-blocking, plain or TLS.
     :param arm: called under the lock when the kernel is full: wait for writability; with True when
-        the queue is starved: call :meth:`on_writable` again some time later. What it raises ends
-        the queue as an error in sending does.
+        the queue is starved: call :meth:`on_writable` again some time later. An OSError that it
+        raises ends the queue.
     :param ahead: bytes in memory from which on the next write has to wait.
     """
 

@@ -1,0 +1,185 @@
+"""FastWorker without threads: a test gives it one event after the other, and sets its clock.
+
+The worker, its dispatcher, connections and sockets are real. Only its crew is never started, so
+that nothing happens outside :meth:`Bench.run`, which does all of it in the test's own thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from gunicorn.config import Config
+from gunicorn.workers import base
+
+from tests.support.http import Connection
+from wsgifast.workers import FastWorker, connection, exchange, output, worker
+
+PEER = ("192.0.2.1", 4711)
+LISTENER = ("192.0.2.2", 80)
+# Nothing that a test waits for takes time: what is not there after a run never comes.
+_PATIENCE_S = 5.0
+# More turns of the worker than any test needs.
+_TURNS = 2000
+
+
+class Clock:
+    """What the worker takes for `time`; a test moves it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return time.time()
+
+
+class Log:
+    """What the worker has logged."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        # Of each request: its first line, the status, and the body's bytes.
+        self.requests: list[tuple[str, str, int]] = []
+        self.environs: list[dict[str, Any]] = []
+        self.seconds: list[float] = []
+        self.debug = self.info = self.warning = self.error = self.exception = self._log
+
+    def _log(self, text: str, *args: object, **more: object) -> None:
+        self.lines.append(str(text) % args if args else str(text))
+
+    def access(self, resp: Any, req: Any, environ: dict[str, Any], elapsed: Any) -> None:
+        self.requests.append((f"{req.method} {req.uri}", resp.status, resp.sent))
+        self.environs.append(environ)
+        self.seconds.append(elapsed.total_seconds())
+
+    def says(self, text: str) -> bool:
+        return any(text in line for line in self.lines)
+
+
+class Client(Connection):
+    """The client's end of a connection; `near` is the worker's."""
+
+    def __init__(self, sock: socket.socket, near: connection.Connection) -> None:
+        sock.settimeout(_PATIENCE_S)
+        self.sock = sock
+        self.near = near
+        self._stream = sock.makefile("rb")
+
+    def receive_all_there_is(self) -> bytes:
+        """What has come, at its end b""; never waits."""
+        self.sock.setblocking(False)
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            while block := self.sock.recv(1 << 20):
+                data += block
+        self.sock.settimeout(_PATIENCE_S)
+        return data
+
+
+class Bench:
+    """A worker, and the ways to make things happen to it.
+
+    :param app: WSGI; runs in the test's thread.
+    :param attributes: the worker's class attributes.
+    :param settings: gunicorn's settings.
+    """
+
+    def __init__(
+        self, app: Callable[..., Any], *, attributes: dict[str, Any] | None = None, **settings: Any
+    ) -> None:
+        self.clock = Clock()
+        self.log: Any = Log()
+        self._undo = contextlib.ExitStack()
+        cfg = Config()
+        for name, value in settings.items():
+            cfg.set(name, value)
+        for module in (connection, exchange, output, worker):
+            self._undo.enter_context(mock.patch.object(module, "time", self.clock))
+        made = type("BenchWorker", (FastWorker,), attributes or {})
+        self.worker = made(0, os.getppid(), [], SimpleNamespace(), 30, cfg, self.log)
+        # It would change the whole process: signals, descriptors, the user.
+        with mock.patch.object(base.Worker, "init_process"):
+            self.worker.init_process()
+        self.worker.wsgi = app
+        self.worker._prepare()
+        self._clients: list[Client] = []
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        for near in list(self.worker.connections):
+            near.close()
+        self.worker.dispatcher.close()
+        self.worker.tmp.close()
+        self._undo.close()
+
+    def connect(self, tls: ssl.SSLContext | None = None, peer: Any = PEER) -> Client:
+        """Accept a connection, as far as the worker comes without the client.
+
+        :param tls: the client's, whose handshake is then done.
+        """
+        sock, far = socket.socketpair()
+        near = self.worker._connect(sock, peer, LISTENER)
+        assert near is not None
+        near.begin()
+        if tls is not None:
+            far = tls.wrap_socket(far, server_hostname="localhost", do_handshake_on_connect=False)
+            far.setblocking(False)
+            while True:
+                try:
+                    far.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    self.run()
+        client = Client(far, near)
+        self._clients.append(client)
+        return client
+
+    def run(self) -> None:
+        """Do everything that there is to do, and run the apps that are called for."""
+        work: deque[Any] = self.worker.crew.work
+        for _ in range(_TURNS):
+            if not work:
+                self.poll()
+            if not work:
+                return
+            job = self.worker._receive(work.popleft())
+            if job is not None:
+                self.worker._run(job)
+        pytest.fail("the worker does not come to rest")
+
+    def poll(self) -> None:
+        """Take up what the dispatcher has, without doing anything about it."""
+        dispatcher = self.worker.dispatcher
+        # The first poll of one that is asked to change something may do that only.
+        self.worker.crew.work.extend(dispatcher.poll(0) or dispatcher.poll(0))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time go by, until the sweep and what follows from it."""
+        self.clock.now += seconds
+        self.worker._sweep()
+        self.run()
+
+
+@pytest.fixture
+def make_bench() -> Iterator[Callable[..., Bench]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(app: Callable[..., Any], **options: Any) -> Bench:
+            bench = Bench(app, **options)
+            stack.callback(bench.close)
+            return bench
+
+        yield make
