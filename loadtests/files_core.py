@@ -26,7 +26,7 @@ from whitenoise.responders import StaticFile
 
 from loadtests.measuring import Ratio, alternate, save, table
 from wsgifast.environ import request_facts
-from wsgifast.files import Entry, describe, plan, stat_etag
+from wsgifast.files import Entry, describe, plan_entry, stat_etag
 
 FILE_BYTES = 1024
 CALLS = 5_000
@@ -85,10 +85,10 @@ class Contenders:
         self.static_file = StaticFile(os.fspath(path), headers)
 
     def ours(self, environ: Environ) -> None:
-        plan(request_facts(environ), self.entry)
+        plan_entry(request_facts(environ), self.entry)
 
     def ours_with_open(self, environ: Environ) -> None:
-        answer = plan(request_facts(environ), self.entry)
+        answer = plan_entry(request_facts(environ), self.entry)
         if answer.segments:
             open(self.path, "rb").close()
 

@@ -19,9 +19,9 @@ __all__ = [
     "JOINED_BLOCK_BYTES",
     "JOINED_WHOLE_BYTES",
     "LARGE_CHUNK_BYTES",
+    "app_name",
     "charset_of",
     "coalesced",
-    "describe",
     "few_chunks",
     "is_readable",
     "known_size",
@@ -123,7 +123,7 @@ def to_bytes(chunk: object, charset: Callable[[], str], app: object) -> bytes:
         return bytes(memoryview(chunk))  # type: ignore[arg-type]
     except TypeError:
         raise BodyError(
-            f"{describe(app)} returned a body with a {type(chunk).__name__} in it: "
+            f"{app_name(app)} returned a body with a {type(chunk).__name__} in it: "
             f"{_excerpt(chunk)}; yield bytes (or str, bytearray, memoryview)"
         ) from None
 
@@ -133,12 +133,12 @@ def _encoded(text: str, charset: str, app: object) -> bytes:
         return text.encode(charset)
     except LookupError:
         raise BodyError(
-            f"{describe(app)} returned text with the charset {charset!r} in its Content-Type, "
+            f"{app_name(app)} returned text with the charset {charset!r} in its Content-Type, "
             "which Python does not know; return bytes, or name a known charset"
         ) from None
     except UnicodeEncodeError as error:
         raise BodyError(
-            f"{describe(app)} returned text that its Content-Type's charset {charset!r} cannot "
+            f"{app_name(app)} returned text that its Content-Type's charset {charset!r} cannot "
             f"express: {text[error.start : error.end]!r} at character {error.start}; "
             "use charset=utf-8 or return bytes"
         ) from None
@@ -272,11 +272,11 @@ def refuse(body: object, app: object) -> BodyError | None:
     else:
         return None
     return BodyError(
-        f"{describe(app)} returned {type(body).__name__} as its body: {_excerpt(body)}; {advice}"
+        f"{app_name(app)} returned {type(body).__name__} as its body: {_excerpt(body)}; {advice}"
     )
 
 
-def describe(app: object) -> str:
+def app_name(app: object) -> str:
     """Name an app so that its author finds it: module and function, or module and class."""
     named = app if hasattr(app, "__qualname__") else type(app)
     name = getattr(named, "__qualname__", "?")

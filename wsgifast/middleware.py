@@ -461,7 +461,7 @@ class _Exchange:
 
     @property
     def app_name(self) -> str:
-        return bodies.describe(self.middleware.app)
+        return bodies.app_name(self.middleware.app)
 
     def get_charset(self) -> str:
         return bodies.charset_of(self.headers)

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from wsgifast.errors import BodyError
 from wsgifast.files import FilePart
-from wsgifast.sockets import FileSegment, file_segment
-from wsgifast.sockets.sendfile import FileTruncated
+from wsgifast.sockets import FileSegment, FileTruncated, file_segment
 
 from .loops import ended, in_thread, next_turn, running_loop
 from .messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send

@@ -29,9 +29,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from wsgifast.sockets import FileSegment, limit_send_buffer
+from wsgifast.sockets import FileSegment, FileTruncated, limit_send_buffer
 from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES, QUICK_S
-from wsgifast.sockets.sendfile import MSG_MORE, NO_SENDFILE, FileTruncated
+from wsgifast.sockets.sendfile import MSG_MORE, NO_SENDFILE
 
 from .loops import in_thread
 from .pages import BLOCK_BYTES, is_cached

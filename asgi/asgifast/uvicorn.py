@@ -17,8 +17,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.errors import MissingExtra, WSGIFastError
-from wsgifast.sockets import FileSegment
-from wsgifast.sockets.sendfile import FileTruncated
+from wsgifast.sockets import FileSegment, FileTruncated
 
 from .loops import next_turn
 from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send

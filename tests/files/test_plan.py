@@ -20,7 +20,7 @@ from wsgifast.files import (
     Representation,
     RequestFacts,
     describe,
-    plan,
+    plan_entry,
     plan_representation,
     stat_etag,
 )
@@ -47,7 +47,7 @@ def a_file(content: bytes = CONTENT, **changes: Any) -> Representation:
 
 
 def answer(representation: Representation, method: str = "GET", **headers: str) -> Plan:
-    return plan(RequestFacts(method, **headers), Entry(representation), boundary=lambda: "B")
+    return plan_entry(RequestFacts(method, **headers), Entry(representation), boundary=lambda: "B")
 
 
 def body(answer: Plan) -> bytes:
@@ -158,7 +158,7 @@ def test_ranges_merged_into_one_are_no_multipart() -> None:
 
 def test_the_boundary_is_another_each_time() -> None:
     facts = RequestFacts(range="bytes=0-0,9-9")
-    types = {headers(plan(facts, Entry(a_file())))["content-type"] for _ in range(20)}
+    types = {headers(plan_entry(facts, Entry(a_file())))["content-type"] for _ in range(20)}
     assert len(types) == 20
 
 
@@ -353,7 +353,7 @@ def negotiated() -> Entry:
     ],
 )
 def test_negotiation(negotiated: Entry, accept_encoding: str | None, expected: str | None) -> None:
-    response = plan(RequestFacts(accept_encoding=accept_encoding), negotiated)
+    response = plan_entry(RequestFacts(accept_encoding=accept_encoding), negotiated)
     assert response.status == 200
     assert headers(response).get("content-encoding") == expected
     assert headers(response)["vary"] == "Accept-Encoding"
@@ -370,7 +370,7 @@ def test_every_answer_about_a_negotiated_file_says_vary(negotiated: Entry) -> No
         RequestFacts(range="bytes=9999-"),
         RequestFacts("HEAD"),
     ):
-        assert headers(plan(facts, negotiated))["vary"] == "Accept-Encoding"
+        assert headers(plan_entry(facts, negotiated))["vary"] == "Accept-Encoding"
 
 
 def test_each_encoding_has_its_own_tag(negotiated: Entry) -> None:
@@ -379,7 +379,7 @@ def test_each_encoding_has_its_own_tag(negotiated: Entry) -> None:
     assert len(set(etags)) == 3
     for (coding, _), (other, etag) in itertools.product(zip(codings, etags, strict=True), repeat=2):
         assert etag
-        response = plan(RequestFacts(accept_encoding=coding, if_none_match=etag), negotiated)
+        response = plan_entry(RequestFacts(accept_encoding=coding, if_none_match=etag), negotiated)
         assert response.status == (304 if coding == other else 200)
 
 

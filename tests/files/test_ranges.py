@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wsgifast.files import ranges
-from wsgifast.files.ranges import MAX_RANGES, ByteRange, parse
+from wsgifast.files.ranges import MAX_RANGES, ByteRange, parse_range
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ from wsgifast.files.ranges import MAX_RANGES, ByteRange, parse
     ],
 )
 def test_satisfiable(header: str, expected: list[tuple[int, int]]) -> None:
-    assert parse(header, 1000) == expected
+    assert parse_range(header, 1000) == expected
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_satisfiable(header: str, expected: list[tuple[int, int]]) -> None:
     ],
 )
 def test_unsatisfiable(header: str) -> None:
-    assert parse(header, 1000) == []
+    assert parse_range(header, 1000) == []
 
 
 @pytest.mark.parametrize(
@@ -104,23 +104,23 @@ def test_unsatisfiable(header: str) -> None:
     ],
 )
 def test_ignored(header: str) -> None:
-    assert parse(header, 1000) is None
+    assert parse_range(header, 1000) is None
 
 
 def test_as_many_ranges_as_are_allowed() -> None:
     header = "bytes=" + ",".join(f"{i}-{i}" for i in range(0, 2 * MAX_RANGES, 2))
-    assert parse(header, 1000) == [(i, i + 1) for i in range(0, 2 * MAX_RANGES, 2)]
+    assert parse_range(header, 1000) == [(i, i + 1) for i in range(0, 2 * MAX_RANGES, 2)]
 
 
 @pytest.mark.parametrize("header", ["bytes=0-", "bytes=0-0", "bytes=-1", "bytes=-0", "bytes=5-"])
 def test_an_empty_file_has_no_ranges(header: str) -> None:
-    assert parse(header, 0) is None
+    assert parse_range(header, 0) is None
 
 
 def test_beyond_four_gigabytes() -> None:
     size = 5 << 40
-    assert parse(f"bytes={size - 1}-", size) == [(size - 1, size)]
-    assert parse(f"bytes=-{3 << 40}", size) == [(2 << 40, size)]
+    assert parse_range(f"bytes={size - 1}-", size) == [(size - 1, size)]
+    assert parse_range(f"bytes=-{3 << 40}", size) == [(2 << 40, size)]
 
 
 # The model: every position is an element of a set. Nothing is shared with the parser.
@@ -177,7 +177,7 @@ _specs = st.one_of(
 @example(["30-31", "0-1", "2-29"], 40)
 def test_like_the_model(specs: list[str], size: int) -> None:
     header = "bytes=" + ",".join(specs)
-    assert expanded(parse(header, size)) == model(header, size)
+    assert expanded(parse_range(header, size)) == model(header, size)
 
 
 @given(st.text("bytesBYTES=0123456789-, \t+_\n\u0661", max_size=30), st.integers(0, 40))
@@ -185,21 +185,21 @@ def test_any_text_like_the_model(text: str, size: int) -> None:
     for header in (text, f"bytes={text}"):
         if header.partition("=")[0].strip(" \t").lower() == "bytes":
             header = header.replace(header.partition("=")[0], "bytes", 1)
-        assert expanded(parse(header, size)) == model(header, size)
+        assert expanded(parse_range(header, size)) == model(header, size)
 
 
 @given(st.text(max_size=200))
 def test_no_text_is_an_error(text: str) -> None:
-    parse(text, 100)
-    parse(f"bytes={text}", 100)
+    parse_range(text, 100)
+    parse_range(f"bytes={text}", 100)
 
 
 def test_megabytes_of_header() -> None:
     # A quadratic parser would need hours for these, and meet the test's time limit.
-    assert parse("bytes=" + "0-0," * 500_000, 1000) is None
-    assert parse("bytes=" + "1" * 1_000_000 + "-", 1000) == []
-    assert parse("bytes=" + " " * 1_000_000 + "0-0", 1000) == [(0, 1)]
-    assert parse("bytes=" + "-" * 1_000_000, 1000) is None
+    assert parse_range("bytes=" + "0-0," * 500_000, 1000) is None
+    assert parse_range("bytes=" + "1" * 1_000_000 + "-", 1000) == []
+    assert parse_range("bytes=" + " " * 1_000_000 + "0-0", 1000) == [(0, 1)]
+    assert parse_range("bytes=" + "-" * 1_000_000, 1000) is None
 
 
 def test_multipart_heads() -> None:

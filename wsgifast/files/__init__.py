@@ -2,7 +2,7 @@
 
 from .conditions import content_etag, http_date, parse_http_date, stat_etag
 from .entry import Entry, FilePart, Header, Plan, Representation, describe
-from .plan import RequestFacts, plan, plan_representation
+from .plan import RequestFacts, plan_entry, plan_representation
 
 __all__ = [
     "Entry",
@@ -15,7 +15,7 @@ __all__ = [
     "describe",
     "http_date",
     "parse_http_date",
-    "plan",
+    "plan_entry",
     "plan_representation",
     "stat_etag",
 ]

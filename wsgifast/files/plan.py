@@ -10,9 +10,12 @@ from typing import NamedTuple
 
 from .conditions import evaluate, if_range_holds
 from .entry import Entry, FilePart, Plan, Representation
-from .ranges import ByteRange, multipart_heads, new_boundary, parse
+from .ranges import ByteRange, multipart_heads, new_boundary, parse_range
 
-__all__ = ["RequestFacts", "plan", "plan_representation"]
+__all__ = ["RequestFacts", "plan_entry", "plan_representation"]
+
+# Headers of the whole that a multipart answer says of each part instead, or anew.
+_PER_PART = frozenset({"content-type", "content-length"})
 
 
 class RequestFacts(NamedTuple):
@@ -31,7 +34,9 @@ class RequestFacts(NamedTuple):
     if_modified_since: str | None = None
 
 
-def plan(facts: RequestFacts, entry: Entry, *, boundary: Callable[[], str] = new_boundary) -> Plan:
+def plan_entry(
+    facts: RequestFacts, entry: Entry, *, boundary: Callable[[], str] = new_boundary
+) -> Plan:
     """Plan the answer to a GET or HEAD for a file; other methods are the caller's to refuse.
 
     :param boundary: makes the boundary between the parts of a multi-range answer; called only then.
@@ -45,7 +50,7 @@ def plan_representation(
     *,
     boundary: Callable[[], str] = new_boundary,
 ) -> Plan:
-    """Plan the answer when it is settled which representation is meant; see :func:`plan`."""
+    """Plan the answer when it is settled which representation is meant; see :func:`plan_entry`."""
     method, _, range_, if_range, if_match, if_unmodified_since, if_none_match, if_modified_since = (
         facts
     )
@@ -79,7 +84,7 @@ def _plan_range(
         if_range, representation.etag, representation.modified
     ):
         return representation.whole
-    ranges = parse(header, representation.size)
+    ranges = parse_range(header, representation.size)
     if ranges is None:
         return representation.whole
     if not ranges:
@@ -107,6 +112,3 @@ def _multipart(ranges: list[ByteRange], representation: Representation, boundary
         ("Content-Length", str(length)),
     ]
     return Plan(206, headers, segments)
-
-
-_PER_PART = frozenset({"content-type", "content-length"})

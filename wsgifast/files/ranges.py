@@ -12,7 +12,14 @@ import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["MAX_RANGES", "ByteRange", "content_range", "multipart_heads", "new_boundary", "parse"]
+__all__ = [
+    "MAX_RANGES",
+    "ByteRange",
+    "content_range",
+    "multipart_heads",
+    "new_boundary",
+    "parse_range",
+]
 
 # Ranges in one request; with more, the header is ignored, as section 14.2 allows. Readers of PDF
 # files ask for some dozens; Apache's limit is 200. Each part costs about 150 bytes of heads.
@@ -32,7 +39,7 @@ class ByteRange(NamedTuple):
     stop: int
 
 
-def parse(header: str, size: int) -> list[ByteRange] | None:
+def parse_range(header: str, size: int) -> list[ByteRange] | None:
     """Return the ranges that a Range header asks of a representation of `size` bytes.
 
     Ranges that overlap or touch are merged (section 15.3.7.2 lets a server do so) and stand where

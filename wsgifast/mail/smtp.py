@@ -16,8 +16,14 @@ import smtplib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, TypeAlias
 
-from ..sockets import FileSegment, file_segment, owned_socket, send_file_segment, set_nodelay
-from ..sockets.sendfile import FileTruncated
+from ..sockets import (
+    FileSegment,
+    FileTruncated,
+    file_segment,
+    owned_socket,
+    send_file_segment,
+    set_nodelay,
+)
 from .wire import CRLF, Quoter, needs_quoting, quote_dots, with_crlf
 
 __all__ = ["SMTP", "SMTP_SSL", "Message"]

@@ -8,7 +8,7 @@ from .coalescing import (
     WriterClosed,
 )
 from .gathering import send_all, send_some
-from .options import limit_send_buffer, owned_socket, set_nodelay
+from .options import SocketNotFound, limit_send_buffer, owned_socket, set_nodelay
 from .receive import (
     ClosedEarly,
     IncompleteReceive,
@@ -19,18 +19,20 @@ from .receive import (
     recv_exactly,
     recv_exactly_into,
 )
-from .sendfile import FileSegment, file_segment, send_file_segment
+from .sendfile import FileSegment, FileTruncated, file_segment, send_file_segment
 
 __all__ = [
     "AsyncCoalescingWriter",
     "ClosedEarly",
     "CoalescingWriter",
     "FileSegment",
+    "FileTruncated",
     "IncompleteReceive",
     "ReceiveCount",
     "ReceiveTimedOut",
     "SendFailed",
     "SharedCoalescingWriter",
+    "SocketNotFound",
     "WriterClosed",
     "async_recv_exactly",
     "async_recv_exactly_into",
