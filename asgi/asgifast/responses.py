@@ -10,7 +10,7 @@ from wsgifast.errors import MissingExtra
 from wsgifast.files import Plan, RequestFacts, describe, plan_representation, stat_etag
 
 from .loops import in_thread
-from .messages import Receive, Scope, Send
+from .messages import Receive, Scope, Send, response_start
 from .pages import open_regular
 from .requests import request_facts
 from .sending import Delivery
@@ -50,13 +50,7 @@ class FileResponse(responses.FileResponse):
         fd, size = await _open(self.path)
         try:
             plan = self._plan(request_facts(scope), fd, size)
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": plan.status,
-                    "headers": list(plan.raw_headers),
-                }
-            )
+            await send(response_start(plan.status, plan.raw_headers))
             segments = plan.segments
             del plan  # a kilobyte of headers, for as long as the slowest client reads
             await Delivery(scope, receive, send).send_segments(segments, fd)

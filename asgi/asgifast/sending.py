@@ -6,14 +6,24 @@ import io
 import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from wsgifast.errors import BodyError
 from wsgifast.files import FilePart
 from wsgifast.sockets import FileSegment, FileTruncated, file_segment
 
 from .loops import ended, in_thread, next_turn, running_loop
-from .messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
+from .messages import (
+    PATHSEND,
+    ZEROCOPYSEND,
+    Message,
+    PathSend,
+    Receive,
+    Scope,
+    Send,
+    ZeroCopySend,
+    response_body,
+)
 from .pages import BLOCK_BYTES, open_regular, read_block
 
 __all__ = [
@@ -96,7 +106,7 @@ class Delivery:
         :param fd: the descriptor that the file parts are of.
         """
         if not segments:
-            await self._server_send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._server_send(response_body())
             return
         if fd is not None and self.offers(PLANNED):
             planned = PlannedBody(io.FileIO(os.dup(fd)), segments)
@@ -106,9 +116,7 @@ class Delivery:
         for index, segment in enumerate(segments):
             more = index < last
             if isinstance(segment, bytes):
-                await self._server_send(
-                    {"type": "http.response.body", "body": segment, "more_body": more}
-                )
+                await self._server_send(response_body(segment, more_body=more))
             elif fd is not None:
                 await self.send_file(fd, segment.offset, segment.size, more_body=more)
 
@@ -185,8 +193,8 @@ def located(message: Message) -> Located:
 
     :raises BodyError: if its file is none that sendfile could send.
     """
-    file = message["file"]
-    offset, count = message.get("offset"), message.get("count")
+    asked = cast("ZeroCopySend", message)
+    file, offset, count = asked["file"], asked.get("offset"), asked.get("count")
     for name, value in (("offset", offset), ("count", count)):
         if value is not None and (not isinstance(value, int) or value < 0):
             raise BodyError(f"{ZEROCOPYSEND}: {name} is a number of bytes, not {value!r}")
@@ -241,19 +249,13 @@ async def send_run(
         if not block:
             raise FileTruncated(end - offset, size)
         offset += len(block)
-        await send(
-            {
-                "type": "http.response.body",
-                "body": block,
-                "more_body": more_body or offset < end,
-            }
-        )
+        await send(response_body(block, more_body=more_body or offset < end))
         if offset < end:
             # Neither a read from memory nor a server's send() need have waited for anything: other
             # requests, and the news that the client has left, get their turn here.
             await next_turn()
     if size == 0 and not more_body:
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send(response_body())
 
 
 async def send_unsized(send: Send, fd: int, count: int | None) -> None:
@@ -265,7 +267,7 @@ async def send_unsized(send: Send, fd: int, count: int | None) -> None:
             return
         if count is not None:
             count -= len(block)
-        await send({"type": "http.response.body", "body": block, "more_body": True})
+        await send(response_body(block, more_body=True))
 
 
 def path_to_send(message: Message) -> str:
@@ -274,7 +276,7 @@ def path_to_send(message: Message) -> str:
     That is what the extension asks for; Starlette's FileResponse hands on the path that it was
     made with, which may be relative to the working directory, as it is where Starlette opens it.
     """
-    path = message.get("path")
+    path = cast("PathSend", message).get("path")
     if not isinstance(path, (str, os.PathLike)):
         raise BodyError(f"{PATHSEND} needs a path, not {path!r}")
     path = os.fsdecode(path)

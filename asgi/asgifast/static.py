@@ -7,7 +7,7 @@ import os
 from wsgifast.files.site import Answer, FileSite
 
 from .loops import in_thread
-from .messages import ASGIApp, Receive, Scope, Send
+from .messages import ASGIApp, Receive, Scope, Send, response_body, response_start
 from .requests import request_facts
 from .sending import Delivery
 
@@ -68,18 +68,12 @@ def _path_below_mount(scope: Scope) -> str:
 async def _send(answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
     plan, fd = answer
     try:
-        await send(
-            {
-                "type": "http.response.start",
-                "status": plan.status,
-                "headers": list(plan.raw_headers),
-            }
-        )
+        await send(response_start(plan.status, plan.raw_headers))
         segments = plan.segments
         if not segments:
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await send(response_body())
         elif len(segments) == 1 and isinstance(segments[0], bytes):
-            await send({"type": "http.response.body", "body": segments[0], "more_body": False})
+            await send(response_body(segments[0]))
         else:
             await Delivery(scope, receive, send).send_segments(segments, fd)
     finally:
