@@ -10,7 +10,7 @@ class WSGIFastError(Exception):
 
 
 class BodyError(WSGIFastError, TypeError):
-    """An app returned, yielded or declared what cannot be a response; the message names the app."""
+    """An app returned, yielded or declared what cannot be a response; the message says what can."""
 
 
 class ConfigurationError(WSGIFastError, ValueError):

@@ -69,7 +69,7 @@ def test_a_body_that_is_none_is_a_500_that_says_why(kind: str, body: Any) -> Non
 
     with serve(app, kind) as served:
         assert get(served.address).status == 500
-        assert "ApplicationError: the " in served.log
+        assert "BodyError: the " in served.log
         assert_serves(served)
 
 
@@ -158,7 +158,7 @@ def test_a_malformed_head_is_a_500(kind: str, status: Any, headers: Any) -> None
         response = client.request("/")
         assert response.status == 500
         assert response.header("Evil") is None
-    assert "ApplicationError" in served.log
+    assert "BodyError" in served.log
 
 
 @each_kind
@@ -182,7 +182,7 @@ def test_start_response_may_be_called_again_only_with_exc_info(kind: str) -> Non
         assert (response.status, response.body) == (503, b"sorry")
         with pytest.raises((EOFError, ValueError)):
             get(served.address, "/late")
-    assert "second time" in served.log
+    assert "twice without exc_info" in served.log
     assert served.log.count("LookupError: the app's own") == 1
 
 

@@ -9,12 +9,12 @@ from types import TracebackType
 
 from ..body import few_chunks
 from ..delivery import Segment, SegmentedBody, read_whole
-from ..errors import WSGIFastError
+from ..errors import BodyError
 from ..sockets.sendfile import FileSegment
 from .filewrapper import FileWrapper
 from .outlet import Outlet
 
-__all__ = ["ApplicationError", "Framing", "ResponseWriter", "frame_response"]
+__all__ = ["Framing", "ResponseWriter", "frame_response"]
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 
@@ -29,10 +29,6 @@ _LENGTH = re.compile(r"[0-9]{1,18}")
 _SMALL_FILE_BYTES = 16 * 1024
 # Blocks are held in a gathering send up to here: a list of large ones needs no copy and few calls.
 _GATHERED_BYTES = 1 << 20
-
-
-class ApplicationError(WSGIFastError):
-    """The application broke a rule of WSGI; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,7 @@ class ResponseWriter:
     ) -> Callable[[bytes], object]:
         """PEP 3333's start_response.
 
-        :raises ApplicationError: for a second call without exc_info, or a malformed head.
+        :raises BodyError: for a second call without exc_info, or a malformed head.
         :raises BaseException: that of exc_info, if the head has been sent.
         """
         if exc_info:
@@ -135,7 +131,9 @@ class ResponseWriter:
             finally:
                 exc_info = None  # no cycle through this frame
         elif self.status is not None:
-            raise ApplicationError("start_response was called a second time without exc_info")
+            raise BodyError(
+                "the application called start_response twice without exc_info (PEP 3333)"
+            )
         declared = _checked_head(status, headers)
         # A copy: the application may go on using its list.
         self._status_line, self._headers, self._declared = status, list(headers), declared
@@ -145,17 +143,17 @@ class ResponseWriter:
     def write(self, data: bytes) -> None:
         """Send a block of the body now, and before the first one the head.
 
-        :raises ApplicationError: for data that is not bytes, or too many of them.
+        :raises BodyError: for data that is not bytes, or too many of them.
         :raises ClientGone: if the client takes no more.
         """
         self._send_block(_checked(data), None)
         if self.complaint:
-            raise ApplicationError(self.complaint)
+            raise BodyError(self.complaint)
 
     def send_body(self, body: Iterable[bytes]) -> None:
         """Send what the application returned; see :meth:`finish`.
 
-        :raises ApplicationError: if it is not an iterable of bytes.
+        :raises BodyError: if it is not an iterable of bytes.
         :raises ClientGone: if the client takes no more.
         :raises FileTruncated: if a file ends before its promised length.
         :raises Exception: whatever the application's iterable raises.
@@ -165,11 +163,11 @@ class ResponseWriter:
             self._send_segments(*known)
             return
         if isinstance(body, (str, bytes, bytearray, memoryview)):
-            raise ApplicationError(
+            raise BodyError(
                 f"the application returned a bare {type(body).__name__}: return [data] instead"
             )
         if not isinstance(body, Iterable):
-            raise ApplicationError(
+            raise BodyError(
                 f"the application returned {type(body).__name__}: return a list of bytes instead"
             )
         # PEP 3333: what says that it has one block has told its Content-Length with it.
@@ -184,7 +182,7 @@ class ResponseWriter:
     def finish(self) -> None:
         """End the response after its body.
 
-        :raises ApplicationError: if start_response was never called.
+        :raises BodyError: if start_response was never called.
         :raises ClientGone: if the client takes no more.
         """
         if not self.head_sent:
@@ -280,7 +278,7 @@ class ResponseWriter:
     def _head(self, size: int | None) -> bytes:
         """Settle the framing, and build the head."""
         if self.status is None:
-            raise ApplicationError("the application sent a body without calling start_response")
+            raise BodyError("the application sent a body without calling start_response")
         self._framing = framing = frame_response(
             self.status, self._declared, size, method=self._method, modern=self._modern
         )
@@ -313,9 +311,9 @@ class ResponseWriter:
 def _checked_head(status: object, headers: object) -> int | None:
     """Check what start_response was given; return the Content-Length in it."""
     if not isinstance(status, str) or not _STATUS.fullmatch(status):
-        raise ApplicationError(f"the status has to be like '200 OK' and is {status!r}")
+        raise BodyError(f"the status has to be like '200 OK' and is {status!r}")
     if not isinstance(headers, list):
-        raise ApplicationError(f"the headers have to be a list, not {type(headers).__name__}")
+        raise BodyError(f"the headers have to be a list, not {type(headers).__name__}")
     declared: int | None = None
     for item in headers:
         try:
@@ -324,15 +322,15 @@ def _checked_head(status: object, headers: object) -> int | None:
         except (TypeError, ValueError):
             well_formed = False
         if not well_formed:
-            raise ApplicationError(
+            raise BodyError(
                 f"a header has to be two str without control characters and is {item!r}"
             )
         lowered = name.lower()
         if lowered == "transfer-encoding":
-            raise ApplicationError("Transfer-Encoding is the server's own: leave it out (PEP 3333)")
+            raise BodyError("Transfer-Encoding is the server's own: leave it out (PEP 3333)")
         if lowered == "content-length":
             if not _LENGTH.fullmatch(value) or declared not in (None, int(value)):
-                raise ApplicationError(f"Content-Length has to be one number and is {value!r}")
+                raise BodyError(f"Content-Length has to be one number and is {value!r}")
             declared = int(value)
     return declared
 
@@ -354,7 +352,7 @@ def _known_segments(body: object) -> tuple[int, Iterable[Segment]] | None:
 def _checked(block: object) -> bytes:
     if isinstance(block, bytes):
         return block
-    raise ApplicationError(
+    raise BodyError(
         f"the body has to be made of bytes, and a block of it is {type(block).__name__}"
     )
 

@@ -19,6 +19,7 @@ from gunicorn.http import errors
 from gunicorn.http.message import TOKEN_RE
 
 from ..delivery import FileSlice, SegmentedBody, read_whole
+from ..errors import BodyError
 from ..sockets.sendfile import FileSegment, file_segment
 
 if TYPE_CHECKING:
@@ -101,11 +102,12 @@ class Response:
             finally:
                 exc_info = None  # or the frame and the traceback would keep each other alive
         elif self.status is not None:
-            raise AssertionError("Response headers already set!")
-        if not isinstance(status, str):
-            raise TypeError(f"{status!r} is not a string")
-        if not _STATUS.fullmatch(status):
-            raise ValueError(f"Invalid status {status!r}")
+            raise BodyError("the app called start_response twice without exc_info (PEP 3333)")
+        if not isinstance(status, str) or not _STATUS.fullmatch(status):
+            raise BodyError(
+                f"the app called start_response with the status {status!r}; "
+                "give a str such as '200 OK'"
+            )
         self.status = status
         self.status_code = code = int(status[:3])
         self.response_length = None
@@ -148,7 +150,7 @@ class Response:
         if self.status is None:
             if data == b"":
                 return  # start_response may come as late as the first byte (PEP 3333)
-            raise AssertionError("the app has sent a body before it called start_response")
+            raise BodyError("the app sent a body before it called start_response")
         block = self._framed(data)
         if not block and (self.headers_sent or not data):
             return  # no head before the first byte of the body, or the end (PEP 3333)
@@ -164,7 +166,7 @@ class Response:
     def write_all(self, blocks: list[bytes] | tuple[bytes, ...]) -> None:
         """Send a whole body that exists already, with the head and what ends it."""
         if self.status is None:
-            raise AssertionError("the app has returned a body without calling start_response")
+            raise BodyError("the app returned a body without calling start_response")
         parts = [] if self.headers_sent else [self._head()]
         for data in blocks:
             block = self._framed(data)
@@ -200,7 +202,7 @@ class Response:
     def close(self) -> None:
         """End the response after its last block."""
         if self.status is None:
-            raise AssertionError("the app has ended without calling start_response")
+            raise BodyError("the app ended without calling start_response")
         end = b"" if self.headers_sent else self._head()
         self.headers_sent = True
         if self.chunked:
@@ -216,7 +218,7 @@ class Response:
 
     def _write_segments(self, segments: list[bytes | FileSegment]) -> None:
         if self.status is None:
-            raise AssertionError("the app has returned a body without calling start_response")
+            raise BodyError("the app returned a body without calling start_response")
         head = b"" if self.headers_sent else self._head()
         self.headers_sent = True
         output = self._output
@@ -261,7 +263,10 @@ class Response:
 
     def _framed(self, data: bytes) -> bytes:
         if not isinstance(data, bytes):
-            raise TypeError(f"{data!r} is not a byte")
+            raise BodyError(
+                f"the app returned a body with a {type(data).__name__} in it: yield bytes, or wrap "
+                "the app with wsgifast.WSGIFast"
+            )
         size = self._admitted(len(data))
         if size < len(data):
             data = data[:size]
@@ -273,7 +278,7 @@ class Response:
     def _process_headers(self, headers: list[tuple[str, str]]) -> None:
         for name, value in headers:
             if not isinstance(name, str):
-                raise TypeError(f"{name!r} is not a string")
+                raise BodyError(f"the app sent a header whose name is {name!r}: give a str")
             lower = _names.get(name)
             if lower is None:
                 if not TOKEN_RE.fullmatch(name):
@@ -285,21 +290,24 @@ class Response:
                 if len(_names) < _MAX_NAMES:
                     _names[name] = lower
             if not isinstance(value, str):
-                raise TypeError(f"{value!r} is not a string")
+                raise _bad_value_type(name, value)
             if not (value.isascii() and value.isprintable()) and not _VALUE.fullmatch(value):
                 raise InvalidResponseHeader(repr(name))  # the value may be a secret
             value = value.strip(" \t")
             if lower == "content-length":
                 # int() would take "+5", "1_0" and other scripts' digits (RFC 9110 section 8.6).
                 if not _DIGITS.fullmatch(value):
-                    raise ValueError(f"Invalid Content-Length {value!r}")
+                    raise BodyError(
+                        f"the app set Content-Length to {value!r}; give a number of bytes, in "
+                        "digits, or leave it out"
+                    )
                 self.response_length = int(value)
             self.headers.append((name, value))
 
     def _process_hop_by_hop(self, lower: str, name: str, value: str) -> None:
         """They are the server's to set; a WebSocket handshake is let through."""
         if not isinstance(value, str):
-            raise TypeError(f"{value!r} is not a string")
+            raise _bad_value_type(name, value)
         if not _VALUE.fullmatch(value):
             raise InvalidResponseHeader(repr(name))
         value = value.strip(" \t").lower()
@@ -339,3 +347,10 @@ class _Clock:
 
 
 _clock = _Clock()
+
+
+def _bad_value_type(name: str, value: object) -> BodyError:
+    # Its type alone: the value may be a secret.
+    return BodyError(
+        f"the app sent the header {name} with a value of type {type(value).__name__}: give a str"
+    )
