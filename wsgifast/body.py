@@ -19,6 +19,9 @@ __all__ = [
     "JOINED_BLOCK_BYTES",
     "JOINED_WHOLE_BYTES",
     "LARGE_CHUNK_BYTES",
+    "MAX_HOLD_S",
+    "QUICK_CHUNKS",
+    "SLOW_CHUNK_S",
     "app_name",
     "charset_of",
     "coalesced",
@@ -93,6 +96,32 @@ def known_size(file: object) -> int | None:
     if isinstance(file, io.BytesIO):
         return max(0, file.getbuffer().nbytes - file.tell())
     return None
+
+
+def refuse(body: object, app: object) -> BodyError | None:
+    """Return the error for a body that nothing can make right; None for an acceptable one."""
+    if inspect.iscoroutine(body) or inspect.isasyncgen(body):
+        advice = "an async app needs an ASGI server: wrap it with asgifast.ASGIFast"
+    elif body is None:
+        advice = "return a list of bytes, [] for an empty body"
+    elif isinstance(body, dict):
+        advice = "return bytes, for example json.dumps(...).encode()"
+    elif isinstance(body, (set, frozenset)):
+        advice = "a set has no order: return a list of bytes"
+    elif not isinstance(body, Iterable) and not hasattr(body, "__getitem__"):
+        advice = "return a list of bytes, or any iterable of bytes"
+    else:
+        return None
+    return BodyError(
+        f"{app_name(app)} returned {type(body).__name__} as its body: {_excerpt(body)}; {advice}"
+    )
+
+
+def app_name(app: object) -> str:
+    """Name an app so that its author finds it: module and function, or module and class."""
+    named = app if hasattr(app, "__qualname__") else type(app)
+    name = getattr(named, "__qualname__", "?")
+    return f"the app {getattr(named, '__module__', '?')}.{name}"
 
 
 def charset_of(headers: Iterable[tuple[str, str]]) -> str:
@@ -255,32 +284,6 @@ def coalesced(chunks: Iterator[bytes], clock: Callable[[], float]) -> Iterator[b
         raise
     if held:
         yield b"".join(held)
-
-
-def refuse(body: object, app: object) -> BodyError | None:
-    """Return the error for a body that nothing can make right; None for an acceptable one."""
-    if inspect.iscoroutine(body) or inspect.isasyncgen(body):
-        advice = "an async app needs an ASGI server: wrap it with asgifast.ASGIFast"
-    elif body is None:
-        advice = "return a list of bytes, [] for an empty body"
-    elif isinstance(body, dict):
-        advice = "return bytes, for example json.dumps(...).encode()"
-    elif isinstance(body, (set, frozenset)):
-        advice = "a set has no order: return a list of bytes"
-    elif not isinstance(body, Iterable) and not hasattr(body, "__getitem__"):
-        advice = "return a list of bytes, or any iterable of bytes"
-    else:
-        return None
-    return BodyError(
-        f"{app_name(app)} returned {type(body).__name__} as its body: {_excerpt(body)}; {advice}"
-    )
-
-
-def app_name(app: object) -> str:
-    """Name an app so that its author finds it: module and function, or module and class."""
-    named = app if hasattr(app, "__qualname__") else type(app)
-    name = getattr(named, "__qualname__", "?")
-    return f"the app {getattr(named, '__module__', '?')}.{name}"
 
 
 def _excerpt(value: object) -> str:

@@ -379,7 +379,7 @@ class _Exchange:
         if self.no_body:
             self.environ[ROUTE] = "no-body"
             return Stream(self, body)
-        if self.gathers():
+        if self.route_stream():
             return Stream(self, body, coalesce=True)
         try:
             length = len(body)  # type: ignore[arg-type]
@@ -480,11 +480,11 @@ class _Exchange:
     def not_started(self) -> BodyError:
         return BodyError(f"{self.app_name} returned a body without calling start_response")
 
-    def gathers(self) -> bool:
-        """Whether chunks are coalesced, as far as the head is known; the route says so too."""
-        gathers = self.middleware.coalesce and not self._is_event_stream()
-        self.environ[ROUTE] = "coalesced" if gathers else "stream"
-        return gathers
+    def route_stream(self) -> bool:
+        """Note the route, as far as the head is known; return whether chunks are coalesced."""
+        coalesces = self.middleware.coalesce and not self._is_event_stream()
+        self.environ[ROUTE] = "coalesced" if coalesces else "stream"
+        return coalesces
 
     def _is_event_stream(self) -> bool:
         for name, value in self.headers:

@@ -46,8 +46,7 @@ class StaticFiles(FileSite["WSGIApplication"]):
                 return _send(answer, environ, start_response)
         if self.app is not None:
             return self.app(environ, start_response)
-        plan = self.missing(method) if method in ("GET", "HEAD") else self.not_allowed
-        return _send(Answer(plan), environ, start_response)
+        return _send(Answer(self.refusal(method)), environ, start_response)
 
 
 def _is_plain(environ: WSGIEnvironment) -> bool:

@@ -40,8 +40,8 @@ class Exchange(Protocol):
     @property
     def app_name(self) -> str: ...
     def convert(self, chunk: object) -> bytes: ...
-    def gathers(self) -> bool:
-        """Whether chunks are coalesced, as far as the head is known."""
+    def route_stream(self) -> bool:
+        """Note the route, as far as the head is known; return whether chunks are coalesced."""
 
     def not_started(self) -> BodyError: ...
 
@@ -63,7 +63,7 @@ class Stream:
         for chunk in chunks:
             yield chunk
             break  # a lazy app has called start_response by now
-        if self._exchange.gathers():
+        if self._exchange.route_stream():
             chunks = bodies.coalesced(chunks, time.monotonic)
         yield from chunks
 
@@ -127,9 +127,9 @@ class Stream:
 
     def _check_complete(self) -> None:
         exchange = self._exchange
-        if exchange.declared is not None and exchange.written < exchange.declared:
-            if exchange.no_body:
-                return
+        if exchange.no_body or exchange.declared is None:
+            return
+        if exchange.written < exchange.declared:
             raise BodyTooShort(exchange.declared - exchange.written)
 
     def close(self) -> None:
@@ -169,6 +169,7 @@ class NoBody:
 
 
 def close_body(body: object) -> None:
+    """Call the close() of what an app returned, if it has one (PEP 3333)."""
     close = getattr(body, "close", None)
     if callable(close):
         close()

@@ -41,8 +41,7 @@ class StaticFiles(FileSite[ASGIApp]):
         if self.app is not None:
             await self.app(scope, receive, send)
             return
-        plan = self.missing(method) if method in ("GET", "HEAD") else self.not_allowed
-        await _send(Answer(plan), scope, receive, send)
+        await _send(Answer(self.refusal(method)), scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Lifespan and websockets are the app's; without one they are declined politely."""

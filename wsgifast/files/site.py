@@ -247,14 +247,11 @@ class FileSite(Generic[AppT]):
         self._cache.drop(path, found)
         return None
 
-    def missing(self, method: str) -> Plan:
-        """404, for a site without an app behind it."""
-        return _MISSING_HEAD if method == "HEAD" else _MISSING
-
-    @property
-    def not_allowed(self) -> Plan:
-        """405, for methods other than GET and HEAD."""
-        return _NOT_ALLOWED
+    def refusal(self, method: str) -> Plan:
+        """What a site without an app says where it has no file: 404, to other methods 405."""
+        if method == "GET":
+            return _MISSING
+        return _MISSING_HEAD if method == "HEAD" else _NOT_ALLOWED
 
     def _is_fresh(self, found: Found, representation: Representation, negotiates: bool) -> bool:
         if not self._recheck:

@@ -36,6 +36,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from ..bell import Bell
 from .dispatcher import Dispatcher, Event
 
 __all__ = ["TICK_S", "Crew"]
@@ -95,8 +96,7 @@ class Crew(Generic[Job]):
         self._stopped = False
         self._ticks = 0
         self._wary = 0
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self._bell = Bell()
         self._asleep = False
         self._rung = False
 
@@ -169,14 +169,14 @@ class Crew(Generic[Job]):
                 self.ticking = False
                 self._asleep = True
                 self._on_tick()
-                woken = self._holder.busy or self._bell.acquire(timeout=remaining)
+                woken = self._holder.busy or self._bell.wait(remaining)
                 self._asleep = False
                 if not woken:
                     break
                 self.ticking = True
                 quiet = 0
             else:
-                self._bell.acquire(timeout=min(TICK_S, remaining))
+                self._bell.wait(min(TICK_S, remaining))
         self._rung = False
 
     def _call_for(self, holder: _Hand) -> None:
@@ -190,10 +190,7 @@ class Crew(Generic[Job]):
 
     def _rouse(self) -> None:
         self._asleep = False
-        try:
-            self._bell.release()
-        except RuntimeError:
-            pass  # somebody else has just rung
+        self._bell.ring()
 
     # The crew's threads.
 

@@ -18,12 +18,13 @@ and starts its own when it needs one.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import threading
 from typing import Protocol
 
-__all__ = ["Bell", "Flusher", "Watched", "flusher"]
+from ...bell import Bell
+
+__all__ = ["Flusher", "Watched", "flusher"]
 
 # Linux adds a slack of 50 us to every timed wait: a shorter one would hardly end earlier.
 _SHORTEST_WAIT_S = 50e-6
@@ -43,25 +44,6 @@ class Watched(Protocol):
 
     def forget(self) -> None:
         """In a forked child: drop what is gathered; whoever held the lock is not here."""
-
-
-class Bell:
-    """threading.Event, at a fifth of its price: a lock that is held until somebody rings.
-
-    For one thread that waits. A ring while it does not is not lost: its next wait() ends at once.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def ring(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it has been rung already
-            self._lock.release()
-
-    def wait(self, seconds: float | None) -> bool:
-        """Return whether it rang; False after a time."""
-        return self._lock.acquire(timeout=-1 if seconds is None else seconds)
 
 
 class Flusher:

@@ -11,10 +11,10 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
+from ...bell import Bell
 from ..gathering import send_all
 from ..options import set_nodelay
 from .common import MAX_BYTES, WINDOW_US, ClosingWriter, SendFailed, WriterClosed, again, check
-from .flusher import Bell
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
