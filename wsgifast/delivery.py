@@ -187,7 +187,7 @@ class FileReader:
     in place of what the file reads as.
 
     :param file: has read(); its blocks may be text.
-    :param size: how many bytes may be read at most, and have to be; None for all there are.
+    :param size: bytes to read, no more and no fewer; None for all there are.
     :param convert: turns a block into bytes.
     :raises BodyTooShort: (from reading) if the file ends before `size` bytes were read.
     """

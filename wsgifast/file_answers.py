@@ -42,8 +42,8 @@ def plan_file_body(
     """Plan the answer to a GET or HEAD that the app answered with 200 and a file.
 
     The app's headers and validators are kept. Where it gave neither an ETag nor a Last-Modified,
-    an ETag is made of the file's facts; no Last-Modified, from which caches may conclude that an
-    answer without Cache-Control is good for days (RFC 9111, section 4.2.2).
+    an ETag is made of the file's facts. A Last-Modified is not added: caches may conclude from it
+    that an answer without Cache-Control is good for days (RFC 9111, section 4.2.2).
 
     :param headers: the app's, with the whole body's Content-Length or none.
     :param file: the app's file object; asked for its name.

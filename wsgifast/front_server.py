@@ -36,7 +36,7 @@ def accel_redirect(locations: Mapping[str, str]) -> FrontServer:
     :param locations: from a folder to the `internal` location that nginx serves it at:
         ``{"/srv/files": "/protected/"}`` for
         ``location /protected/ { internal; alias /srv/files/; }``.
-    :raises ConfigurationError: if a folder is none, or a location does not begin with a slash.
+    :raises ConfigurationError: if a folder does not exist, or a location has no slash in front.
     """
     if not isinstance(locations, Mapping) or not locations:
         raise ConfigurationError(
@@ -55,7 +55,7 @@ def x_sendfile(folders: Iterable[str]) -> FrontServer:
     """Hand files over to Apache (mod_xsendfile) or lighttpd.
 
     :param folders: the ones that the front server may send from, as its own configuration says.
-    :raises ConfigurationError: if a folder is none.
+    :raises ConfigurationError: if a folder does not exist.
     """
     # A mapping would be meant for accel_redirect.
     several = isinstance(folders, Iterable) and not isinstance(folders, (str, bytes, Mapping))
@@ -79,7 +79,7 @@ class FrontServer:
         for folder, location in locations.items():
             if not isinstance(folder, (str, os.PathLike)) or not os.path.isdir(folder):
                 raise ConfigurationError(
-                    f"{header} cannot be sent for the files of {folder!r}, which is no folder: "
+                    f"{header} cannot be sent for the files of {folder!r}, which is not a folder: "
                     "give the path of one that exists"
                 )
             real = os.path.realpath(folder)

@@ -16,12 +16,12 @@ def check_switches(**switches: object) -> None:
 
 
 def is_count(value: object, *, least: int = 0) -> bool:
-    """Whether it is a whole number from `least` on; True and False are none."""
+    """Whether it is a whole number from `least` on; True and False do not count."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def is_number(value: object, *, least: float, most: float) -> bool:
-    """Whether it is a number in these bounds; NaN, True and False are none."""
+    """Whether it is a number within these bounds; NaN, True and False do not count."""
     return (
         isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
     )

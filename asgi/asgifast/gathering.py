@@ -41,7 +41,8 @@ class Gatherer:
             self._loop.call_soon(self._turn_over)
 
     async def end(self, body: bytes) -> bytes:
-        """Return what the body's last message is to be: with what was gathered, or behind it."""
+        """Return the bytes of the body's last message: with what was gathered in front of them, or
+        alone where that was sent before."""
         if len(body) > _GATHER_BYTES:
             await self.flush()
         elif self._chunks:

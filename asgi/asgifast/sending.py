@@ -191,7 +191,7 @@ class Located(NamedTuple):
 def located(message: Message) -> Located:
     """Find out what a zerocopysend message means.
 
-    :raises BodyError: if its file is none that sendfile could send.
+    :raises BodyError: if sendfile cannot send its file.
     """
     asked = cast("ZeroCopySend", message)
     file, offset, count = asked["file"], asked.get("offset"), asked.get("count")

@@ -696,7 +696,7 @@ def test_options_that_cannot_work(options: dict[str, Any]) -> None:
 
 
 def test_a_folder_to_spool_to_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="which is no directory"):
+    with pytest.raises(ConfigurationError, match="which is not a directory"):
         fast.Controller(Handler(), spool_bytes=0, spool_dir=tmp_path / "none")
 
 

@@ -52,7 +52,7 @@ class BodyFraming:
 class CheckedLines:
     """The lines of a request's head, handed to the standard library's parser once looked at.
 
-    That parser is one for mail. It ends a line at a lone CR, joins a line that begins with white
+    That parser was made for mail. It ends a line at a lone CR, joins a line that begins with white
     space to the one before it, stops at a line that is no header, has a place for an envelope
     ("From ..."), and takes the end of the connection for the end of the head.
     """

@@ -311,9 +311,9 @@ class ResponseWriter:
 def _checked_head(status: object, headers: object) -> int | None:
     """Check what start_response was given; return the Content-Length in it."""
     if not isinstance(status, str) or not _STATUS.fullmatch(status):
-        raise BodyError(f"the status has to be like '200 OK' and is {status!r}")
+        raise BodyError(f"the status is {status!r}; give a str such as '200 OK'")
     if not isinstance(headers, list):
-        raise BodyError(f"the headers have to be a list, not {type(headers).__name__}")
+        raise BodyError(f"the headers are a {type(headers).__name__}; give a list")
     declared: int | None = None
     for item in headers:
         try:
@@ -323,14 +323,14 @@ def _checked_head(status: object, headers: object) -> int | None:
             well_formed = False
         if not well_formed:
             raise BodyError(
-                f"a header has to be two str without control characters and is {item!r}"
+                f"a header is {item!r}; give a tuple of two str without control characters"
             )
         lowered = name.lower()
         if lowered == "transfer-encoding":
             raise BodyError("Transfer-Encoding is the server's own: leave it out (PEP 3333)")
         if lowered == "content-length":
             if not _LENGTH.fullmatch(value) or declared not in (None, int(value)):
-                raise BodyError(f"Content-Length has to be one number and is {value!r}")
+                raise BodyError(f"Content-Length is {value!r}; give one number of bytes")
             declared = int(value)
     return declared
 
@@ -352,9 +352,7 @@ def _known_segments(body: object) -> tuple[int, Iterable[Segment]] | None:
 def _checked(block: object) -> bytes:
     if isinstance(block, bytes):
         return block
-    raise BodyError(
-        f"the body has to be made of bytes, and a block of it is {type(block).__name__}"
-    )
+    raise BodyError(f"the body has a {type(block).__name__} in it: yield bytes")
 
 
 def _clip(segments: Iterable[Segment], size: int) -> Iterator[Segment]:

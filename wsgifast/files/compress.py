@@ -158,7 +158,7 @@ class _Run:
     def _make_sibling(
         self, path: str, coding: str, content: bytes, facts: os.stat_result
     ) -> int | None:
-        """Return the sibling's size, or None where there is none afterwards."""
+        """Return the sibling's size, or None if it has none in the end."""
         name = path + SIBLING_SUFFIXES[coding]
         there = _facts_of(self.root / name)
         ours = there is not None and self._is_ours(name)

@@ -1,7 +1,7 @@
 """Validators and the four preconditions, in their order (RFC 9110, sections 8.8 and 13).
 
 Werkzeug's is_resource_modified is not used: it knows nothing of If-Unmodified-Since, lets a weak
-tag in If-Range pass as a strong one, reads dates that are none (RFC 9110 asks to ignore them), and
+tag in If-Range pass as a strong one, accepts malformed dates (RFC 9110 asks to ignore them), and
 parses the same header again for each request, at 10 to 30 microseconds each.
 """
 
@@ -24,8 +24,8 @@ __all__ = [
     "stat_etag",
 ]
 
-# Modification times below this many seconds are no times: file systems that keep none say 0, and
-# so do reproducible builds (Nix says 1). Taken for times, they would say "not modified" for ever.
+# A modification time below this many seconds is not one: file systems that keep none say 0, and so
+# do reproducible builds (Nix says 1). Taken for a time, it would say "not modified" for ever.
 FIRST_KNOWN_SECOND = 2
 # Different date headers that are remembered. Clients repeat the Last-Modified that they were sent.
 _REMEMBERED_DATES = 512
@@ -68,7 +68,7 @@ def evaluate(
         has none.
     :param modified: when it was modified, in whole seconds since 1970 (UTC); None if not known.
     :returns: the status to answer with instead, or None to go on. A header that is malformed
-        matches nothing; a date that is none is ignored (section 13.1.3).
+        matches nothing; a malformed date is ignored (section 13.1.3).
     """
     if if_match is not None:
         if not _matches(if_match, etag, weakly=False):

@@ -114,7 +114,7 @@ def _facts_of(
 
 
 def _text(name: str) -> str:
-    """A name for reading: bytes of it that are no UTF-8 are shown as U+FFFD."""
+    """A name for reading: bytes that are not UTF-8 are shown as U+FFFD."""
     return escape(name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
 
 

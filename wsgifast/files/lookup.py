@@ -229,9 +229,7 @@ class Lookup:
         siblings: list[tuple[str, Opened]] = []
         try:
             for opened in self._siblings(located):
-                siblings.append(
-                    opened
-                )  # at once: the next one may fail, and this one is to be closed
+                siblings.append(opened)  # at once: the next one may fail, and this one is open
             siblings.sort(key=lambda sibling: sibling[1].facts.st_size)
             identity = self._describe_one(
                 located, path, located.opened, headers, negotiated=bool(siblings)

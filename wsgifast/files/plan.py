@@ -14,7 +14,7 @@ from .ranges import ByteRange, multipart_heads, new_boundary, parse_range
 
 __all__ = ["RequestFacts", "plan_entry", "plan_representation"]
 
-# Headers of the whole that a multipart answer says of each part instead, or anew.
+# What a multipart answer says for itself, or in each of its parts.
 _PER_PART = frozenset({"content-type", "content-length"})
 
 

@@ -103,8 +103,8 @@ class FileSite(Generic[AppT]):
             built-in ones.
         :param charset: of every `text/` type; None sends none.
         :param add_headers: called as (headers, path, url) when a file is looked up, to change the
-            headers of its answers; `headers` is a wsgiref.headers.Headers. What it raises, the
-            request raises.
+            headers of its answers; `headers` is a wsgiref.headers.Headers. If it raises, the
+            request fails.
         :param allow_all_origins: send `Access-Control-Allow-Origin: *`.
         :param follow_symlinks: follow links out of the directory. Those that stay in it always
             work.
@@ -191,8 +191,8 @@ class FileSite(Generic[AppT]):
     ) -> Plan | None:
         """What :meth:`answer` says to most requests, from memory and at a third of its cost.
 
-        To be asked for a GET without Range and without any condition but If-None-Match (which
-        overrules If-Modified-Since).
+        Only for a GET without Range and without any condition but If-None-Match (which overrules
+        If-Modified-Since).
 
         :returns: None to ask :meth:`answer`.
         """
@@ -211,8 +211,8 @@ class FileSite(Generic[AppT]):
     def answer(self, facts: RequestFacts, path: str, query: str = "") -> Answer | None:
         """Answer a GET or HEAD; None if there is no such file.
 
-        :param path: the URL path, decoded; bytes of it that are no UTF-8 as surrogates, as
-            os.fsdecode makes them.
+        :param path: the URL path, decoded; bytes that are not UTF-8 as surrogates, as os.fsdecode
+            makes them.
         :param query: the query string, as sent, for a redirect to carry on.
         :raises OSError: if the system fails; not for a file that is missing or may not be read.
         """

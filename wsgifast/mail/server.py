@@ -430,7 +430,7 @@ class _FastFactory:
         _check_options(**options)
         spool_dir = options.get("spool_dir")
         if spool_dir is not None and not os.path.isdir(spool_dir):
-            raise ConfigurationError(f"spool_dir is {spool_dir!r}, which is no directory")
+            raise ConfigurationError(f"spool_dir is {spool_dir!r}, which is not a directory")
         super().__init__(*args, **options)
 
     def factory(self) -> SMTPServer:

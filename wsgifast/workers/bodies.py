@@ -36,8 +36,8 @@ _FIRST_BUFFER_BYTES = 64 * 1024
 # One receive: of what goes to a file, and of what the decoder cuts into pieces first.
 _RECEIVE_BYTES = 256 * 1024
 _RECEIVE_CHUNKED_BYTES = 64 * 1024
-# A size line or a trailer section that is longer is no such thing. Today's gunicorn says so itself,
-# at a lower limit; its older versions wait for the end of the line for ever.
+# No honest size line or trailer section is longer. Today's gunicorn has a lower limit of its own;
+# its older versions wait for the end of the line for ever.
 _FRAMING_BYTES = 1024 * 1024
 
 

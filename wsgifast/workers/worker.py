@@ -66,14 +66,15 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     buffer_bodies = True
     #: Bodies up to this size are kept in memory, larger ones in a temporary file.
     body_memory_bytes = 512 * 1024
-    #: Larger bodies are refused with 413; they would fill the disk. Not for streamed ones.
+    #: Larger bodies are refused with 413, since they could fill the disk. Streamed ones have no
+    #: limit.
     body_limit_bytes = 1024 * 1024 * 1024
-    #: A client that sends nothing of its body for so long is answered 408; so is one that, after
-    #: this time, has sent less than 500 bytes a second on average.
+    #: A client that sends nothing of its body for this many seconds is answered 408; so is one
+    #: that has sent, after this time, less than 500 bytes a second on average.
     body_timeout_s = 30.0
-    #: A request's head must be complete so long after its first byte (or the connection): 408.
+    #: Seconds for a request's head, from its first byte (or the connection's begin) on; then 408.
     head_timeout_s = 20.0
-    #: A client that takes no byte of a response for so long is dropped.
+    #: A client that takes no byte of a response for this many seconds is dropped.
     send_timeout_s = 60.0
     #: A generator is not asked for its next block while more than this waits for its client.
     output_ahead_bytes = 256 * 1024

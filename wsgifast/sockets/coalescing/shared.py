@@ -66,7 +66,7 @@ class SharedCoalescingWriter(ClosingWriter):
         self._queue: list[bytes] = []
         self._size = 0
         self._written = self._sent
-        # Whether somebody sends, or is about to: he takes what is added to the queue.
+        # Whether a thread sends, or is about to: it also sends what is added to the queue.
         self._sending = False
         # Guards all of this. The condition on it is notified when the queue was taken, or is empty.
         self._lock = threading.Lock()
