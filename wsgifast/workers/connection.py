@@ -441,9 +441,10 @@ class Connection:
         behind = now - self._last_block < _HOLD_S
         self._last_block = now
         if self.output.write(block, hold=behind and server.crew.ticking):
-            server.held[self.fd] = self
+            server.held.add(self)
             # The watch may have stopped ticking meanwhile; nobody else would send it then.
-            if not server.crew.ticking and server.held.pop(self.fd, None) is not None:
+            if not server.crew.ticking:
+                server.held.discard(self)
                 self.output.push_on()
 
     def hijack(self) -> socket.socket:
@@ -457,7 +458,7 @@ class Connection:
     def app_is_done(self) -> None:
         """End of RUNNING: finish now, or leave it to whoever sends the last byte."""
         output = self.output
-        self.server.held.pop(self.fd, None)
+        self.server.held.discard(self)
         output.push_on()
         with output.lock:
             self.state = SENDING

@@ -120,7 +120,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         # Connections that wait for an event or a time limit; whoever pops one owns it.
         self.waiting: dict[int, Connection] = {}
         # Output that waits for the next tick.
-        self.held: dict[int, Connection] = {}
+        self.held: set[Connection] = set()
         self.connections: set[Connection] = set()
         self._stopping = False
         self.dispatcher: Dispatcher = make_dispatcher(self.dispatcher_kind)
@@ -250,11 +250,16 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self._acceptor.on_room()
 
     def forget(self, connection: Connection) -> None:
-        """A descriptor is about to be closed."""
-        self.waiting.pop(connection.fd, None)
-        self.held.pop(connection.fd, None)
-        if self.dispatcher.must_forget:
-            self.dispatcher.forget(connection.fd)
+        """A connection is about to be closed.
+
+        If the app has taken its socket over and closed it, its number may be another one's by now.
+        """
+        fd = connection.fd
+        self.held.discard(connection)
+        if self.waiting.get(fd) is connection:
+            self.waiting.pop(fd, None)
+        if self.dispatcher.must_forget and connection.sock.fileno() == fd:
+            self.dispatcher.forget(fd)
 
     # What the crew calls.
 
@@ -291,7 +296,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         held = self.held
         while held:
             try:
-                _, connection = held.popitem()
+                connection = held.pop()
             except KeyError:
                 return
             connection.output.push_on()
