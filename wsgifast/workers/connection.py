@@ -53,7 +53,8 @@ __all__ = ["LINGER_S", "Connection"]
 
 HANDSHAKE, HEAD, BODY, RUNNING, SENDING, LINGERING, CLOSED = range(7)
 
-# One receive of a head: more than any usual head has; pipelined ones come in fewer calls.
+# One receive of a head: more than any usual head has; pipelined ones come in fewer calls. Never
+# less than a TLS record (RFC 8446 section 5.1): no event would tell of what it leaves in there.
 _RECEIVE_BYTES = 16 * 1024
 # An incomplete head is shown to the parser again after so many more bytes, so that a head over the
 # limits is refused while it comes.
@@ -85,7 +86,6 @@ class Connection:
         "_settings",
         "_started",
         "address",
-        "cut_off",
         "deadline",
         "exchange",
         "fd",
@@ -110,7 +110,6 @@ class Connection:
         self.received = Received()
         self.exchange: Exchange | None = None
         self.hijacked = False
-        self.cut_off = False  # the response is incomplete: let the client see it
         self.http2 = False
         self.upgrade_settings: Any = None
         self.state = HANDSHAKE if server.settings.is_ssl else HEAD
@@ -255,8 +254,6 @@ class Connection:
         if events:
             try:
                 data = self.sock.recv(_RECEIVE_BYTES)
-                if self.server.settings.is_ssl:
-                    data += self._tls_rest()
             except WOULD_BLOCK:
                 self.wait(READ)
                 return False
@@ -286,10 +283,8 @@ class Connection:
         """What TLS has decrypted already: no event would tell of it."""
         sock = self.sock
         assert isinstance(sock, ssl.SSLSocket)
-        rest = b""
-        while pending := sock.pending():
-            rest += sock.recv(pending)
-        return rest
+        pending = sock.pending()  # of one record; the next one is an event
+        return sock.recv(pending) if pending else b""
 
     def _may_be_complete(self, data: bytes) -> bool:
         if data.endswith(b"\r\n\r\n") or b"\r\n\r\n" in data or self.server.settings.uses_uwsgi:
@@ -312,9 +307,6 @@ class Connection:
                 self._reject(None, LimitRequestHeaders("max buffer headers"))
             else:
                 self.wait(READ)
-            return False
-        except StopIteration:
-            self.close()
             return False
         except Exception as error:  # noqa: BLE001 - gunicorn answers each in its own way
             self._reject(None, error)
@@ -346,9 +338,6 @@ class Connection:
         except BodyTooLarge:
             self._refuse_body()
             return False
-        if collector is None:
-            self._stream_body(exchange.req)
-            return True
         self._collector = collector
         self.state = BODY
         self.deadline = time.monotonic() + server.body_timeout_s
@@ -421,7 +410,6 @@ class Connection:
         return receive_blocking(self.sock, self.output.lock, wanted, timeout_s)
 
     def _on_writable(self) -> None:
-        self.starved = False
         if self.output.on_writable():
             self.finish()
 
@@ -473,7 +461,6 @@ class Connection:
         output = self.output
         self.exchange = None
         keep = exchange is not None and output.error is None and not self.hijacked
-        keep = keep and not self.cut_off
         if exchange is not None:
             self.server.log_exchange(self, exchange)
             if isinstance(output.error, FileTruncated):
@@ -502,11 +489,6 @@ class Connection:
             self.wait(READ)
 
     # Ends
-
-    def abort(self) -> None:
-        """Close after an error of our own, whatever the state; the thread that owns it."""
-        self.output.fail(ClientGone("aborted"))
-        self.close()
 
     def wait_for_more(self) -> None:
         self.wait(READ)

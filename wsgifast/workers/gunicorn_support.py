@@ -20,7 +20,7 @@ try:
     from gunicorn import sock as gunicorn_sock
     from gunicorn.config import Config
     from gunicorn.http.body import Body, ChunkedReader, LengthReader
-    from gunicorn.http.message import MAX_REQUEST_LINE, Request, _ip_in_allow_list
+    from gunicorn.http.message import MAX_REQUEST_LINE, _ip_in_allow_list
 except ImportError as error:
     if error.name == "gunicorn":
         raise MissingExtra("wsgifast.workers", "gunicorn", "gunicorn") from None
@@ -66,7 +66,7 @@ def check_gunicorn(version: str = gunicorn.__version__) -> None:
 class Settings:
     """gunicorn's configuration, frozen: reading a setting is an attribute, not four calls.
 
-    The parser reads a dozen settings for each request. `peer` decides once for each connection
+    The parser reads a dozen settings for each request. `trusts` decides once for each connection
     what the parser would decide for each request: whether the peer is in forwarded_allow_ips.
     """
 
@@ -77,8 +77,6 @@ class Settings:
             if not hasattr(type(cfg), name):  # computed ones stay with the original
                 setattr(self, name, setting.get())
         self.is_ssl: bool = cfg.is_ssl
-        # Whether a connection's first bytes may be a PROXY header; old versions have a bool.
-        self.expects_proxy: bool = self.proxy_protocol not in (False, None, "off")
         self.uses_uwsgi: bool = getattr(self, "protocol", "http") == "uwsgi"
 
     def __getattr__(self, name: str) -> Any:
@@ -140,6 +138,3 @@ class TLSContexts:
                 self._context = gunicorn_sock.ssl_context(self._settings)
                 self._stamp = stamp
             return self._context
-
-
-RequestClass = Request

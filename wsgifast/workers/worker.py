@@ -290,7 +290,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                 self._run_request(connection)
         except Exception:
             self.log.exception("Error in a connection")
-            connection.abort()
+            connection.close()
 
     def _send_held(self) -> None:
         held = self.held
@@ -310,7 +310,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                     connection.on_overdue()
                 except Exception:
                     self.log.exception("Error in a connection")
-                    connection.abort()
+                    connection.close()
             elif connection.starved and self.waiting.pop(connection.fd, None) is connection:
                 connection.retry()
         self._acceptor.resume()
@@ -405,7 +405,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         if resp is not None and resp.headers_sent:
             # A 500 would land in the middle of the body; cutting it off is all that is left.
             self.log.exception("Error handling request")
-            connection.cut_off = True
             return
         exchange.resp = None  # gunicorn's own answer is logged by itself
         self.answer_error(connection, exchange.req, error)
