@@ -187,7 +187,6 @@ class Crew(Generic[Job]):
                 if not woken:
                     break
                 self.ticking = True
-                quiet = 0
             else:
                 self._bell.acquire(timeout=min(TICK_S, remaining))
         self._rung = False
@@ -212,16 +211,12 @@ class Crew(Generic[Job]):
 
     def _serve(self, me: _Hand) -> None:
         try:
-            if self._holder is not me:
-                self._relieve_or_park(me)
             while not self._stopped:
                 self._take_turn(me)
         except BaseException:
             self.failed = True
             self._on_failure()
             raise
-        finally:
-            me.busy = False
 
     def _take_turn(self, me: _Hand) -> None:
         try:
@@ -294,7 +289,7 @@ class Crew(Generic[Job]):
     def _stand_in(self, deadline: float) -> None:
         """Poll in place of the crew until a thread is free for a request, or the time is over."""
         me = self._watch_hand
-        while self._holder is me and not self._stopped and not self._rung:
+        while self._holder is me and not self._rung:
             try:
                 item = self.work.popleft()
             except IndexError:
