@@ -552,6 +552,7 @@ def test_an_app_that_fails(make_bench: MakeBench, error: type[BaseException], wh
         assert raw.endswith(b"some\r\n" if where == "body" else b"some\r\n0\r\n\r\n")
         expected = [("GET /", "200 OK", 4)]
     assert bench.log.says("Error handling request")
+    assert not bench.log.says("Error in a connection")
     assert bench.log.requests == expected
 
 
