@@ -137,7 +137,7 @@ class Bench:
         if tls is not None:
             far = tls.wrap_socket(far, server_hostname="localhost", do_handshake_on_connect=False)
             far.setblocking(False)
-            while True:
+            for _ in range(_TURNS):
                 try:
                     far.do_handshake()
                     break

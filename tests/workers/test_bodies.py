@@ -91,6 +91,11 @@ def test_known_length(body: bytes, cuts: list[int], early: int, in_memory: int) 
     assert received.data + pieces.rest() == NEXT
 
 
+def test_a_body_that_is_only_promised_costs_no_memory() -> None:
+    promised = 1 << 50
+    assert not KnownLength(Received(), promised, promised).begin()
+
+
 def test_chunked_body_over_the_limit() -> None:
     received = Received()
     received.data = b"5\r\nabcde\r\n6\r\n"

@@ -16,7 +16,7 @@ import trustme
 from gunicorn.http.errors import InvalidRequestLine
 
 from tests.workers.bench import PEER, Bench, Client, make_bench
-from tests.workers.serving import has_setting
+from tests.workers.serving import DISPATCHERS, has_setting
 from wsgifast.workers import output
 from wsgifast.workers.connection import LINGER_S
 from wsgifast.workers.dispatcher import READ, WRITE
@@ -52,6 +52,11 @@ def bench(make_bench: MakeBench) -> Bench:
 
 def is_open(client: Client) -> bool:
     return client.near in client.near.server.connections
+
+
+def is_quiet(client: Client) -> bool:
+    """Whether nothing has been said, and the connection is not ended."""
+    return is_open(client) and client.receive_all_there_is() == b""
 
 
 # Time limits
@@ -112,14 +117,17 @@ def test_the_next_head_has_its_own_time(bench: Bench) -> None:
     assert client.read_response().status == 200
 
 
+@pytest.mark.parametrize("sent", [0, 100_000])
 @pytest.mark.parametrize("framing", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
-def test_a_body_that_stops(bench: Bench, framing: str) -> None:
+def test_a_body_that_stops(bench: Bench, framing: str, sent: int) -> None:
     client = bench.connect()
     bench.pass_time(FastWorker.head_timeout_s - 1)
-    client.send(f"POST / HTTP/1.1\r\n{framing}\r\n\r\n1000\r\n".encode())
+    client.send(f"POST / HTTP/1.1\r\n{framing}\r\n\r\n".encode() + b"fffff\r\n" * bool(sent))
+    bench.run()
+    client.send(bytes(sent))  # the rate alone would give it minutes
     bench.run()
     bench.pass_time(FastWorker.body_timeout_s - 1)
-    assert is_open(client)
+    assert is_quiet(client)
     # A wake-up that brings nothing gives it no more time.
     bench.worker.crew.push((client.near.fd, READ))
     bench.run()
@@ -196,6 +204,42 @@ def test_a_client_that_takes_nothing_while_the_app_goes_on(make_bench: MakeBench
     bench.run()
     assert seen == ["before", "closed"]
     assert not is_open(client)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_client_is_sent_to_while_the_app_goes_on(make_bench: MakeBench, method: str) -> None:
+    """By whichever thread its event comes to."""
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Length", str(LARGE + 3))])
+        yield bytes(LARGE)
+        received = b""
+        while more := client.receive_all_there_is():
+            received += more
+            bench.run()
+        assert received.endswith(bytes(LARGE))
+        assert not bench.log.requests  # it is not over
+        yield b"end"
+
+    bench = make_bench(large, keepalive=5)
+    client = bench.connect()
+    client.send_request()
+    bench.run()
+    while client.receive_all_there_is():  # the queue has ended the first response by itself
+        bench.run()
+    assert bench.log.requests.pop() == ("GET /", "200 OK", LARGE)
+    bench.worker.wsgi = app
+    if method == "POST":
+        client.send(b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nbo")
+        bench.run()
+        client.send(b"dy")
+    else:
+        client.send_request()
+    bench.run()
+    assert client.read(3) == b"end"
+    assert bench.log.requests == [(f"{method} /", "200 OK", LARGE + 3)]
+    assert not bench.log.says("Error in a connection")
+    assert is_quiet(client)
 
 
 def test_a_client_that_does_not_close(make_bench: MakeBench) -> None:
@@ -313,26 +357,24 @@ def test_the_sweep_takes_it_while_the_kernel_refuses(bench: Bench) -> None:
 
 def test_a_kernel_without_memory_is_asked_again_by_the_sweep(make_bench: MakeBench) -> None:
     """It says writable and takes nothing: waiting for that would spin."""
-    bench = make_bench(large)
+    bench = make_bench(large, keepalive=60)
     client = bench.connect()
     client.send_request()
     bench.run()
-    received = len(client.receive_all_there_is())
-    bench.run()  # the buffers are full again
-    bench.clock.now += 10
-    bench.worker.crew.push((client.near.fd, WRITE))
-    bench.run()
-    assert client.near.starved
-    client.sock.setblocking(False)
-    received += len(client.receive_all_there_is())
-    bench.run()  # not by an event
-    assert client.receive_all_there_is() == b""
-    bench.pass_time(1)  # but by the sweep
-    assert not client.near.starved
-    while block := client.receive_all_there_is():
-        received += len(block)
+    received = 0
+    while client.near.output.draining:
+        bench.worker.crew.push((client.near.fd, WRITE))
         bench.run()
+        assert client.near.starved
+        received += len(client.receive_all_there_is())
+        bench.run()  # not by an event
+        assert client.receive_all_there_is() == b""
+        bench.pass_time(1)  # but by the sweep
+    received += len(client.receive_all_there_is())
     assert received > LARGE
+    assert bench.log.requests == [("GET /", "200 OK", LARGE)]
+    # Nor does the sweep go on asking.
+    assert not client.near.starved
     assert is_open(client)
 
 
@@ -487,11 +529,18 @@ def test_a_proxy_header_counts_on_its_connection_only(make_bench: MakeBench) -> 
         bench.run()
         assert client.read_response().status == 200
     assert addresses == [("192.0.2.77", "4712"), ("192.0.2.1", "4711"), ("192.0.2.77", "4712")]
+    # A proxy that asks for itself, as to see whether the worker is alive, names no client.
+    local = bench.connect()
+    local.send(b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0")
+    local.send_request()
+    bench.run()
+    assert local.read_response().status == 200
+    assert addresses[3:] == [("192.0.2.1", "4711")]
     # On a connection that is under way it is no PROXY header, whoever slips it in.
     proxied.send(b"PROXY TCP4 192.0.2.88 192.0.2.2 1 80\r\nGET / HTTP/1.1\r\n\r\n")
     bench.run()
     assert proxied.read_response().status == 400
-    assert len(addresses) == 3
+    assert len(addresses) == 4
 
 
 @pytest.mark.parametrize(("allowed", "scheme"), [("192.0.2.1", "https"), ("192.0.2.3", "http")])
@@ -508,6 +557,40 @@ def test_forwarded_headers_are_believed_of_some(
     client.send_request(headers=[("X-Forwarded-Proto", "https")])
     bench.run()
     assert client.read_response().body == scheme.encode()
+
+
+def uwsgi(body: bytes = b"", **variables: str) -> bytes:
+    """A request as nginx's uwsgi_pass sends it."""
+    variables.setdefault("REQUEST_METHOD", "POST" if body else "GET")
+    variables["CONTENT_LENGTH"] = str(len(body)) if body else ""
+    block = b""
+    for name, value in variables.items():
+        for text in (name, value):
+            block += len(text).to_bytes(2, "little") + text.encode()
+    return b"\0" + len(block).to_bytes(2, "little") + b"\0" + block + body
+
+
+@pytest.mark.skipif(not has_setting("protocol"), reason="this gunicorn speaks HTTP only")
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+def test_uwsgi(make_bench: MakeBench, step: int) -> None:
+    paths: list[str] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        paths.append(environ["PATH_INFO"])
+        data = environ["wsgi.input"].read()
+        start_response("200 OK", [] if not data else [("Content-Length", str(len(data)))])
+        return [data or b"until the end"]
+
+    bench = make_bench(app, protocol="uwsgi", uwsgi_allow_ips="*", keepalive=5)
+    client = bench.connect()
+    data = uwsgi(b"body", PATH_INFO="/one") + uwsgi(PATH_INFO="/two")
+    for start in range(0, len(data), step):
+        client.send(data[start : start + step])
+        bench.run()
+    assert client.read_response().body == b"body"
+    # Nobody behind uwsgi_pass knows of chunks.
+    assert client.read_response().body == b"until the end"
+    assert paths == ["/one", "/two"]
 
 
 # Bodies
@@ -557,14 +640,23 @@ def test_continue_that_the_kernel_does_not_take_at_once(bench: Bench) -> None:
     client = bench.connect()
     near = client.near
     filled = fill(near.sock)
+    arm = bench.worker.dispatcher.arm
+    armed: list[int] = []
+
+    def look(fd: int, events: int) -> None:
+        armed.append(events)
+        arm(fd, events)
+
+    bench.worker.dispatcher.arm = look
     client.send_request(
         method="POST", headers=[("Content-Length", "4"), ("Expect", "100-continue")]
     )
     bench.run()
     assert near.output.draining
-    # An event that changes nothing.
-    bench.worker.crew.push((near.fd, READ))
+    bench.worker.crew.push((near.fd, READ))  # which changes nothing
     bench.run()
+    # The body is not waited for until it has been asked for.
+    assert armed == [WRITE, 0]
     assert client.read(filled) == bytes(filled)
     bench.pass_time(1)  # the kernel takes it now; the sweep asks, or the event says so
     assert client.read_head().status == 100
@@ -620,12 +712,15 @@ def test_a_body_over_the_limit_is_refused_in_its_middle(make_bench: MakeBench) -
     assert len(os.listdir("/proc/self/fd")) == descriptors  # its temporary file has gone
 
 
-def test_a_malformed_body_is_answered(bench: Bench) -> None:
+def test_a_malformed_body_is_answered(make_bench: MakeBench) -> None:
+    bench = make_bench(echo, attributes={"body_memory_bytes": 0})
     client = bench.connect()
-    client.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    descriptors = len(os.listdir("/proc/self/fd"))
+    client.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
     bench.run()
     client.send(b"nonsense\r\n")
     bench.run()
+    assert len(os.listdir("/proc/self/fd")) == descriptors  # its temporary file has gone
     assert client.read_response().status in (400, 500)  # as its version has it
     assert client.read_to_end() == b""
 
@@ -637,7 +732,14 @@ def test_a_disk_that_is_full(make_bench: MakeBench, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("tempfile.TemporaryFile", full)
     bench = make_bench(echo, attributes={"body_memory_bytes": 10})
     client = bench.connect()
-    client.send_request(method="POST", body=bytes(100))
+    client.send_request(method="POST", body=bytes(10))
+    bench.run()
+    assert client.read_response().status == 200  # needs no disk
+    chunked = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\na\r\n0123456789\r\n0\r\n\r\n"
+    client.send(chunked)
+    bench.run()
+    assert client.read_response().body == b"0123456789"
+    client.send_request(method="POST", body=bytes(11))
     bench.run()
     assert client.read_response().status == 500
     assert client.read_to_end() == b""
@@ -664,9 +766,14 @@ def test_nothing_of_a_request_is_kept_behind_it(make_bench: MakeBench) -> None:
         assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_streamed_body_that_nobody_reads(make_bench: MakeBench, there: bool) -> None:
-    """The next request is behind it, if it ends at all."""
+@pytest.mark.parametrize(
+    ("there", "fields", "kept"),
+    [(True, "", True), (False, "", False), (True, "Connection: close\r\n", False)],
+)
+def test_a_streamed_body_that_nobody_reads(
+    make_bench: MakeBench, there: bool, fields: str, kept: bool
+) -> None:
+    """The next request is behind it, if it ends at all, and there is to be another."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [("Content-Length", "0")])
@@ -674,12 +781,12 @@ def test_a_streamed_body_that_nobody_reads(make_bench: MakeBench, there: bool) -
 
     bench = make_bench(app, attributes={"buffer_bodies": False}, keepalive=5)
     client = bench.connect()
-    client.send(b"POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\n01234")
+    client.send(f"POST / HTTP/1.1\r\n{fields}Content-Length: 10\r\n\r\n01234".encode())
     if there:
         client.send(b"56789")
     bench.run()
     assert client.read_response().status == 200
-    if there:
+    if kept:
         assert client.near.received.wait is None  # nothing waits for a byte of the next head
         client.send_request(method="POST", body=b"next")
         bench.run()
@@ -762,12 +869,12 @@ def test_the_watch_falls_asleep_while_a_block_is_held(make_bench: MakeBench) -> 
     bench = make_bench(app)
     client = bench.connect()
 
-    class Falling(dict[int, Any]):
+    class Falling(set[Any]):
         """The watch's last tick comes just before the block is registered."""
 
-        def __setitem__(self, fd: int, connection: Any) -> None:
+        def add(self, connection: Any) -> None:
             bench.worker.crew.ticking = False
-            super().__setitem__(fd, connection)
+            super().add(connection)
 
     bench.worker.crew.ticking = True
     bench.worker.held = Falling()
@@ -811,6 +918,35 @@ def test_a_socket_that_the_app_has_taken_is_blocking_and_never_kept(
     assert client.read_response().keep_alive  # said, but no longer true
     assert client.read_to_end() == b""
     assert client.near.sock.gettimeout() == 0  # whatever waits for its end does not hang
+
+
+@pytest.mark.parametrize("dispatcher", DISPATCHERS)
+def test_the_number_of_a_socket_that_the_app_has_closed(
+    make_bench: MakeBench, dispatcher: str
+) -> None:
+    """It may be another connection's by the time that the app ends."""
+    others: list[Client] = []
+    bench: Bench
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/mine":
+            environ["gunicorn.socket"].close()
+            others.append(bench.connect())
+            bench.worker.held.add(others[0].near)
+            raise StopIteration
+        return echo(environ, start_response)
+
+    bench = make_bench(app, attributes={"dispatcher_kind": dispatcher})
+    client = bench.connect()
+    client.send_request("/mine")
+    bench.run()
+    assert not is_open(client)
+    (other,) = others
+    assert other.near.fd == client.near.fd
+    assert bench.worker.held == {other.near}
+    other.send_request("/next")
+    bench.run()
+    assert other.read_response().status == 200
 
 
 def test_a_client_that_leaves_in_a_response(make_bench: MakeBench) -> None:
@@ -928,6 +1064,53 @@ def test_a_refusal_that_is_not_taken_at_once(bench: Bench) -> None:
         assert not is_open(client)
 
 
+@pytest.mark.parametrize(
+    "sent", [b"GET / HT", b"POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\n01234"]
+)
+def test_a_time_limit_that_is_not_taken_note_of_at_once(bench: Bench, sent: bytes) -> None:
+    client = bench.connect()
+    client.send(sent)
+    bench.run()
+    filled = fill(client.near.sock)
+    bench.pass_time(FastWorker.body_timeout_s + 1)
+    assert client.near.output.draining
+    assert client.read(filled) == bytes(filled)
+    bench.run()
+    assert client.read_response().status == 408
+    assert client.read_to_end() == b""
+    assert not bench.log.says("Error in a connection")
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_client_that_goes_before_the_end(make_bench: MakeBench, read: bool) -> None:
+    """With a goodbye, or with a reset, for what it has not read."""
+    bench = make_bench(echo, keepalive=0)
+    client = bench.connect()
+    client.send_request()
+    bench.run()
+    if read:
+        assert client.read_response().status == 200
+    client.close()
+    bench.run()
+    assert not is_open(client)
+
+
+def test_a_long_head_does_not_count_for_what_follows_its_refusal(make_bench: MakeBench) -> None:
+    bench = make_bench(echo, **PYTHON_PARSER)
+    client = bench.connect()
+    client.send(b"GET / HTTP/1.1\r\nX: ")
+    for _ in range(100):
+        client.send(bytes(10_000).replace(b"\0", b"a"))
+        bench.run()
+        if client.near.server.log.says("Invalid request"):
+            break
+    client.send(bytes(10_000))
+    bench.run()
+    assert is_open(client)
+    assert client.read_response().status == 431
+    assert client.read_to_end() == b""
+
+
 def test_a_refusal_of_a_client_that_has_gone(bench: Bench) -> None:
     client = bench.connect()
     client.send(b"POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n")
@@ -988,7 +1171,6 @@ def test_closing_gives_everything_back_and_does_so_once(bench: Bench) -> None:
     other = bench.connect()
     assert other.near.fd == near.fd
     near.close()
-    near.abort()
     assert order == [near.fd]
     assert bench.worker.waiting == {other.near.fd: other.near}
     assert bench.worker.connections == {other.near}
@@ -997,13 +1179,32 @@ def test_closing_gives_everything_back_and_does_so_once(bench: Bench) -> None:
         near.output.write(b"late")
 
 
+def test_closing_frees_what_is_queued(make_bench: MakeBench, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(LARGE))
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        wrapped: Iterable[bytes] = environ["wsgi.file_wrapper"](path.open("rb"))
+        return wrapped
+
+    bench = make_bench(app)
+    client = bench.connect()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    client.send_request()
+    bench.run()
+    assert len(os.listdir("/proc/self/fd")) == descriptors + 1
+    client.near.close()
+    assert len(os.listdir("/proc/self/fd")) == descriptors - 1
+
+
 def test_a_descriptor_that_is_closed_is_waited_for_no_more(make_bench: MakeBench) -> None:
     bench = make_bench(echo, attributes={"dispatcher_kind": "selectors"})
     client = bench.connect()
     bench.run()
     forgotten: list[int] = []
     bench.worker.dispatcher.forget = forgotten.append
-    bench.worker.held[client.near.fd] = client.near
+    bench.worker.held.add(client.near)
     client.near.close()
     assert forgotten == [client.near.fd]
     assert not bench.worker.held
@@ -1017,24 +1218,36 @@ def test_a_closed_connection_is_garbage_at_once(bench: Bench) -> None:
     bench.log.environs.clear()
     part = client.near._part
     assert part is not None
-    sock = weakref.ref(part.pop("gunicorn.socket"))
-    part["gunicorn.socket"] = sock()
+    sock = weakref.ref(part["gunicorn.socket"])
+    del part
     client.near.close()
     assert sock() is None
 
 
-def test_a_silent_worker_that_stops_gives_a_moment_to_who_is_kept_alive(bench: Bench) -> None:
-    idle, begun, kept = bench.connect(), bench.connect(), bench.connect()
+def test_a_worker_that_stops_gives_a_moment_to_who_is_kept_alive(make_bench: MakeBench) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        return (
+            large(environ, start_response)
+            if environ["QUERY_STRING"]
+            else echo(environ, start_response)
+        )
+
+    bench = make_bench(app, keepalive=60)
+    idle, begun, silent, taking = (bench.connect() for _ in range(4))
     idle.send_request()
+    begun.send(b"GET / HT")
+    taking.send_request("/?large")
     bench.run()
     assert idle.read_response().keep_alive
-    begun.send(b"GET / HT")
-    bench.run()
     bench.worker._cap_keepalive(bench.clock.now + LINGER_S)
+    bench.worker._cap_keepalive(bench.clock.now + 10)  # the earliest counts
     bench.pass_time(LINGER_S + 1)
     assert not is_open(idle)
-    assert is_open(begun)
-    assert not is_open(kept)  # nothing has begun there either
+    assert not is_open(silent)  # nothing has begun there either
+    assert is_quiet(begun)
+    assert is_open(taking)
+    assert not bench.log.says("took no byte")
+    assert taking.near.output.error is None
 
 
 # TLS
@@ -1064,6 +1277,13 @@ def test_tls_requests_in_one_record(make_bench: MakeBench, pem: tuple[str, ssl.S
         client.send(head % size + body + head % 3 + b"end")
         bench.run()
         assert client.read_response().body == body
+        assert client.read_response().body == b"end"
+        client.send(head % (size + 1))
+        bench.run()
+        # The body is received for itself, and what follows it is decrypted then.
+        client.send(b"b" + body + head % 3 + b"end")
+        bench.run()
+        assert client.read_response().body == b"b" + body
         assert client.read_response().body == b"end"
     client.send(b"GET / HTTP/1.1\r\nX: " + b"a" * 8000 + b"\r\nY: " + b"b" * 7900)
     client.send(b"\r\n\r\n")

@@ -94,7 +94,7 @@ def _connection(worker: Any, sock: socket.socket) -> Connection:
     worker.settings = worker.trusted_settings = settings
     worker.dispatcher = Unwatchable()
     worker.connections = set()
-    worker.held = {}
+    worker.held = set()
     worker._acceptor = SimpleNamespace(on_room=lambda: None)
     worker.warnings = []
     worker.log = SimpleNamespace(warning=lambda text, *args: worker.warnings.append(text % args))

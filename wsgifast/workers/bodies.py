@@ -16,7 +16,7 @@ import socket
 import ssl
 import tempfile
 from collections.abc import Callable
-from typing import Any, BinaryIO, Protocol, cast
+from typing import BinaryIO, Protocol, cast
 
 from gunicorn.http.body import ChunkedReader, LengthReader
 from gunicorn.http.errors import ChunkMissingTerminator, NoMoreData
@@ -123,21 +123,20 @@ class Collector(Protocol):
         """Give up what has come."""
 
 
-def collector_for(reader: Any, source: Received, in_memory: int, limit: int) -> Collector | None:
+def collector_for(
+    reader: ChunkedReader | LengthReader, source: Received, in_memory: int, limit: int
+) -> Collector:
     """Return what collects a body.
 
-    :param reader: gunicorn's reader of the body.
+    :param reader: gunicorn's reader of the body; requests have these two kinds, uwsgi's too.
     :param in_memory: bytes; a larger body goes to a temporary file.
-    :returns: None for a reader of another protocol (uwsgi's): it alone knows where the body ends.
     :raises BodyTooLarge: if the head says so already.
     """
     if isinstance(reader, ChunkedReader):
         return Chunked(source, reader, in_memory, limit)
-    if isinstance(reader, LengthReader):
-        if reader.length > limit:
-            raise BodyTooLarge
-        return KnownLength(source, reader.length, in_memory)
-    return None
+    if reader.length > limit:
+        raise BodyTooLarge
+    return KnownLength(source, reader.length, in_memory)
 
 
 def receive_available(collector: Collector, sock: socket.socket) -> bool:

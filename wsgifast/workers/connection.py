@@ -53,7 +53,8 @@ __all__ = ["LINGER_S", "Connection"]
 
 HANDSHAKE, HEAD, BODY, RUNNING, SENDING, LINGERING, CLOSED = range(7)
 
-# One receive of a head: more than any usual head has; pipelined ones come in fewer calls.
+# One receive of a head: more than any usual head has; pipelined ones come in fewer calls. Never
+# less than a TLS record (RFC 8446 section 5.1): no event would tell of what it leaves in there.
 _RECEIVE_BYTES = 16 * 1024
 # An incomplete head is shown to the parser again after so many more bytes, so that a head over the
 # limits is refused while it comes.
@@ -87,7 +88,6 @@ class Connection:
         "_settings",
         "_started",
         "address",
-        "cut_off",
         "deadline",
         "exchange",
         "fd",
@@ -112,7 +112,6 @@ class Connection:
         self.received = Received()
         self.exchange: Exchange | None = None
         self.hijacked = False
-        self.cut_off = False  # the response is incomplete: let the client see it
         self.http2 = False
         self.upgrade_settings: Any = None
         self.state = HANDSHAKE if server.settings.is_ssl else HEAD
@@ -256,8 +255,6 @@ class Connection:
         if events:
             try:
                 data = self.sock.recv(_RECEIVE_BYTES)
-                if self.server.settings.is_ssl:
-                    data += self._tls_rest()
             except WOULD_BLOCK:
                 self.wait(READ)
                 return False
@@ -287,10 +284,8 @@ class Connection:
         """What TLS has decrypted already: no event would tell of it."""
         sock = self.sock
         assert isinstance(sock, ssl.SSLSocket)
-        rest = b""
-        while pending := sock.pending():
-            rest += sock.recv(pending)
-        return rest
+        pending = sock.pending()  # of one record; the next one is an event
+        return sock.recv(pending) if pending else b""
 
     def _may_be_complete(self, data: bytes) -> bool:
         if data.endswith(b"\r\n\r\n") or b"\r\n\r\n" in data or self.server.settings.uses_uwsgi:
@@ -313,9 +308,6 @@ class Connection:
                 self.reject(LimitRequestHeaders("max buffer headers"))
             else:
                 self.wait(READ)
-            return False
-        except StopIteration:
-            self.close()
             return False
         except Exception as error:  # noqa: BLE001 - gunicorn answers each in its own way
             self.reject(error)
@@ -347,9 +339,6 @@ class Connection:
         except BodyTooLarge:
             self._refuse_body()
             return False
-        if collector is None:
-            self._stream_body(exchange.req)
-            return True
         self._collector = collector
         self.state = BODY
         self.deadline = time.monotonic() + server.body_timeout_s
@@ -422,7 +411,6 @@ class Connection:
         return receive_blocking(self.sock, self.output.lock, wanted, timeout_s)
 
     def _on_writable(self) -> None:
-        self.starved = False
         if self.output.on_writable():
             self.finish()
 
@@ -442,9 +430,10 @@ class Connection:
         behind = now - self._last_block < _HOLD_S
         self._last_block = now
         if self.output.write(block, hold=behind and server.crew.ticking):
-            server.held[self.fd] = self
+            server.held.add(self)
             # The watch may have stopped ticking meanwhile; nobody else would send it then.
-            if not server.crew.ticking and server.held.pop(self.fd, None) is not None:
+            if not server.crew.ticking:
+                server.held.discard(self)
                 self.output.push_on()
 
     def hijack(self) -> socket.socket:
@@ -458,7 +447,7 @@ class Connection:
     def app_is_done(self) -> None:
         """End of RUNNING: finish now, or leave it to whoever sends the last byte."""
         output = self.output
-        self.server.held.pop(self.fd, None)
+        self.server.held.discard(self)
         output.push_on()
         with output.lock:
             self.state = SENDING
@@ -498,7 +487,7 @@ class Connection:
 
     def _can_stay(self, exchange: Exchange) -> bool:
         """Whether the connection can have a request after this one."""
-        if self.output.error is not None or self.hijacked or self.cut_off:
+        if self.output.error is not None or self.hijacked:
             return False
         resp = exchange.resp
         if resp is None or resp.should_close():
@@ -506,11 +495,6 @@ class Connection:
         return self.received.wait is None or drain(exchange.req.body, self.received, self.sock)
 
     # Ends
-
-    def abort(self) -> None:
-        """Close after an error of our own, whatever the state; the thread that owns it."""
-        self.output.fail(ClientGone("aborted"))
-        self.close()
 
     def reject(self, error: Exception, req: Any = None) -> None:
         """Let gunicorn answer an error in a request, or what cannot be one; then close."""

@@ -174,7 +174,6 @@ class Crew(Generic[Job]):
                 if not woken:
                     break
                 self.ticking = True
-                quiet = 0
             else:
                 self._bell.wait(min(TICK_S, remaining))
         self._rung = False
@@ -196,16 +195,12 @@ class Crew(Generic[Job]):
 
     def _serve(self, me: _Hand) -> None:
         try:
-            if self._holder is not me:
-                self._relieve_or_park(me)
             while not self._stopped:
                 self._take_turn(me)
         except BaseException:
             self.failed = True
             self._on_failure()
             raise
-        finally:
-            me.busy = False
 
     def _take_turn(self, me: _Hand) -> None:
         try:
@@ -278,7 +273,7 @@ class Crew(Generic[Job]):
     def _stand_in(self, deadline: float) -> None:
         """Poll in place of the crew until a thread is free for a request, or the time is over."""
         me = self._watch_hand
-        while self._holder is me and not self._stopped and not self._rung:
+        while self._holder is me and not self._rung:
             try:
                 item = self.work.popleft()
             except IndexError:

@@ -77,8 +77,6 @@ class Settings:
             if not hasattr(type(cfg), name):  # computed ones stay with the original
                 setattr(self, name, setting.get())
         self.is_ssl: bool = cfg.is_ssl
-        # Whether a connection's first bytes may be a PROXY header; old versions have a bool.
-        self.expects_proxy: bool = self.proxy_protocol not in (False, None, "off")
         self.uses_uwsgi: bool = getattr(self, "protocol", "http") == "uwsgi"
 
     def __getattr__(self, name: str) -> Any:

@@ -119,7 +119,6 @@ class Response:
         if code == 204 or code < 200:
             # Section 8.6: no Content-Length here, whatever the app says.
             self.headers = [h for h in self.headers if h[0].lower() != "content-length"]
-            self.response_length = None
         self.chunked = (
             self.response_length is None
             and not self._omits_body

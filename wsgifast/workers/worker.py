@@ -122,7 +122,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         # it.
         self.waiting: dict[int, Connection] = {}
         # Output that waits for the next tick.
-        self.held: dict[int, Connection] = {}
+        self.held: set[Connection] = set()
         self.connections: set[Connection] = set()
         self._stopping = False
         self.dispatcher: Dispatcher = make_dispatcher(self.dispatcher_kind)
@@ -266,11 +266,16 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         return False
 
     def forget(self, connection: Connection) -> None:
-        """A descriptor is about to be closed."""
-        self.waiting.pop(connection.fd, None)
-        self.held.pop(connection.fd, None)
-        if self.dispatcher.must_forget:
-            self.dispatcher.forget(connection.fd)
+        """A connection is about to be closed.
+
+        If the app has taken its socket over and closed it, its number may be another one's by now.
+        """
+        fd = connection.fd
+        self.held.discard(connection)
+        if self.waiting.get(fd) is connection:
+            self.waiting.pop(fd, None)
+        if self.dispatcher.must_forget and connection.sock.fileno() == fd:
+            self.dispatcher.forget(fd)
 
     # What the crew calls.
 
@@ -301,13 +306,13 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                 self._run_request(connection)
         except Exception:
             self.log.exception("Error in a connection")
-            connection.abort()
+            connection.close()
 
     def _send_held(self) -> None:
         held = self.held
         while held:
             try:
-                _, connection = held.popitem()
+                connection = held.pop()
             except KeyError:
                 return
             connection.output.push_on()
@@ -321,7 +326,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                     connection.on_overdue()
                 except Exception:
                     self.log.exception("Error in a connection")
-                    connection.abort()
+                    connection.close()
             elif connection.starved and self.take(connection):
                 connection.retry()
         self._acceptor.resume()
@@ -416,7 +421,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         if resp is not None and resp.headers_sent:
             # A 500 would land in the middle of the body; cutting it off is all that is left.
             self.log.exception("Error handling request")
-            connection.cut_off = True
             return
         exchange.resp = None  # gunicorn's own answer is logged by itself
         self.answer_error(connection, exchange.req, error)

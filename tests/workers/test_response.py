@@ -1,0 +1,646 @@
+"""Responses byte by byte: the rules of start_response, framing, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workers.bench import Bench, Client, make_bench
+from wsgifast.delivery import FileSlice, SegmentedBody
+from wsgifast.sockets import FileSegment
+from wsgifast.workers import response as module
+from wsgifast.workers.output import OutputQueue
+
+__all__ = ["make_bench"]
+
+MakeBench = Callable[..., Bench]
+Headers = list[tuple[str, str]]
+
+
+class Asked:
+    """What came back of one request, and what the worker had to say about it."""
+
+    def __init__(self, bench: Bench, client: Client) -> None:
+        self.bench = bench
+        self.client = client
+        self.raw = client.receive_all_there_is()
+
+    @property
+    def head(self) -> list[str]:
+        """The lines of the head that are the app's doing."""
+        lines = self.raw.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
+        return [line for line in lines if not line.startswith(("Server: ", "Date: "))]
+
+    @property
+    def body(self) -> bytes:
+        return self.raw.partition(b"\r\n\r\n")[2]
+
+    @property
+    def failed(self) -> bool:
+        return self.raw.startswith(b"HTTP/1.1 500 ") and self.is_closed
+
+    @property
+    def is_closed(self) -> bool:
+        self.client.sock.setblocking(False)
+        try:
+            return self.client.sock.recv(1) == b""
+        except BlockingIOError:
+            return False
+
+
+@pytest.fixture
+def ask(make_bench: MakeBench) -> Callable[..., Asked]:
+    def ask(
+        app: Callable[..., Any], method: str = "GET", version: str = "1.1", **more: Any
+    ) -> Asked:
+        bench = make_bench(app, keepalive=5)
+        client = bench.connect()
+        client.send_request(method=method, version=version, **more)
+        bench.run()
+        return Asked(bench, client)
+
+    return ask
+
+
+Ask = Callable[..., Asked]
+
+
+def says(status: str, headers: Headers, body: Iterable[bytes] = ()) -> Callable[..., Any]:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response(status, headers)
+        return body
+
+    return app
+
+
+def segmented(segments: Iterable[bytes | FileSegment]) -> SegmentedBody:
+    return SegmentedBody(list(segments), lambda: None)
+
+
+# start_response
+
+
+def exc_info() -> Any:
+    try:
+        raise ValueError("the app's own")
+    except ValueError:
+        return sys.exc_info()
+
+
+def test_an_error_replaces_what_is_not_sent_yet(ask: Ask) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [("Content-Length", "100"), ("X-First", "1")])
+        start_response("503 Later", [("X-Second", "1")], exc_info())
+        return [b"sorry"]
+
+    asked = ask(app)
+    assert asked.head == [
+        "HTTP/1.1 503 Later", "Connection: keep-alive", "Transfer-Encoding: chunked", "X-Second: 1",
+    ]  # fmt: skip
+    assert asked.body == b"5\r\nsorry\r\n0\r\n\r\n"
+    assert not asked.is_closed
+
+
+def test_an_upgrade_is_forgotten_with_what_an_error_replaces(ask: Ask) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("101 Switching", [("Upgrade", "websocket"), ("Connection", "upgrade")])
+        start_response("503 Later", [("Content-Length", "0")], exc_info())
+        return []
+
+    assert ask(app).head == ["HTTP/1.1 503 Later", "Connection: keep-alive", "Content-Length: 0"]
+
+
+def test_an_error_is_raised_again_once_the_head_is_sent(ask: Ask) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        yield b"some"
+        with pytest.raises(ValueError, match="the app's own"):
+            start_response("503 Later", [], exc_info())
+        yield b"more"
+
+    assert ask(app).body == b"4\r\nsome\r\n4\r\nmore\r\n0\r\n\r\n"
+
+
+def test_exc_info_before_any_other_call(ask: Ask) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("503 Later", [("Content-Length", "0")], exc_info())
+        return []
+
+    assert ask(app).head[0] == "HTTP/1.1 503 Later"
+
+
+class Again:
+    """Not a list, and iterated anew each time."""
+
+    def __init__(self, blocks: list[bytes]) -> None:
+        self._blocks = blocks
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._blocks)
+
+
+WRONG: dict[str, Callable[..., Any]] = {
+    "bytes for a status": says(b"200 OK", []),  # type: ignore[arg-type]
+    "a status without a number": says("OK", []),
+    "a status of two digits": says("20 OK", []),
+    "a status with a line end": says("200 OK\r\nX: 1", []),
+    "a status without a space": says("200OK", []),
+    "bytes for a name": says("200 OK", [(b"X", "1")]),  # type: ignore[list-item]
+    "a name with a space": says("200 OK", [("X Y", "1")]),
+    "a name with a line end": says("200 OK", [("X\r\nY", "1")]),
+    "an empty name": says("200 OK", [("", "1")]),
+    "a number for a value": says("200 OK", [("X", 1)]),  # type: ignore[list-item]
+    "a value with a line end": says("200 OK", [("X", "1\r\nY: 1")]),
+    "a value with a NUL": says("200 OK", [("X", "1\0")]),
+    "a value that is not Latin-1": says("200 OK", [("X", "\u0394")]),
+    "a value with a Latin-1 control": says("200 OK", [("X", "\xfc\x01")]),
+    "a length with a sign": says("200 OK", [("Content-Length", "+5")]),
+    "a length with a separator": says("200 OK", [("Content-Length", "1_0")]),
+    "an empty length": says("200 OK", [("Content-Length", "")]),
+    "a number for a hop-by-hop value": says("200 OK", [("Connection", 1)]),  # type: ignore[list-item]
+    "a hop-by-hop value with a line end": says("200 OK", [("Connection", "close\r\nX: 1")]),
+    "a list of a string": says("200 OK", [], ["text"]),  # type: ignore[list-item]
+    "an iterator of a string": says("200 OK", [], Again(["text"])),  # type: ignore[list-item]
+    "no start_response, a list": lambda environ, start_response: [b"a"],
+    "no start_response, an empty list": lambda environ, start_response: [],
+    "no start_response, an iterator": lambda environ, start_response: iter([b"a"]),
+    "no start_response, nothing at all": lambda environ, start_response: iter([b""]),
+    "no start_response, segments": lambda environ, start_response: segmented([b"a"]),
+    "start_response twice": lambda environ, start_response: [
+        b"" for _ in range(2) if start_response("200 OK", [])
+    ],
+    "a block before start_response": lambda environ, start_response: (
+        block for block in (b"a", b"b") if block == b"a" or start_response("200 OK", [])
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_an_app_must_not_do_is_a_500(ask: Ask, name: str) -> None:
+    asked = ask(WRONG[name])
+    assert asked.failed, asked.raw
+    assert b"\r\nX: 1" not in asked.raw
+    assert asked.bench.log.says("Error handling request")
+    # A name that was refused is not remembered as a good one.
+    assert ask(WRONG[name]).failed
+
+
+def test_a_value_that_is_refused_is_not_told(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
+    """It may be a secret; its name is not."""
+    errors: list[Exception] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        try:
+            start_response("200 OK", [("Set-Cookie", "s3cret\n")])
+        except Exception as error:
+            errors.append(error)
+            raise
+        return []
+
+    assert ask(app).failed
+    assert "s3cret" not in str(errors[0])
+    assert "Set-Cookie" in str(errors[0])
+
+
+def test_values_as_they_may_be(ask: Ask) -> None:
+    headers = [("X", " \tpadded\t "), ("Y", "tab\tinside"), ("Z", "\xfc\xa0"), ("E", "")]
+    asked = ask(says("200 OK", [*headers, ("content-length", " 2 ")], [b"ok"]))
+    assert asked.head[2:] == [
+        "X: padded", "Y: tab\tinside", "Z: \xfc\xa0", "E: ", "content-length: 2",
+    ]  # fmt: skip
+    assert asked.body == b"ok"
+
+
+def test_a_status_without_a_phrase(ask: Ask) -> None:
+    assert ask(says("299", [("Content-Length", "0")])).head[0] == "HTTP/1.1 299"
+
+
+def test_hop_by_hop_headers_are_the_servers(ask: Ask) -> None:
+    hops = [
+        ("Connection", "close"), ("Keep-Alive", "timeout=1"), ("Transfer-Encoding", "gzip"),
+        ("TE", "trailers"), ("Upgrade", "h2c"), ("Connection", "websocket"), ("TE", "upgrade"),
+        ("TE", "websocket"),
+    ]  # fmt: skip
+    for _ in range(2):  # nor is one remembered as harmless
+        asked = ask(says("200 OK", [*hops, ("Content-Length", "0")]))
+        assert asked.head[1:] == ["Connection: keep-alive", "Content-Length: 0"]
+        assert not asked.is_closed
+
+
+def test_a_websocket_handshake_is_let_through(ask: Ask) -> None:
+    headers = [("Upgrade", " WebSocket "), ("Connection", " Upgrade ")]
+    asked = ask(says("101 Switching Protocols", headers))
+    assert asked.head == [
+        "HTTP/1.1 101 Switching Protocols", "Connection: upgrade", "Upgrade: websocket",
+    ]  # fmt: skip
+    assert asked.body == b""
+
+
+def test_names_that_are_remembered_are_not_too_many(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An app may make them up."""
+    names: dict[str, str] = {}
+    monkeypatch.setattr(module, "_names", names)
+    headers = [(f"X-{number}", "1") for number in range(2000)]
+    asked = ask(says("200 OK", [*headers, ("Content-Length", "0")]))
+    assert len(asked.head) == 2003
+    assert 100 < len(names) < 1000
+
+
+def test_the_date_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [1.0, 1.9, 2.0, 2.0]
+    monkeypatch.setattr("time.time", lambda: seconds.pop(0))
+    clock = module._Clock()
+    first = clock.now()
+    assert first == "Thu, 01 Jan 1970 00:00:01 GMT"
+    assert clock.now() is first
+    second = clock.now()
+    assert second == "Thu, 01 Jan 1970 00:00:02 GMT"
+    assert clock.now() is second
+
+
+def test_an_error_that_was_replaced_is_not_kept_alive(ask: Ask) -> None:
+    """Not by the frame that it went through, until the cycle collector comes."""
+    errors: list[weakref.ref[Exception]] = []
+
+    class Own(Exception):
+        pass
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        yield b"some"
+        try:
+            raise Own
+        except Own as error:
+            errors.append(weakref.ref(error))
+            with contextlib.suppress(Own):
+                start_response("503 Later", [], sys.exc_info())
+
+    gc.disable()
+    try:
+        assert ask(app).body == b"4\r\nsome\r\n0\r\n\r\n"
+        assert errors[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_start_response_may_come_as_late_as_the_first_byte(ask: Ask) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        yield b""
+        start_response("200 OK", [])
+        yield b"a"
+
+    assert ask(app).body == b"1\r\na\r\n0\r\n\r\n"
+
+
+# Framing and keep-alive
+
+
+def test_statuses_without_a_body(ask: Ask) -> None:
+    """RFC 9110 section 8.6: with a length only where a GET would have had that."""
+    for status, method, kept in (
+        ("204 No Content", "GET", False),
+        ("199 Odd", "GET", False),
+        ("304 Not Modified", "GET", True),
+        ("200 OK", "HEAD", True),
+        ("204 No Content", "HEAD", False),
+    ):
+        for body in ([b"body"], iter([b"bo", b"dy"]), segmented([b"body"])):
+            asked = ask(says(status, [("content-LENGTH", "4"), ("X", "1")], body), method)
+            length = ["content-LENGTH: 4"] if kept else []
+            assert asked.head[1:] == ["Connection: keep-alive", *length, "X: 1"]
+            assert asked.body == b""
+            assert not asked.is_closed
+            assert not asked.bench.log.says("bytes less")
+
+
+def test_a_body_that_is_dropped_is_told_once(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
+    ask(says("204 No Content", [], iter([b"", b"bo", b"dy"])))
+    assert [record.message for record in caplog.records] == [
+        "WSGI app sent body bytes on a no-body response (method=GET status=204); "
+        "dropping per RFC 9110."
+    ]
+    caplog.clear()
+    ask(says("304 Not Modified", [], [b""]))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("version", "headers", "asks", "kept"),
+    [
+        ("1.1", [], [], True),
+        ("1.1", [("Content-Length", "4")], [], True),
+        ("1.1", [], [("Connection", "close")], False),
+        ("1.0", [("Content-Length", "4")], [], False),
+        ("1.0", [("Content-Length", "4")], [("Connection", "keep-alive")], True),
+        ("1.0", [], [("Connection", "keep-alive")], False),
+    ],
+)
+def test_keep_alive(ask: Ask, version: str, headers: Headers, asks: Headers, kept: bool) -> None:
+    for body in ([b"bo", b"dy"], iter([b"bo", b"dy"]), segmented([b"bo", b"dy"])):
+        asked = ask(says("200 OK", headers, body), version=version, headers=asks)
+        assert f"Connection: {'keep-alive' if kept else 'close'}" in asked.head
+        chunked = "Transfer-Encoding: chunked" in asked.head
+        assert chunked == (version == "1.1" and not headers)
+        assert asked.body == (b"2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n" if chunked else b"body")
+        assert asked.is_closed is not kept
+        assert asked.bench.log.requests == [("GET /", "200 OK", 4)]
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_empty_blocks_end_nothing_and_begin_nothing(ask: Ask, chunked: bool) -> None:
+    headers = [] if chunked else [("Content-Length", "2")]
+    expected = b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n" if chunked else b"ab"
+    blocks = [b"", b"a", b"", b"b", b""]
+    assert ask(says("200 OK", headers, iter(blocks))).body == expected
+    assert ask(says("200 OK", headers, blocks)).body == expected
+    assert ask(says("200 OK", headers, segmented([*blocks]))).body == expected
+
+
+def test_a_body_of_nothing(ask: Ask) -> None:
+    for body in ([], [b""], (), iter([]), iter([b""]), segmented([])):
+        assert ask(says("200 OK", [], body)).body == b"0\r\n\r\n"
+    for body in ([], [b""], (), iter([]), iter([b""]), segmented([])):
+        asked = ask(says("200 OK", [("Content-Length", "0")], body))
+        assert asked.body == b""
+        assert len(asked.head) == 3
+
+
+def test_headers_wait_for_the_first_byte(ask: Ask) -> None:
+    """An app may change its mind until then (PEP 3333)."""
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        yield b""
+        start_response("503 Later", [("Content-Length", "5")], exc_info())
+        yield b"sorry"
+
+    assert ask(app).head[0] == "HTTP/1.1 503 Later"
+
+
+def test_the_head_goes_out_with_what_a_head_request_does_not_get(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bytes] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Length", "4")])
+        yield b"bo"
+        seen.append(client.receive_all_there_is())
+        yield b"dy"
+
+    written: list[bytes] = []
+    write = OutputQueue.write
+
+    def look(queue: OutputQueue, data: bytes, hold: bool = False) -> bool:
+        written.append(data)
+        return write(queue, data, hold)
+
+    monkeypatch.setattr(OutputQueue, "write", look)
+    bench = make_bench(app)
+    client = bench.connect()
+    client.send_request(method="HEAD")
+    bench.run()
+    assert seen[0].startswith(b"HTTP/1.1 200 OK\r\n")
+    assert written == seen
+
+
+def test_write_and_then_a_list(ask: Ask) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        write = start_response("200 OK", [("Content-Length", "9")])
+        write(b"one")
+        write(b"")
+        write(b"two")
+        return [b"end"] if environ["REQUEST_METHOD"] == "GET" else segmented([b"end"])
+
+    for method in ("GET", "POST"):
+        asked = ask(app, method)
+        assert asked.body == b"onetwoend"
+        assert not asked.is_closed
+        assert asked.bench.log.requests == [(f"{method} /", "200 OK", 9)]
+
+
+@pytest.mark.parametrize("size", [65_000, 66_000, 300_000])
+def test_a_list_arrives_whole_whatever_its_size(ask: Ask, size: int) -> None:
+    blocks = [b"a" * (size // 2), b"", b"b" * (size // 2)]
+    asked = ask(says("200 OK", [("Content-Length", str(size))], blocks))
+    received = asked.raw
+    while len(received) < size:
+        asked.bench.run()
+        more = asked.client.receive_all_there_is()
+        assert more
+        received += more
+    assert received.partition(b"\r\n\r\n")[2] == b"".join(blocks)
+
+
+@pytest.mark.parametrize("kind", [list, iter, segmented])
+def test_a_body_longer_than_its_length(ask: Ask, kind: Callable[..., Any]) -> None:
+    asked = ask(says("200 OK", [("Content-Length", "5")], kind([b"abc", b"defg", b"hi"])))
+    assert asked.body == b"abcde"
+    assert not asked.is_closed
+    assert asked.bench.log.requests == [("GET /", "200 OK", 5)]
+    assert not asked.bench.log.says("bytes less")
+
+
+@pytest.mark.parametrize("kind", [list, iter, segmented])
+def test_a_body_shorter_than_its_length(ask: Ask, kind: Callable[..., Any]) -> None:
+    asked = ask(says("200 OK", [("Content-Length", "5")], kind([b"abc"])))
+    assert asked.body == b"abc"
+    assert asked.is_closed
+    assert asked.bench.log.says("The app has sent 2 bytes less than its Content-Length: /")
+
+
+def test_the_last_block_of_a_known_length_is_not_held_back(make_bench: MakeBench) -> None:
+    """Nothing can follow that would be worth waiting for."""
+    seen: list[bytes] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Length", "3")])
+        for block in (b"1", b"2", b"3"):
+            yield block
+            seen.append(client.receive_all_there_is()[-2:])
+
+    bench = make_bench(app)
+    bench.worker.crew.ticking = True
+    client = bench.connect()
+    client.send_request()
+    bench.run()
+    assert seen == [b"\n1", b"", b"23"]
+
+
+# Early hints
+
+
+def test_early_hints(ask: Ask) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        hint = environ["wsgi.early_hints"]
+        hint([("Link", " </a>; rel=preload\t"), (b"link", b"</b>; rel=preload")])
+        for wrong in ([("Li nk", "a")], [("Link", "a\r\nX: 1")], [(b"Link", b"a\nX: 1")]):
+            with pytest.raises((module.InvalidResponseHeader, module.InvalidResponseHeaderName)):
+                hint(wrong)
+        start_response("200 OK", [("Content-Length", "2")])
+        yield b"o"
+        hint([("Link", "too late")])
+        yield b"k"
+
+    asked = ask(app)
+    assert asked.raw.startswith(
+        b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\nlink: </b>; rel=preload\r\n\r\n"
+        b"HTTP/1.1 200 OK\r\n"
+    )
+    assert asked.raw.endswith(b"\r\n\r\nok")
+    assert b"103" not in ask(app, version="1.0").raw
+
+
+# Files
+
+
+@pytest.fixture
+def content(tmp_path: Path) -> Path:
+    path = tmp_path / "content"
+    path.write_bytes(bytes(range(256)) * 400)
+    return path
+
+
+def wrapped(path: Path, length: int | None, offset: int = 0) -> Callable[..., Any]:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        file = path.open("rb")
+        file.seek(offset)
+        start_response("200 OK", [] if length is None else [("Content-Length", str(length))])
+        made: Iterable[bytes] = environ["wsgi.file_wrapper"](file)
+        return made
+
+    return app
+
+
+SIZE = 256 * 400
+
+
+@pytest.mark.parametrize("offset", [0, 1, SIZE - 16 * 1024 - 1, SIZE - 16 * 1024, SIZE - 1, SIZE])
+def test_files_of_every_size(ask: Ask, content: Path, offset: int) -> None:
+    expected = content.read_bytes()[offset:]
+    rest = len(expected)
+    asked = ask(wrapped(content, rest, offset))
+    assert asked.body == expected
+    assert asked.bench.log.requests == [("GET /", "200 OK", rest)]
+    assert not asked.bench.log.says("bytes less")
+    asked = ask(wrapped(content, None, offset))
+    chunk = b"%x\r\n%b\r\n" % (rest, expected) if rest else b""
+    assert asked.body == chunk + b"0\r\n\r\n"
+    assert asked.bench.log.requests == [("GET /", "200 OK", rest)]
+    asked = ask(wrapped(content, rest, offset), "HEAD")
+    assert asked.body == b""
+    assert not asked.is_closed
+
+
+@pytest.mark.parametrize("length", [0, 5, 50_000, SIZE - 1])
+def test_a_file_longer_than_its_length(ask: Ask, content: Path, length: int) -> None:
+    asked = ask(wrapped(content, length))
+    assert asked.body == content.read_bytes()[:length]
+    assert not asked.is_closed
+
+
+def test_a_file_shorter_than_its_length(ask: Ask, content: Path) -> None:
+    asked = ask(wrapped(content, SIZE + 3))
+    assert asked.body == content.read_bytes()
+    assert asked.is_closed
+    assert asked.bench.log.says("3 bytes less")
+
+
+def test_a_file_that_sendfile_cannot_send_goes_block_by_block(ask: Ask, content: Path) -> None:
+    class Own:
+        """A file of the app's own, without a descriptor."""
+
+        def __init__(self) -> None:
+            self.blocks = [b"bo", b"dy", b""]
+
+        def read(self, size: int) -> bytes:
+            return self.blocks.pop(0)
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        made: Iterable[bytes] = environ["wsgi.file_wrapper"](Own())
+        return made
+
+    assert ask(app).body == b"2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n"
+
+
+def test_a_part_of_a_file(ask: Ask, content: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    sendfile = os.sendfile
+
+    def look(out: int, source: int, offset: int, count: int) -> int:
+        sent.append((offset, count))
+        return sendfile(out, source, offset, count)
+
+    monkeypatch.setattr(os, "sendfile", look)
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        file = content.open("rb")
+        start_response("200 OK", [("Content-Length", "50000")])
+        part = FileSlice(FileSegment(file.fileno(), 7, 50_000), file)
+        made: Iterable[bytes] = environ["wsgi.file_wrapper"](part)
+        return made
+
+    assert ask(app).body == content.read_bytes()[7:50_007]
+    assert sent == [(7, 50_000)]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_segments(ask: Ask, content: Path, known: bool) -> None:
+    data = content.read_bytes()
+    parts = [b"<", data[5:25], b"|", data[100:50_100], data[0:40_000], b">"]
+    expected = b"".join(parts)
+    with content.open("rb") as file:
+        fd = file.fileno()
+        body: list[bytes | FileSegment] = [
+            b"<", FileSegment(fd, 5, 20), b"|", FileSegment(fd, 100, 50_000),
+            FileSegment(fd, 7, 0), FileSegment(fd, 0, 40_000), b"", b">",
+        ]  # fmt: skip
+        headers = [("Content-Length", str(len(expected)))] if known else []
+        asked = ask(says("200 OK", headers, segmented(body)))
+        if known:
+            assert asked.body == expected
+        else:
+            chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+            assert asked.body == chunks + b"0\r\n\r\n"
+        assert asked.bench.log.requests == [("GET /", "200 OK", len(expected))]
+        # Only a part of it fits.
+        headers = [("Content-Length", "60000")]
+        asked = ask(says("200 OK", headers, segmented(body)))
+        assert asked.body == expected[:60_000]
+        asked = ask(says("200 OK", headers, segmented(body)), "HEAD")
+        assert asked.body == b""
+
+
+def test_a_small_file_that_is_shorter_than_it_was(ask: Ask, content: Path) -> None:
+    with content.open("rb") as file:
+        body = segmented([b"a", FileSegment(file.fileno(), SIZE - 5, 10)])
+        asked = ask(says("200 OK", [("Content-Length", "11")], body))
+    assert asked.failed or asked.is_closed
+    assert len(asked.body) < 11
+
+
+def test_close_comes_once_and_after_the_body(ask: Ask) -> None:
+    calls: list[str] = []
+
+    class Body:
+        def __iter__(self) -> Iterator[bytes]:
+            calls.append("iter")
+            yield b"body"
+            calls.append("end")
+
+        def close(self) -> None:
+            calls.append("close")
+
+    assert ask(says("200 OK", [], Body())).body == b"4\r\nbody\r\n0\r\n\r\n"
+    assert calls == ["iter", "end", "close"]

@@ -1,0 +1,782 @@
+"""The worker: its options, its life, and what it does around each request."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from gunicorn.config import Config
+from gunicorn.glogging import Logger
+from gunicorn.workers import gthread
+
+from tests.workers.bench import Bench, Client, Log, make_bench
+from wsgifast.delivery import SegmentedBody
+from wsgifast.errors import ConfigurationError
+from wsgifast.workers import gunicorn_support
+from wsgifast.workers import worker as module
+from wsgifast.workers.connection import LINGER_S, Connection
+from wsgifast.workers.response import Response
+from wsgifast.workers.worker import FastWorker
+
+__all__ = ["make_bench"]
+
+MakeBench = Callable[..., Bench]
+
+
+def hello(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    start_response("200 OK", [("Content-Length", "5")])
+    return [b"hello"]
+
+
+def ask(bench: Bench, client: Client | None = None, **more: Any) -> tuple[int, bool, bytes]:
+    """One request; returns its status, whether the connection is kept, and the body."""
+    client = client or bench.connect()
+    client.send_request(**more)
+    bench.run()
+    response = client.read_response()
+    if not response.keep_alive:
+        assert client.read_to_end() == b""
+    return response.status, response.keep_alive, response.body
+
+
+# Options
+
+
+def configured(name: str, value: object) -> type[FastWorker]:
+    """A subclass as in a configuration file."""
+    made: type[FastWorker] = type("Configured", (FastWorker,), {name: value})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [
+        *(
+            (f"{which}_timeout_s", (0, -1, "30", None, math.nan, True), (1, 0.5, math.inf))
+            for which in ("body", "head", "send")
+        ),
+        *(
+            (f"{which}_bytes", (-1, 1.0, "1", None, True), (0, 1, 2**40))
+            for which in ("body_memory", "body_limit", "output_ahead")
+        ),
+        ("buffer_bodies", (1, "no", None), (True, False)),
+        ("dispatcher_kind", ("kqueue", None), ("auto", "epoll", "selectors")),
+    ],
+)
+def test_options(name: str, wrong: tuple[Any, ...], right: tuple[Any, ...]) -> None:
+    for value in right:
+        configured(name, value).check_config(Config(), Log())
+    for value in wrong:
+        with pytest.raises(ConfigurationError, match=rf"FastWorker\.{name}={value!r}: expected"):
+            configured(name, value).check_config(Config(), Log())
+
+
+def test_threads_and_what_gthread_has_to_say() -> None:
+    cfg, log = Config(), Log()
+    cfg.set("threads", 1)
+    cfg.set("worker_connections", 1)
+    FastWorker.check_config(cfg, log)
+    assert log.says("No keepalived connections can be handled")
+    cfg.set("threads", 0)
+    with pytest.raises(ConfigurationError, match="threads=0: FastWorker needs 1 or more"):
+        FastWorker.check_config(cfg, log)
+
+
+def test_the_installed_gunicorn_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise gunicorn_support.UnsupportedGunicorn("another one")
+
+    monkeypatch.setattr(module, "check_gunicorn", refuse)
+    with pytest.raises(gunicorn_support.UnsupportedGunicorn, match="another one"):
+        FastWorker.check_config(Config(), Log())
+
+
+# Its life
+
+
+class Crew:
+    """A crew that does nothing but tell when it is called."""
+
+    def __init__(self, said: list[str]) -> None:
+        self.said = said
+        self.failed = False
+        self.ticking = False
+        self.work: deque[Any] = deque()
+        self.at_watch: list[Callable[[], object]] = []
+        self.watched: list[float] = []
+
+    def start(self) -> None:
+        self.said.append("start")
+
+    def watch(self, seconds: float) -> None:
+        self.said.append("watch")
+        self.watched.append(seconds)
+        if not self.at_watch:
+            pytest.fail("it watches for ever")
+        self.at_watch.pop(0)()
+
+    def ring(self) -> None:
+        self.said.append("ring")
+
+    def stop(self) -> None:
+        self.said.append("stop")
+
+
+class Life:
+    """A worker with a listener, run in the test's thread."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.worker = worker = bench.worker
+        self.said: list[str] = []
+        self.crew = worker.crew = Crew(self.said)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        worker.sockets = [self.listener]
+        worker.notify = lambda: self.said.append("notify")
+        sweep = worker._sweep
+
+        def look() -> None:
+            self.said.append("sweep")
+            sweep()
+
+        worker._sweep = look
+
+    def listens(self) -> bool:
+        return bool(self.worker._acceptor._enabled)
+
+    def close(self) -> None:
+        self.listener.close()
+
+
+@pytest.fixture
+def life(make_bench: MakeBench) -> Iterator[Life]:
+    made = Life(make_bench(hello, graceful_timeout=30, keepalive=60))
+    yield made
+    made.close()
+
+
+def nothing() -> None:
+    pass
+
+
+def test_a_life(life: Life) -> None:
+    worker, crew = life.worker, life.crew
+    listened: list[bool] = []
+    crew.at_watch = [
+        lambda: listened.append(life.listens()),
+        lambda: worker.handle_exit(signal.SIGTERM, None),
+    ]
+    worker.run()
+    assert life.said == [
+        "start", "notify", "sweep", "watch", "notify", "sweep", "watch", "ring", "stop",
+    ]  # fmt: skip
+    assert listened == [True]
+    assert crew.watched == [1.0, 1.0]
+    assert not life.listens()
+    assert life.listener.fileno() == -1
+    worker.handle_exit(signal.SIGTERM, None)  # a second one is nothing new
+    assert life.said.count("ring") == 1
+
+
+def test_a_worker_without_its_arbiter_ends(life: Life) -> None:
+    life.worker.ppid = -1
+    life.worker.run()
+    assert "watch" not in life.said
+    assert life.said[-1] == "stop"
+    assert not life.worker.alive
+
+
+def test_a_crew_that_has_failed_ends_the_worker_with_an_error(life: Life) -> None:
+    def fail() -> None:
+        life.crew.failed = True
+        life.worker._on_crew_failure()
+
+    life.crew.at_watch = [fail]
+    life.bench.connect()  # which nobody would serve
+    with pytest.raises(SystemExit) as raised:
+        life.worker.run()
+    assert raised.value.code == 1
+    assert life.said[-2:] == ["ring", "stop"]
+    assert life.listener.fileno() == -1
+    assert life.bench.log.says("A thread of the worker has failed")
+
+
+def test_what_runs_is_finished_within_the_graceful_time(life: Life) -> None:
+    worker, bench = life.worker, life.bench
+    client = bench.connect()
+    seen: list[float] = []
+
+    def later() -> None:
+        assert not life.listens()
+        seen.append(bench.clock.now)
+        bench.clock.now += 0.5
+        if len(seen) == 3:
+            client.near.close()
+
+    life.crew.at_watch = [lambda: setattr(worker, "alive", False), later, later, later]
+    client.send(b"GET / HT")
+    bench.run()
+    worker.run()
+    assert len(seen) == 3
+    assert life.said[4:] == [*["notify", "sweep", "watch"] * 3, "stop"]
+    assert all(0 < seconds <= 0.1 for seconds in life.crew.watched[1:])
+    assert not bench.log.says("cut off")
+
+
+def test_what_does_not_finish_is_cut_off(life: Life) -> None:
+    worker, bench = life.worker, life.bench
+
+    def later() -> None:
+        bench.clock.now += 9.99
+
+    life.crew.at_watch = [lambda: setattr(worker, "alive", False), later, later, later, later]
+    client = bench.connect()
+    client.near.deadline = math.inf
+    client.send(b"GET / HT")
+    bench.run()
+    client.near.deadline = math.inf
+    worker.run()
+    assert bench.clock.now == pytest.approx(1000 + 4 * 9.99)
+    assert life.crew.watched[-1] == pytest.approx(30 - 3 * 9.99)  # no longer than that
+    assert bench.log.says("1 connections cut off")
+    assert life.said[-1] == "stop"
+
+
+def test_who_is_kept_alive_is_given_a_moment(life: Life) -> None:
+    worker, bench = life.worker, life.bench
+    client = bench.connect()
+    assert ask(bench, client)[:2] == (200, True)
+    now = bench.clock.now
+
+    def answer() -> None:
+        # What comes in this moment is answered, with the truth about the connection.
+        assert client.near.deadline == now + LINGER_S
+        assert worker.keepalive_s() == LINGER_S
+        bench.worker.settings.keepalive = 1
+        assert worker.keepalive_s() == 1
+        assert ask(bench, client)[:2] == (200, False)
+        client.close()
+        bench.run()
+
+    assert worker.keepalive_s() == 60
+    life.crew.at_watch = [lambda: setattr(worker, "alive", False), answer]
+    worker.run()
+    assert not worker.connections
+
+
+def test_the_crew_is_made_to_measure(make_bench: MakeBench) -> None:
+    bench = make_bench(hello, threads=7)
+    crew = bench.worker.crew
+    assert len(crew._hands) == 7
+    crew._on_tick()
+    crew._on_failure()
+    assert bench.log.says("A thread of the worker has failed")
+    assert crew._rung
+
+
+def test_what_is_held_goes_out_with_the_tick(make_bench: MakeBench) -> None:
+    bench = make_bench(hello)
+    clients = [bench.connect() for _ in range(3)]
+    for client in clients:
+        assert client.near.output.write(b"held", hold=True)
+        bench.worker.held.add(client.near)
+    bench.worker.crew._on_tick()
+    assert [client.receive_all_there_is() for client in clients] == [b"held"] * 3
+    assert not bench.worker.held
+
+
+def test_what_is_held_is_taken_by_two_ticks_at_once(make_bench: MakeBench) -> None:
+    """A thread may send what it held by itself, after the watch has seen that there is some."""
+    bench = make_bench(hello)
+
+    class Emptied(set[Any]):
+        def __bool__(self) -> bool:
+            return True
+
+    bench.worker.held = Emptied()
+    bench.worker._send_held()
+
+
+# Connections
+
+
+def test_a_full_worker_accepts_nobody(make_bench: MakeBench) -> None:
+    bench = make_bench(hello, worker_connections=2)
+    worker = bench.worker
+    assert worker._has_room()
+    first = bench.connect()
+    assert worker._has_room()
+    bench.connect()
+    assert not worker._has_room()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        worker.sockets = [listener]
+        worker._prepare()
+        worker._sweep()
+        assert not worker._acceptor._enabled
+        first.near.close()
+        assert worker._acceptor._enabled
+        worker._acceptor.stop()
+    worker.alive = False
+    assert not worker._has_room()
+
+
+@pytest.mark.parametrize("dispatcher_kind", ["epoll", "selectors"])
+def test_listeners_are_for_whoever_polls(make_bench: MakeBench, dispatcher_kind: str) -> None:
+    bench = make_bench(hello, attributes={"dispatcher_kind": dispatcher_kind})
+    worker = bench.worker
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        worker.sockets = [listener]
+        worker._prepare()
+        worker._acceptor.resume()
+        with socket.create_connection(listener.getsockname(), timeout=5) as sock:
+            sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            while not worker.connections:
+                bench.run()
+            (near,) = worker.connections
+            assert not near.sock.getblocking()
+            while not bench.log.requests:
+                bench.run()
+            assert sock.recv(1000).startswith(b"HTTP/1.0 200 OK\r\n")
+        # An event of a descriptor that is nobody's any more.
+        worker._receive((12345, 1))
+        worker._acceptor.stop()
+    assert [status for _, status, _ in bench.log.requests] == ["200 OK"]
+
+
+def test_events_give_a_crowd_at_the_door_its_turn(make_bench: MakeBench) -> None:
+    bench = make_bench(hello)
+    counted: list[int] = []
+    acceptor = bench.worker._acceptor
+    acceptor.on_event_in_crowd = lambda: counted.append(1)
+    ask(bench)
+    assert not counted
+    acceptor.crowded = 99
+    ask(bench)
+    assert counted
+
+
+def test_a_connection_that_cannot_be_made(make_bench: MakeBench, tmp_path: Path) -> None:
+    pem = tmp_path / "server.pem"
+    authority = trustme.CA()
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
+    bench = make_bench(hello, certfile=str(pem), keyfile=str(pem))
+    near, far = socket.socketpair()
+    with far:
+        pem.unlink()
+        assert bench.worker._connect(near, ("192.0.2.1", 1), None) is None
+        assert near.fileno() == -1
+        assert far.recv(1) == b""
+    assert not bench.worker.connections
+    assert bench.log.says("A connection has failed at once")
+
+
+@pytest.mark.parametrize("suppressed", [True, False])
+def test_tls_settings_reach_the_socket(
+    make_bench: MakeBench, tmp_path: Path, suppressed: bool
+) -> None:
+    pem = tmp_path / "server.pem"
+    trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
+    bench = make_bench(hello, certfile=str(pem), keyfile=str(pem), suppress_ragged_eofs=suppressed)
+    client = bench.connect()
+    sock = client.near.sock
+    assert isinstance(sock, ssl.SSLSocket)
+    assert vars(sock)["suppress_ragged_eofs"] is suppressed
+    assert not sock.getblocking()
+
+
+def test_the_sweep_takes_only_what_is_overdue_and_its_own(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench(hello)
+    early, late, starved, taken = (bench.connect() for _ in range(4))
+    bench.clock.now += 10
+    late.near.deadline = bench.clock.now
+    early.near.deadline = bench.clock.now - 0.1
+    taken.near.deadline = bench.clock.now - 0.1
+    retried: list[Any] = []
+    starved.near.starved = True
+    monkeypatch.setattr(Connection, "retry", lambda self: retried.append(self))
+
+    class Taken(dict[int, Any]):
+        """An event comes for one of them just before the sweep takes it."""
+
+        def pop(self, fd: int, default: Any = None) -> Any:
+            found = super().pop(fd, default)
+            return None if found is taken.near else found
+
+    bench.worker.waiting = Taken(bench.worker.waiting)
+    bench.worker._sweep()
+    assert retried == [starved.near]
+    assert bench.worker.connections == {late.near, starved.near, taken.near}
+    taken.near.deadline = math.inf
+    taken.near.starved = True
+    bench.worker.waiting[taken.near.fd] = taken.near
+    bench.worker._sweep()
+    assert retried == [starved.near]
+
+
+# Requests
+
+
+def test_after_so_many_requests_it_is_replaced(make_bench: MakeBench) -> None:
+    bench = make_bench(hello, max_requests=3, keepalive=5)
+    worker = bench.worker
+    client, other = bench.connect(), bench.connect()
+    assert ask(bench, client) == (200, True, b"hello")
+    assert ask(bench, client) == (200, True, b"hello")
+    assert worker.alive
+    assert not worker.crew._rung
+    assert ask(bench, client) == (200, False, b"hello")
+    assert not worker.alive
+    assert worker.crew._rung  # the watch hears of it at once
+    worker.crew._rung = False
+    assert ask(bench, other) == (200, False, b"hello")
+    assert not worker.crew._rung
+    assert sum("Autorestarting" in line for line in bench.log.lines) == 1
+
+
+def test_when_connections_are_kept(make_bench: MakeBench) -> None:
+    bench = make_bench(hello, keepalive=0)
+    assert ask(bench)[:2] == (200, False)
+    bench = make_bench(hello, keepalive=5, worker_connections=5, threads=3)
+    first, second, third = (bench.connect() for _ in range(3))
+    # Connections for as many threads as there are, at least.
+    assert ask(bench, first)[:2] == (200, False)
+    first.close()
+    bench.run()
+    assert ask(bench, second)[:2] == (200, True)
+    bench.worker.alive = False
+    assert ask(bench, third)[:2] == (200, False)
+
+
+class Hooks:
+    """The hooks around a request, one of which may fail."""
+
+    def __init__(self, failing: str, error: type[BaseException]) -> None:
+        self.calls: list[tuple[str, Any, Any]] = []
+        self._failing = failing
+        self._error = error
+
+    def pre_request(self, worker: Any, req: Any) -> None:
+        self._note("pre", None, None)
+
+    def post_request(self, worker: Any, req: Any, environ: Any, resp: Any) -> None:
+        self._note("post", environ.get("PATH_INFO"), resp and resp.status)
+
+    def _note(self, name: str, path: Any, status: Any) -> None:
+        self.calls.append((name, path, status))
+        if name == self._failing:
+            raise self._error("of a hook")
+
+
+@pytest.mark.parametrize("failing", ["", "pre", "post"])
+def test_hooks(make_bench: MakeBench, failing: str) -> None:
+    hooks = Hooks(failing, RuntimeError)
+    bench = make_bench(hello, keepalive=5)
+    bench.worker._pre_request, bench.worker._post_request = hooks.pre_request, hooks.post_request
+    status, kept, _ = ask(bench, target="/a")
+    assert (status, kept) == ((500, False) if failing == "pre" else (200, True))
+    seen = (None, None) if failing == "pre" else ("/a", "200 OK")
+    assert hooks.calls == [("pre", None, None), ("post", *seen)]
+    assert bench.log.says("Exception in post_request hook") == (failing == "post")
+    assert len(bench.log.requests) == 1
+
+
+def test_a_hook_that_ends_the_iteration(make_bench: MakeBench) -> None:
+    """As an app does that has taken the socket over; there is no response yet."""
+    hooks = Hooks("pre", StopIteration)
+    bench = make_bench(hello, keepalive=5)
+    bench.worker._pre_request = hooks.pre_request
+    client = bench.connect()
+    client.send_request()
+    bench.run()
+    assert client.read_to_end() == b""
+    assert not bench.log.says("Error")
+
+
+def test_an_app_that_has_taken_the_socket_over_may_still_say_so(make_bench: MakeBench) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [("Content-Length", "0")])
+        raise StopIteration
+
+    bench = make_bench(app, keepalive=5)
+    client = bench.connect()
+    client.send_request()
+    bench.run()
+    assert client.read_to_end() == b""
+    assert not bench.log.says("Error")
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, ConnectionError])
+@pytest.mark.parametrize("where", ["app", "head", "body", "close"])
+def test_an_app_that_fails(make_bench: MakeBench, error: type[BaseException], where: str) -> None:
+    """Whatever it raises, it ends no thread; ConnectionError may be of another connection."""
+
+    class Body:
+        def __iter__(self) -> Iterator[bytes]:
+            if where == "head":
+                raise error("of the app")
+            yield b"some"
+            if where == "body":
+                raise error("of the app")
+
+        def close(self) -> None:
+            if where == "close":
+                raise error("of the app")
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if where == "app":
+            raise error("of the app")
+        start_response("200 OK", [])
+        return Body()
+
+    bench = make_bench(app, keepalive=5)
+    client = bench.connect()
+    client.send_request()
+    bench.run()
+    raw = client.read_to_end()
+    if where in ("app", "head"):
+        assert raw.startswith(b"HTTP/1.1 500 ")
+        expected = [("GET /", "500 Internal Server Error", 0)]
+    else:
+        assert raw.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert raw.endswith(b"some\r\n" if where == "body" else b"some\r\n0\r\n\r\n")
+        expected = [("GET /", "200 OK", 4)]
+    assert bench.log.says("Error handling request")
+    assert not bench.log.says("Error in a connection")
+    assert bench.log.requests == expected
+
+
+def test_an_app_that_is_told_that_its_client_has_gone(make_bench: MakeBench) -> None:
+    """It may say so in its own words; nothing of it is an error."""
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        yield b"some"
+        client.close()
+        yield bytes(1 << 20)
+        pytest.fail("it goes on")
+
+    class Body:
+        def __init__(self, blocks: Iterator[bytes]) -> None:
+            self._blocks = blocks
+
+        def __iter__(self) -> Iterator[bytes]:
+            return self._blocks
+
+        def close(self) -> None:
+            raise BrokenPipeError("in its own words")
+
+    def wrapped(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        return Body(app(environ, start_response))
+
+    for made in (app, wrapped):
+        bench = make_bench(made)
+        client = bench.connect()
+        client.send_request()
+        bench.run()
+        assert not bench.worker.connections
+        assert bench.log.says("Ignoring a lost connection")
+        assert not bench.log.says("Error")
+        assert len(bench.log.requests) == 1
+
+
+def test_an_error_of_the_app_is_told_although_its_client_has_gone(make_bench: MakeBench) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        client.close()
+        yield bytes(1 << 20)
+
+    class Body:
+        def __init__(self, blocks: Iterator[bytes]) -> None:
+            self._blocks = blocks
+
+        def __iter__(self) -> Iterator[bytes]:
+            return self._blocks
+
+        def close(self) -> None:
+            raise ValueError("of the app")
+
+    bench = make_bench(lambda environ, start_response: Body(app(environ, start_response)))
+    client = bench.connect()
+    client.send_request()
+    bench.run()
+    assert bench.log.says("Error handling request")
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter, "segments", "file"])
+def test_bodies_are_closed_once_and_only_if_they_can_be(
+    make_bench: MakeBench, kind: Any, tmp_path: Path
+) -> None:
+    closed: list[str] = []
+    path = tmp_path / "file"
+    path.write_bytes(b"body")
+
+    class File:
+        def __init__(self) -> None:
+            self._file = path.open("rb")
+            self.read = self._file.read
+
+        def close(self) -> None:
+            self._file.close()
+            closed.append("file")
+
+    def app(environ: dict[str, Any], start_response: Any) -> Any:
+        start_response("200 OK", [("Content-Length", "4")])
+        if kind == "segments":
+            return SegmentedBody([b"body"], lambda: closed.append("segments"))
+        if kind == "file":
+            return environ["wsgi.file_wrapper"](File())
+        return kind([b"body"])
+
+    bench = make_bench(app)
+    assert ask(bench)[2] == b"body"
+    assert closed == ([kind] if isinstance(kind, str) else [])
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_goes_out_in_one_piece(
+    make_bench: MakeBench, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    write_all = Response.write_all
+
+    def look(response: Any, blocks: Any) -> None:
+        calls.append(blocks)
+        write_all(response, blocks)
+
+    monkeypatch.setattr(Response, "write_all", look)
+
+    def app(environ: dict[str, Any], start_response: Any) -> Any:
+        start_response("200 OK", [])
+        return kind([b"a", b"b"])
+
+    assert ask(make_bench(app))[2] == b"ab"
+    assert calls == [kind([b"a", b"b"])]
+
+
+# Logs
+
+
+def test_how_long_a_request_took(make_bench: MakeBench) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        bench.clock.now += 1.5
+        return hello(environ, start_response)
+
+    bench = make_bench(app)
+    ask(bench)
+    assert bench.log.seconds == [1.5]
+    assert bench.log.environs[0]["REQUEST_METHOD"] == "GET"
+
+
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("own", [True, False])
+def test_log_lines_are_made_for_who_reads_them(
+    make_bench: MakeBench, writes: bool, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    class Counting(Logger):  # type: ignore[misc]
+        if own:
+
+            def access(self, resp: Any, req: Any, environ: Any, request_time: Any) -> None:
+                calls.append(resp.status)
+
+    if not own:
+        monkeypatch.setattr(Logger, "access", lambda self, resp, *rest: calls.append(resp.status))
+    cfg = Config()
+    cfg.set("accesslog", "-" if writes else None)
+    log = Counting(cfg)
+    bench = make_bench(hello, attributes={"body_limit_bytes": 10})
+    bench.worker.log = log
+    bench.worker._prepare()
+    if not hasattr(log, "access_log_enabled"):
+        writes = True  # older versions do not say
+    ask(bench)
+    client = bench.connect()
+    client.send(b"POST / HTTP/1.1\r\nContent-Length: 11\r\n\r\n")
+    bench.run()
+    assert calls == (["200 OK", "413 Content Too Large"] if own or writes else [])
+    for handler in [*log.access_log.handlers, *log.error_log.handlers]:
+        handler.close()
+    logging.getLogger("gunicorn.access").handlers.clear()
+    logging.getLogger("gunicorn.error").handlers.clear()
+
+
+def test_a_logger_that_fails_costs_nobody_an_answer(make_bench: MakeBench) -> None:
+    class Failing(Log):
+        def access(self, *args: Any) -> None:
+            raise OSError("the log cannot be written")
+
+    bench = make_bench(hello, keepalive=5, attributes={"body_limit_bytes": 10})
+    bench.worker.log = log = Failing()
+    client = bench.connect()
+    for _ in range(2):
+        assert ask(bench, client) == (200, True, b"hello")
+    assert log.lines.count("Error in the access log") == 2
+    bench.worker.wsgi = None  # not callable: the app's error
+    assert ask(bench, client)[0] == 500
+    client = bench.connect()
+    client.send(b"POST / HTTP/1.1\r\nContent-Length: 11\r\n\r\n")
+    bench.run()
+    assert client.read_response().status == 413
+    assert log.lines.count("Error in the access log") == 4
+    assert not log.says("Error in a connection")
+
+
+def test_a_refusal_that_has_no_environ_is_answered_and_not_logged(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCRIPT_NAME", "/inside")
+    bench = make_bench(hello, attributes={"body_limit_bytes": 10})
+    client = bench.connect()
+    client.send(b"POST /outside HTTP/1.1\r\nContent-Length: 11\r\n\r\n")
+    bench.run()
+    assert client.read_response().status == 413
+    assert bench.log.says("Error in the access log")
+    assert not bench.log.requests
+    # A request that gets as far is gunicorn's to answer and to log.
+    assert ask(bench, target="/outside")[0] == 500
+    assert ask(bench, target="/inside/a")[0] == 200
+
+
+def test_a_response_without_a_status_is_not_logged_as_one(make_bench: MakeBench) -> None:
+    """An app that speaks for itself on the socket."""
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        environ["gunicorn.socket"].sendall(b"mine")
+        raise StopIteration
+
+    bench = make_bench(app)
+    client = bench.connect()
+    client.send_request()
+    bench.run()
+    assert client.read_to_end() == b"mine"
+    assert not bench.log.requests
+
+
+def test_early_hints_are_offered(make_bench: MakeBench) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        environ["wsgi.early_hints"]([("Link", "</a>")])
+        return hello(environ, start_response)
+
+    bench = make_bench(app)
+    assert ask(bench)[0] == 103
+
+
+def test_gthread_finds_what_it_looks_for(make_bench: MakeBench) -> None:
+    """HTTP/2 is served by its code, and hooks know its attributes."""
+    worker = make_bench(hello, worker_connections=20, threads=3).worker
+    assert isinstance(worker, gthread.ThreadWorker)
+    assert worker.max_keepalived == 17
+    assert worker.nr_conns == 0
+    assert worker.tpool is None
