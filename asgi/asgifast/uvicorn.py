@@ -256,38 +256,42 @@ class _Response:
             file = located(message)
             if file.segment is None:
                 await send_unsized(self._cycle.send, file.fd, message.get("count"))
-            elif file.segment.size:
+            else:
                 await self._send_run(file.segment)
                 file.advance()
         if not message.get("more_body", False):
             await self._finish()
 
     async def _send_run(self, segment: FileSegment) -> None:
-        if segment.size > SMALL_FILE_BYTES and self._transport.can_sendfile:
-            before, after = self._announce(segment.size)
-            self._transport.write(before)
+        if segment.size <= SMALL_FILE_BYTES:
             try:
-                await self._transport.send_file(segment)
-            except SendfileUnavailable:
-                await self._write_run(segment)
-            except ConnectionError:
-                return  # the client has gone: uvicorn ignores what is sent after that, too
-            self._transport.write(after)
+                await send_run(self._cycle.send, segment, more_body=True)
+            except FileTruncated:
+                self._cut_off()
+                raise
             return
+        before, after = self._announce(segment.size)
+        self._transport.write(before)
         try:
-            await send_run(self._cycle.send, segment, more_body=True)
-        except FileTruncated:
-            self._transport.close()
+            await self._send_announced(segment)
+        except ConnectionError:
+            return  # the client has gone: uvicorn ignores what is sent after that, too
+        except BaseException:
+            self._cut_off()
             raise
+        self._transport.write(after)
 
-    async def _write_run(self, segment: FileSegment) -> None:
-        """The bytes of an announced run, through the transport."""
+    async def _send_announced(self, segment: FileSegment) -> None:
+        try:
+            await self._transport.send_file(segment)
+            return
+        except SendfileUnavailable:
+            pass
         fd, offset, size = segment
         end = offset + size
         while offset < end and not self._cycle.disconnected:
             block = await read_block(fd, offset, min(BLOCK_BYTES, end - offset))
             if not block:
-                self._transport.close()
                 raise truncated(end - offset, size)
             offset += len(block)
             self._transport.write(block)
@@ -295,6 +299,12 @@ class _Response:
                 await self._cycle.flow.drain()
             elif offset < end:
                 await next_turn()
+
+    def _cut_off(self) -> None:
+        """Close, and have uvicorn ignore what an app that goes on sends: it would be taken for the
+        bytes that are missing, or for the end of the whole body."""
+        self._transport.close()
+        self._cycle.disconnected = True
 
     async def _finish(self) -> None:
         await self._cycle.send({"type": "http.response.body", "body": b"", "more_body": False})
