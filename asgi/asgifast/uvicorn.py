@@ -164,6 +164,8 @@ class _Response:
                     return
                 self._settle()
                 await cycle.send(message)
+                if type(body) is not bytes:
+                    self._transport.flush()  # its owner may change it in this very turn
                 return
             if self._chunks and type(body) is bytes:
                 self._chunks.append(body)

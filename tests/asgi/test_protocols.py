@@ -381,6 +381,28 @@ def test_gathered_messages_are_whole_chunks(protocol: Any, tmp_path: Path) -> No
     talk(protocol, app, conversation)
 
 
+@pytest.mark.parametrize("size", [5, 20_000])
+def test_a_buffer_that_its_owner_uses_again(protocol: Any, size: int) -> None:
+    """No bytes, as ASGI asks for, and sent by uvicorn all the same."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=3 * size)
+        buffer: Any = bytearray(size)
+        for letter in b"abc":
+            buffer[:] = bytes([letter]) * size
+            await body(send, buffer, more=True)
+        buffer[:] = b"-" * size
+        await body(send, b"")
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.until(b"\r\n\r\n")
+        received = await client.exactly(3 * size)
+        assert received == b"a" * size + b"b" * size + b"c" * size
+
+    talk(protocol, app, conversation)
+
+
 def test_a_pipe(protocol: Any) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         reader, writer = os.pipe()
