@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import socket
+import threading
+import types
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -129,7 +132,11 @@ def test_a_writable_socket_that_takes_nothing_is_asked_again_later(
 def test_a_starved_connection_that_is_lost_leaves_no_timer(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    calls = 0
+
     def without_memory(*args: Any) -> int:
+        nonlocal calls
+        calls += 1
         raise BlockingIOError
 
     async def run() -> None:
@@ -147,6 +154,8 @@ def test_a_starved_connection_that_is_lost_leaves_no_timer(
             monkeypatch.setattr(os, "sendfile", without_memory)
             sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
             timer = await waiting
+            await turns()
+            assert calls == 2, "at once, and when the socket was said to be writable"
             transport.lost()
             with pytest.raises(ConnectionResetError):
                 await sending
@@ -171,31 +180,43 @@ def test_the_send_buffer_grows_for_a_quick_client_alone(
         return asyncio.run(run())
 
     # The kernel doubles what it is given.
-    assert buffer_after(0.0) == 2 * transport_module._FIRST_SEND_BUFFER_BYTES
-    assert buffer_after(60.0) == 2 * 256 * 1024
+    small, large = 2 * transport_module._FIRST_SEND_BUFFER_BYTES, 2 * 256 * 1024
+    assert buffer_after(0.0) == small
+    assert buffer_after(60.0) == large
+    # Slow when it is first waited for, and quick then.
+    clock = itertools.chain([0.0, 1.0], itertools.repeat(1.0))
+    monkeypatch.setattr(
+        transport_module, "time", types.SimpleNamespace(monotonic=lambda: next(clock))
+    )
+    assert buffer_after(0.5) == large
 
 
+@pytest.mark.parametrize("cold", [(300_000, FILE_BYTES), (0, 900_000)], ids=["end", "beginning"])
 def test_no_byte_is_sent_that_the_disk_must_be_waited_for(
-    fd: int, monkeypatch: pytest.MonkeyPatch
+    fd: int, monkeypatch: pytest.MonkeyPatch, cold: tuple[int, int]
 ) -> None:
-    """A file whose beginning alone is in memory, on a disk that reads nothing ahead."""
-    in_memory = 300_000
-    beyond: list[int] = []
+    """A file of which a part is in memory, on a disk that reads nothing ahead."""
+    page = 4096
+    in_memory = bytearray(b"y" * (FILE_BYTES // page))
+    waited: list[bool] = []
     preadv, pread, sendfile = os.preadv, os.pread, os.sendfile
 
+    def pages(offset: int, size: int) -> slice:
+        return slice(offset // page, -(-(offset + size) // page))
+
     def preadv_of_cached(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
-        if flags and in_memory <= offset < FILE_BYTES:
+        if flags and b"n" in in_memory[pages(offset, 1)]:
             raise BlockingIOError
         return preadv(fd, buffers, offset, flags)
 
     def pread_into_memory(fd: int, size: int, offset: int) -> bytes:
-        nonlocal in_memory
-        in_memory = max(in_memory, offset + size)
+        touched = pages(offset, size)
+        in_memory[touched] = b"y" * len(in_memory[touched])
         return pread(fd, size, offset)
 
     def sendfile_of_cached(out: int, fd: int, offset: int, count: int) -> int:
         sent = sendfile(out, fd, offset, min(count, 400_000))
-        beyond.append(max(0, offset + sent - in_memory))
+        waited.append(b"n" in in_memory[pages(offset, sent)])
         return sent
 
     async def run() -> None:
@@ -207,9 +228,39 @@ def test_no_byte_is_sent_that_the_disk_must_be_waited_for(
             assert await read(client, FILE_BYTES) == pread(fd, FILE_BYTES, 0)
             await sending
 
+    absent = pages(cold[0], cold[1] - cold[0])
+    in_memory[absent] = b"n" * len(in_memory[absent])
     asyncio.run(run())
-    assert len(beyond) > FILE_BYTES // 400_000
-    assert not any(beyond)
+    assert len(waited) > FILE_BYTES // 400_000
+    assert not any(waited)
+
+
+def test_a_head_that_the_socket_takes_in_pieces(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece waits in the kernel for what follows: no packet leaves with the head alone."""
+    head = b"head" * 100
+    pieces: list[int] = []
+    send = socket.socket.send
+
+    def piece(sock: socket.socket, data: bytes, flags: int = 0) -> int:
+        pieces.append(flags)
+        if len(pieces) % 2:
+            raise BlockingIOError
+        return send(sock, data[:150], flags)
+
+    async def run() -> None:
+        async with connected() as (transport, client):
+
+            async def in_one_turn() -> None:
+                transport.write(head)
+                await transport.send_file(FileSegment(fd, 0, 100_000))
+
+            monkeypatch.setattr(socket.socket, "send", piece, raising=False)
+            sending = asyncio.create_task(in_one_turn())
+            assert await read(client, len(head) + 100_000) == head + os.pread(fd, 100_000, 0)
+            await sending
+
+    asyncio.run(run())
+    assert pieces == [socket.MSG_MORE] * 6
 
 
 def writes(transport: GatheringTransport) -> list[int]:
@@ -299,8 +350,12 @@ def test_nothing_is_written_to_a_connection_that_is_closing() -> None:
 def test_a_file_waits_for_what_is_gathered_elsewhere(fd: int) -> None:
     async def run() -> None:
         async with connected() as (transport, client):
-            transport.gather(lambda: transport.write(b"gathered"))
-            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, 100_000)))
+
+            async def in_one_turn() -> None:
+                transport.gather(lambda: transport.write(b"gathered"))
+                await transport.send_file(FileSegment(fd, 0, 100_000))
+
+            sending = asyncio.create_task(in_one_turn())
             assert await read(client, 100_008) == b"gathered" + os.pread(fd, 100_000, 0)
             await sending
 
@@ -333,12 +388,137 @@ def test_a_file_keeps_its_place(fd: int) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("end", ["close", "abort", "lost", "cancel", "client"])
-def test_a_file_that_is_cut_off_ends_the_connection(fd: int, end: str) -> None:
+def fill(transport: GatheringTransport) -> None:
+    """Write until the socket takes no more, and a little is left in the real transport's buffer."""
+    while not transport.real.get_write_buffer_size():
+        transport.write(b"x" * 10_000)
+        transport.flush()
+
+
+def test_a_file_waits_for_a_little_that_the_socket_did_not_take(fd: int) -> None:
+    """Too little for a pause of the protocol, whose end would tell that it has left."""
+
+    async def run() -> None:
+        async with connected() as (transport, client):
+
+            async def behind_a_full_socket() -> None:
+                fill(transport)
+                await transport.send_file(FileSegment(fd, 0, 100_000))
+
+            sending = asyncio.create_task(behind_a_full_socket())
+            received = bytearray()
+            while not received.endswith(os.pread(fd, 1000, 99_000)):
+                received += await asyncio.get_running_loop().sock_recv(client, 1024 * 1024)
+            await asyncio.wait_for(sending, 10)
+            assert received.lstrip(b"x")[-100_000:] == os.pread(fd, 100_000, 0)
+
+    asyncio.run(run())
+
+
+def test_no_file_behind_a_connection_that_is_closing_slowly(fd: int) -> None:
+    async def run() -> None:
+        async with connected() as (transport, _):
+            transport.write(bytes(FILE_BYTES))
+            transport.close()
+            assert transport.real.get_write_buffer_size(), "its client reads nothing"
+            with pytest.raises(ConnectionResetError):
+                await asyncio.wait_for(transport.send_file(FileSegment(fd, 0, FILE_BYTES)), 10)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("refused", [1, 2], ids=["first", "grown"])
+def test_a_send_buffer_that_cannot_be_set_is_no_hindrance(
+    fd: int, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    """Some kernels refuse it on a socket whose peer has gone."""
+    calls = 0
+
+    def refusing(*args: Any) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == refused:
+            raise OSError(errno.EINVAL, "not any more")
+        return True
+
     async def run() -> None:
         async with connected() as (transport, client):
             sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            assert await read(client, FILE_BYTES) == os.pread(fd, FILE_BYTES, 0)
+            await sending
+
+    monkeypatch.setattr(transport_module, "limit_send_buffer", refusing)
+    monkeypatch.setattr(transport_module, "_QUICK_S", 60.0)
+    asyncio.run(run())
+    assert calls == refused, "once it has grown it is left alone"
+
+
+def test_no_descriptor_is_used_once_it_is_closed(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is lost while a thread reads: the number may be another's then."""
+    reading, lost = threading.Event(), threading.Event()
+    sent_to: list[int] = []
+    pread, sendfile = os.pread, os.sendfile
+
+    def cold(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        raise BlockingIOError
+
+    def slow(fd: int, size: int, offset: int) -> bytes:
+        reading.set()
+        assert lost.wait(10)
+        return pread(fd, size, offset)
+
+    def noted(out: int, *args: Any) -> int:
+        sent_to.append(out)
+        return sendfile(out, *args)
+
+    async def run() -> None:
+        async with connected() as (transport, _):
+            monkeypatch.setattr(os, "preadv", cold)
+            monkeypatch.setattr(os, "pread", slow)
+            monkeypatch.setattr(os, "sendfile", noted)
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            while not reading.is_set():
+                await asyncio.sleep(0)
+            transport.lost()
+            lost.set()
+            with pytest.raises(ConnectionResetError):
+                await sending
+            assert not sent_to
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("end", ["close", "abort", "lost", "cancel", "client"])
+def test_a_file_that_is_cut_off_ends_the_connection(
+    fd: int, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched: set[int] = set()
+    closed_while_watched: list[int] = []  # the number may be another connection's next
+    close = socket.socket.close
+
+    def noted_close(sock: socket.socket) -> None:
+        closed_while_watched.extend(watched & {sock.fileno()})
+        close(sock)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        add_writer, remove_writer = loop.add_writer, loop.remove_writer
+
+        def add(fd: int, *args: Any) -> None:
+            watched.add(fd)
+            add_writer(fd, *args)
+
+        def remove(fd: int) -> bool:
+            watched.discard(fd)
+            return remove_writer(fd)
+
+        monkeypatch.setattr(loop, "add_writer", add)
+        monkeypatch.setattr(loop, "remove_writer", remove)
+        monkeypatch.setattr(socket.socket, "close", noted_close)
+        async with connected() as (transport, client):
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
             await read(client, 1000)
+            assert watched
             transport.write(b"behind the file")
             if end == "cancel":
                 sending.cancel()
@@ -360,6 +540,7 @@ def test_a_file_that_is_cut_off_ends_the_connection(fd: int, end: str) -> None:
             assert not rest.endswith(b"behind the file")
 
     asyncio.run(run())
+    assert not closed_while_watched
 
 
 @pytest.mark.parametrize("end", ["abort", "client"])
