@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import os
 import threading
@@ -513,6 +514,80 @@ def test_a_thread_is_waited_for_by_a_cancelled_caller(run: Run) -> None:
 
     run(main)
     assert over
+
+
+def test_a_thread_is_waited_for_however_often_its_caller_is_cancelled() -> None:
+    release = threading.Event()
+
+    async def main() -> None:
+        call = asyncio.create_task(in_thread(release.wait, 10))
+        for _ in range(3):
+            await asyncio.sleep(0)
+            call.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not call.done()
+        release.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(main())
+
+
+def test_asyncios_own_cancellation_while_a_task_ends_is_not_lost() -> None:
+    async def main() -> None:
+        may_end = asyncio.Event()
+        steps = []
+
+        async def slow_to_end() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await may_end.wait()
+                steps.append("task over")
+
+        async def ending() -> None:
+            await ended(task)
+            steps.append("not cancelled")
+
+        task = asyncio.create_task(slow_to_end())
+        await asyncio.sleep(0)
+        caller = asyncio.create_task(ending())
+        await asyncio.sleep(0)
+        caller.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert steps == ["task over"]
+
+    asyncio.run(main())
+
+
+def test_waiting_for_a_thread_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """anyio cancels in every turn of the loop what goes on behind a cancellation."""
+    release = threading.Event()
+    waits = 0
+    wait = asyncio.wait
+
+    async def counted(*args: Any, **options: Any) -> Any:
+        nonlocal waits
+        waits += 1
+        return await wait(*args, **options)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(in_thread, release.wait, 10)
+            await anyio.lowlevel.checkpoint()
+            monkeypatch.setattr(asyncio, "wait", counted)
+            group.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                for _ in range(50):
+                    await anyio.lowlevel.checkpoint()
+            release.set()
+
+    anyio.run(main, backend="asyncio")
+    assert waits == 1
 
 
 def test_no_loop_at_all() -> None:
