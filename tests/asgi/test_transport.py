@@ -56,6 +56,8 @@ class Drained(asyncio.Protocol):
 async def connected() -> AsyncIterator[tuple[GatheringTransport, socket.socket]]:
     """A transport, and the socket of its client, which reads nothing by itself."""
     loop = asyncio.get_running_loop()
+    failed: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda loop, context: failed.append(context))
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()) as client,
@@ -74,6 +76,7 @@ async def connected() -> AsyncIterator[tuple[GatheringTransport, socket.socket]]
                 transport.abort()
             client.close()
             await asyncio.sleep(0)
+    assert not failed, "no callback of the loop fails"
 
 
 async def read(client: socket.socket, size: int) -> bytes:
