@@ -14,9 +14,10 @@ Theory of operation. All calls are made in the event loop's thread.
   clients leave lying there comes out of the memory that the kernel has for all TCP connections.
   When that is gone, a socket is writable and takes nothing; to wait for writability again would
   spin, so a timer waits instead.
-- A file ends by its last byte, by its own end coming too early (FileTruncated), by close(), abort()
-  or the loss of the connection (ConnectionResetError), or by the cancellation of the sender. In all
-  cases but the first the connection is closed: the body's promised length cannot be kept.
+- A file ends by its last byte, by its own end coming too early (FileTruncated), by the loss of the
+  connection (ConnectionResetError), which follows close() and abort() in the next turn, or by the
+  cancellation of the sender. In all cases but the first the connection is closed: the body's
+  promised length cannot be kept.
 """
 
 from __future__ import annotations
@@ -180,7 +181,6 @@ class GatheringTransport(asyncio.Transport):
             raise SendfileUnavailable
         self.flush_gathered()
         if self.real.get_write_buffer_size():
-            self.flush()
             await self._drain()
         if self.real.is_closing():
             raise ConnectionResetError("the connection was closed before the file was sent")
@@ -252,24 +252,20 @@ class GatheringTransport(asyncio.Transport):
         self._size = 0
         self.drained()
         if self._file is not None:
-            self._file.fail(ConnectionResetError("the client left while a file was sent"))
+            self._file.fail(ConnectionResetError("the connection was lost while a file was sent"))
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.fail(ConnectionResetError("the connection was closed while a file was sent"))
-        elif not self.real.is_closing():
+        if not self.real.is_closing():
             self.flush()
         self.real.close()
 
-    def abort(self) -> None:
-        if self._file is not None:
-            self._file.fail(ConnectionResetError("the connection was aborted"))
-        self.real.abort()
-
     # The rest is the real transport's.
+
+    def abort(self) -> None:
+        self.real.abort()
 
     def get_write_buffer_size(self) -> int:
         return self._size + self.real.get_write_buffer_size()
