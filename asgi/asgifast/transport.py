@@ -379,6 +379,8 @@ class _FileInFlight:
 
     async def send(self, progress: _Progress) -> None:
         """Go on to the end from where :meth:`step` came to."""
+        if self._error is not None:
+            raise self._error  # the connection was lost since then
         while progress is not _Progress.DONE:
             if progress is _Progress.COLD:
                 read_to = min(self._end, self._offset + WINDOW_BYTES)

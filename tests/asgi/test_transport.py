@@ -492,6 +492,26 @@ def test_no_descriptor_is_used_once_it_is_closed(fd: int, monkeypatch: pytest.Mo
     asyncio.run(run())
 
 
+def test_a_connection_that_is_lost_before_the_rest_of_a_file(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest is sent by a task, which has its first turn later."""
+
+    def too_late(*args: Any) -> None:
+        raise AssertionError("the descriptor is closed, its number may be another's")
+
+    async def run() -> None:
+        async with connected() as (transport, _):
+            rest = transport.begin_file(FileSegment(fd, 0, FILE_BYTES))
+            assert rest is not None
+            transport.lost()
+            monkeypatch.setattr(asyncio.get_running_loop(), "add_writer", too_late)
+            with pytest.raises(ConnectionResetError):
+                await rest()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("end", ["close", "abort", "lost", "cancel", "client"])
 def test_a_file_that_is_cut_off_ends_the_connection(
     fd: int, end: str, monkeypatch: pytest.MonkeyPatch
