@@ -222,8 +222,9 @@ def test_a_line_end_in_a_command_is_refused_before_anything_is_sent() -> None:
         for sender, recipients in ((bad, RECIPIENTS), (SENDER, [SENDER, bad])):
             with pytest.raises(ValueError, match="line end"):
                 client.sendmail(sender, recipients, TEXT)
-        with pytest.raises(ValueError, match="line end"):
-            client.sendmail(SENDER, RECIPIENTS, TEXT, ["size=1\r\nrset"])
+        for line_end in ("\r\n", "\r", "\n"):
+            with pytest.raises(ValueError, match="line end"):
+                client.sendmail(SENDER, RECIPIENTS, TEXT, [f"size=1{line_end}rset"])
         assert server.verbs() == ["ehlo"]
 
 
