@@ -202,6 +202,7 @@ def test_no_byte_is_sent_that_the_disk_must_be_waited_for(
     page = 4096
     in_memory = bytearray(b"y" * (FILE_BYTES // page))
     waited: list[bool] = []
+    read_by_thread = 0
     preadv, pread, sendfile = os.preadv, os.pread, os.sendfile
 
     def pages(offset: int, size: int) -> slice:
@@ -213,6 +214,8 @@ def test_no_byte_is_sent_that_the_disk_must_be_waited_for(
         return preadv(fd, buffers, offset, flags)
 
     def pread_into_memory(fd: int, size: int, offset: int) -> bytes:
+        nonlocal read_by_thread
+        read_by_thread += size
         touched = pages(offset, size)
         in_memory[touched] = b"y" * len(in_memory[touched])
         return pread(fd, size, offset)
@@ -236,6 +239,7 @@ def test_no_byte_is_sent_that_the_disk_must_be_waited_for(
     asyncio.run(run())
     assert len(waited) > FILE_BYTES // 400_000
     assert not any(waited)
+    assert read_by_thread <= FILE_BYTES, "nothing is read twice"
 
 
 def test_a_head_that_the_socket_takes_in_pieces(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,6 +419,22 @@ def test_a_file_waits_for_a_little_that_the_socket_did_not_take(fd: int) -> None
                 received += await asyncio.get_running_loop().sock_recv(client, 1024 * 1024)
             await asyncio.wait_for(sending, 10)
             assert received.lstrip(b"x")[-100_000:] == os.pread(fd, 100_000, 0)
+
+    asyncio.run(run())
+
+
+def test_no_file_goes_past_tls(fd: int) -> None:
+    class OverTLS(Recorded):
+        def get_extra_info(self, name: str, default: Any = None) -> Any:
+            return object() if name == "sslcontext" else self._transport.get_extra_info(name)
+
+    async def run() -> None:
+        async with connected() as (plain, _):
+            real: Any = OverTLS(plain.real)
+            transport = GatheringTransport(real, asyncio.get_running_loop())
+            assert not transport.can_sendfile
+            with pytest.raises(SendfileUnavailable):
+                await transport.send_file(FileSegment(fd, 0, 100_000))
 
     asyncio.run(run())
 
