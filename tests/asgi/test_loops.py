@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -309,6 +310,31 @@ def test_a_cancelled_apps_message_on_its_way_is_cancelled(run: Run) -> None:
     run(main)
 
 
+def test_a_cancelled_apps_head_on_its_way_is_cancelled(run: Run) -> None:
+    async def main() -> None:
+        server = Server()
+        inside = anyio.Event()
+
+        async def never_sent(message: Message) -> None:
+            inside.set()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                server.sent.append(message)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            await inside.wait()
+            scope_to_cancel.cancel()
+            await anyio.lowlevel.checkpoint()
+
+        with anyio.CancelScope() as scope_to_cancel:
+            await ASGIFast(app)(scope_of(), server.receive, never_sent)
+        await server.until(lambda: server.sent == [START])
+
+    run(main)
+
+
 def test_gathered_messages_keep_the_apps_context(run: Run) -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="no")
     seen = []
@@ -590,6 +616,9 @@ def test_waiting_for_a_thread_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> 
     assert waits == 1
 
 
-def test_no_loop_at_all() -> None:
+@pytest.mark.parametrize("trio_is_imported", [True, False])
+def test_no_loop_at_all(monkeypatch: pytest.MonkeyPatch, trio_is_imported: bool) -> None:
+    if not trio_is_imported:
+        monkeypatch.delitem(sys.modules, "trio")
     with pytest.raises(RuntimeError):
         running_loop()

@@ -453,6 +453,31 @@ def test_a_client_that_leaves_while_a_file_is_sent(
     talk(protocol, app, conversation)
 
 
+@pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
+def test_a_client_that_has_left_unnoticed_before_a_file(
+    protocol: Any, large: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first byte of the file is what the kernel refuses."""
+    finished = asyncio.Event()
+
+    def broken_pipe(*args: Any) -> int:
+        raise BrokenPipeError
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=LARGE_BYTES)
+        with large.open("rb") as file:
+            await send({"type": kind, "path": str(large), "file": file})
+        finished.set()
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.to_end()
+        await finished.wait()
+
+    monkeypatch.setattr(os, "sendfile", broken_pipe)
+    talk(protocol, app, conversation)
+
+
 def test_what_is_sent_to_nobody_is_not_kept(protocol: Any) -> None:
     """The client leaves between a small message and the end of its turn."""
     finished = asyncio.Event()

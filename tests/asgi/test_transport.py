@@ -668,6 +668,62 @@ def test_an_error_of_sendfile(fd: int, monkeypatch: pytest.MonkeyPatch, calls: i
     asyncio.run(run())
 
 
+def test_sendfile_that_is_refused_once_the_socket_has_room(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the file was sent: its bytes can still be sent in another way."""
+    answers = iter([BlockingIOError(), OSError(errno.EINVAL, "no sendfile")])
+
+    def failing(*args: Any) -> int:
+        raise next(answers)
+
+    async def run() -> None:
+        async with connected() as (transport, client):
+            monkeypatch.setattr(os, "sendfile", failing)
+            transport.write(b"head")
+            with pytest.raises(SendfileUnavailable):
+                await transport.send_file(FileSegment(fd, 0, FILE_BYTES))
+            transport.write(b"body")
+            assert await read(client, 8) == b"headbody"
+
+    asyncio.run(run())
+
+
+def test_a_file_that_has_lost_all_its_bytes(fd: int, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with connected() as (transport, client):
+            os.truncate(tmp_path / "file", 0)
+            with pytest.raises(FileTruncated, match="shrank"):
+                transport.begin_file(FileSegment(fd, 0, FILE_BYTES))
+            transport.write(b"behind the file")
+            transport.flush()
+            assert await read_to_end(client) == b""
+
+    asyncio.run(run())
+
+
+def test_the_rest_is_the_real_transports() -> None:
+    async def run() -> None:
+        async with connected() as (transport, client):
+            real = transport.real
+            assert transport.is_reading()
+            transport.pause_reading()
+            assert not real.is_reading()
+            transport.resume_reading()
+            assert real.is_reading()
+            transport.set_write_buffer_limits(high=10, low=5)
+            assert real.get_write_buffer_limits() == (5, 10)
+            assert transport.can_write_eof()
+            assert transport.get_extra_info("peername") == client.getsockname()
+            protocol = transport.get_protocol()
+            other = asyncio.Protocol()
+            transport.set_protocol(other)
+            assert real.get_protocol() is other
+            transport.set_protocol(protocol)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("cold", [False, True])
 def test_a_file_that_ends_early(
     fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: bool
