@@ -14,9 +14,10 @@ Theory of operation. All calls are made in the event loop's thread.
   clients leave lying there comes out of the memory that the kernel has for all TCP connections.
   When that is gone, a socket is writable and takes nothing; to wait for writability again would
   spin, so a timer waits instead.
-- A file ends by its last byte, by its own end coming too early (FileTruncated), by close(), abort()
-  or the loss of the connection (ConnectionResetError), or by the cancellation of the sender. In all
-  cases but the first the connection is closed: the body's promised length cannot be kept.
+- A file ends by its last byte, by its own end coming too early (FileTruncated), by the loss of the
+  connection (ConnectionResetError), which follows close() and abort() in the next turn, or by the
+  cancellation of the sender. In all cases but the first the connection is closed: the body's
+  promised length cannot be kept.
 """
 
 from __future__ import annotations
@@ -183,10 +184,10 @@ class GatheringTransport(asyncio.Transport):
         if not self.can_sendfile:
             raise SendfileUnavailable
         self.flush_gathered()
-        if self.real.get_write_buffer_size():
-            return partial(self._send_behind_buffer, segment)
         if self.real.is_closing():
             raise ConnectionResetError("the connection was closed before the file was sent")
+        if self.real.get_write_buffer_size():
+            return partial(self._send_behind_buffer, segment)
         sock = self._socket or self._own_socket()
         head = bytes(self._take()) if self._pending else b""
         file = self._file = _FileInFlight(self, sock, head, segment)
@@ -204,7 +205,6 @@ class GatheringTransport(asyncio.Transport):
         return partial(self._send_rest, file, progress)
 
     async def _send_behind_buffer(self, segment: FileSegment) -> None:
-        self.flush()
         await self._drain()
         await self.send_file(segment)
 
@@ -277,24 +277,20 @@ class GatheringTransport(asyncio.Transport):
         self._size = 0
         self.drained()
         if self._file is not None:
-            self._file.fail(ConnectionResetError("the client left while a file was sent"))
+            self._file.fail(ConnectionResetError("the connection was lost while a file was sent"))
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.fail(ConnectionResetError("the connection was closed while a file was sent"))
-        elif not self.real.is_closing():
+        if not self.real.is_closing():
             self.flush()
         self.real.close()
 
-    def abort(self) -> None:
-        if self._file is not None:
-            self._file.fail(ConnectionResetError("the connection was aborted"))
-        self.real.abort()
-
     # The rest is the real transport's.
+
+    def abort(self) -> None:
+        self.real.abort()
 
     def get_write_buffer_size(self) -> int:
         return self._size + self.real.get_write_buffer_size()
@@ -374,6 +370,8 @@ class _FileInFlight:
 
     async def send(self, progress: _Progress) -> None:
         """Go on to the end from where :meth:`step` came to."""
+        if self._error is not None:
+            raise self._error  # the connection was lost since then
         while progress is not _Progress.DONE:
             if progress is _Progress.COLD:
                 read_to = min(self._end, self._offset + WINDOW_BYTES)

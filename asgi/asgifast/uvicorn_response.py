@@ -97,6 +97,8 @@ class Response:
                     return
                 self._settle()
                 await cycle.send(message)
+                if type(body) is not bytes:
+                    self._transport.flush()  # its owner may change it in this very turn
                 return
             if self._chunks and type(body) is bytes:
                 self._chunks.append(body)
@@ -230,7 +232,7 @@ class Response:
             file = located(message)
             if file.segment is None:
                 await send_unsized(self._cycle.send, file.fd, message.get("count"))
-            elif file.segment.size:
+            else:
                 await self._send_run(file.segment)
                 file.advance()
         if not message.get("more_body", False):
@@ -254,10 +256,11 @@ class Response:
             )
         before, after = self._announce(segment.size)
         self._transport.write(before)
+        rest: Rest | None
         try:
             rest = self._transport.begin_file(segment)
         except SendfileUnavailable:
-            return partial(self._write_run, segment, after)
+            rest = partial(self._write_run, segment)
         except ConnectionError:
             return None  # the client has gone: uvicorn ignores what is sent after that, too
         if rest is None:
@@ -267,29 +270,31 @@ class Response:
 
     async def _finish_run(self, rest: Rest, segment: FileSegment, after: bytes) -> None:
         try:
-            await rest()
-        except SendfileUnavailable:
-            await self._write_run(segment, after)
+            try:
+                await rest()
+            except SendfileUnavailable:
+                await self._write_run(segment)
         except ConnectionError:
             return  # as above
-        else:
-            self._transport.write(after)
+        except BaseException:
+            self._cut_off()
+            raise
+        self._transport.write(after)
 
     async def _read_run(self, segment: FileSegment) -> None:
         try:
             await send_run(self._cycle.send, segment, more_body=True)
         except FileTruncated:
-            self._transport.close()
+            self._cut_off()
             raise
 
-    async def _write_run(self, segment: FileSegment, after: bytes) -> None:
+    async def _write_run(self, segment: FileSegment) -> None:
         """The bytes of an announced run, through the transport."""
         fd, offset, size = segment
         end = offset + size
         while offset < end and not self._cycle.disconnected:
             block = await read_block(fd, offset, min(BLOCK_BYTES, end - offset))
             if not block:
-                self._transport.close()
                 raise FileTruncated(end - offset, size)
             offset += len(block)
             self._transport.write(block)
@@ -297,7 +302,12 @@ class Response:
                 await self._cycle.flow.drain()
             elif offset < end:
                 await next_turn()
-        self._transport.write(after)
+
+    def _cut_off(self) -> None:
+        """Close, and have uvicorn ignore what an app that goes on sends: it would be taken for the
+        bytes that are missing, or for the end of the whole body."""
+        self._transport.close()
+        self._cycle.disconnected = True
 
     async def _finish(self) -> None:
         await self._cycle.send({"type": "http.response.body", "body": b"", "more_body": False})

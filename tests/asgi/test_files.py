@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from asgifast import ASGIFast, FileResponse
 from asgifast.messages import Message, Receive, Scope, Send
+from asgifast.sending import PLANNED, PlannedBody
 
 from wsgifast import BodyError
+from wsgifast.files import FilePart
 from wsgifast.sockets.sendfile import FileTruncated
 
 from .support import Answer, call, scope_of
@@ -105,6 +107,13 @@ def test_an_app_that_knows_ranges_is_not_corrected(path: str) -> None:
     part = call(app, scope_of(range="bytes=1-2"))
     assert (part.status, part.body, dict(part.headers)["etag"]) == (206, DATA[1:3], '"x"')
     assert call(app, scope_of(if_none_match='"x"')).status == 304
+
+
+def test_a_condition_in_several_lines_is_one(path: str) -> None:
+    app = app_of(head((b"etag", b'"x"')), pathsend(path))
+    lines = [(b"if-none-match", tag) for tag in (b'"w"', b'"x"', b'"y"')]
+    assert call(app, {**scope_of(), "headers": lines}).status == 304
+    assert call(app, {**scope_of(), "headers": [lines[0], lines[2]]}).status == 200
 
 
 def test_what_an_app_leaves_out_is_added(path: str) -> None:
@@ -201,6 +210,53 @@ def test_a_file_response_inside_the_middleware(
         app = ASGIFast(app)
     assert call(app, offering(*extensions, range="bytes=5-9"), on_send=read).status == 206
     assert b"".join(parts) == DATA[5:10]
+
+
+def test_a_planned_body_may_be_sent_when_its_sender_has_gone_on(path: str) -> None:
+    """Starlette's BaseHTTPMiddleware passes messages on through a queue."""
+    scope = offering(PLANNED, PATHSEND, ZEROCOPYSEND, range="bytes=5-9")
+    answer = call(FileResponse(path), scope)
+    assert answer.types == ["http.response.start", PATHSEND]
+    with answer.messages[1][PLANNED].file as file:
+        [part] = answer.messages[1][PLANNED].segments
+        assert os.pread(file.fileno(), part.size, part.offset) == DATA[5:10]
+
+
+@pytest.mark.parametrize("extensions", [(), (ZEROCOPYSEND,), (PATHSEND,)])
+def test_a_planned_body_is_closed_by_whoever_sends_it(
+    path: str, extensions: tuple[str, ...]
+) -> None:
+    def planned() -> Message:
+        file = io.FileIO(path)
+        body = PlannedBody(file, [b"<", FilePart(file, 5, 3), b">"])
+        return {"type": PATHSEND, "path": "/nowhere", PLANNED: body}
+
+    parts: list[bytes] = []
+
+    def read(message: Message) -> None:
+        if message["type"] == ZEROCOPYSEND:
+            parts.append(os.pread(message["file"], message["count"], message["offset"]))
+        else:
+            parts.append(message.get("body", b""))
+
+    def fail(message: Message) -> None:
+        if message["type"] != "http.response.start":
+            raise OSError("gone")
+
+    message = planned()
+    call(app_of(START, message), offering(*extensions), on_send=read)
+    assert b"".join(parts) == b"<" + DATA[5:8] + b">"
+    assert message[PLANNED].file.closed
+    message = planned()
+    with pytest.raises(OSError, match="gone"):
+        call(app_of(START, message), offering(*extensions), on_send=fail)
+    assert message[PLANNED].file.closed
+
+    message = planned()
+    answer = call(app_of(START, message), offering(PLANNED, PATHSEND))
+    assert answer.messages[1] is message
+    assert not message[PLANNED].file.closed, "the server sends it, whenever it does"
+    message[PLANNED].file.close()
 
 
 @pytest.mark.parametrize(
@@ -349,7 +405,8 @@ def sending_and_receiving(app: Any, incoming: list[Message], scope: Scope) -> An
             receiving += 1
             assert receiving == 1, "two wait for the server at once"
             try:
-                await asyncio.sleep(0)
+                if incoming[:1] != [GONE]:  # which a server says at once, again and again
+                    await asyncio.sleep(0)
                 if not incoming:
                     await asyncio.Event().wait()
                 return incoming.pop(0)
@@ -387,7 +444,9 @@ def test_a_client_that_leaves_after_the_app_has_received(large: str) -> None:
         await send(pathsend(large))
         assert await receive() == GONE
 
-    assert len(sending_and_receiving(app, [REQUEST_END, GONE], scope_of()).body) < LARGE_BYTES
+    incoming = [REQUEST_END, GONE, GONE]
+    assert len(sending_and_receiving(app, incoming, scope_of()).body) < LARGE_BYTES
+    assert incoming == [GONE], "nothing more is listened for"
 
 
 def test_what_came_meanwhile_comes_in_order(large: str) -> None:
@@ -418,8 +477,9 @@ def test_an_app_that_receives_meanwhile_is_left_alone(large: str) -> None:
     assert len(sending_and_receiving(app, [], scope_of()).body) == LARGE_BYTES
 
 
-def test_small_files_are_sent_without_listening(path: str) -> None:
+def test_small_files_are_sent_without_listening(tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(DATA * 600)
     incoming = [GONE]
-    answer = sending_and_receiving(app_of(START, pathsend(path)), incoming, scope_of())
-    assert answer.body == DATA
+    app = app_of(START, pathsend(str(tmp_path / "small")))
+    assert sending_and_receiving(app, incoming, scope_of()).body == DATA * 600
     assert incoming == [GONE]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -308,6 +310,31 @@ def test_a_cancelled_apps_message_on_its_way_is_cancelled(run: Run) -> None:
     run(main)
 
 
+def test_a_cancelled_apps_head_on_its_way_is_cancelled(run: Run) -> None:
+    async def main() -> None:
+        server = Server()
+        inside = anyio.Event()
+
+        async def never_sent(message: Message) -> None:
+            inside.set()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                server.sent.append(message)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            await inside.wait()
+            scope_to_cancel.cancel()
+            await anyio.lowlevel.checkpoint()
+
+        with anyio.CancelScope() as scope_to_cancel:
+            await ASGIFast(app)(scope_of(), server.receive, never_sent)
+        await server.until(lambda: server.sent == [START])
+
+    run(main)
+
+
 def test_gathered_messages_keep_the_apps_context(run: Run) -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="no")
     seen = []
@@ -515,6 +542,83 @@ def test_a_thread_is_waited_for_by_a_cancelled_caller(run: Run) -> None:
     assert over
 
 
-def test_no_loop_at_all() -> None:
+def test_a_thread_is_waited_for_however_often_its_caller_is_cancelled() -> None:
+    release = threading.Event()
+
+    async def main() -> None:
+        call = asyncio.create_task(in_thread(release.wait, 10))
+        for _ in range(3):
+            await asyncio.sleep(0)
+            call.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not call.done()
+        release.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(main())
+
+
+def test_asyncios_own_cancellation_while_a_task_ends_is_not_lost() -> None:
+    async def main() -> None:
+        may_end = asyncio.Event()
+        steps = []
+
+        async def slow_to_end() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await may_end.wait()
+                steps.append("task over")
+
+        async def ending() -> None:
+            await ended(task)
+            steps.append("not cancelled")
+
+        task = asyncio.create_task(slow_to_end())
+        await asyncio.sleep(0)
+        caller = asyncio.create_task(ending())
+        await asyncio.sleep(0)
+        caller.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert steps == ["task over"]
+
+    asyncio.run(main())
+
+
+def test_waiting_for_a_thread_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """anyio cancels in every turn of the loop what goes on behind a cancellation."""
+    release = threading.Event()
+    waits = 0
+    wait = asyncio.wait
+
+    async def counted(*args: Any, **options: Any) -> Any:
+        nonlocal waits
+        waits += 1
+        return await wait(*args, **options)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(in_thread, release.wait, 10)
+            await anyio.lowlevel.checkpoint()
+            monkeypatch.setattr(asyncio, "wait", counted)
+            group.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                for _ in range(50):
+                    await anyio.lowlevel.checkpoint()
+            release.set()
+
+    anyio.run(main, backend="asyncio")
+    assert waits == 1
+
+
+@pytest.mark.parametrize("trio_is_imported", [True, False])
+def test_no_loop_at_all(monkeypatch: pytest.MonkeyPatch, trio_is_imported: bool) -> None:
+    if not trio_is_imported:
+        monkeypatch.delitem(sys.modules, "trio")
     with pytest.raises(RuntimeError):
         running_loop()

@@ -41,3 +41,14 @@ def test_h11_does_without_httptools() -> None:
         "assert FastUvicornH11Worker.CONFIG_KWARGS['http'] is H11Protocol"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_gunicorns_workers_run_the_protocols() -> None:
+    """Without a warning: uvicorn's own module for gunicorn has one."""
+    code = (
+        "from asgifast.uvicorn import H11Protocol, HttpToolsProtocol\n"
+        "from asgifast.workers import FastUvicornH11Worker, FastUvicornWorker\n"
+        "assert FastUvicornWorker.CONFIG_KWARGS['http'] is HttpToolsProtocol\n"
+        "assert FastUvicornH11Worker.CONFIG_KWARGS['http'] is H11Protocol\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -6,7 +6,8 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from asgifast import ASGIFast, FileResponse, StaticFiles
 from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from uvicorn.server import ServerState
+
+from wsgifast.sockets.sendfile import FileTruncated
 
 PATHSEND = "http.response.pathsend"
 ZEROCOPYSEND = "http.response.zerocopysend"
@@ -36,6 +39,13 @@ def large(tmp_path: Path) -> Path:
     path = tmp_path / "large"
     path.write_bytes(os.urandom(LARGE_BYTES))
     return path
+
+
+@pytest.fixture(autouse=True)
+def _no_descriptor_is_left() -> Iterator[None]:
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 class Client:
@@ -180,7 +190,7 @@ def test_an_app_is_held_up_by_a_client_that_does_not_read(
 @pytest.mark.parametrize("messages", [(True, False), (False,)], ids=["next", "last"])
 def test_what_cannot_be_sent_is_told_to_the_app(protocol: Any, messages: tuple[bool, ...]) -> None:
     """The messages that were too many were gathered, and the loop's turn ended behind them."""
-    told: list[str] = []
+    told: list[tuple[bool, str]] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send, length=3)
@@ -191,14 +201,15 @@ def test_what_cannot_be_sent_is_told_to_the_app(protocol: Any, messages: tuple[b
             try:
                 await body(send, b"", more=more)
             except Exception as error:
-                told.append(str(error))
+                told.append((more, str(error)))
                 raise
 
     async def conversation(client: Client) -> None:
         await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert not (await client.to_end()).partition(b"\r\n\r\n")[2]
-        assert len(told) == 1
-        assert "Content-Length" in told[0]
+        [(more, error)] = told
+        assert more == messages[0], "it is the next message that says so"
+        assert "Content-Length" in error
 
     talk(protocol, app, conversation)
 
@@ -217,7 +228,8 @@ def test_fewer_bytes_than_declared_are_an_error(protocol: Any) -> None:
     talk(protocol, app, conversation)
 
 
-def test_head_of_small_messages_and_files(protocol: Any, large: Path) -> None:
+@pytest.mark.parametrize("path", [True, False])
+def test_head_of_small_messages_and_files(protocol: Any, large: Path, path: bool) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send)
         await body(send, b"small", more=True)
@@ -225,7 +237,10 @@ def test_head_of_small_messages_and_files(protocol: Any, large: Path) -> None:
         with large.open("rb") as file:
             await send({"type": ZEROCOPYSEND, "file": file, "more_body": True})
             await send({"type": ZEROCOPYSEND, "file": file, "count": 5, "more_body": True})
-        await body(send, b"the end")
+        if path:
+            await send({"type": PATHSEND, "path": str(large)})
+        else:
+            await body(send, b"the end")
 
     async def conversation(client: Client) -> None:
         await client.send(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n" + HELLO)
@@ -274,16 +289,19 @@ def test_a_message_behind_the_last_is_an_error(protocol: Any, message: Message) 
     [
         {"type": "http.response.body", "body": b"early", "more_body": True},
         {"type": PATHSEND, "path": __file__},
+        {"type": PATHSEND},
         {"type": ZEROCOPYSEND, "file": 0, "offset": 0, "count": 1},
     ],
-    ids=["body", "path", "file"],
+    ids=["body", "path", "large", "file"],
 )
-def test_a_message_before_the_first_is_an_error(protocol: Any, message: Message) -> None:
+def test_a_message_before_the_first_is_an_error(
+    protocol: Any, message: Message, large: Path
+) -> None:
     told: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await send(message)
+            await send({"path": str(large), **message})
         except RuntimeError as error:
             told.append(str(error))
         await start(send, length=2)
@@ -324,6 +342,214 @@ def test_a_client_that_leaves_between_messages(protocol: Any, large: Path, chunk
         await client.until(b"x" * 100)
         client.sock.close()
         await finished.wait()
+
+    talk(protocol, app, conversation)
+
+
+def test_gathered_messages_are_whole_chunks(protocol: Any, tmp_path: Path) -> None:
+    """In order with files of both kinds, and not ended by a message without a byte."""
+    sizes = {"small": 1000, "large": 100_000}
+    data = {name: os.urandom(size) for name, size in sizes.items()}
+    for name, content in data.items():
+        (tmp_path / name).write_bytes(content)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send)
+        await body(send, b"", more=True)
+        await turns()
+        for name in (*sizes, *sizes):
+            await body(send, b"be", more=True)
+            await body(send, b"", more=True)
+            await body(send, b"fore", more=True)
+            with (tmp_path / name).open("rb") as file:
+                await send({"type": ZEROCOPYSEND, "file": file, "more_body": True})
+        await body(send, b"the", more=True)
+        await body(send, b" end")
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        head = await client.until(b"\r\n\r\n")
+        assert b"transfer-encoding: chunked" in head.lower()
+        chunks = []
+        while size := int(await client.until(b"\r\n"), 16):
+            chunks.append(await client.exactly(size))
+            assert await client.exactly(2) == b"\r\n"
+        assert await client.exactly(2) == b"\r\n"
+        expected = [part for name in (*sizes, *sizes) for part in (b"before", data[name])]
+        assert chunks == [*expected, b"the end"]
+        await client.hello()
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize("size", [5, 20_000])
+def test_a_buffer_that_its_owner_uses_again(protocol: Any, size: int) -> None:
+    """No bytes, as ASGI asks for, and sent by uvicorn all the same."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=3 * size)
+        buffer: Any = bytearray(size)
+        for letter in b"abc":
+            buffer[:] = bytes([letter]) * size
+            await body(send, buffer, more=True)
+        buffer[:] = b"-" * size
+        await body(send, b"")
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.until(b"\r\n\r\n")
+        received = await client.exactly(3 * size)
+        assert received == b"a" * size + b"b" * size + b"c" * size
+
+    talk(protocol, app, conversation)
+
+
+def test_a_pipe(protocol: Any) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        reader, writer = os.pipe()
+        try:
+            os.write(writer, b"through the pipe")
+            os.close(writer)
+            await start(send)
+            await send({"type": ZEROCOPYSEND, "file": reader, "count": 7, "more_body": True})
+            await send({"type": ZEROCOPYSEND, "file": reader})
+        finally:
+            os.close(reader)
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.until(b"\r\n\r\n")
+        chunks = await client.until(b"\r\n0\r\n\r\n")
+        assert chunks == b"7\r\nthrough\r\n9\r\n the pipe\r\n0\r\n\r\n"
+        await client.hello()
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
+def test_a_client_that_leaves_while_a_file_is_sent(
+    protocol: Any, tmp_path: Path, kind: str
+) -> None:
+    """The app goes on, as it does when it sends bytes."""
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(TOO_MUCH)
+    finished = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=TOO_MUCH)
+        with path.open("rb") as file:
+            await send({"type": kind, "path": str(path), "file": file, "more_body": True})
+        if kind == ZEROCOPYSEND:
+            await body(send, b"")
+        finished.set()
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.until(b"\r\n\r\n" + bytes(1000))
+        client.sock.close()
+        await finished.wait()
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
+def test_a_client_that_has_left_unnoticed_before_a_file(
+    protocol: Any, large: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first byte of the file is what the kernel refuses."""
+    finished = asyncio.Event()
+
+    def broken_pipe(*args: Any) -> int:
+        raise BrokenPipeError
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=LARGE_BYTES)
+        with large.open("rb") as file:
+            await send({"type": kind, "path": str(large), "file": file})
+        finished.set()
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.to_end()
+        await finished.wait()
+
+    monkeypatch.setattr(os, "sendfile", broken_pipe)
+    talk(protocol, app, conversation)
+
+
+def test_what_is_sent_to_nobody_is_not_kept(protocol: Any) -> None:
+    """The client leaves between a small message and the end of its turn."""
+    finished = asyncio.Event()
+    peak = 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal peak
+        await start(send)
+        listening = asyncio.ensure_future(receive())
+        while not listening.done():
+            await body(send, b"small", more=True)
+            await asyncio.sleep(0)
+        tracemalloc.start()
+        try:
+            for number in range(1000):
+                await body(send, b"%8000d" % number, more=True)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        await body(send, b"")
+        finished.set()
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n")
+        await client.until(b"small")
+        client.sock.close()
+        await finished.wait()
+        assert peak < 1_000_000
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize("size", [1000, 600_000])
+@pytest.mark.parametrize("sendfile", [True, False])
+def test_a_file_that_ends_early_closes_whatever_the_app_does(
+    protocol: Any, large: Path, size: int, sendfile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end that the app sends would make a body that is short look whole.
+
+    The client reads late: what was written before the file keeps the connection open for a while.
+    """
+    large.write_bytes(b"f" * size)
+    if not sendfile:
+        monkeypatch.setattr(os, "sendfile", _refuse_sendfile)
+    caught = asyncio.Event()
+    written = 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal written
+        transport = receive.__self__.transport  # type: ignore[attr-defined]
+        await start(send)
+        while not transport.real.get_write_buffer_size():
+            await body(send, b"b" * 10_000, more=True)
+            transport.flush()
+            written += 10_000
+        try:
+            with large.open("rb") as file:
+                message = {"type": ZEROCOPYSEND, "file": file, "count": size + 1}
+                await send({**message, "more_body": True})
+        except FileTruncated:
+            await body(send, b"")
+            caught.set()
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await turns(100)
+        await client.until(b"\r\n\r\n")
+        received = await client.to_end()
+        assert caught.is_set()
+        assert received.count(b"b") == written
+        assert received.count(b"f") == size
+        assert not received.endswith(b"0\r\n\r\n")
 
     talk(protocol, app, conversation)
 
@@ -418,6 +644,23 @@ def test_parts_of_files(protocol: Any, large: Path, kind: str) -> None:
     talk(protocol, app, conversation)
 
 
+def test_head_whose_app_is_asked_for_get(protocol: Any, large: Path) -> None:
+    """As middleware does for apps that know no HEAD."""
+    file = FileResponse(large)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await file({**scope, "method": "GET"}, receive, send)
+
+    async def conversation(client: Client) -> None:
+        for part in (b"0-99", b"0-99999", b"5-9,200000-399999"):
+            request = b"HEAD / HTTP/1.1\r\nHost: x\r\nRange: bytes=%b\r\n\r\n" % part
+            await client.send(request + HELLO)
+            assert (await client.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 206 ")
+            assert (await client.until(b"hello")).startswith(b"HTTP/1.1 200 ")
+
+    talk(protocol, app, conversation)
+
+
 def test_a_file_behind_a_body_that_the_client_reads_late(protocol: Any, large: Path) -> None:
     before = b"b" * 500_000
     sent = asyncio.Event()
@@ -461,12 +704,13 @@ def test_extensions_are_each_requests_own(protocol: Any) -> None:
 # A file system without sendfile
 
 
+def _refuse_sendfile(*args: Any) -> int:
+    raise OSError(errno.EINVAL, "not on this file system")
+
+
 @pytest.fixture
 def no_sendfile(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any) -> int:
-        raise OSError(errno.EINVAL, "not on this file system")
-
-    monkeypatch.setattr(os, "sendfile", refuse)
+    monkeypatch.setattr(os, "sendfile", _refuse_sendfile)
 
 
 @pytest.mark.usefixtures("no_sendfile")

@@ -79,6 +79,17 @@ def test_other_methods_and_statuses_are_starlettes(path: Path) -> None:
         assert answer.body == theirs.body
 
 
+def test_a_websocket_that_is_denied_is_starlettes(path: Path) -> None:
+    scope = {
+        **scope_of(),
+        "type": "websocket",
+        "extensions": {"websocket.http.response": {}},
+    }
+    del scope["method"]
+    theirs = call(responses.FileResponse(path), scope)
+    assert call(FileResponse(path), scope).messages == theirs.messages
+
+
 def test_what_cannot_be_sent(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="does not exist"):
         call(FileResponse(tmp_path / "none"), scope_of())

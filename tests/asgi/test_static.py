@@ -145,6 +145,33 @@ def test_mounted_in_starlette(site: Path) -> None:
     assert call(app, scope_of("/static/missing")).status == 404
 
 
+def test_the_query_stays_where_a_folder_is_sent_to(site: Path) -> None:
+    scope = {**scope_of("/docs"), "query_string": b"a=b&c"}
+    redirect = call(asgifast.StaticFiles(directory=site), scope)
+    assert (redirect.status, dict(redirect.headers)["location"]) == (302, "./docs/?a=b&c")
+
+
+@pytest.mark.parametrize(
+    ("root", "path", "status"),
+    [("/a", "/a/a.txt", 200), ("/a", "/a.txt", 200), ("/a", "/a", 200), ("/b", "/a.txt", 200)],
+)
+def test_mounts(site: Path, root: str, path: str, status: int) -> None:
+    """The path starts with root_path, as ASGI has it now, or is what is left of it."""
+    scope = {**scope_of(path), "root_path": root}
+    assert call(asgifast.StaticFiles(directory=site), scope).status == status
+
+
+def test_what_is_kept_needs_no_thread(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = asgifast.StaticFiles(directory=site)
+    first = call(app, scope_of("/a.txt"))
+
+    async def no_thread(*args: object) -> None:
+        raise AssertionError("a thread was asked")
+
+    monkeypatch.setattr("asgifast.static.in_thread", no_thread)
+    assert call(app, scope_of("/a.txt")).body == first.body
+
+
 def test_in_front_of_an_app(site: Path) -> None:
     seen = []
 

@@ -237,6 +237,37 @@ def test_many_held_replies_are_let_go_before_the_last() -> None:
         assert line.file.read() == b"250 OK\r\n" * 5001 + b"221 Bye\r\n"
 
 
+def test_a_client_that_reads_no_replies_is_not_worked_for() -> None:
+    handler = Handler()
+
+    async def run() -> None:
+        server = fast.SMTPServer(handler, hostname="server", loop=asyncio.get_running_loop())
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: server, theirs
+        )
+        with ours:
+            ours.sendall(b"EHLO x\r\nMAIL FROM:<a@b.c>\r\n")
+            while server.envelope.mail_from is None:
+                await asyncio.sleep(0)
+            server.pause_writing()  # as the transport says when its buffer is full
+            ours.sendall(b"RCPT TO:<d@e.f>\r\n" * 100)
+            while not server.envelope.rcpt_tos:
+                await asyncio.sleep(0)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert len(server.envelope.rcpt_tos) == 1
+            server.resume_writing()
+            while len(server.envelope.rcpt_tos) < 100:
+                await asyncio.sleep(0)
+            transport.close()
+        while server.transport is not None:
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
 def test_pipelined_messages_do_not_wait_for_each_other() -> None:
     one = b"MAIL FROM:<a@b.c>\r\nRCPT TO:<d@e.f>\r\nDATA\r\n" + b"x" * 70 + b"\r\n.\r\n"
     with serving() as (port, handler), Line(port) as line:
@@ -322,13 +353,23 @@ def test_authentication_is_asked_of_chunks_too() -> None:
 
 @pytest.mark.parametrize("argument", [b"", b" x", b" -1", b" 5 LAST x", b" 1_0", b" 5LAST"])
 def test_a_chunk_of_unknown_size_ends_the_connection(argument: bytes) -> None:
+    recipients: list[str] = []
     with serving() as (port, handler):
+        take = handler.handle_RCPT
+
+        async def noted(*args: Any) -> str:
+            recipients.append(args[3])
+            return await take(*args)
+
+        watched: Any = handler
+        watched.handle_RCPT = noted
         with Line(port) as line:
             line.begin()
-            line.send(b"BDAT" + argument + b"\r\nDATA\r\nsmuggled\r\n.\r\n")
+            line.send(b"BDAT" + argument + b"\r\nRCPT TO:<smuggled@x.y>\r\nDATA\r\na\r\n.\r\n")
             assert line.file.read() == b"501 Syntax: BDAT <size> [LAST]\r\n"
         send(port, TEXT)
     assert handler.received == [TEXT]
+    assert recipients == ["d@e.f", RECIPIENT]
 
 
 def test_chunks_beyond_the_limit_are_refused_and_not_held() -> None:
@@ -384,6 +425,22 @@ def test_iterated_chunks_are_spooled(tmp_path: Path) -> None:
     with serving(spool_bytes=1000, spool_dir=tmp_path) as (port, handler):
         send(port, (LARGE[at : at + 70_000] for at in range(0, len(LARGE), 70_000)))
     assert (handler.received, handler.spooled) == ([LARGE], [True])
+
+
+def test_too_much_is_refused_when_it_is_in_a_file_already(tmp_path: Path) -> None:
+    with serving(spool_bytes=1000, spool_dir=tmp_path, data_size_limit=2 * len(LARGE)) as (
+        port,
+        handler,
+    ):
+        send(port, LARGE, chunking=False)
+        with Line(port) as line:
+            line.begin()
+            assert line.say(b"DATA")[:3] == b"354"
+            line.send(LARGE * 3 + b".\r\n")
+            assert line.reply()[:3] == b"552"
+            assert line.say(b"NOOP") == b"250 OK"
+            assert open_files_in(tmp_path) == []
+    assert handler.spooled == [True]
 
 
 @pytest.mark.parametrize("chunking", [True, False])

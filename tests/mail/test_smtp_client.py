@@ -162,6 +162,16 @@ def test_a_refusal_of_data_itself_leaves_the_transaction(offered: str) -> None:
         assert server.verbs()[-1] == "rset"
 
 
+def test_a_refusal_is_what_is_raised_though_the_server_is_gone_too() -> None:
+    answers: dict[str, list[str | None]] = {"rcpt": ["550 no", "551 no"], "rset": [None]}
+    with ScriptedSMTP(FEATURES["plain"], answers) as server:
+        client = connect(server)
+        with pytest.raises(smtplib.SMTPRecipientsRefused) as refused:
+            client.sendmail(SENDER, RECIPIENTS, TEXT)
+        assert [reply for reply, _ in refused.value.recipients.values()] == [550, 551]
+        client.close()
+
+
 def test_a_354_that_nobody_wants_gets_a_lone_dot() -> None:
     answers = {
         "rcpt": ["550 no", "550 no"],
@@ -222,8 +232,9 @@ def test_a_line_end_in_a_command_is_refused_before_anything_is_sent() -> None:
         for sender, recipients in ((bad, RECIPIENTS), (SENDER, [SENDER, bad])):
             with pytest.raises(ValueError, match="line end"):
                 client.sendmail(sender, recipients, TEXT)
-        with pytest.raises(ValueError, match="line end"):
-            client.sendmail(SENDER, RECIPIENTS, TEXT, ["size=1\r\nrset"])
+        for line_end in ("\r\n", "\r", "\n"):
+            with pytest.raises(ValueError, match="line end"):
+                client.sendmail(SENDER, RECIPIENTS, TEXT, [f"size=1{line_end}rset"])
         assert server.verbs() == ["ehlo"]
 
 

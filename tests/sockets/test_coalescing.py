@@ -700,11 +700,11 @@ def test_async_a_batch_older_than_the_window_or_full_leaves_within_the_turn() ->
         writer.write(b"a")
         assert sink.calls == [b"a"]
         writer = AsyncCoalescingWriter(sink, window_us=NEVER_US, max_bytes=2)
-        writer.write(b"b")
-        writer.write(b"cd")
-        assert sink.calls == [b"a", b"bcd"]
+        for message in (b"b", b"c", b"d", b"ef"):
+            writer.write(message)
+        assert sink.calls == [b"a", b"bc", b"def"]
         await asyncio.sleep(0)
-        assert sink.calls == [b"a", b"bcd"]
+        assert sink.calls == [b"a", b"bc", b"def"]
 
     asyncio.run(main())
 

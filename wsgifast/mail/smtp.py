@@ -264,7 +264,7 @@ class SMTP(smtplib.SMTP):
             pass  # nothing was delivered: the chunk that says LAST was not sent
 
     def _send_whole(self, body: _Body) -> None:
-        """Send a message of known size as it is."""
+        """Send a message of known size as it is; the caller closes where this fails."""
         if body.data is not None:
             self.send(body.data)
         elif body.segment is not None and self.sock is not None:
@@ -273,7 +273,6 @@ class SMTP(smtplib.SMTP):
             except FileTruncated:
                 raise
             except OSError as error:
-                self.close()
                 raise smtplib.SMTPServerDisconnected("Server not connected") from error
 
 

@@ -120,11 +120,7 @@ class Quoter:
 
     def finish(self) -> bytes:
         """Return what is missing for the data to end with a whole line."""
-        if self._held_cr:
-            self._held_cr = False
-            self._last = CRLF
-            return CRLF
-        return b"" if self._last == CRLF else CRLF
+        return b"" if self._last == CRLF and not self._held_cr else CRLF
 
     def _text(self, text: str) -> bytes:
         block = text.encode("ascii")
