@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .loops import BackgroundTask, Loop, running_loop
-from .messages import Send, response_body
+from .messages import Send
 
 __all__ = ["Gatherer"]
 
@@ -71,7 +71,9 @@ class Gatherer:
 
     async def _send_gathered(self) -> None:
         if self._chunks:
-            await self._send(response_body(self._take(), more_body=True))
+            await self._send(
+                {"type": "http.response.body", "body": self._take(), "more_body": True}
+            )
 
     async def _settle(self) -> None:
         task, self._task = self._task, None

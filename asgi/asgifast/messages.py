@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, Protocol, TypedDict, cast
+from typing import Any, Protocol, TypedDict
 
 __all__ = [
     "PATHSEND",
@@ -25,6 +25,7 @@ __all__ = [
 Scope = MutableMapping[str, Any]
 # Any message; the classes below say what one holds whose type is known. It is no union of them,
 # because Starlette's apps, whose messages are of this type, would then not be apps for mypy here.
+# For mypy a TypedDict is no MutableMapping, although it is one.
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -86,10 +87,10 @@ def response_start(status: int, headers: Iterable[tuple[bytes, bytes]]) -> Messa
         "status": status,
         "headers": list(headers),
     }
-    return cast("Message", start)
+    return start  # type: ignore[return-value]
 
 
 def response_body(body: bytes = b"", *, more_body: bool = False) -> Message:
     """A piece of a body, as a rule the last one."""
     piece: ResponseBody = {"type": "http.response.body", "body": body, "more_body": more_body}
-    return cast("Message", piece)
+    return piece  # type: ignore[return-value]
