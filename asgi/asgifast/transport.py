@@ -134,10 +134,15 @@ class GatheringTransport(asyncio.Transport):
     def flush(self) -> None:
         """Hand everything gathered to the real transport, unless a file is in flight."""
         if self._before_flush is not None:
-            before_flush, self._before_flush = self._before_flush, None
-            before_flush()
+            self._write_gathered()
         if self._pending and self._file is None:
             self.real.write(self._take())
+
+    def _write_gathered(self) -> None:
+        """Have what is gathered elsewhere written, behind what is pending here."""
+        if self._before_flush is not None:
+            before_flush, self._before_flush = self._before_flush, None
+            before_flush()
 
     def _schedule(self) -> None:
         self._turn_scheduled = True
@@ -183,7 +188,7 @@ class GatheringTransport(asyncio.Transport):
         """
         if not self.can_sendfile:
             raise SendfileUnavailable
-        self.flush_gathered()
+        self._write_gathered()
         if self.real.is_closing():
             raise ConnectionResetError("the connection was closed before the file was sent")
         if self.real.get_write_buffer_size():
@@ -225,11 +230,6 @@ class GatheringTransport(asyncio.Transport):
         self._pending.clear()
         self._size = 0
         self.real.close()
-
-    def flush_gathered(self) -> None:
-        if self._before_flush is not None:
-            before_flush, self._before_flush = self._before_flush, None
-            before_flush()
 
     def _own_socket(self) -> socket.socket:
         """A dup of the connection's socket: to watch it, and to send the head with MSG_MORE."""
