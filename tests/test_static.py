@@ -18,6 +18,7 @@ from wsgiref.headers import Headers
 from wsgiref.util import FileWrapper
 from wsgiref.validate import validator
 
+import asgifast
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -965,6 +966,27 @@ def test_wrong_options_are_named_when_the_object_is_made(
     with pytest.raises(ConfigurationError) as caught:
         StaticFiles(**{"directory": site, **options})
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("static_files", [StaticFiles, asgifast.StaticFiles])
+@pytest.mark.parametrize(
+    ("arguments", "options", "error"),
+    [
+        (("site",), {}, ConfigurationError),
+        ((), {}, ConfigurationError),
+        ((), {"app": "site"}, ConfigurationError),
+        ((), {"directory": ".", "listings": True}, TypeError),
+    ],
+)
+def test_wrong_arguments_are_told_by_the_name_of_the_class(
+    static_files: Any, arguments: tuple[str, ...], options: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error) as caught:
+        static_files(*arguments, **options)
+    way_out = "StaticFiles(directory='site')" if error is ConfigurationError else "'listings'"
+    assert "StaticFiles" in str(caught.value)
+    assert way_out in str(caught.value)
+    assert "FileSite" not in str(caught.value)
 
 
 def test_rules_do_not_depend_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
