@@ -7,7 +7,6 @@ the response (response.py).
 
 from __future__ import annotations
 
-import math
 import socket
 import sys
 import time
@@ -21,12 +20,11 @@ from gunicorn.http.wsgi import FileWrapper
 from gunicorn.workers import gthread
 
 from ..delivery import SegmentedBody
-from ..errors import ConfigurationError
-from ..options import is_count, is_number
 from .accepting import Acceptor
+from .attributes import InvalidWorkerOption, check_attributes
 from .connection import LINGER_S, Connection
 from .crew import Crew
-from .dispatcher import DISPATCHERS, Dispatcher, Event, make_dispatcher
+from .dispatcher import Dispatcher, Event, make_dispatcher
 from .environ import EnvironFactory
 from .exchange import Exchange
 from .gunicorn_support import Settings, TLSContexts, check_gunicorn, head_limit
@@ -38,13 +36,6 @@ __all__ = ["FastWorker"]
 
 # The main thread looks after time limits and the heartbeat this often, as gthread does.
 _ROUND_S = 1.0
-
-
-class InvalidWorkerOption(ConfigurationError, RuntimeError):
-    """An attribute of FastWorker has a value that cannot work.
-
-    A RuntimeError too: gunicorn's command prints those as a sentence.
-    """
 
 
 class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
@@ -90,28 +81,14 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """Refuse a configuration, or a gunicorn, that cannot work.
 
         :raises UnsupportedGunicorn: for a version outside the supported range.
-        :raises InvalidWorkerOption: for a class attribute, or `threads`, with an impossible value.
+        :raises InvalidWorkerOption: for a class attribute with an impossible value or a misspelt
+            name, and for `threads` below 1.
         """
         check_gunicorn()
         super().check_config(cfg, log)
-        for name in ("body_timeout_s", "head_timeout_s", "send_timeout_s"):
-            value = getattr(cls, name)
-            if not is_number(value, least=0, most=math.inf) or value == 0:
-                raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected seconds above 0")
-        for name in ("body_memory_bytes", "body_limit_bytes", "output_ahead_bytes"):
-            value = getattr(cls, name)
-            if not is_count(value):
-                raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected bytes, 0 or more")
-        if not isinstance(cls.buffer_bodies, bool):
-            raise InvalidWorkerOption(
-                f"FastWorker.buffer_bodies={cls.buffer_bodies!r}: expected True or False"
-            )
+        check_attributes(cls, FastWorker)
         if cfg.threads < 1:
             raise InvalidWorkerOption(f"threads={cfg.threads}: FastWorker needs 1 or more")
-        if cls.dispatcher_kind not in DISPATCHERS:
-            raise InvalidWorkerOption(
-                f"FastWorker.dispatcher_kind={cls.dispatcher_kind!r}: expected one of {DISPATCHERS}"
-            )
 
     # The worker's life.
 
