@@ -8,7 +8,6 @@ With --others: what ASGIFast alone does on hypercorn and on gunicorn's own asgi 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import statistics
@@ -19,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from .command_line import command_line
 from .measuring import (
     Load,
     Measured,
@@ -164,8 +164,8 @@ OTHER_ROWS = [
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.asgi", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = command_line("loadtests.asgi", __doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     parser.add_argument("--only", default="", help="rows with this in their title")
     parser.add_argument("--others", action="store_true", help="the rows of the other servers")

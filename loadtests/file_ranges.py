@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from werkzeug.utils import send_file
 from whitenoise import WhiteNoise
 
+from loadtests.command_line import command_line
 from loadtests.measuring import (
     Measured,
     Ratio,
@@ -63,6 +64,7 @@ def make_app(folder: str) -> Any:
 
 
 def main() -> None:
+    command_line("loadtests.file_ranges", __doc__).parse_args()
     rows, figures = [], {}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "file").write_bytes(bytes(FILE_BYTES))

@@ -24,6 +24,7 @@ from typing import Any
 from werkzeug.http import is_resource_modified, parse_range_header
 from whitenoise.responders import StaticFile
 
+from loadtests.command_line import command_line
 from loadtests.measuring import Ratio, alternate, save, table
 from wsgifast.environ import request_facts
 from wsgifast.files import Entry, describe, plan, stat_etag
@@ -106,6 +107,7 @@ class Contenders:
 
 
 def main() -> None:
+    command_line("loadtests.files_core", __doc__).parse_args()
     rows, figures = [], {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "file.txt")

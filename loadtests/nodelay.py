@@ -31,6 +31,7 @@ from werkzeug.serving import run_simple
 
 from wsgifast import devservers
 
+from .command_line import command_line
 from .measuring import (
     Measured,
     Ratio,
@@ -184,13 +185,13 @@ ONLY_SOME = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each (default 5)")
+    parser = command_line("loadtests.nodelay", __doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each")
+    parser.add_argument("--seconds", type=float, default=0.4, help="of each measurement")
     parser.add_argument(
-        "--seconds", type=float, default=0.4, help="of each measurement (default 0.4)"
+        "--paths", nargs="*", default=list(PATHS), choices=list(PATHS), help="only these"
     )
-    parser.add_argument("--paths", nargs="*", default=list(PATHS), choices=list(PATHS))
-    parser.add_argument("--name", default="nodelay", help="of the JSON file (default nodelay)")
+    parser.add_argument("--name", default="nodelay", help="of the JSON file")
     parser.add_argument("--serve", nargs=2, metavar=("SERVER", "PORT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

@@ -26,6 +26,7 @@ from whitenoise import WhiteNoise
 
 from wsgifast import StaticFiles
 
+from .command_line import command_line
 from .measuring import (
     Load,
     Measured,
@@ -62,11 +63,11 @@ def static_app() -> StaticFiles:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line("loadtests.static_files", __doc__)
     parser.add_argument("--seconds", type=int, default=2, help="of each measurement")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each")
     parser.add_argument("--files", type=int, default=MANY_FILES, help="in the large tree")
-    parser.add_argument("--only", choices=["calls", "server", "tree"])
+    parser.add_argument("--only", choices=["calls", "server", "tree"], help="one part of it")
     options = parser.parse_args()
     figures: dict[str, object] = {}
     with tempfile.TemporaryDirectory(prefix="wsgifast-static-") as folder:

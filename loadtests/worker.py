@@ -10,7 +10,6 @@ and 256 KiB; beside the servers stands the bound, a bare loop of epoll and sendf
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import contextlib
 import os
@@ -27,6 +26,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loadtests.command_line import command_line
 from loadtests.measuring import (
     Load,
     Measured,
@@ -402,10 +402,10 @@ def main() -> None:
         crowd(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
         return
     sections = {"rates": rates, "files": files, "tls": tls, "slow": slow}
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.worker", description="FastWorker beside gthread and nginx."
+    parser = command_line("loadtests.worker", __doc__)
+    parser.add_argument(
+        "sections", nargs="*", metavar="SECTION", help=f"of {', '.join(sections)}; all without one"
     )
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(sections)}")
     wanted = parser.parse_args().sections or list(sections)
     if unknown := [name for name in wanted if name not in sections]:
         parser.error(f"{unknown[0]!r} is none of {', '.join(sections)}")
