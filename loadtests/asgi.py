@@ -12,7 +12,6 @@ import contextlib
 import os
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from .measuring import (
     running,
     save,
     table,
+    temporary_folder,
 )
 
 _UVICORN = "-m uvicorn --no-access-log --log-level warning --port {port} {more} {app}"
@@ -172,7 +172,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     rows = [row for row in (OTHER_ROWS if options.others else ROWS) if options.only in row.title]
     with (
-        tempfile.TemporaryDirectory(prefix="asgi-load-") as folder,
+        temporary_folder("load") as folder,
         contextlib.ExitStack() as stack,
     ):
         Path(folder, "large").write_bytes(os.urandom(10 * MIB))

@@ -12,7 +12,6 @@ import os
 import resource
 import socket
 import statistics
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ import psutil
 
 from .asgi import SERVERS
 from .command_line import command_line
-from .measuring import free_port, running, save, table
+from .measuring import free_port, running, save, table, temporary_folder
 
 # Server and path.
 _CONTENDERS = (
@@ -56,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _measure(name: str, path: str, downloads: int, seconds: float, rate: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory(prefix="asgi-load-") as folder:
+    with temporary_folder("load") as folder:
         Path(folder, "large").write_bytes(os.urandom(_FILE_BYTES))
         port = free_port()
         command = ["python", *SERVERS[name].format(port=port).split()]

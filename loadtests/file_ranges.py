@@ -9,7 +9,6 @@ file, and the range of it goes out by sendfile.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from loadtests.measuring import (
     running,
     save,
     table,
+    temporary_folder,
 )
 from wsgifast import WSGIFast
 
@@ -66,7 +66,7 @@ def make_app(folder: str) -> Any:
 def main() -> None:
     command_line("loadtests.file_ranges", __doc__).parse_args()
     rows, figures = [], {}
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder("ranges") as folder:
         Path(folder, "file").write_bytes(bytes(FILE_BYTES))
         address = ("127.0.0.1", free_port())
         command = gunicorn_command(f"loadtests.file_ranges:make_app({folder!r})", address)

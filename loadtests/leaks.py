@@ -22,7 +22,6 @@ import ssl
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ import trustme
 
 from .command_line import command_line
 from .leaks_app import FILE_BYTES, FILE_VARIABLE
-from .measuring import free_port, gunicorn_command, running, save, table
+from .measuring import free_port, gunicorn_command, running, save, table, temporary_folder
 from .measuring.children import start
 
 __all__ = ["SERVERS", "Count", "Server", "grown", "growth", "kept", "measure"]
@@ -254,7 +253,7 @@ def measure(
     :param idle_s: seconds without a client before each count, for the server's timers.
     :raises OSError: if the server does not answer any more.
     """
-    with tempfile.TemporaryDirectory(prefix="wsgifast-leaks-") as folder:
+    with temporary_folder("leaks") as folder:
         file = Path(folder, "file")
         file.write_bytes(bytes(FILE_BYTES))
         certificate = Path(folder, "server.pem")

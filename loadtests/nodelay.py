@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -43,6 +42,7 @@ from .measuring import (
     running,
     save,
     table,
+    temporary_folder,
     waitress_command,
 )
 
@@ -197,7 +197,7 @@ def main() -> None:
     if options.serve:
         SERVERS[options.serve[0]](int(options.serve[1]))
         return
-    with tempfile.TemporaryDirectory(prefix="wsgifast-nodelay-") as folder:
+    with temporary_folder("nodelay") as folder:
         for path in ("/file", "/large"):
             Path(folder, path[1:]).write_bytes(b"f" * PATHS[path])
         runs = _measure(folder, options.paths, options.rounds, options.seconds)

@@ -41,6 +41,7 @@ from loadtests.measuring import (
     running,
     save,
     table,
+    temporary_folder,
 )
 from loadtests.measuring.children import start
 
@@ -151,7 +152,7 @@ def tls() -> list[list[object]]:
     import trustme
 
     rows: list[list[object]] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder("tls") as folder:
         pem = Path(folder, "server.pem")
         trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
         options = ("--certfile", str(pem), "--keyfile", str(pem))
@@ -241,7 +242,7 @@ def bare_sendfile() -> Iterator[RunningServer]:
 def nginx(sendfile: str) -> Iterator[RunningServer]:
     program = shutil.which("nginx") or "/usr/sbin/nginx"
     address = ("127.0.0.1", free_port())
-    with tempfile.TemporaryDirectory(prefix="wsgifast-nginx-") as folder:
+    with temporary_folder("nginx") as folder:
         Path(folder, "file").symlink_to(served_folder() / "large")
         Path(folder).chmod(0o755)
         Path(folder, "conf").write_text(
