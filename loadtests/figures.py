@@ -1,4 +1,4 @@
-"""The figures of the README: wrapped / raw over raw sockets, beside the floors below them.
+"""Wrapped / raw over raw sockets, beside the floors below them.
 
     python -m loadtests.figures [--server gunicorn|wsgiref] [--rounds 5]
 
