@@ -44,31 +44,38 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     ``gunicorn -k wsgifast.workers.FastWorker --threads 4 module:app``
 
     gunicorn's own settings mean what they mean for gthread. What it has no setting for is a class
-    attribute; a subclass in gunicorn's configuration file changes it::
+    attribute; a subclass in gunicorn's configuration file changes it, and one that is misspelt is
+    refused at the start::
 
         from wsgifast.workers import FastWorker
 
         class worker_class(FastWorker):
             body_limit_bytes = 20 * 2**20
+
+    :cvar buffer_bodies: receive request bodies before the app runs, so that slow uploads hold no
+        thread. False: the app's thread reads them from the client, as with gthread.
+    :cvar body_memory_bytes: bodies up to this size are kept in memory, larger ones in a temporary
+        file.
+    :cvar body_limit_bytes: larger bodies are refused with 413; they would fill the disk. Not for
+        those that the app's thread reads.
+    :cvar body_timeout_s: a client that sends nothing of its body for so long is answered 408; so is
+        one that, after this time, has sent less than 500 bytes a second on average.
+    :cvar head_timeout_s: a request's head must be complete so long after its first byte (or the
+        connection), else it is answered 408.
+    :cvar send_timeout_s: a client that takes no byte of a response for so long is dropped.
+    :cvar output_ahead_bytes: a generator is not asked for its next block while more than this waits
+        for its client.
+    :cvar dispatcher_kind: "epoll", "selectors", or "auto" for the first of them that the system
+        has.
     """
 
-    #: Receive request bodies before the app runs, so that slow uploads hold no thread.
-    #: False: the app's thread reads them from the client, as with gthread.
     buffer_bodies = True
-    #: Bodies up to this size are kept in memory, larger ones in a temporary file.
     body_memory_bytes = 512 * 1024
-    #: Larger bodies are refused with 413; they would fill the disk. Not for streamed ones.
     body_limit_bytes = 1024 * 1024 * 1024
-    #: A client that sends nothing of its body for so long is answered 408; so is one that, after
-    #: this time, has sent less than 500 bytes a second on average.
     body_timeout_s = 30.0
-    #: A request's head must be complete so long after its first byte (or the connection): 408.
     head_timeout_s = 20.0
-    #: A client that takes no byte of a response for so long is dropped.
     send_timeout_s = 60.0
-    #: A generator is not asked for its next block while more than this waits for its client.
     output_ahead_bytes = 256 * 1024
-    #: "epoll", "selectors", or "auto" for the first of them that the system has.
     dispatcher_kind = "auto"
 
     # gunicorn's own, named here because it ships no types.
