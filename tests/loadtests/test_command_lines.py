@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,10 @@ def test_help_and_refusal() -> None:
             module = ".".join(part for part in parts if part != "__main__")
             first_lines[module] = source.partition("\n")[0].strip('"')
     argv = [sys.executable, "-W", "ignore", "-c", _RUN_ALL, *first_lines]
-    run = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, timeout=100)
+    environment = {**os.environ, "COLUMNS": "100"}
+    run = subprocess.run(
+        argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=100
+    )
     answers = [json.loads(line) for line in run.stdout.splitlines()]
     assert len(answers) == 2 * len(first_lines) > 40
     for module, argument, status, out, err in answers:
