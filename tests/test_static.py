@@ -681,6 +681,21 @@ def test_a_stale_sibling_is_not_sent(site: Path) -> None:
     assert call(app, "/app.js", Accept_Encoding="gzip").body == original.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("content", "age_s"), [(b"of an earlier content", 1), (b"", 0), (b"x" * 10_000, 0)]
+)
+def test_a_sibling_of_no_use_is_sent_once_it_is(site: Path, content: bytes, age_s: float) -> None:
+    original = site / "app.js"
+    write_sibling(original, ".gz", content, age_s=age_s)
+    settle(*site.glob("app.js*"))
+    app = StaticFiles(directory=site)
+    for _ in range(2):
+        assert call(app, "/app.js", Accept_Encoding="gzip").body == original.read_bytes()
+    assert app.cached_bytes > 0
+    write_sibling(original, ".gz", b"fresh")  # in place: the directory does not change
+    assert call(app, "/app.js", Accept_Encoding="gzip").body == b"fresh"
+
+
 def test_siblings_that_are_no_use(site: Path) -> None:
     original = site / "app.js"
     write_sibling(original, ".gz", b"x" * 10_000)  # larger than the original
