@@ -139,7 +139,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """The main thread: the watch over the crew, time limits, and gunicorn's heartbeat."""
         self._prepare()
         self.crew.start()
-        self._acceptor.resume()
         while self.alive and not self.crew.failed:
             self.notify()
             self._sweep()
