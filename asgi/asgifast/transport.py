@@ -27,7 +27,8 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 from wsgifast.sockets import FileSegment, limit_send_buffer
@@ -36,7 +37,10 @@ from wsgifast.sockets.sendfile import FileTruncated
 from .loops import in_thread
 from .pages import BLOCK_BYTES, is_cached
 
-__all__ = ["GATHER_BYTES", "GatheringTransport", "SendfileUnavailable"]
+__all__ = ["GATHER_BYTES", "GatheringTransport", "Rest", "SendfileUnavailable"]
+
+# What sends the rest of something begun; called once, or never.
+Rest = Callable[[], Awaitable[None]]
 
 # Small writes are gathered up to here; the real transport's own high-water mark is the same.
 GATHER_BYTES = 64 * 1024
@@ -176,30 +180,60 @@ class GatheringTransport(asyncio.Transport):
         :raises FileTruncated: if the file ends early; the connection is closed.
         :raises ConnectionError: if the connection is lost or closed meanwhile.
         """
+        rest = self.begin_file(segment)
+        if rest is not None:
+            await rest()
+
+    def begin_file(self, segment: FileSegment) -> Rest | None:
+        """Begin :meth:`send_file`: send what the socket takes at once.
+
+        :return: what sends the rest, None if there is none.
+        """
         if not self.can_sendfile:
             raise SendfileUnavailable
         self.flush_gathered()
         if self.real.get_write_buffer_size():
-            self.flush()
-            await self._drain()
+            return partial(self._send_behind_buffer, segment)
         if self.real.is_closing():
             raise ConnectionResetError("the connection was closed before the file was sent")
         sock = self._socket or self._own_socket()
         head = bytes(self._take()) if self._pending else b""
         file = self._file = _FileInFlight(self, sock, head, segment)
-        finished = False
         try:
-            await file.send()
-            finished = True
+            progress = file.step()
         except SendfileUnavailable:
-            finished = True
-            raise
-        finally:
             self._file = None
-            if not finished:
-                self._pending.clear()
-                self._size = 0
-                self.real.close()
+            raise
+        except BaseException:
+            self._give_up_file()
+            raise
+        if progress is _Progress.DONE:
+            self._file = None
+            return None
+        return partial(self._send_rest, file, progress)
+
+    async def _send_behind_buffer(self, segment: FileSegment) -> None:
+        self.flush()
+        await self._drain()
+        await self.send_file(segment)
+
+    async def _send_rest(self, file: _FileInFlight, progress: _Progress) -> None:
+        try:
+            await file.send(progress)
+        except SendfileUnavailable:
+            self._file = None
+            raise
+        except BaseException:
+            self._give_up_file()
+            raise
+        self._file = None
+
+    def _give_up_file(self) -> None:
+        """Nothing may follow half a file."""
+        self._file = None
+        self._pending.clear()
+        self._size = 0
+        self.real.close()
 
     def flush_gathered(self) -> None:
         if self._before_flush is not None:
@@ -347,14 +381,14 @@ class _FileInFlight:
         self._error: Exception | None = None
         self._watching = False
 
-    async def send(self) -> None:
-        progress = self._step()
+    async def send(self, progress: _Progress) -> None:
+        """Go on to the end from where :meth:`step` came to."""
         while progress is not _Progress.DONE:
             if progress is _Progress.COLD:
                 read_to = min(self._end, self._offset + WINDOW_BYTES)
                 await in_thread(_warm, self._fd, self._offset, read_to)
                 self._read_to = read_to
-                progress = self._step()
+                progress = self.step()
             else:
                 # Callbacks go on, until something else than room is needed.
                 self._waiter = self._loop.create_future()
@@ -398,7 +432,7 @@ class _FileInFlight:
             self._waiting_since = now
         before = len(self._head), self._offset
         try:
-            progress = self._step()
+            progress = self.step()
         except Exception as error:  # noqa: BLE001 - send() raises it
             self._unwatch()
             waiter.set_exception(error)
@@ -410,7 +444,7 @@ class _FileInFlight:
             self._unwatch()
             self._timer = self._loop.call_later(_STARVED_S, self._watch)
 
-    def _step(self) -> _Progress:
+    def step(self) -> _Progress:
         """Send what the socket takes now, up to one window."""
         if self._error is not None:
             raise self._error

@@ -41,8 +41,9 @@ def large(tmp_path: Path) -> Path:
 class Client:
     """The other end of a connection whose protocol runs in this event loop."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, state: ServerState) -> None:
         self.sock = sock
+        self.state = state
         self._read = b""
 
     async def send(self, data: bytes) -> None:
@@ -109,7 +110,7 @@ async def serving(protocol: Any, app: ASGIApp) -> AsyncIterator[Client]:
             lambda: protocol(config=config, server_state=state, app_state={}), theirs
         )
         try:
-            yield Client(ours)
+            yield Client(ours, state)
         finally:
             if not transport.is_closing():
                 transport.abort()

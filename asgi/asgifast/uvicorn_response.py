@@ -1,0 +1,341 @@
+"""One response under uvicorn: what the app sends, on its way to uvicorn's RequestResponseCycle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from wsgifast.files import FilePart
+from wsgifast.sockets import FileSegment
+from wsgifast.sockets.sendfile import FileTruncated
+
+from .loops import next_turn
+from .messages import PATHSEND, ZEROCOPYSEND, Message
+from .pages import BLOCK_BYTES, read_block
+from .sending import (
+    PLANNED,
+    PlannedBody,
+    declared_length,
+    located,
+    open_for_pathsend,
+    path_to_send,
+    send_run,
+    send_unsized,
+    truncated,
+)
+from .transport import GATHER_BYTES, GatheringTransport, Rest, SendfileUnavailable
+
+__all__ = ["H11Response", "HttpToolsResponse", "Response"]
+
+# A file up to this size is read and leaves in one write with the head; a larger one goes by
+# sendfile, for which the connection needs a descriptor more and some calls of its own. CPU of
+# sendfile to that of reading, measured: 16 to 128 KiB 0.9 to 1.0 on connections that are kept, 1.0
+# to 1.1 on a new one for each file; 256 KiB on kept ones 0.7.
+SMALL_FILE_BYTES = 64 * 1024
+# A body message up to this size is gathered with its neighbours.
+_SMALL_MESSAGE_BYTES = 8 * 1024
+
+
+class Response:
+    """One response: what the app sends, on its way to uvicorn's RequestResponseCycle.
+
+    Small body messages wait in `_chunks` until the end of the loop's turn, GATHER_BYTES, or any
+    other message; together they make one chunk of the chunked coding.
+
+    A large file that is the whole rest of the body is handed over: send() opens it and returns, a
+    task (`_sending`) sends it, and the app with all that it holds is gone long before the client
+    has the last byte. Its place in uvicorn, run_asgi(), waits for the task.
+    """
+
+    # A response lives as long as its slowest download, and thousands may be under way.
+    __slots__ = (
+        "_chunks",
+        "_cycle",
+        "_error",
+        "_headers",
+        "_is_head",
+        "_sending",
+        "_size",
+        "_transport",
+    )
+
+    def __init__(self, cycle: Any, transport: GatheringTransport) -> None:
+        self._cycle = cycle
+        self._sending: asyncio.Task[None] | None = None
+        self._transport = transport
+        self._headers: list[tuple[bytes, bytes]] | None = None
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._error: Exception | None = None
+        self._is_head = cycle.scope["method"] == "HEAD"
+
+    async def send(self, message: Message) -> None:
+        if self._sending is not None:
+            await self.sent()
+        kind = message["type"]
+        cycle = self._cycle
+        if kind == "http.response.body":
+            body = message.get("body", b"")
+            if message.get("more_body"):
+                if (
+                    type(body) is bytes
+                    and len(body) <= _SMALL_MESSAGE_BYTES
+                    and cycle.response_started
+                    and not cycle.flow.write_paused
+                    and self._error is None
+                    and not cycle.response_complete
+                    and not cycle.disconnected
+                    and not self._is_head
+                ):
+                    if not self._chunks:
+                        self._transport.gather(self._write_chunks)
+                    self._chunks.append(body)
+                    self._size += len(body)
+                    if self._size >= GATHER_BYTES:
+                        self._transport.flush()
+                    return
+                self._settle()
+                await cycle.send(message)
+                return
+            if self._chunks and type(body) is bytes:
+                self._chunks.append(body)
+                message = {**message, "body": b"".join(self._chunks)}
+                self._chunks.clear()
+                self._size = 0
+            self._settle()
+            await cycle.send(message)
+            self._transport.flush()
+        elif kind == "http.response.start":
+            headers = message.get("headers", ())
+            if type(headers) is not list:
+                headers = list(headers)
+                message = {**message, "headers": headers}
+            self._headers = headers
+            await cycle.send(message)
+        elif kind in (PATHSEND, ZEROCOPYSEND) and cycle.response_started:
+            self._settle()
+            if cycle.response_complete or cycle.disconnected:
+                await cycle.send(message)  # uvicorn says what is wrong with that
+            elif PLANNED in message:
+                await self._send_planned(message[PLANNED])
+            elif kind == PATHSEND:
+                await self._send_path(path_to_send(message))
+            else:
+                await self._send_zero_copy(message)
+        else:
+            self._settle()
+            await cycle.send(message)
+
+    async def sent(self) -> None:
+        """Wait until a file that was handed over is sent."""
+        if self._sending is not None:
+            try:
+                await self._sending
+            finally:
+                self._sending = None
+
+    def cancel(self) -> None:
+        """Send no more of a file that was handed over."""
+        if self._sending is not None:
+            self._sending.cancel()
+
+    # Gathered messages
+
+    def _settle(self) -> None:
+        """Write what was gathered, before anything else is sent."""
+        if self._chunks:
+            self._write_chunks()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _write_chunks(self) -> None:
+        if not self._chunks:
+            return
+        data = b"".join(self._chunks)
+        self._chunks.clear()
+        self._size = 0
+        if not data or self._cycle.disconnected:
+            return
+        try:
+            before, after = self._announce(len(data))
+        except Exception as error:  # noqa: BLE001 - raised by the app's next send()
+            self._error = error
+            return
+        self._transport.write(before + data + after if before else data)
+
+    def _announce(self, size: int) -> tuple[bytes, bytes]:
+        """Have uvicorn count `size` body bytes; return what is to be sent before and after them."""
+        raise NotImplementedError
+
+    # Files
+
+    async def _send_path(self, path: str) -> None:
+        if self._is_head:
+            await self._finish()
+            return
+        fd, size = open_for_pathsend(path)
+        declared = declared_length(self._headers or ())
+        self._headers = None
+        # Grown since the app looked: not one byte more than was declared.
+        whole = FilePart(fd, 0, size if declared is None else declared)
+        await self._send_body(fd, (whole,), partial(os.close, fd))
+
+    async def _send_planned(self, planned: PlannedBody) -> None:
+        segments = () if self._is_head else planned.segments
+        await self._send_body(planned.file.fileno(), segments, planned.file.close)
+
+    async def _send_body(
+        self, fd: int, segments: Iterable[bytes | FilePart], close: Callable[[], None]
+    ) -> None:
+        """Send the whole rest of the body; what must wait for the client goes on without the app.
+
+        :param close: called when the file is no longer needed.
+        """
+        segments = iter(segments)
+        try:
+            for segment in segments:
+                if isinstance(segment, bytes):
+                    await self._send_bytes(segment)
+                    continue
+                rest = await self._begin_run(FileSegment(fd, segment.offset, segment.size))
+                if rest is not None:
+                    self._hand_over(self._send_rest(rest, fd, segments), close)
+                    return
+            await self._finish()
+        finally:
+            if self._sending is None:
+                close()
+
+    def _hand_over(self, coro: Coroutine[Any, Any, None], close: Callable[[], None]) -> None:
+        self._sending = asyncio.get_running_loop().create_task(coro)
+        # Not by the task itself, which may be cancelled before its first step.
+        self._sending.add_done_callback(lambda _: close())
+
+    async def _send_rest(self, rest: Rest, fd: int, segments: Iterator[bytes | FilePart]) -> None:
+        await rest()
+        for segment in segments:
+            if isinstance(segment, bytes):
+                await self._send_bytes(segment)
+            else:
+                await self._send_run(FileSegment(fd, segment.offset, segment.size))
+        await self._finish()
+
+    async def _send_bytes(self, data: bytes) -> None:
+        await self._cycle.send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _send_zero_copy(self, message: Message) -> None:
+        if not self._is_head:
+            file = located(message)
+            if file.segment is None:
+                await send_unsized(self._cycle.send, file.fd, message.get("count"))
+            elif file.segment.size:
+                await self._send_run(file.segment)
+                file.advance()
+        if not message.get("more_body", False):
+            await self._finish()
+
+    async def _send_run(self, segment: FileSegment) -> None:
+        rest = await self._begin_run(segment)
+        if rest is not None:
+            await rest()
+
+    async def _begin_run(self, segment: FileSegment) -> Rest | None:
+        """Send the first bytes of a run, and return what sends the others, if there are any."""
+        if segment.size <= SMALL_FILE_BYTES or not self._transport.can_sendfile:
+            first = min(BLOCK_BYTES, segment.size)
+            await self._read_run(FileSegment(segment.fd, segment.offset, first))
+            if first == segment.size:
+                return None
+            return partial(
+                self._read_run,
+                FileSegment(segment.fd, segment.offset + first, segment.size - first),
+            )
+        before, after = self._announce(segment.size)
+        self._transport.write(before)
+        try:
+            rest = self._transport.begin_file(segment)
+        except SendfileUnavailable:
+            return partial(self._write_run, segment, after)
+        except ConnectionError:
+            return None  # the client has gone: uvicorn ignores what is sent after that, too
+        if rest is None:
+            self._transport.write(after)
+            return None
+        return partial(self._finish_run, rest, segment, after)
+
+    async def _finish_run(self, rest: Rest, segment: FileSegment, after: bytes) -> None:
+        try:
+            await rest()
+        except SendfileUnavailable:
+            await self._write_run(segment, after)
+        except ConnectionError:
+            return  # as above
+        else:
+            self._transport.write(after)
+
+    async def _read_run(self, segment: FileSegment) -> None:
+        try:
+            await send_run(self._cycle.send, segment, more_body=True)
+        except FileTruncated:
+            self._transport.close()
+            raise
+
+    async def _write_run(self, segment: FileSegment, after: bytes) -> None:
+        """The bytes of an announced run, through the transport."""
+        fd, offset, size = segment
+        end = offset + size
+        while offset < end and not self._cycle.disconnected:
+            block = await read_block(fd, offset, min(BLOCK_BYTES, end - offset))
+            if not block:
+                self._transport.close()
+                raise truncated(end - offset, size)
+            offset += len(block)
+            self._transport.write(block)
+            if self._cycle.flow.write_paused:
+                await self._cycle.flow.drain()
+            elif offset < end:
+                await next_turn()
+        self._transport.write(after)
+
+    async def _finish(self) -> None:
+        await self._cycle.send({"type": "http.response.body", "body": b"", "more_body": False})
+        self._transport.flush()
+
+
+class HttpToolsResponse(Response):
+    __slots__ = ()
+
+    def _announce(self, size: int) -> tuple[bytes, bytes]:
+        cycle = self._cycle
+        if cycle.chunked_encoding:
+            return b"%x\r\n" % size, b"\r\n"
+        if size > cycle.expected_content_length:
+            raise RuntimeError("Response content longer than Content-Length")
+        cycle.expected_content_length -= size
+        return b"", b""
+
+
+class _Bytes:
+    """Stands for body bytes that h11 counts and frames but does not see."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+
+class H11Response(Response):
+    __slots__ = ()
+
+    def _announce(self, size: int) -> tuple[bytes, bytes]:
+        import h11
+
+        stand_in: Any = _Bytes(size)
+        parts = self._cycle.conn.send_with_data_passthrough(h11.Data(data=stand_in))
+        place = parts.index(stand_in)
+        return b"".join(parts[:place]), b"".join(parts[place + 1 :])

@@ -1,0 +1,297 @@
+"""A large file that is the whole rest of a body is the protocol's: the app is gone before it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgifast import FileResponse, StaticFiles
+from asgifast.messages import ASGIApp, Receive, Scope, Send
+from starlette import responses
+from starlette.background import BackgroundTask
+
+from .test_protocols import (
+    LARGE_BYTES,
+    PATHSEND,
+    Client,
+    large,
+    protocol,
+    serving,
+    start,
+    talk,
+    turns,
+)
+
+__all__ = ["large", "protocol"]
+
+GET = b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"
+RANGES = b"GET /large HTTP/1.1\r\nHost: x\r\nRange: bytes=%b\r\n\r\n"
+
+
+def descriptors_of(path: Path) -> int:
+    """How many descriptors of this process are open on a file."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found += os.readlink(f"/proc/self/fd/{name}").removesuffix(" (deleted)") == str(path)
+        except FileNotFoundError:
+            pass  # the one that listed them
+    return found
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("kind", ["pathsend", "starlette", "ours", "static"])
+def test_the_app_does_not_wait_for_the_client(protocol: Any, large: Path, kind: str) -> None:
+    """Nor does the file have to stay where it is."""
+    data = large.read_bytes()
+    returned = asyncio.Event()
+
+    async def pathsend(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=LARGE_BYTES)
+        await send({"type": PATHSEND, "path": str(large)})
+
+    remove = BackgroundTask(large.unlink)
+    inner: dict[str, ASGIApp] = {
+        "pathsend": pathsend,
+        "starlette": responses.FileResponse(large, background=remove),
+        "ours": FileResponse(large, background=remove),
+        "static": StaticFiles(directory=large.parent),
+    }
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await inner[kind](scope, receive, send)
+        large.unlink(missing_ok=True)
+        returned.set()
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        await returned.wait()  # and not a byte was read
+        await client.until(b"\r\n\r\n")
+        assert await client.exactly(LARGE_BYTES) == data
+        await client.hello()
+        assert descriptors_of(large) == 0
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize("ranges", [b"100-2000000", b"5-9,100-1000000,1500000-2900000"])
+def test_parts_are_handed_over_too(protocol: Any, large: Path, ranges: bytes) -> None:
+    data = large.read_bytes()
+    returned = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await FileResponse(large, media_type="text/plain")(scope, receive, send)
+        large.unlink()
+        returned.set()
+
+    async def conversation(client: Client) -> None:
+        await client.send(RANGES % ranges)
+        await returned.wait()
+        head = await client.until(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 206 ")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        answer = await client.exactly(length)
+        for pair in ranges.split(b","):
+            first, last = map(int, pair.split(b"-"))
+            assert data[first : last + 1] in answer
+        await client.hello()
+        assert descriptors_of(large) == 0
+
+    talk(protocol, app, conversation)
+
+
+def test_the_app_goes_on_while_the_file_is_sent(protocol: Any, large: Path) -> None:
+    """The client has the file, and another answer, while the app is still at it."""
+    go_on = asyncio.Event()
+    over = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=LARGE_BYTES)
+        await send({"type": PATHSEND, "path": str(large)})
+        await go_on.wait()
+        over.set()
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        await client.until(b"\r\n\r\n")
+        assert await client.exactly(LARGE_BYTES) == large.read_bytes()
+        await client.hello()
+        assert not over.is_set()
+        go_on.set()
+        await over.wait()
+        await client.hello()
+
+    talk(protocol, app, conversation)
+
+
+def test_an_error_of_the_app_does_not_cut_the_file(
+    protocol: Any, large: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=LARGE_BYTES)
+        await send({"type": PATHSEND, "path": str(large)})
+        raise ValueError("in the background task")
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        await turns()
+        await client.until(b"\r\n\r\n")
+        assert await client.to_end() == large.read_bytes()
+        assert "in the background task" in caplog.text
+
+    with caplog.at_level(logging.ERROR, "uvicorn.error"):
+        talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize("message", ["http.response.body", PATHSEND])
+def test_a_message_behind_the_file_is_an_error(protocol: Any, large: Path, message: str) -> None:
+    """uvicorn's own, once the file is sent."""
+    told: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=LARGE_BYTES)
+        await send({"type": PATHSEND, "path": str(large)})
+        try:
+            await send({"type": message, "body": b"late", "path": str(large)})
+        except RuntimeError as error:
+            told.append(str(error))
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        await turns()
+        assert not told
+        await client.until(b"\r\n\r\n")
+        assert await client.exactly(LARGE_BYTES) == large.read_bytes()
+        await client.hello()
+        assert len(told) == 1
+        assert "Unexpected ASGI message" in told[0]
+
+    talk(protocol, app, conversation)
+
+
+def test_requests_behind_the_file_wait_for_it(protocol: Any, large: Path) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=LARGE_BYTES)
+        await send({"type": PATHSEND, "path": str(large)})
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET * 3)
+        for _ in range(3):
+            await client.until(b"\r\n\r\n")
+            assert await client.exactly(LARGE_BYTES) == large.read_bytes()
+        await client.hello()
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=["client leaves", "file shrinks"])
+def test_the_file_is_not_sent_to_its_end(
+    protocol: Any, large: Path, leaves: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that leaves is no error; a file that shrinks is one, and ends the connection."""
+    returned = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=LARGE_BYTES)
+        await send({"type": PATHSEND, "path": str(large)})
+        returned.set()
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        await returned.wait()
+        assert descriptors_of(large) == 1
+        if leaves:
+            client.sock.close()
+        else:
+            os.truncate(large, 1_000_000)
+            await client.until(b"\r\n\r\n")
+            assert len(await client.to_end()) == 1_000_000
+        await until(lambda: descriptors_of(large) == 0)
+
+    with caplog.at_level(logging.ERROR):
+        talk(protocol, app, conversation)
+    assert ("2000000 of 3000000 bytes" in caplog.text) is not leaves
+    assert bool(caplog.records) is not leaves
+
+
+@pytest.mark.parametrize("where", ["app", "file"])
+@pytest.mark.parametrize("soon", [True, False], ids=["before its first step", "midway"])
+def test_cancelling_ends_the_file_too(protocol: Any, large: Path, where: str, soon: bool) -> None:
+    """As uvicorn does when its time for a graceful shutdown is over."""
+    tasks: list[asyncio.Task[Any]] = []
+    sent = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        await start(send, length=LARGE_BYTES)
+        await send({"type": PATHSEND, "path": str(large)})
+        sent.set()
+        if soon:
+            task.cancel()
+        if where == "app":
+            await asyncio.Event().wait()
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        await sent.wait()
+        if not soon:
+            await turns()
+            tasks[0].cancel()
+        await client.until(b"\r\n\r\n")
+        assert len(await client.to_end()) < LARGE_BYTES
+        await until(lambda: descriptors_of(large) == 0)
+
+    talk(protocol, app, conversation)
+
+
+def test_shutdown_waits_for_the_file(protocol: Any, large: Path) -> None:
+    returned = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=LARGE_BYTES)
+        await send({"type": PATHSEND, "path": str(large)})
+        returned.set()
+
+    async def run() -> None:
+        async with serving(protocol, app) as client:
+            await client.send(GET)
+            await returned.wait()
+            await turns()
+            (connection,) = client.state.connections
+            connection.shutdown()
+            assert client.state.tasks
+            await client.until(b"\r\n\r\n")
+            assert await client.to_end() == large.read_bytes()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+@pytest.mark.parametrize("size", [1000, 64 * 1024])
+def test_a_small_file_is_sent_before_the_app_goes_on(protocol: Any, large: Path, size: int) -> None:
+    os.truncate(large, size)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        before = asyncio.all_tasks()
+        await start(send, length=size)
+        await send({"type": PATHSEND, "path": str(large)})
+        assert descriptors_of(large) == 0
+        assert asyncio.all_tasks() == before
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        await client.until(b"\r\n\r\n")
+        assert await client.exactly(size) == large.read_bytes()
+        await client.hello()
+
+    talk(protocol, app, conversation)
