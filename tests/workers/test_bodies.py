@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from types import SimpleNamespace
 from typing import Any
@@ -158,6 +159,46 @@ def test_end_of_the_connection_in_a_body() -> None:
         assert not collector.begin()
         with pytest.raises(EOFError):
             collector.receive(nothing)
+
+
+class ShortWrites(io.BytesIO):
+    """A file on a disk that takes a few bytes at a time."""
+
+    def write(self, data: Any) -> int:
+        return super().write(data[:3])
+
+
+def test_a_file_that_takes_less_than_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda buffering: ShortWrites())
+    body = bytes(range(100))
+    for in_memory in (0, 60):
+        received = Received()
+        assert collect(KnownLength(received, 100, 0), Pieces(body, [50])) == body
+        data = b"32\r\n%b\r\n32\r\n%b\r\n0\r\n\r\n" % (body[:50], body[50:])
+        chunked = Chunked(received, reader(received), in_memory, 1000)
+        assert collect(chunked, Pieces(data, [])) == body
+
+
+def test_received_for_an_app_that_waits() -> None:
+    wanted: list[int] = []
+    coming = [b"abc", b"defgh", b"ij", b""]
+
+    def wait(size: int) -> bytes:
+        wanted.append(size)
+        return coming.pop(0)
+
+    received = Received()
+    received.wait = wait
+    received.data = b"01"
+    assert received.read(6, read_ahead=1000) == b"01abcd"
+    assert wanted == [998, 995]  # as much as the body has, but never more
+    assert received.take_buffered() == b"efgh"
+    assert received.take_buffered() == b""
+    assert received.read(None, 500) == b"ij"
+    assert wanted[2:] == [500]
+    received.data = b"the rest"
+    assert received.read(20) == b"the rest"  # at the end of the connection
+    assert received.data == b""
 
 
 def test_received_stops_a_parser_that_wants_more() -> None:
