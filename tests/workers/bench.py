@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import ssl
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -54,10 +55,15 @@ class Log:
         self.requests: list[tuple[str, str, int]] = []
         self.environs: list[dict[str, Any]] = []
         self.seconds: list[float] = []
-        self.debug = self.info = self.warning = self.error = self.exception = self._log
+        self.errors: list[BaseException | None] = []
+        self.debug = self.info = self.warning = self.error = self._log
 
     def _log(self, text: str, *args: object, **more: object) -> None:
         self.lines.append(str(text) % args if args else str(text))
+
+    def exception(self, text: str, *args: object) -> None:
+        self.errors.append(sys.exc_info()[1])
+        self._log(text, *args)
 
     def access(self, resp: Any, req: Any, environ: dict[str, Any], elapsed: Any) -> None:
         self.requests.append((f"{req.method} {req.uri}", resp.status, resp.sent))

@@ -120,6 +120,7 @@ def test_a_full_worker_leaves_the_others_in_the_queue() -> None:
     assert len(server.begun) == 2
     assert not server.listens
     server.acceptor.resume()
+    server.acceptor.on_room()  # of which another has been quicker to make use
     assert not server.listens
     server.room = 1
     server.acceptor.on_room()
@@ -144,6 +145,13 @@ def test_without_descriptors_accepting_pauses(monkeypatch: pytest.MonkeyPatch) -
     assert not server.listens
     server.acceptor.on_room()
     assert server.listens
+    # And nor does who is full for a moment after that.
+    server.listener.error, server.room = None, 1
+    server.acceptor.accept(LISTENER)
+    assert not server.listens
+    server.room = 1
+    server.acceptor.resume()
+    assert server.listens
 
 
 def test_a_listener_that_fails_otherwise_stays() -> None:
@@ -166,7 +174,23 @@ def test_newcomers_do_not_wait_for_the_end_of_a_crowds_events() -> None:
     # Without one more event of the listener, which would come behind the crowd's.
     assert len(server.begun) == 20
     # Nor do the others wait for the newcomers.
-    assert events > 20
+    assert events == 2 * accepting._EVENTS_BETWEEN_TURNS
+
+
+def test_two_connections_close_at_once() -> None:
+    """Both make room, and both see that nobody is accepted."""
+    server = Server(waiting=1, room=1)
+    server.acceptor.accept(LISTENER)
+    assert not server.listens
+
+    def has_room() -> bool:
+        server.acceptor._has_room = lambda: True
+        server.acceptor.on_room()
+        return True
+
+    server.acceptor._has_room = has_room
+    server.acceptor.on_room()
+    assert server.listens
 
 
 def test_a_connection_that_fails_at_once_is_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import socket
@@ -137,11 +138,12 @@ def test_a_body_that_stops(bench: Bench, framing: str, sent: int) -> None:
     assert bench.log.requests == [("POST /", "408 Request Timeout", 0)]
 
 
+@pytest.mark.parametrize("framing", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
 @pytest.mark.parametrize(("rate", "ends"), [(450, True), (600, False)])
-def test_a_body_must_keep_up_a_rate(bench: Bench, rate: int, ends: bool) -> None:
+def test_a_body_must_keep_up_a_rate(bench: Bench, framing: str, rate: int, ends: bool) -> None:
     """500 bytes a second, beyond the time that every body has."""
     client = bench.connect()
-    client.send_request("/", method="POST", headers=[("Content-Length", "1000000")])
+    client.send(f"POST / HTTP/1.1\r\n{framing}\r\n\r\nfffff\r\n".encode())
     bench.run()
     seconds = 0
     while is_open(client) and seconds < 1000:
@@ -589,7 +591,9 @@ def test_uwsgi(make_bench: MakeBench, step: int) -> None:
         bench.run()
     assert client.read_response().body == b"body"
     # Nobody behind uwsgi_pass knows of chunks.
-    assert client.read_response().body == b"until the end"
+    response = client.read_response()
+    assert response.header("Transfer-Encoding") is None
+    assert response.body == b"until the end"
     assert paths == ["/one", "/two"]
 
 
@@ -920,6 +924,25 @@ def test_a_socket_that_the_app_has_taken_is_blocking_and_never_kept(
     assert client.near.sock.gettimeout() == 0  # whatever waits for its end does not hang
 
 
+def test_a_socket_that_is_only_looked_at_stays_with_http(make_bench: MakeBench) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        sock = environ["gunicorn.socket"]
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        assert sock.family == socket.AF_UNIX
+        for name in ("what_no_socket_has", "__enter__"):
+            assert not hasattr(sock, name)
+        copy.copy(sock)
+        return echo(environ, start_response)
+
+    bench = make_bench(app, keepalive=5)
+    client = bench.connect()
+    for _ in range(2):
+        client.send_request()
+        bench.run()
+        assert client.read_response().status == 200
+    assert is_quiet(client)
+
+
 @pytest.mark.parametrize("dispatcher", DISPATCHERS)
 def test_the_number_of_a_socket_that_the_app_has_closed(
     make_bench: MakeBench, dispatcher: str
@@ -1165,6 +1188,7 @@ def test_closing_gives_everything_back_and_does_so_once(bench: Bench) -> None:
 
     bench.worker.forget = look
     near.close()
+    assert bench.worker.nr_conns == 0
     # Before the number may belong to another one.
     assert order == [near.fd]
     assert near.sock.fileno() == -1
@@ -1289,6 +1313,33 @@ def test_tls_requests_in_one_record(make_bench: MakeBench, pem: tuple[str, ssl.S
     client.send(b"\r\n\r\n")
     bench.run()
     assert client.read_response().status == 200
+
+
+@pytest.mark.parametrize("in_memory", [0, 1_000_000])
+def test_tls_records_across_the_buffers_of_a_body(
+    make_bench: MakeBench, pem: tuple[str, ssl.SSLContext], in_memory: int
+) -> None:
+    bench = tls_bench(make_bench, pem, attributes={"body_memory_bytes": in_memory})
+    client = bench.connect(tls=pem[1])
+    body = bytes(range(250)) * 280  # over 64 KiB, the first buffer
+    client.send_request(method="POST", body=body)
+    bench.run()
+    assert client.read_response().body == body
+
+
+def test_what_only_a_tls_socket_has(make_bench: MakeBench, pem: tuple[str, ssl.SSLContext]) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        found.append(environ["gunicorn.socket"].pending())
+        return echo(environ, start_response)
+
+    found: list[int] = []
+    bench = make_bench(app, certfile=pem[0], keyfile=pem[0])
+    client = bench.connect(tls=pem[1])
+    client.send_request()
+    bench.run()
+    assert client.read_response().status == 200
+    assert found == [0]
+    assert client.near.hijacked
 
 
 def test_tls_handshake_that_never_comes_or_fails(

@@ -239,7 +239,42 @@ def test_a_wake_of_a_closed_dispatcher_is_nothing() -> None:
         before = len(os.listdir("/proc/self/fd"))
         dispatcher.close()
         assert len(os.listdir("/proc/self/fd")) == before - 3, f"{kind} keeps a descriptor"
+        pipes = [os.pipe() for _ in range(3)]  # which have its descriptors' numbers now
         dispatcher.wake()
+        assert not select.select([reader for reader, _ in pipes], [], [], 0)[0]
+        for reader, writer in pipes:
+            os.close(reader)
+            os.close(writer)
+
+
+def test_a_wake_is_taken_up_by_one_poll(dispatcher: Dispatcher) -> None:
+    """The next one would spin; and who has been woken along with another finds nothing."""
+    pipe = dispatcher._pipe  # type: ignore[attr-defined]
+    dispatcher.wake()
+    assert dispatcher.poll(PATIENCE_S) == []
+    assert not select.select([pipe.fd], [], [], 0)[0]
+    pipe.drain()
+
+
+def test_a_listener_s_number_may_be_a_connection_s_next(dispatcher: Dispatcher, pair: Pair) -> None:
+    near, far = pair
+    far.sendall(b"a")
+    dispatcher.listen(near.fileno())
+    poll_until(dispatcher, near.fileno())
+    dispatcher.forget(near.fileno())
+    dispatcher.add(near.fileno(), READ)
+    poll_until(dispatcher, near.fileno())
+    assert_silent(dispatcher)
+
+
+def test_a_descriptor_that_is_closed_before_its_change_is_taken_up() -> None:
+    dispatcher = make_dispatcher("selectors")
+    near, far = socket.socketpair()
+    with far:
+        dispatcher.add(near.fileno(), READ)
+        near.close()
+        assert_silent(dispatcher)
+    dispatcher.close()
 
 
 def test_each_event_goes_to_one_thread(dispatcher: Dispatcher) -> None:

@@ -53,12 +53,14 @@ class Renegotiating:
     def __init__(self, sock: socket.socket, peer: socket.socket) -> None:
         self._sock = sock
         self._peer = peer
+        self.lock = threading.Lock()
         self.calls = 0
 
     def fileno(self) -> int:
         return self._sock.fileno()
 
     def recv(self, size: int) -> bytes:
+        assert self.lock.locked()  # the output queue uses the same TLS object
         self.calls += 1
         if self.calls == 1:
             raise ssl.SSLWantWriteError
@@ -71,7 +73,7 @@ def test_tls_that_wants_to_send_before_it_receives() -> None:
     with sock, peer:
         renegotiating: Any = Renegotiating(sock, peer)
         # Nothing can be read, and never would be: only writability wakes this up.
-        assert receive_blocking(renegotiating, threading.Lock(), 10, 30.0) == b"abc"
+        assert receive_blocking(renegotiating, renegotiating.lock, 10, 30.0) == b"abc"
         assert renegotiating.calls == 2
 
 
@@ -82,9 +84,11 @@ class Counting:
         self._sock = sock
         self.fileno = sock.fileno
         self.calls = 0
+        self.size = 0
 
     def recv(self, size: int) -> bytes:
         self.calls += 1
+        self.size = size
         return self._sock.recv(size)
 
 
@@ -96,6 +100,9 @@ def test_a_client_that_sends_nothing() -> None:
         with pytest.raises(TimeoutError, match="not sent its body"):
             receive_blocking(waiting, threading.Lock(), 10, 0.05)
         assert waiting.calls <= 5  # it waits, instead of asking again and again
+        peer.sendall(b"late")
+        assert receive_blocking(waiting, threading.Lock(), 1 << 40, 30.0) == b"late"
+        assert waiting.size < 1 << 20  # as much memory, whatever is promised
         peer.sendall(b"late")
         assert receive_blocking(sock, threading.Lock(), 10, 30.0) == b"late"
         peer.close()

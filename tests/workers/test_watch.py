@@ -402,10 +402,12 @@ def test_nor_does_the_watch(watched: Watched) -> None:
     assert crew._holder is watched.others[0]
 
 
-def test_who_is_not_on_duty_never_polls_and_never_spins(watched: Watched) -> None:
+def test_who_is_not_on_duty_never_polls_and_never_spins(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     crew = watched.crew
     parked: list[Any] = []
-    crew._relieve_or_park = parked.append  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(crew, "_relieve_or_park", parked.append)
     crew._holder = watched.others[0]
     for item in (None, (7, 1), "request"):
         if item is not None:

@@ -516,6 +516,29 @@ def test_an_app_that_has_taken_the_socket_over_may_still_say_so(make_bench: Make
     assert not bench.log.says("Error")
 
 
+def test_an_app_that_fails_behind_an_empty_body(make_bench: MakeBench) -> None:
+    """Its head has been sent by then."""
+
+    class Body:
+        def __iter__(self) -> Iterator[bytes]:
+            return iter(())
+
+        def close(self) -> None:
+            raise ValueError("of the app")
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [("Content-Length", "0")])
+        return Body()
+
+    bench = make_bench(app, keepalive=5)
+    client = bench.connect()
+    client.send_request()
+    bench.run()
+    raw = client.read_to_end()
+    assert raw.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert raw.count(b"HTTP/1.1") == 1
+
+
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, ConnectionError])
 @pytest.mark.parametrize("where", ["app", "head", "body", "close"])
 def test_an_app_that_fails(make_bench: MakeBench, error: type[BaseException], where: str) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import BinaryIO, Protocol, cast
 
 from gunicorn.http.body import ChunkedReader, LengthReader
-from gunicorn.http.errors import ChunkMissingTerminator, NoMoreData
+from gunicorn.http.errors import ChunkMissingTerminator
 
 __all__ = [
     "BodyTooLarge",
@@ -206,8 +206,7 @@ class KnownLength:
             self._store.write(data)
         else:
             assert self._buffer is not None
-            if self._filled + len(data) > len(self._buffer):
-                self._grow(max(self._filled * 2, self._filled + len(data)))
+            # What goes beyond the buffer makes it longer.
             self._buffer[self._filled : self._filled + len(data)] = data
             self._filled += len(data)
         self.received += len(data)
@@ -266,14 +265,10 @@ class Chunked:
                 try:
                     size, rest = self._reader.parse_chunk_size(self._source, data=data)
                 except NeedMoreData:
-                    self._source.data = b""
                     if len(data) > _FRAMING_BYTES:
                         raise BodyTooLarge from None
                     break
-                except NoMoreData as error:  # never: our Received says NeedMoreData
-                    raise ChunkMissingTerminator(b"") from error
                 if size == 0:  # the trailers are read, and what follows is back in the source
-                    self._undecoded = b""
                     return True
                 if self._store.size + size > self._limit:
                     raise BodyTooLarge

@@ -184,7 +184,6 @@ class SelectorsDispatcher:
                         | (WRITE if mask & selectors.EVENT_WRITE else 0),
                     )
                 )
-            self._take_up_changes()
             return events
 
     def wake(self) -> None:
@@ -209,7 +208,7 @@ class SelectorsDispatcher:
                 self._selector.modify(fd, mask)
             else:
                 self._selector.register(fd, mask)
-        except (KeyError, OSError, ValueError):
+        except (KeyError, OSError):
             pass  # it is not here, or has been closed meanwhile: nothing left to wait for
 
 

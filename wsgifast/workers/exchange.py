@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +51,7 @@ class AppSocket:
             raise AttributeError(name)
         if name in _HARMLESS:
             return getattr(self._connection.sock, name)
-        if not hasattr(socket.socket, name) and not hasattr(self._connection.sock, name):
+        if not hasattr(self._connection.sock, name):
             raise AttributeError(f"a socket has no attribute {name!r}")
         return getattr(self._connection.hijack(), name)
 

@@ -192,7 +192,7 @@ class OutputQueue:
     def push_on(self) -> None:
         """Send what was held; called by the watch and by the writer at its end."""
         with self.lock:
-            if self._items and not self.draining and self.error is None:
+            if self._items and not self.draining:
                 self._send()
 
     def on_writable(self) -> bool:
@@ -207,9 +207,7 @@ class OutputQueue:
                 self._grow_buffer()
             if self.error is None:
                 self._send(writable=True)
-            if self._room is not None and (
-                self.error is not None or self.bytes_queued <= self._ahead // 2
-            ):
+            if self._room is not None and self.bytes_queued <= self._ahead // 2:
                 self._room.notify_all()
             return self.closing and not self.draining
 

@@ -211,9 +211,9 @@ class Response:
 
     def missing(self) -> int:
         """Body bytes that Content-Length has promised and the app has not delivered."""
-        if self.response_length is None or self._omits_body or not self.headers_sent:
+        if self.response_length is None or self._omits_body:
             return 0
-        return max(0, self.response_length - self.sent)
+        return self.response_length - self.sent
 
     def _write_segments(self, segments: list[bytes | FileSegment]) -> None:
         if self.status is None:

@@ -29,7 +29,6 @@ from .environ import EnvironFactory
 from .exchange import Exchange
 from .gunicorn_support import Settings, TLSContexts, check_gunicorn, head_limit
 from .http2 import HTTP2
-from .output import ClientGone
 from .response import Response
 
 __all__ = ["FastWorker"]
@@ -125,7 +124,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """The main thread: the watch over the crew, time limits, and gunicorn's heartbeat."""
         self._prepare()
         self.crew.start()
-        self._acceptor.resume()
         while self.alive and not self.crew.failed:
             self.notify()
             self._sweep()
@@ -352,8 +350,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                 ):
                     resp.force_close()
                 self._respond(resp, self.wsgi(environ, resp.start_response))
-            except ClientGone as error:
-                self.log.debug("Ignoring a lost connection: %s", error)
             except StopIteration as error:
                 # How an app that has taken the socket over says that it is done with it.
                 self.log.debug("Closing connection. %s", error)
