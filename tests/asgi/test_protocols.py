@@ -563,6 +563,38 @@ def test_a_file_that_ends_early_closes_whatever_the_app_does(
     talk(protocol, app, conversation)
 
 
+@pytest.mark.parametrize("full", [True, False], ids=["before its turn", "midway"])
+@pytest.mark.parametrize("sendfile", [True, False])
+def test_a_file_that_the_app_gives_up_closes_whatever_it_does(
+    protocol: Any, large: Path, full: bool, sendfile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it sends next would be taken for the bytes that were announced."""
+    if not sendfile:
+        monkeypatch.setattr(os, "sendfile", _refuse_sendfile)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        transport = receive.__self__.transport  # type: ignore[attr-defined]
+        await start(send)
+        while full and not transport.real.get_write_buffer_size():
+            await body(send, b"b" * 10_000, more=True)
+            transport.flush()
+        with large.open("rb") as file:
+            message = {"type": ZEROCOPYSEND, "file": file, "more_body": True}
+            sending = asyncio.ensure_future(send(message))
+            await turns()
+            assert not sending.done()
+            sending.cancel()
+            await asyncio.wait([sending])
+        await body(send, b"behind the file")
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await turns(100)
+        assert b"behind the file" not in await client.to_end()
+
+    talk(protocol, app, conversation)
+
+
 def test_headers_of_any_iterable(protocol: Any, large: Path) -> None:
     """A generator is asked once: by us for the length, and by uvicorn for the head."""
 
@@ -855,11 +887,15 @@ def test_others_have_turns_while_a_file_is_read_for_a_quick_client(
     assert told == ["enough"]
 
 
-@pytest.mark.usefixtures("no_sendfile")
 @pytest.mark.parametrize("leaves", [True, False])
+@pytest.mark.parametrize("sendfile", ["refused", "absent"])
 def test_reading_is_held_up_by_a_client_that_does_not_read(
-    protocol: Any, tmp_path: Path, leaves: bool, monkeypatch: pytest.MonkeyPatch
+    protocol: Any, tmp_path: Path, leaves: bool, sendfile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if sendfile == "refused":
+        monkeypatch.setattr(os, "sendfile", _refuse_sendfile)
+    else:
+        monkeypatch.delattr(os, "sendfile")  # as over TLS
     path = tmp_path / "sparse"
     with path.open("wb") as file:
         file.truncate(TOO_MUCH)
@@ -897,6 +933,8 @@ def test_reading_is_held_up_by_a_client_that_does_not_read(
             await client.until(b"\r\n\r\n")
             assert await client.exactly(TOO_MUCH) == bytes(TOO_MUCH)
         await finished.wait()
+        while leaves and client.state.tasks:  # what the app has handed over
+            await asyncio.sleep(0)
         assert (read < 3_000_000) == leaves
 
     monkeypatch.setattr(os, "preadv", counted_preadv)
