@@ -407,6 +407,21 @@ def test_authentication_is_asked_of_chunks_too() -> None:
         assert line.say(b"NOOP") == b"250 OK"
 
 
+@pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")
+def test_a_chunk_without_authentication_leaves_nothing_for_later() -> None:
+    def authenticator(*args: Any) -> stock_smtp.AuthResult:
+        return stock_smtp.AuthResult(success=True)
+
+    options: dict[str, Any] = {"auth_require_tls": False, "authenticator": authenticator}
+    with serving(auth_required=True, **options) as (port, handler), Line(port) as line:
+        line.say(b"EHLO x")
+        assert line.say(b"BDAT 6\r\nQUIT")[:3] == b"530"
+        assert line.say(b"AUTH PLAIN AGFubmUAc2VjcmV0")[:3] == b"235"
+        assert line.say(b"MAIL FROM:<a@b.c>", b"RCPT TO:<d@e.f>", b"DATA")[:3] == b"354"
+        assert line.say(b"text\r\n.") == b"250 taken"
+    assert handler.received == [b"text\r\n"]
+
+
 @pytest.mark.parametrize("argument", [b"", b" x", b" -1", b" 5 LAST x", b" 1_0", b" 5LAST"])
 def test_a_chunk_of_unknown_size_ends_the_connection(argument: bytes) -> None:
     recipients: list[str] = []

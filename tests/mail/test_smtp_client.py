@@ -6,6 +6,7 @@ import email.message
 import io
 import smtplib
 import socket
+import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -271,7 +272,7 @@ def blocks_of(data: bytes, size: int = 1000) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("message", [TEXT, LARGE, LARGE * 3 + b"end", b"\r\n.", b"\r\n", b"."])
-@pytest.mark.parametrize("kind", ["file", "stream", "iterable"])
+@pytest.mark.parametrize("kind", ["file", "stream", "reader", "iterable"])
 def test_files_and_iterables(
     tmp_path: Path, features: tuple[str, ...], kind: str, message: bytes
 ) -> None:
@@ -279,9 +280,10 @@ def test_files_and_iterables(
     path.write_bytes(b"skipped" + message)
     with ScriptedSMTP(features) as server, connect(server) as client, path.open("rb") as file:
         file.read(len(b"skipped"))
-        source = {
+        source: Any = {
             "file": file,
             "stream": Unseekable(message),
+            "reader": types.SimpleNamespace(read=io.BytesIO(message).read),
             "iterable": blocks_of(message),
         }[kind]
         assert client.sendmail(SENDER, RECIPIENTS, source) == {}
