@@ -283,16 +283,19 @@ class Response:
 
     async def _read_run(self, segment: FileSegment) -> None:
         try:
-            await send_run(self._cycle.send, segment, more_body=True)
+            await send_run(self._cycle.send, segment, more_body=True, stop=self._has_left)
         except FileTruncated:
             self._cut_off()
             raise
+
+    def _has_left(self) -> bool:
+        return bool(self._cycle.disconnected)
 
     async def _write_run(self, segment: FileSegment) -> None:
         """The bytes of an announced run, through the transport."""
         fd, offset, size = segment
         end = offset + size
-        while offset < end and not self._cycle.disconnected:
+        while offset < end and not self._has_left():
             block = await read_block(fd, offset, min(BLOCK_BYTES, end - offset))
             if not block:
                 raise FileTruncated(end - offset, size)

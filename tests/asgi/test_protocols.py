@@ -16,6 +16,8 @@ import pytest
 import uvicorn
 from asgifast import ASGIFast, FileResponse, StaticFiles
 from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
+from asgifast.pages import BLOCK_BYTES
+from asgifast.transport import GatheringTransport
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -97,7 +99,7 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(protocol: Any, app: ASGIApp) -> AsyncIterator[Client]:
+async def serving(protocol: Any, app: ASGIApp, **options: Any) -> AsyncIterator[Client]:
     """One connection; GET /hello is answered for the app."""
 
     async def with_hello(scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +109,9 @@ async def serving(protocol: Any, app: ASGIApp) -> AsyncIterator[Client]:
         else:
             await app(scope, receive, send)
 
-    config = uvicorn.Config(with_hello, log_config=None, proxy_headers=False, lifespan="off")
+    config = uvicorn.Config(
+        with_hello, log_config=None, proxy_headers=False, lifespan="off", **options
+    )
     config.load()
     loop = asyncio.get_running_loop()
     state = ServerState()
@@ -142,9 +146,14 @@ async def body(send: Send, data: bytes, more: bool = False) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-def talk(protocol: Any, app: ASGIApp, conversation: Callable[[Client], Awaitable[None]]) -> None:
+def talk(
+    protocol: Any,
+    app: ASGIApp,
+    conversation: Callable[[Client], Awaitable[None]],
+    **options: Any,
+) -> None:
     async def run() -> None:
-        async with serving(protocol, app) as client:
+        async with serving(protocol, app, **options) as client:
             await asyncio.wait_for(conversation(client), 20)
 
     asyncio.run(run())
@@ -554,6 +563,38 @@ def test_a_file_that_ends_early_closes_whatever_the_app_does(
     talk(protocol, app, conversation)
 
 
+@pytest.mark.parametrize("full", [True, False], ids=["before its turn", "midway"])
+@pytest.mark.parametrize("sendfile", [True, False])
+def test_a_file_that_the_app_gives_up_closes_whatever_it_does(
+    protocol: Any, large: Path, full: bool, sendfile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it sends next would be taken for the bytes that were announced."""
+    if not sendfile:
+        monkeypatch.setattr(os, "sendfile", _refuse_sendfile)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        transport = receive.__self__.transport  # type: ignore[attr-defined]
+        await start(send)
+        while full and not transport.real.get_write_buffer_size():
+            await body(send, b"b" * 10_000, more=True)
+            transport.flush()
+        with large.open("rb") as file:
+            message = {"type": ZEROCOPYSEND, "file": file, "more_body": True}
+            sending = asyncio.ensure_future(send(message))
+            await turns()
+            assert not sending.done()
+            sending.cancel()
+            await asyncio.wait([sending])
+        await body(send, b"behind the file")
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await turns(100)
+        assert b"behind the file" not in await client.to_end()
+
+    talk(protocol, app, conversation)
+
+
 def test_headers_of_any_iterable(protocol: Any, large: Path) -> None:
     """A generator is asked once: by us for the length, and by uvicorn for the head."""
 
@@ -701,6 +742,50 @@ def test_extensions_are_each_requests_own(protocol: Any) -> None:
     assert seen[0] == seen[1] >= {PATHSEND, ZEROCOPYSEND}
 
 
+class Upgraded(asyncio.Protocol):
+    """Stands for uvicorn's WebSocket protocol: says what it was made of, and answers."""
+
+    transports: list[Any]
+
+    def __init__(self, **made_of: Any) -> None:
+        assert sorted(made_of) == ["app_state", "config", "server_state"]
+
+    def connection_made(self, transport: Any) -> None:
+        self.transports.append(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.transports[-1].write(b"upgraded")
+
+
+def test_an_upgraded_connection_is_uvicorns_alone(protocol: Any, large: Path) -> None:
+    """With nothing of ours between, and no descriptor of ours left, though a file went out."""
+    transports: list[Any] = []
+    Upgraded.transports = transports
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=LARGE_BYTES)
+        await send({"type": PATHSEND, "path": str(large)})
+
+    async def conversation(client: Client) -> None:
+        await client.hello()
+        before = len(os.listdir("/proc/self/fd"))
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.until(b"\r\n\r\n")
+        await client.exactly(LARGE_BYTES)
+        await client.hello()
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+        await client.send(
+            b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        assert await client.exactly(8) == b"upgraded"
+        assert len(os.listdir("/proc/self/fd")) == before
+        [transport] = transports
+        assert not isinstance(transport, GatheringTransport)
+
+    talk(protocol, app, conversation, ws=Upgraded)
+
+
 # A file system without sendfile
 
 
@@ -736,11 +821,81 @@ def test_files_are_read_where_there_is_no_sendfile(
     talk(protocol, app, conversation)
 
 
-@pytest.mark.usefixtures("no_sendfile")
-@pytest.mark.parametrize("leaves", [True, False])
-def test_reading_is_held_up_by_a_client_that_does_not_read(
-    protocol: Any, tmp_path: Path, leaves: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("chunked", [True, False])
+def test_files_are_read_where_sendfile_cannot_be_used_at_all(
+    protocol: Any, large: Path, chunked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As over TLS."""
+    monkeypatch.delattr(os, "sendfile")
+    data = large.read_bytes()
+    expected = data[1000:1_001_000] + data[5:105] + data
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=None if chunked else len(expected))
+        with large.open("rb") as file:
+            for offset, count in ((1000, 1_000_000), (5, 100), (0, LARGE_BYTES)):
+                message = {"type": ZEROCOPYSEND, "file": file, "offset": offset, "count": count}
+                await send({**message, "more_body": count < LARGE_BYTES})
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.until(b"\r\n\r\n")
+        if not chunked:
+            assert await client.exactly(len(expected)) == expected
+        else:
+            received = b""
+            while size := int(await client.until(b"\r\n"), 16):
+                received += await client.exactly(size)
+                assert await client.exactly(2) == b"\r\n"
+            assert await client.exactly(2) == b"\r\n"
+            assert received == expected
+        await client.hello()
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.usefixtures("no_sendfile")
+def test_others_have_turns_while_a_file_is_read_for_a_quick_client(
+    protocol: Any, large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that takes all at once: no write is ever waited for."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=LARGE_BYTES)
+        monkeypatch.setattr(GatheringTransport, "write", lambda transport, data: None)
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        beside = asyncio.create_task(others())
+        with large.open("rb") as file:
+            await send({"type": ZEROCOPYSEND, "file": file})
+        beside.cancel()
+        assert turns >= LARGE_BYTES // BLOCK_BYTES - 2
+        told.append("enough")
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        await client.to_end()
+
+    told: list[str] = []
+    talk(protocol, app, conversation)
+    assert told == ["enough"]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+@pytest.mark.parametrize("sendfile", ["refused", "absent"])
+def test_reading_is_held_up_by_a_client_that_does_not_read(
+    protocol: Any, tmp_path: Path, leaves: bool, sendfile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sendfile == "refused":
+        monkeypatch.setattr(os, "sendfile", _refuse_sendfile)
+    else:
+        monkeypatch.delattr(os, "sendfile")  # as over TLS
     path = tmp_path / "sparse"
     with path.open("wb") as file:
         file.truncate(TOO_MUCH)
@@ -778,6 +933,8 @@ def test_reading_is_held_up_by_a_client_that_does_not_read(
             await client.until(b"\r\n\r\n")
             assert await client.exactly(TOO_MUCH) == bytes(TOO_MUCH)
         await finished.wait()
+        while leaves and client.state.tasks:  # what the app has handed over
+            await asyncio.sleep(0)
         assert (read < 3_000_000) == leaves
 
     monkeypatch.setattr(os, "preadv", counted_preadv)

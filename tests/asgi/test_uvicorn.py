@@ -397,6 +397,12 @@ def test_a_uvicorn_that_is_built_differently_is_refused(monkeypatch: pytest.Monk
 
     async def send(self: object, message: object) -> None: ...
 
+    def handle_events(self: object) -> None: ...
+
+    with monkeypatch.context() as patch:
+        patch.setattr(h11_impl.H11Protocol, "handle_events", handle_events)
+        with pytest.raises(ours_module.UnsupportedUvicorn, match=r"handle_events has no .*, app"):
+            ours_module._check(h11_impl, "H11Protocol", "handle_events", {"flow"})
     monkeypatch.setattr(h11_impl.RequestResponseCycle, "send", send)
     with pytest.raises(
         ours_module.UnsupportedUvicorn, match=r"does not fit uvicorn .* tested with"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wsgifast.mail.decoding import ChunkDecoder, DataDecoder, Intake, Refusal, SmugglingCheck
@@ -54,6 +54,7 @@ def fed(intake: Intake, data: bytes, cuts: list[int]) -> tuple[bytes, Refusal | 
 
 
 @given(DATA, st.lists(st.integers(0, 300)), st.sampled_from([None, 0, 5, 30, 60]))
+@example(b"b" * 7 + b"\r\n" + b"c" * 17 + b"\r\n", [7], None)  # a block begins with a line end
 def test_the_same_as_line_by_line(data: bytes, cuts: list[int], size_limit: int | None) -> None:
     if data and not data.endswith(b"\r\n"):
         data += b"\r\n"

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -237,33 +237,89 @@ def test_many_held_replies_are_let_go_before_the_last() -> None:
         assert line.file.read() == b"250 OK\r\n" * 5001 + b"221 Bye\r\n"
 
 
+@contextlib.asynccontextmanager
+async def connected(handler: object, **options: Any) -> AsyncIterator[tuple[Any, socket.socket]]:
+    """A server's end of a connection in this event loop, and the client's."""
+    loop = asyncio.get_running_loop()
+    server = fast.SMTPServer(handler, hostname="server", loop=loop, **options)
+    ours, theirs = socket.socketpair()
+    with ours:
+        for sock in (ours, theirs):
+            sock.setblocking(False)
+        await loop.connect_accepted_socket(lambda: server, theirs)
+        yield server, ours
+    while server.transport is not None:
+        await asyncio.sleep(0)
+
+
+async def replies(sock: socket.socket, count: int) -> list[bytes]:
+    data = bytearray()
+    while data.count(b"\r\n") < count:
+        data += await asyncio.get_running_loop().sock_recv(sock, 1_000_000)
+    return bytes(data).splitlines()
+
+
 def test_a_client_that_reads_no_replies_is_not_worked_for() -> None:
-    handler = Handler()
+    asked = 0
+    commands = 20_000
+
+    class Verbose(Handler):
+        async def handle_RCPT(self, *args: Any) -> str:
+            nonlocal asked
+            asked += 1
+            return "250 " + "x" * 500
 
     async def run() -> None:
-        server = fast.SMTPServer(handler, hostname="server", loop=asyncio.get_running_loop())
-        ours, theirs = socket.socketpair()
-        theirs.setblocking(False)
-        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: server, theirs
-        )
-        with ours:
-            ours.sendall(b"EHLO x\r\nMAIL FROM:<a@b.c>\r\n")
-            while server.envelope.mail_from is None:
+        async with connected(Verbose()) as (_, client):
+            stream = b"HELO x\r\nMAIL FROM:<a@b.c>\r\n" + b"RCPT TO:<d@e.f>\r\n" * commands
+            loop = asyncio.get_running_loop()
+            sending = loop.create_task(loop.sock_sendall(client, stream))
+            before = -1
+            while asked > before or not asked:
+                before = asked
+                for _ in range(10):
+                    await asyncio.sleep(0)
+            assert asked < 3000
+            assert len(await replies(client, commands + 3)) == commands + 3
+            await sending
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert asked == commands
+
+
+def test_what_follows_a_message_may_come_though_reading_was_paused() -> None:
+    """asyncio's TLS up to Python 3.10 hands on every record that it has."""
+
+    async def run() -> None:
+        handler = Handler()
+        async with connected(handler) as (server, client):
+            begin = b"HELO x\r\nMAIL FROM:<a@b.c>\r\nRCPT TO:<d@e.f>\r\nDATA\r\n"
+            client.send(begin)
+            await replies(client, 5)
+            client.send(b"te")
+            while server._intake is None:
                 await asyncio.sleep(0)
-            server.pause_writing()  # as the transport says when its buffer is full
-            ours.sendall(b"RCPT TO:<d@e.f>\r\n" * 100)
-            while not server.envelope.rcpt_tos:
-                await asyncio.sleep(0)
-            for _ in range(10):
-                await asyncio.sleep(0)
-            assert len(server.envelope.rcpt_tos) == 1
-            server.resume_writing()
-            while len(server.envelope.rcpt_tos) < 100:
-                await asyncio.sleep(0)
-            transport.close()
-        while server.transport is not None:
-            await asyncio.sleep(0)
+            for record in (b"xt\r\n.\r\nNO", b"OP\r\nVR", b"FY x\r\n"):
+                server.data_received(record)
+            assert [reply[:3] for reply in await replies(client, 3)] == [b"250", b"250", b"252"]
+        assert handler.received == [b"text\r\n"]
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+@pytest.mark.parametrize("smtputf8", [True, False])
+def test_a_reply_beyond_ascii(smtputf8: bool) -> None:
+    """Without SMTPUTF8 it is the handler's mistake, as in aiosmtpd."""
+
+    class Umlauts(Handler):
+        async def handle_RCPT(self, *args: Any) -> str:
+            return "250 grüße"
+
+    async def run() -> None:
+        async with connected(Umlauts(), enable_SMTPUTF8=smtputf8) as (_, client):
+            client.send(b"HELO x\r\nMAIL FROM:<a@b.c>\r\nRCPT TO:<d@e.f>\r\n")
+            last = (await replies(client, 4))[-1]
+            assert last == "250 grüße".encode() if smtputf8 else last.startswith(b"500 ")
 
     asyncio.run(asyncio.wait_for(run(), 20))
 
@@ -349,6 +405,21 @@ def test_authentication_is_asked_of_chunks_too() -> None:
         line.say(b"EHLO x")
         assert line.say(b"BDAT 6 LAST\r\nQUIT")[:3] == b"530"
         assert line.say(b"NOOP") == b"250 OK"
+
+
+@pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")
+def test_a_chunk_without_authentication_leaves_nothing_for_later() -> None:
+    def authenticator(*args: Any) -> stock_smtp.AuthResult:
+        return stock_smtp.AuthResult(success=True)
+
+    options: dict[str, Any] = {"auth_require_tls": False, "authenticator": authenticator}
+    with serving(auth_required=True, **options) as (port, handler), Line(port) as line:
+        line.say(b"EHLO x")
+        assert line.say(b"BDAT 6\r\nQUIT")[:3] == b"530"
+        assert line.say(b"AUTH PLAIN AGFubmUAc2VjcmV0")[:3] == b"235"
+        assert line.say(b"MAIL FROM:<a@b.c>", b"RCPT TO:<d@e.f>", b"DATA")[:3] == b"354"
+        assert line.say(b"text\r\n.") == b"250 taken"
+    assert handler.received == [b"text\r\n"]
 
 
 @pytest.mark.parametrize("argument", [b"", b" x", b" -1", b" 5 LAST x", b" 1_0", b" 5LAST"])

@@ -6,6 +6,7 @@ import email.message
 import io
 import smtplib
 import socket
+import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -270,8 +271,8 @@ def blocks_of(data: bytes, size: int = 1000) -> Iterator[bytes]:
     return (data[start : start + size] for start in range(0, len(data), size))
 
 
-@pytest.mark.parametrize("message", [TEXT, LARGE, LARGE * 3 + b"end", b"\r\n.", b"."])
-@pytest.mark.parametrize("kind", ["file", "stream", "iterable"])
+@pytest.mark.parametrize("message", [TEXT, LARGE, LARGE * 3 + b"end", b"\r\n.", b"\r\n", b"."])
+@pytest.mark.parametrize("kind", ["file", "stream", "reader", "iterable"])
 def test_files_and_iterables(
     tmp_path: Path, features: tuple[str, ...], kind: str, message: bytes
 ) -> None:
@@ -279,9 +280,10 @@ def test_files_and_iterables(
     path.write_bytes(b"skipped" + message)
     with ScriptedSMTP(features) as server, connect(server) as client, path.open("rb") as file:
         file.read(len(b"skipped"))
-        source = {
+        source: Any = {
             "file": file,
             "stream": Unseekable(message),
+            "reader": types.SimpleNamespace(read=io.BytesIO(message).read),
             "iterable": blocks_of(message),
         }[kind]
         assert client.sendmail(SENDER, RECIPIENTS, source) == {}
@@ -377,7 +379,7 @@ def test_a_refused_chunk_ends_an_endless_message() -> None:
         assert server.verbs()[-1] == "rset"
 
 
-@pytest.mark.parametrize("kind", ["bytes", "file"])
+@pytest.mark.parametrize("kind", ["bytes", "file", "iterable"])
 def test_wire_ready_data_goes_by_data_untouched(
     tmp_path: Path, features: tuple[str, ...], kind: str
 ) -> None:
@@ -385,7 +387,8 @@ def test_wire_ready_data_goes_by_data_untouched(
     path = tmp_path / "message"
     path.write_bytes(ready)
     with ScriptedSMTP(features) as server, connect(server) as client, path.open("rb") as file:
-        client.sendmail(SENDER, RECIPIENTS, ready if kind == "bytes" else file, wire_ready=True)
+        message = {"bytes": ready, "file": file, "iterable": blocks_of(ready)}[kind]
+        client.sendmail(SENDER, RECIPIENTS, message, wire_ready=True)
     assert server.messages == [ready]
 
 
