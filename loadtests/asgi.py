@@ -8,17 +8,16 @@ With --others: what ASGIFast alone does on hypercorn and on gunicorn's own asgi 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from .command_line import command_line
 from .measuring import (
     Load,
     Measured,
@@ -32,6 +31,7 @@ from .measuring import (
     running,
     save,
     table,
+    temporary_folder,
 )
 
 _UVICORN = "-m uvicorn --no-access-log --log-level warning --port {port} {more} {app}"
@@ -164,15 +164,15 @@ OTHER_ROWS = [
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.asgi", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = command_line("loadtests.asgi", __doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     parser.add_argument("--only", default="", help="rows with this in their title")
     parser.add_argument("--others", action="store_true", help="the rows of the other servers")
     options = parser.parse_args(arguments)
     rows = [row for row in (OTHER_ROWS if options.others else ROWS) if options.only in row.title]
     with (
-        tempfile.TemporaryDirectory(prefix="asgi-load-") as folder,
+        temporary_folder("load") as folder,
         contextlib.ExitStack() as stack,
     ):
         Path(folder, "large").write_bytes(os.urandom(10 * MIB))

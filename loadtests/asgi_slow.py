@@ -8,12 +8,10 @@ FileResponse; and, to see whose memory it is, our StaticFiles and an app without
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import socket
 import statistics
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -21,7 +19,8 @@ from pathlib import Path
 import psutil
 
 from .asgi import SERVERS
-from .measuring import free_port, running, save, table
+from .command_line import command_line
+from .measuring import free_port, running, save, table, temporary_folder
 
 # Server and path.
 _CONTENDERS = (
@@ -38,9 +37,9 @@ _TICK_S = 0.1
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.asgi_slow", description=__doc__)
-    parser.add_argument("--downloads", type=int, default=2000)
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser = command_line("loadtests.asgi_slow", __doc__)
+    parser.add_argument("--downloads", type=int, default=2000, help="at the same time")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     parser.add_argument("--rate", type=int, default=64 * 1024, help="bytes a second for each")
     options = parser.parse_args(arguments)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -56,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _measure(name: str, path: str, downloads: int, seconds: float, rate: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory(prefix="asgi-load-") as folder:
+    with temporary_folder("load") as folder:
         Path(folder, "large").write_bytes(os.urandom(_FILE_BYTES))
         port = free_port()
         command = ["python", *SERVERS[name].format(port=port).split()]

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import select
 import socket
-import sys
 
+from loadtests.command_line import command_line
 from wsgifast.sockets.options import limit_send_buffer, set_nodelay
 
 ONCE = select.EPOLLONESHOT
@@ -56,8 +56,12 @@ def serve(listener: socket.socket, fd: int) -> None:
 
 
 def main() -> None:
-    with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listener:
-        serve(listener, os.open(sys.argv[2], os.O_RDONLY))
+    parser = command_line("loadtests.bare_sendfile", __doc__)
+    parser.add_argument("port", type=int, help="on 127.0.0.1")
+    parser.add_argument("file", help="sent in answer to everything")
+    given = parser.parse_args()
+    with socket.create_server(("127.0.0.1", given.port)) as listener:
+        serve(listener, os.open(given.file, os.O_RDONLY))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loadtests.command_line import command_line
 from loadtests.measuring import (
     Measured,
     alternate,
@@ -58,6 +59,7 @@ def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
 
 
 def main() -> None:
+    command_line("loadtests.block_sizes", __doc__).parse_args()
     address = ("127.0.0.1", free_port())
     command = gunicorn_command("loadtests.block_sizes:app", address, options=("--no-sendfile",))
     root = Path(__file__).resolve().parents[1]

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from .command_line import command_line
 from .comparison import Row
 from .measuring import ServerFailed, machine, save
 from .report import write_report
@@ -26,18 +27,14 @@ STOPPED_BY_USER = 130  # as a shell reports Ctrl-C
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if every wrapped request succeeded, 1 if one failed or a server did not start."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("loadtests.compare", __doc__)
     parser.add_argument("app", help="what gunicorn takes: module:app, or 'module:factory()'")
     parser.add_argument("paths", nargs="+", metavar="path", help="such as / or /files/a.zip?v=2")
     add_serving_options(parser)
     add_load_options(parser, seconds=3.0, rounds=5, row_seconds=60.0)
-    parser.add_argument("--users", type=_count, default=1, help="asking at the same time (1)")
+    parser.add_argument("--users", type=_count, default=1, help="asking at the same time")
     parser.add_argument("--coalesce", action="store_true", help="join small chunks of generators")
-    parser.add_argument("--name", default="comparison", help="of the report's files (comparison)")
+    parser.add_argument("--name", default="comparison", help="of the report's files")
     given = parser.parse_args(arguments)
     for path in given.paths:
         if not path.startswith("/"):
@@ -54,12 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def add_serving_options(parser: argparse.ArgumentParser) -> None:
     """The options that say how both sides are served."""
     group = parser.add_argument_group("server")
-    group.add_argument("--server", choices=SERVERS, default="gunicorn")
-    group.add_argument("--worker-class", default="gthread", help="gunicorn's (gthread)")
+    group.add_argument("--server", choices=SERVERS, default="gunicorn", help="of both sides")
+    group.add_argument("--worker-class", default="gthread", help="gunicorn's")
     group.add_argument("--wrapped-worker-class", help="gunicorn's for the wrapped app, if another")
-    group.add_argument("--threads", type=int, default=4, help="of a gunicorn worker (4)")
-    group.add_argument("--workers", type=int, default=1, help="gunicorn's processes (1)")
-    group.add_argument("--port", type=int, help="the first of the servers' ports (free ones)")
+    group.add_argument("--threads", type=int, default=4, help="of a gunicorn worker")
+    group.add_argument("--workers", type=int, default=1, help="gunicorn's processes")
+    group.add_argument("--port", type=int, help="the first server's; free ones without it")
 
 
 def add_load_options(

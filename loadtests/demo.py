@@ -5,10 +5,10 @@ The short profile takes a minute and a half; `--profile release` about ten.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from .asgi_shapes import ROWS as ASGI_ROWS
+from .command_line import command_line
 from .compare import add_load_options, add_serving_options, run_and_report, serving_of
 from .comparison import Row
 from .serving import APP
@@ -47,13 +47,9 @@ def rows(names: Sequence[str] = ()) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if every wrapped request succeeded."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.demo",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("shapes", nargs="*", help=f"of {', '.join(SHAPES)} (all)")
-    parser.add_argument("--profile", choices=PROFILES, default="short")
+    parser = command_line("loadtests.demo", __doc__)
+    parser.add_argument("shapes", nargs="*", help=f"of {', '.join(SHAPES)}; all without one")
+    parser.add_argument("--profile", choices=PROFILES, default="short", help="how long")
     add_serving_options(parser)
     add_load_options(parser, seconds=None, rounds=None)
     given = parser.parse_args(arguments)

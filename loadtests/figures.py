@@ -1,4 +1,4 @@
-"""The figures of the README: wrapped / raw over raw sockets, beside the floors below them.
+"""Wrapped / raw over raw sockets, beside the floors below them.
 
     python -m loadtests.figures [--server gunicorn|wsgiref] [--rounds 5]
 
@@ -9,7 +9,6 @@ time to send the same bytes over a bare socket to the same client.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import socket
 import threading
@@ -22,6 +21,7 @@ from typing import Any, cast
 
 from wsgifast.sockets import set_nodelay
 
+from .command_line import command_line
 from .measuring import (
     Measured,
     Ratio,
@@ -86,11 +86,12 @@ FIGURES = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and write reports/figures-SERVER.json."""
-    parser = argparse.ArgumentParser(prog="python -m loadtests.figures", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = command_line("loadtests.figures", __doc__)
     parser.add_argument("shapes", nargs="*", help="only these")
-    parser.add_argument("--server", choices=("gunicorn", "wsgiref"), default="gunicorn")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--server", choices=("gunicorn", "wsgiref"), default="gunicorn", help="of both sides"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each")
     parser.add_argument("--seconds", type=float, default=RUN_S, help="of one measurement")
     given = parser.parse_args(arguments)
     chosen = [f for f in FIGURES if not given.shapes or f.shape in given.shapes]

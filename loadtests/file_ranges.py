@@ -9,7 +9,6 @@ file, and the range of it goes out by sendfile.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from werkzeug.utils import send_file
 from whitenoise import WhiteNoise
 
+from loadtests.command_line import command_line
 from loadtests.measuring import (
     Measured,
     Ratio,
@@ -30,6 +30,7 @@ from loadtests.measuring import (
     running,
     save,
     table,
+    temporary_folder,
 )
 from wsgifast import WSGIFast
 
@@ -63,8 +64,9 @@ def make_app(folder: str) -> Any:
 
 
 def main() -> None:
+    command_line("loadtests.file_ranges", __doc__).parse_args()
     rows, figures = [], {}
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder("ranges") as folder:
         Path(folder, "file").write_bytes(bytes(FILE_BYTES))
         address = ("127.0.0.1", free_port())
         command = gunicorn_command(f"loadtests.file_ranges:make_app({folder!r})", address)

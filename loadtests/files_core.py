@@ -12,7 +12,6 @@ answers several ranges: WhiteNoise sends the whole, Werkzeug's range_for_length 
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -24,7 +23,8 @@ from typing import Any
 from werkzeug.http import is_resource_modified, parse_range_header
 from whitenoise.responders import StaticFile
 
-from loadtests.measuring import Ratio, alternate, save, table
+from loadtests.command_line import command_line
+from loadtests.measuring import Ratio, alternate, save, table, temporary_folder
 from wsgifast.environ import request_facts
 from wsgifast.files import Entry, describe, plan, stat_etag
 
@@ -106,8 +106,9 @@ class Contenders:
 
 
 def main() -> None:
+    command_line("loadtests.files_core", __doc__).parse_args()
     rows, figures = [], {}
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder("core") as folder:
         path = Path(folder, "file.txt")
         path.write_bytes(os.urandom(FILE_BYTES))
         contenders = Contenders(path)

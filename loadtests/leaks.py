@@ -14,7 +14,6 @@ A round is over at its count or its time, whichever comes first.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import os
@@ -23,7 +22,6 @@ import ssl
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,8 +30,9 @@ from pathlib import Path
 import psutil
 import trustme
 
+from .command_line import command_line
 from .leaks_app import FILE_BYTES, FILE_VARIABLE
-from .measuring import free_port, gunicorn_command, running, save, table
+from .measuring import free_port, gunicorn_command, running, save, table, temporary_folder
 from .measuring.children import start
 
 __all__ = ["SERVERS", "Count", "Server", "grown", "growth", "kept", "measure"]
@@ -254,7 +253,7 @@ def measure(
     :param idle_s: seconds without a client before each count, for the server's timers.
     :raises OSError: if the server does not answer any more.
     """
-    with tempfile.TemporaryDirectory(prefix="wsgifast-leaks-") as folder:
+    with temporary_folder("leaks") as folder:
         file = Path(folder, "file")
         file.write_bytes(bytes(FILE_BYTES))
         certificate = Path(folder, "server.pem")
@@ -351,9 +350,9 @@ def grown(counts: Sequence[Count]) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.leaks", description=__doc__)
+    parser = command_line("loadtests.leaks", __doc__)
     parser.add_argument("--connections", type=int, default=2000, help="in each round")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=8, help="for each server")
     parser.add_argument("--seconds", type=float, default=15.0, help="the longest for a round")
     parser.add_argument("--only", default="", help="servers whose names contain this")
     options = parser.parse_args(arguments)

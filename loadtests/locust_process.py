@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
+from .command_line import command_line
 from .measuring import Load
 from .measuring.children import start
 from .measuring.load import percentile
@@ -111,6 +112,7 @@ class LocustProcess:
 
 def main() -> None:
     """The process itself: an order a line until the end of its input."""
+    command_line("loadtests.locust_process", __doc__).parse_args()
     # Locust patches the standard library: nothing of it may be imported by the runner.
     from locust.log import setup_logging
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -31,6 +30,7 @@ from werkzeug.serving import run_simple
 
 from wsgifast import devservers
 
+from .command_line import command_line
 from .measuring import (
     Measured,
     Ratio,
@@ -42,6 +42,7 @@ from .measuring import (
     running,
     save,
     table,
+    temporary_folder,
     waitress_command,
 )
 
@@ -184,19 +185,19 @@ ONLY_SOME = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each (default 5)")
+    parser = command_line("loadtests.nodelay", __doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each")
+    parser.add_argument("--seconds", type=float, default=0.4, help="of each measurement")
     parser.add_argument(
-        "--seconds", type=float, default=0.4, help="of each measurement (default 0.4)"
+        "--paths", nargs="*", default=list(PATHS), choices=list(PATHS), help="only these"
     )
-    parser.add_argument("--paths", nargs="*", default=list(PATHS), choices=list(PATHS))
-    parser.add_argument("--name", default="nodelay", help="of the JSON file (default nodelay)")
+    parser.add_argument("--name", default="nodelay", help="of the JSON file")
     parser.add_argument("--serve", nargs=2, metavar=("SERVER", "PORT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         SERVERS[options.serve[0]](int(options.serve[1]))
         return
-    with tempfile.TemporaryDirectory(prefix="wsgifast-nodelay-") as folder:
+    with temporary_folder("nodelay") as folder:
         for path in ("/file", "/large"):
             Path(folder, path[1:]).write_bytes(b"f" * PATHS[path])
         runs = _measure(folder, options.paths, options.rounds, options.seconds)

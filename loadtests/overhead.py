@@ -23,6 +23,7 @@ from wsgifast import WSGIFast
 
 from .asgi_app import app as starlette_app
 from .asgi_app import in_the_least_middleware
+from .command_line import command_line
 from .measuring import alternate, save, table
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ def _each_asgi_us(app: ASGIApp, calls: int) -> float:
 
 def main() -> int:
     """Print the table and write reports/overhead.json."""
+    command_line("loadtests.overhead", __doc__).parse_args()
     figures = overheads_us()
     rows = [[name, us["raw"], us["wrapped"], us["overhead"]] for name, us in figures.items()]
     print(table(["the app returns", "us raw", "us wrapped", "us of the middleware"], rows))

@@ -8,7 +8,6 @@ arguments it serves the bundled app on gunicorn, raw and wrapped, for locustfile
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import signal
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .command_line import command_line
 from .measuring import ServerFailed, gunicorn_command, running
 from .wrapping import load_app, target
 
@@ -77,11 +77,10 @@ class Serving:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until Ctrl-C."""
-    parser = argparse.ArgumentParser(prog="python -m loadtests.serving", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("server", nargs="?", choices=SERVERS[1:])
-    parser.add_argument("app", nargs="?", default=APP)
-    parser.add_argument("port", nargs="?", type=int, default=8001)
+    parser = command_line("loadtests.serving", __doc__)
+    parser.add_argument("server", nargs="?", choices=SERVERS[1:], help="of one app")
+    parser.add_argument("app", nargs="?", default=APP, help="module:app")
+    parser.add_argument("port", nargs="?", type=int, default=8001, help="on 127.0.0.1")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

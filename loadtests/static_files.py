@@ -14,7 +14,6 @@ import pwd
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -26,6 +25,7 @@ from whitenoise import WhiteNoise
 
 from wsgifast import StaticFiles
 
+from .command_line import command_line
 from .measuring import (
     Load,
     Measured,
@@ -41,6 +41,7 @@ from .measuring import (
     running,
     save,
     table,
+    temporary_folder,
 )
 
 SMALL_BYTES = 1024
@@ -62,14 +63,14 @@ def static_app() -> StaticFiles:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line("loadtests.static_files", __doc__)
     parser.add_argument("--seconds", type=int, default=2, help="of each measurement")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each")
     parser.add_argument("--files", type=int, default=MANY_FILES, help="in the large tree")
-    parser.add_argument("--only", choices=["calls", "server", "tree"])
+    parser.add_argument("--only", choices=["calls", "server", "tree"], help="one part of it")
     options = parser.parse_args()
     figures: dict[str, object] = {}
-    with tempfile.TemporaryDirectory(prefix="wsgifast-static-") as folder:
+    with temporary_folder("static") as folder:
         root = Path(folder, "site")
         (root / "assets").mkdir(parents=True)
         (root / "assets" / "small.bin").write_bytes(os.urandom(SMALL_BYTES))
@@ -258,7 +259,7 @@ def _gunicorn(factory: str, root: Path) -> Iterator[RunningServer]:
 @contextlib.contextmanager
 def _nginx(root: Path) -> Iterator[RunningServer]:
     address = ("127.0.0.1", free_port())
-    with tempfile.TemporaryDirectory(prefix="wsgifast-nginx-") as folder:
+    with temporary_folder("nginx") as folder:
         config = Path(folder, "nginx.conf")
         config.write_text(
             f"""

@@ -10,7 +10,6 @@ and 256 KiB; beside the servers stands the bound, a bare loop of epoll and sendf
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import contextlib
 import os
@@ -27,6 +26,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loadtests.command_line import command_line
 from loadtests.measuring import (
     Load,
     Measured,
@@ -41,6 +41,7 @@ from loadtests.measuring import (
     running,
     save,
     table,
+    temporary_folder,
 )
 from loadtests.measuring.children import start
 
@@ -151,7 +152,7 @@ def tls() -> list[list[object]]:
     import trustme
 
     rows: list[list[object]] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder("tls") as folder:
         pem = Path(folder, "server.pem")
         trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
         options = ("--certfile", str(pem), "--keyfile", str(pem))
@@ -241,7 +242,7 @@ def bare_sendfile() -> Iterator[RunningServer]:
 def nginx(sendfile: str) -> Iterator[RunningServer]:
     program = shutil.which("nginx") or "/usr/sbin/nginx"
     address = ("127.0.0.1", free_port())
-    with tempfile.TemporaryDirectory(prefix="wsgifast-nginx-") as folder:
+    with temporary_folder("nginx") as folder:
         Path(folder, "file").symlink_to(served_folder() / "large")
         Path(folder).chmod(0o755)
         Path(folder, "conf").write_text(
@@ -402,10 +403,10 @@ def main() -> None:
         crowd(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
         return
     sections = {"rates": rates, "files": files, "tls": tls, "slow": slow}
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.worker", description="FastWorker beside gthread and nginx."
+    parser = command_line("loadtests.worker", __doc__)
+    parser.add_argument(
+        "sections", nargs="*", metavar="SECTION", help=f"of {', '.join(sections)}; all without one"
     )
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(sections)}")
     wanted = parser.parse_args().sections or list(sections)
     if unknown := [name for name in wanted if name not in sections]:
         parser.error(f"{unknown[0]!r} is none of {', '.join(sections)}")

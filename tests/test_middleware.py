@@ -606,7 +606,7 @@ def test_options_are_checked_when_the_object_is_made(
         ("number", "returned int as its body: 42; return a list of bytes"),
         ("dict", "json.dumps"),
         ("set", "no order"),
-        ("numbers", "a int in it: 1; yield bytes"),
+        ("numbers", "with int in it: 1; yield bytes"),
         ("coroutine", "ASGIFast"),
         ("async-generator", "ASGIFast"),
         ("not-started", "without calling start_response"),

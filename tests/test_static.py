@@ -18,6 +18,7 @@ from wsgiref.headers import Headers
 from wsgiref.util import FileWrapper
 from wsgiref.validate import validator
 
+import asgifast
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -680,6 +681,21 @@ def test_a_stale_sibling_is_not_sent(site: Path) -> None:
     assert call(app, "/app.js", Accept_Encoding="gzip").body == original.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("content", "age_s"), [(b"of an earlier content", 1), (b"", 0), (b"x" * 10_000, 0)]
+)
+def test_a_sibling_of_no_use_is_sent_once_it_is(site: Path, content: bytes, age_s: float) -> None:
+    original = site / "app.js"
+    write_sibling(original, ".gz", content, age_s=age_s)
+    settle(*site.glob("app.js*"))
+    app = StaticFiles(directory=site)
+    for _ in range(2):
+        assert call(app, "/app.js", Accept_Encoding="gzip").body == original.read_bytes()
+    assert app.cached_bytes > 0
+    write_sibling(original, ".gz", b"fresh")  # in place: the directory does not change
+    assert call(app, "/app.js", Accept_Encoding="gzip").body == b"fresh"
+
+
 def test_siblings_that_are_no_use(site: Path) -> None:
     original = site / "app.js"
     write_sibling(original, ".gz", b"x" * 10_000)  # larger than the original
@@ -965,6 +981,27 @@ def test_wrong_options_are_named_when_the_object_is_made(
     with pytest.raises(ConfigurationError) as caught:
         StaticFiles(**{"directory": site, **options})
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("static_files", [StaticFiles, asgifast.StaticFiles])
+@pytest.mark.parametrize(
+    ("arguments", "options", "error"),
+    [
+        (("site",), {}, ConfigurationError),
+        ((), {}, ConfigurationError),
+        ((), {"app": "site"}, ConfigurationError),
+        ((), {"directory": ".", "listings": True}, TypeError),
+    ],
+)
+def test_wrong_arguments_are_told_by_the_name_of_the_class(
+    static_files: Any, arguments: tuple[str, ...], options: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error) as caught:
+        static_files(*arguments, **options)
+    way_out = "StaticFiles(directory='site')" if error is ConfigurationError else "'listings'"
+    assert "StaticFiles" in str(caught.value)
+    assert way_out in str(caught.value)
+    assert "FileSite" not in str(caught.value)
 
 
 def test_rules_do_not_depend_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,12 @@
-"""wsgifast: hand bodies and files to the server the way the kernel sends fastest."""
+"""Hand bodies and files to the server the way the kernel sends fastest.
+
+- :class:`WSGIFast` wraps any WSGI app; :class:`StaticFiles` serves directories.
+- :class:`wsgifast.workers.FastWorker` is a gunicorn worker that no slow client can hold.
+- :mod:`wsgifast.devservers` has wsgiref's and Werkzeug's development servers, faster.
+- :mod:`wsgifast.sockets` has what they stand on: TCP_NODELAY, coalesced sends, whole receives.
+- :mod:`wsgifast.mail` has SMTP and IMAP clients and an SMTP server.
+- The package `asgifast` is the half for ASGI.
+"""
 
 from .body import register_file_wrapper
 from .errors import BodyError, ConfigurationError, MissingExtra, WSGIFastError

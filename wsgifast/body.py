@@ -123,7 +123,7 @@ def to_bytes(chunk: object, charset: Callable[[], str], app: object) -> bytes:
         return bytes(memoryview(chunk))  # type: ignore[arg-type]
     except TypeError:
         raise BodyError(
-            f"{describe(app)} returned a body with a {type(chunk).__name__} in it: "
+            f"{describe(app)} returned a body with {type(chunk).__name__} in it: "
             f"{_excerpt(chunk)}; yield bytes (or str, bytearray, memoryview)"
         ) from None
 

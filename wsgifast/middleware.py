@@ -49,7 +49,7 @@ class WSGIFast:
     a file, or a known wrapper around one   the server's own ``wsgi.file_wrapper``   ``file``
     the same where the server has none      blocks of 256 KiB                        ``blocks``
     a file, asked for in several ranges     its runs, as a :class:`SegmentedBody`    ``segments``
-    a file in a folder of `accel_redirect`  no body: the front server sends it       ``accel``
+    a file for the front server to send     no body                                  ``accel``
     any other iterable                      its chunks, each as it comes             ``stream``
     the same with `coalesce`                its chunks, gathered while they are      ``coalesced``
                                             quick

@@ -1,4 +1,10 @@
-"""asgifast: the ASGI half of wsgifast."""
+"""The ASGI half of wsgifast.
+
+- :class:`ASGIFast` wraps any ASGI app, on any server.
+- :class:`StaticFiles` serves directories; :class:`FileResponse` takes the place of Starlette's.
+- :mod:`asgifast.uvicorn` has uvicorn's protocols with sendfile, :mod:`asgifast.workers` gunicorn
+  workers that run them.
+"""
 
 from __future__ import annotations
 

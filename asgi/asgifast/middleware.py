@@ -53,7 +53,7 @@ class ASGIFast:
     Lifespan and websockets pass through untouched.
 
     :param app: any ASGI 3 application.
-    :param coalesce: gather small body messages, as above. On by default, other than WSGIFast's:
+    :param coalesce: gather small body messages, as above. On by default, unlike WSGIFast's:
         here nothing has to wait for the message behind it.
     :param ranges: True answers Range and If-Range where the app answers a GET with 200 and a file;
         see :func:`wsgifast.file_answers.plan_file_body` for which files, and for their ETag.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from importlib import import_module
 from typing import get_args
 
+from loadtests.command_line import command_line
 from loadtests.measuring import machine, save, table
 from loadtests.measuring.results import REPORTS
 
@@ -25,11 +25,14 @@ REPORT_MODULES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.field_reports", description="the field reports, measured again"
+    parser = command_line("loadtests.field_reports", __doc__)
+    parser.add_argument("reports", nargs="*", help=f"of {', '.join(REPORT_MODULES)}")
+    parser.add_argument(
+        "--profile",
+        choices=get_args(Profile),
+        default="quick",
+        help="full: as much as then",
     )
-    parser.add_argument("reports", nargs="*", help=f"all, or some of: {', '.join(REPORT_MODULES)}")
-    parser.add_argument("--profile", choices=get_args(Profile), default="quick")
     options = parser.parse_args(arguments)
     if unknown := set(options.reports) - REPORT_MODULES.keys():
         parser.error(f"there is no report {', '.join(sorted(unknown))}")

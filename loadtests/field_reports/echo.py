@@ -7,13 +7,17 @@ coalescing report. In a process of its own, so that it has its own interpreter l
 from __future__ import annotations
 
 import socket
-import sys
 import threading
+
+from loadtests.command_line import command_line
 
 
 def main() -> None:
-    host, port = sys.argv[1], int(sys.argv[2])
-    with socket.create_server((host, port)) as listener:
+    parser = command_line("loadtests.field_reports.echo", __doc__)
+    parser.add_argument("host")
+    parser.add_argument("port", type=int)
+    given = parser.parse_args()
+    with socket.create_server((given.host, given.port)) as listener:
         while True:
             sock, _ = listener.accept()
             threading.Thread(target=echo, args=(sock,), daemon=True).start()

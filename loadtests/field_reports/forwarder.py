@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
+
+from loadtests.command_line import command_line
 
 __all__: list[str] = []
 
@@ -29,5 +30,14 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.close()
 
 
+def main() -> None:
+    parser = command_line("loadtests.field_reports.forwarder", __doc__)
+    parser.add_argument("host")
+    parser.add_argument("port", type=int)
+    parser.add_argument("to_host")
+    parser.add_argument("to_port", type=int)
+    asyncio.run(serve(**vars(parser.parse_args())))
+
+
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])))
+    main()

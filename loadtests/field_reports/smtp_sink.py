@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from typing import Any
 
 from aiosmtpd.smtp import SMTP
 
+from loadtests.command_line import command_line
 from wsgifast.mail.server import SMTPServer
 
 __all__: list[str] = []
@@ -39,7 +39,16 @@ async def serve(kind: str, host: str, port: int) -> None:
     await server.serve_forever()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = command_line("loadtests.field_reports.smtp_sink", __doc__)
+    parser.add_argument("kind", choices=SERVERS, help="stock: aiosmtpd's; fast: ours")
+    parser.add_argument("host")
+    parser.add_argument("port", type=int)
+    given = parser.parse_args()
     # As in production: aiosmtpd logs each line at the level that is off by default.
     logging.getLogger("mail.log").setLevel(logging.ERROR)
-    asyncio.run(serve(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    asyncio.run(serve(**vars(given)))
+
+
+if __name__ == "__main__":
+    main()

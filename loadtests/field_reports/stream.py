@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import sys
 import tempfile
 import threading
 
+from loadtests.command_line import command_line
 from wsgifast.sockets import FileSegment, limit_send_buffer, send_file_segment
 
 # Small enough to stay in the processor's cache.
@@ -26,14 +26,19 @@ SO_MAX_PACING_RATE = 47
 
 
 def main() -> None:
-    host, port, kind, *rate_mbit = sys.argv[1:]
-    with socket.create_server((host, int(port))) as listener:
+    parser = command_line("loadtests.field_reports.stream", __doc__)
+    parser.add_argument("host")
+    parser.add_argument("port", type=int)
+    parser.add_argument("kind", choices=("sendfile", "sendall", "link"))
+    parser.add_argument("rate_mbit", nargs="?", type=int, metavar="MBIT", help="of a link")
+    given = parser.parse_args()
+    with socket.create_server((given.host, given.port)) as listener:
         while True:
             sock, _ = listener.accept()
-            if rate_mbit:
-                rate = int(rate_mbit[0]) * 1_000_000 // 8
+            if given.rate_mbit:
+                rate = given.rate_mbit * 1_000_000 // 8
                 sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
-            target = by_sendfile if kind == "sendfile" else by_sendall
+            target = by_sendfile if given.kind == "sendfile" else by_sendall
             threading.Thread(target=target, args=(sock,), daemon=True).start()
 
 

@@ -18,6 +18,7 @@ with its spread. A whole benchmark reads:
 from .alternating import Ratio, alternate
 from .commands import gunicorn_command, waitress_command
 from .cpu import Measured, cpu_seconds, measured
+from .folders import temporary_folder
 from .load import Load
 from .rawclient import drive
 from .results import machine, save
@@ -43,5 +44,6 @@ __all__ = [
     "running",
     "save",
     "table",
+    "temporary_folder",
     "waitress_command",
 ]

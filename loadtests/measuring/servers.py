@@ -8,13 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .children import orderly_end, start
+from .children import start
+from .folders import temporary_folder
 
 __all__ = ["RunningServer", "ServerFailed", "free_port", "running"]
 
@@ -98,7 +98,7 @@ def running(
         )
     argv = [sys.executable if command[0] == "python" else command[0], *command[1:]]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
-    with orderly_end(), tempfile.TemporaryDirectory(prefix="wsgifast-load-") as folder:
+    with temporary_folder("load") as folder:
         log_path = Path(folder, "log")
         with log_path.open("wb") as log:
             process = start(

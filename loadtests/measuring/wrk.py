@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
+from .folders import temporary_folder
 from .load import Load
 
 __all__ = ["drive_with_wrk", "has_wrk"]
@@ -45,7 +45,7 @@ def drive_with_wrk(
         as wrk itself does.
     :raises RuntimeError: if wrk fails.
     """
-    with tempfile.TemporaryDirectory(prefix="wsgifast-wrk-") as folder:
+    with temporary_folder("wrk") as folder:
         script = Path(folder, "report.lua")
         script.write_text(_REPORT)
         command = ["wrk", "-d", f"{seconds}s", "-c", str(connections), "-t", str(threads)]

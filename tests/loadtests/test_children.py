@@ -1,4 +1,4 @@
-"""A benchmark that is ended in the middle leaves no server behind."""
+"""A benchmark that is ended in the middle leaves no server and no files behind."""
 
 from __future__ import annotations
 
@@ -32,6 +32,21 @@ def test_its_servers_end_with_it(number: signal.Signals, tmp_path: Path) -> None
     wait_for(lambda: not any(map(_runs, servers)), f"{servers} have ended")
     if number != signal.SIGKILL:  # which leaves no time to clean up
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_files_of_one_without_a_server_end_with_it(number: signal.Signals, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "loadtests.files_core"],
+        cwd=ROOT,
+        env={"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        wait_for(lambda: list(tmp_path.glob("*/file.txt")), "it has its file", START_S)
+        process.send_signal(number)
+        assert process.wait(START_S) != 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def _connected(process: psutil.Process) -> bool:

@@ -285,6 +285,11 @@ def test_inherited_socket() -> None:
         ("body_timeout_s = -1", "", "FastWorker.body_timeout_s=-1: expected seconds above 0"),
         ("body_limit_bytes = 2e7", "", "FastWorker.body_limit_bytes=20000000.0: expected bytes"),
         ("buffer_bodies = 'no'", "", "FastWorker.buffer_bodies='no': expected True or False"),
+        (
+            "body_limit = 9",
+            "",
+            "FastWorker.body_limit=9: there is no such attribute",
+        ),
         ("pass", "threads = 0", "threads=0: FastWorker needs 1 or more"),
     ],
 )

@@ -78,6 +78,7 @@ class Found(Kept):
         "_folder",
         "_folder_identity",
         "_identity",
+        "_passed_over",
         "_path",
         "entry",
         "good_until",
@@ -89,6 +90,7 @@ class Found(Kept):
         folder: str,
         folder_identity: Identity,
         absent: Sequence[str],
+        passed_over: Sequence[tuple[str, Identity]],
         cost: int,
     ) -> None:
         super().__init__(cost)
@@ -100,6 +102,8 @@ class Found(Kept):
         self._folder = folder
         self._folder_identity = folder_identity
         self._absent = absent
+        # Siblings of no use, such as older ones: written over, they may be, and nothing else tells.
+        self._passed_over = passed_over
 
     def is_unchanged(self, representation: Representation, negotiates: bool) -> bool:
         """Whether the disk is as it was.
@@ -117,6 +121,9 @@ class Found(Kept):
                 if representation is not self.entry.identity:
                     source: Source = representation.file
                     if identity_of(os.stat(source.path)) != source.identity:
+                        return False
+                for path, identity in self._passed_over:
+                    if identity_of(os.stat(path)) != identity:
                         return False
         except OSError:
             return False
@@ -227,7 +234,7 @@ class Lookup:
         # Looked at before the siblings: one that comes meanwhile changes the directory's identity.
         folder_facts = _stat_or_none(folder)
         headers = self.rules.headers(path, url)
-        siblings = list(self._siblings(located))
+        siblings, passed_over = self._siblings(located)
         try:
             siblings.sort(key=lambda sibling: sibling[1].facts.st_size)
             identity = self._describe_one(
@@ -249,10 +256,12 @@ class Lookup:
                 os.close(sibling.fd)
         entry = Entry(identity, encoded)
         if folder_facts is None:
-            return Found(entry, folder, (0, 0, 0, 0), located.absent, cost=0)
+            return Found(entry, folder, (0, 0, 0, 0), located.absent, (), cost=0)
         looks = [folder_facts, facts, *(sibling.facts for _, sibling in siblings)]
-        cost = _cost(entry, url, located.absent) if _all_settled(looks) else 0
-        return Found(entry, folder, identity_of(folder_facts), located.absent, cost)
+        looks += passed_over.values()
+        cost = _cost(entry, url, [*located.absent, *passed_over]) if _all_settled(looks) else 0
+        others = [(other, identity_of(seen)) for other, seen in passed_over.items()]
+        return Found(entry, folder, identity_of(folder_facts), located.absent, others, cost)
 
     def describe_as_found(self, located: Located, url: str) -> Representation:
         """Describe a file that changes too fast for anything to be kept about it.
@@ -269,26 +278,29 @@ class Lookup:
             headers=self.rules.headers(located.path, url),
         )
 
-    def _siblings(self, located: Located) -> Iterator[tuple[str, Opened]]:
+    def _siblings(
+        self, located: Located
+    ) -> tuple[list[tuple[str, Opened]], dict[str, os.stat_result]]:
+        """The siblings of use by coding, open; and by path what stat() says of the others."""
         original = located.opened.facts
         *folders, name = located.names
+        useful: list[tuple[str, Opened]] = []
+        passed_over: dict[str, os.stat_result] = {}
         for coding, suffix in SIBLING_SUFFIXES.items():
+            seen = _stat_or_none(located.path + suffix)
+            if seen is None:
+                continue
             try:
                 sibling = located.directory.open([*folders, name + suffix])
             except PermissionError:
+                sibling = None
+            if sibling is not None and _takes_the_place(sibling.facts, original):
+                useful.append((coding, sibling))
                 continue
-            if sibling is None:
-                continue
-            facts = sibling.facts
-            if (
-                stat.S_ISREG(facts.st_mode)
-                and 0 < facts.st_size < original.st_size
-                # An older one was made from an earlier content.
-                and facts.st_mtime_ns >= original.st_mtime_ns
-            ):
-                yield coding, sibling
-            else:
+            passed_over[located.path + suffix] = seen
+            if sibling is not None:
                 os.close(sibling.fd)
+        return useful, passed_over
 
     def _describe_one(
         self,
@@ -382,6 +394,16 @@ def _stat_or_none(path: str) -> os.stat_result | None:
         return os.stat(path)
     except OSError:
         return None  # moved away since the file in it was opened
+
+
+def _takes_the_place(sibling: os.stat_result, original: os.stat_result) -> bool:
+    """Whether a sibling may be sent in place of the file that it is an encoding of."""
+    return (
+        stat.S_ISREG(sibling.st_mode)
+        and 0 < sibling.st_size < original.st_size
+        # An older one was made from an earlier content.
+        and sibling.st_mtime_ns >= original.st_mtime_ns
+    )
 
 
 def _all_settled(looks: Sequence[os.stat_result]) -> bool:

@@ -70,7 +70,7 @@ class FileSite(Generic[AppT]):
         self,
         app: AppT | None = None,
         *,
-        directory: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        directory: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = "",
         prefix: str = "/",
         index: str | None = "index.html",
         max_age: int | None = 60,
@@ -90,7 +90,8 @@ class FileSite(Generic[AppT]):
         """Check the options; nothing is read from the directory before it is asked for.
 
         :param app: asked for everything that is no file here; None to answer 404 instead.
-        :param directory: one directory or a sequence of them; the first that has a file wins.
+        :param directory: must be given: one directory or a sequence of them; the first that has a
+            file wins.
         :param prefix: the URL path under which the directory's files are.
         :param index: the file that stands for its directory. `/docs` is redirected to `/docs/`
             (302) if there is an index (or a listing); `/docs/index.html` is served as well. None
@@ -124,7 +125,10 @@ class FileSite(Generic[AppT]):
             has a value that cannot work.
         """
         if app is not None and not callable(app):
-            raise ConfigurationError(f"app={app!r}: an application, or None")
+            raise ConfigurationError(
+                f"app={app!r}: an application, or None; a directory goes by its name, as in "
+                "StaticFiles(directory='site')"
+            )
         self.app = app
         check_switches(
             allow_all_origins=allow_all_origins,
@@ -180,6 +184,9 @@ class FileSite(Generic[AppT]):
         self._fallback = None if fallback is None else prefix + fallback
         self._cache: MemoryCache[Found] = MemoryCache(cache_bytes)
         self._recheck = recheck
+
+    # What Python's own errors about arguments call it: both subclasses have this name.
+    __init__.__qualname__ = "StaticFiles.__init__"
 
     @property
     def cached_bytes(self) -> int:
@@ -341,7 +348,9 @@ def _directories(
     if "" in paths:
         # The system would take it for the working directory: all of the project, by a variable
         # that is not set.
-        raise ConfigurationError("directory='': name a directory ('.' is the working directory)")
+        raise ConfigurationError(
+            "directory='': name one, as in StaticFiles(directory='site'); '.' is the working one"
+        )
     return paths
 
 

@@ -70,7 +70,7 @@ _REPLIES = {
 
 
 class Envelope(_smtp.Envelope):
-    """aiosmtpd's, and the file that a long message was spooled to."""
+    """aiosmtpd's Envelope, and the file that a long message was spooled to."""
 
     content_file: IO[bytes] | None = None
     """The content of a spooled message, from its start, open until handle_DATA returns; ``content``
@@ -438,16 +438,19 @@ class _FastFactory:
 
 
 class Controller(_FastFactory, _controller.Controller):
-    """aiosmtpd's, in a thread of its own, on a TCP port."""
+    """aiosmtpd's Controller, of an :class:`SMTPServer`, whose options it takes too.
+
+    It serves in a thread of its own, on a TCP port.
+    """
 
 
 class UnthreadedController(_FastFactory, _controller.UnthreadedController):
-    """aiosmtpd's, in the caller's event loop, on a TCP port."""
+    """The same in the caller's event loop."""
 
 
 class UnixSocketController(_FastFactory, _controller.UnixSocketController):
-    """aiosmtpd's, in a thread of its own, on a Unix socket."""
+    """The same in a thread of its own, on a Unix socket."""
 
 
 class UnixSocketUnthreadedController(_FastFactory, _controller.UnixSocketUnthreadedController):
-    """aiosmtpd's, in the caller's event loop, on a Unix socket."""
+    """The same in the caller's event loop, on a Unix socket."""

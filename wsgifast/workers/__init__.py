@@ -1,4 +1,4 @@
-"""gunicorn: FastWorker, a drop-in for its gthread worker."""
+"""FastWorker, which takes the place of gunicorn's gthread worker."""
 
 from .gunicorn_support import UnsupportedGunicorn
 from .worker import FastWorker

@@ -7,7 +7,6 @@ the response (response.py).
 
 from __future__ import annotations
 
-import math
 import socket
 import sys
 import time
@@ -21,12 +20,11 @@ from gunicorn.http.wsgi import FileWrapper
 from gunicorn.workers import gthread
 
 from ..delivery import SegmentedBody
-from ..errors import ConfigurationError
-from ..options import is_count, is_number
 from .accepting import Acceptor
+from .attributes import InvalidWorkerOption, check_attributes
 from .connection import LINGER_S, Connection
 from .crew import Crew
-from .dispatcher import DISPATCHERS, Dispatcher, Event, make_dispatcher
+from .dispatcher import Dispatcher, Event, make_dispatcher
 from .environ import EnvironFactory
 from .exchange import Exchange
 from .gunicorn_support import Settings, TLSContexts, check_gunicorn, head_limit
@@ -39,44 +37,44 @@ __all__ = ["FastWorker"]
 _ROUND_S = 1.0
 
 
-class InvalidWorkerOption(ConfigurationError, RuntimeError):
-    """An attribute of FastWorker has a value that cannot work.
-
-    A RuntimeError too: gunicorn's command prints those as a sentence.
-    """
-
-
 class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     """A threaded gunicorn worker that no slow client can hold.
 
     ``gunicorn -k wsgifast.workers.FastWorker --threads 4 module:app``
 
     gunicorn's own settings mean what they mean for gthread. What it has no setting for is a class
-    attribute; a subclass in gunicorn's configuration file changes it::
+    attribute; a subclass in gunicorn's configuration file changes it, and one that is misspelt is
+    refused at the start::
 
         from wsgifast.workers import FastWorker
 
         class worker_class(FastWorker):
             body_limit_bytes = 20 * 2**20
+
+    :cvar buffer_bodies: receive request bodies before the app runs, so that slow uploads hold no
+        thread. False: the app's thread reads them from the client, as with gthread.
+    :cvar body_memory_bytes: bodies up to this size are kept in memory, larger ones in a temporary
+        file.
+    :cvar body_limit_bytes: larger bodies are refused with 413; they would fill the disk. Not for
+        those that the app's thread reads.
+    :cvar body_timeout_s: a client that sends nothing of its body for so long is answered 408; so is
+        one that, after this time, has sent less than 500 bytes a second on average.
+    :cvar head_timeout_s: a request's head must be complete so long after its first byte (or the
+        connection), else it is answered 408.
+    :cvar send_timeout_s: a client that takes no byte of a response for so long is dropped.
+    :cvar output_ahead_bytes: a generator is not asked for its next block while more than this waits
+        for its client.
+    :cvar dispatcher_kind: "epoll", "selectors", or "auto" for the first of them that the system
+        has.
     """
 
-    #: Receive request bodies before the app runs, so that slow uploads hold no thread.
-    #: False: the app's thread reads them from the client, as with gthread.
     buffer_bodies = True
-    #: Bodies up to this size are kept in memory, larger ones in a temporary file.
     body_memory_bytes = 512 * 1024
-    #: Larger bodies are refused with 413; they would fill the disk. Not for streamed ones.
     body_limit_bytes = 1024 * 1024 * 1024
-    #: A client that sends nothing of its body for so long is answered 408; so is one that, after
-    #: this time, has sent less than 500 bytes a second on average.
     body_timeout_s = 30.0
-    #: A request's head must be complete so long after its first byte (or the connection): 408.
     head_timeout_s = 20.0
-    #: A client that takes no byte of a response for so long is dropped.
     send_timeout_s = 60.0
-    #: A generator is not asked for its next block while more than this waits for its client.
     output_ahead_bytes = 256 * 1024
-    #: "epoll", "selectors", or "auto" for the first of them that the system has.
     dispatcher_kind = "auto"
 
     # gunicorn's own, named here because it ships no types.
@@ -89,28 +87,14 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """Refuse a configuration, or a gunicorn, that cannot work.
 
         :raises UnsupportedGunicorn: for a version outside the supported range.
-        :raises InvalidWorkerOption: for a class attribute, or `threads`, with an impossible value.
+        :raises InvalidWorkerOption: for a class attribute with an impossible value or a misspelt
+            name, and for `threads` below 1.
         """
         check_gunicorn()
         super().check_config(cfg, log)
-        for name in ("body_timeout_s", "head_timeout_s", "send_timeout_s"):
-            value = getattr(cls, name)
-            if not is_number(value, least=0, most=math.inf) or value == 0:
-                raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected seconds above 0")
-        for name in ("body_memory_bytes", "body_limit_bytes", "output_ahead_bytes"):
-            value = getattr(cls, name)
-            if not is_count(value):
-                raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected bytes, 0 or more")
-        if not isinstance(cls.buffer_bodies, bool):
-            raise InvalidWorkerOption(
-                f"FastWorker.buffer_bodies={cls.buffer_bodies!r}: expected True or False"
-            )
+        check_attributes(cls, FastWorker)
         if cfg.threads < 1:
             raise InvalidWorkerOption(f"threads={cfg.threads}: FastWorker needs 1 or more")
-        if cls.dispatcher_kind not in DISPATCHERS:
-            raise InvalidWorkerOption(
-                f"FastWorker.dispatcher_kind={cls.dispatcher_kind!r}: expected one of {DISPATCHERS}"
-            )
 
     # The worker's life.
 

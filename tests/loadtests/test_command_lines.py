@@ -1,0 +1,55 @@
+"""Every module of the load tests that can be run says how, and refuses what it does not know."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# All in one process, which imports once what they have in common: as `python -m` would run each.
+_RUN_ALL = """
+import contextlib, io, json, runpy, sys
+for module in sys.argv[1:]:
+    for argument in ("--help", "--no-such-option"):
+        out, err = io.StringIO(), io.StringIO()
+        sys.argv = [module, argument]
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+                status = "no exit"
+            except SystemExit as end:
+                status = end.code
+        print(json.dumps([module, argument, status, out.getvalue(), err.getvalue()]))
+"""
+
+
+def test_help_and_refusal() -> None:
+    first_lines = {}
+    for path in sorted((ROOT / "loadtests").rglob("*.py")):
+        source = path.read_text()
+        if 'if __name__ == "__main__":' in source:
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            module = ".".join(part for part in parts if part != "__main__")
+            first_lines[module] = source.partition("\n")[0].strip('"')
+    argv = [sys.executable, "-W", "ignore", "-c", _RUN_ALL, *first_lines]
+    environment = {**os.environ, "COLUMNS": "100"}
+    run = subprocess.run(
+        argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=100
+    )
+    answers = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(answers) == 2 * len(first_lines) > 40
+    for module, argument, status, out, err in answers:
+        said = (module, argument, out, err)
+        if argument == "--help":
+            assert status == 0, said
+            assert out.startswith(f"usage: python -m {module} [-h]"), said
+            assert first_lines[module] in out, said
+            assert err == "", said
+        else:
+            assert status == 2, said
+            assert err.startswith(f"usage: python -m {module} [-h]"), said
+            assert out == "", said

@@ -1,0 +1,71 @@
+"""FastWorker's class attributes, which a subclass in gunicorn's configuration may change."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..options import is_count, is_number
+from .dispatcher import DISPATCHERS
+
+__all__ = ["InvalidWorkerOption", "check_attributes"]
+
+_BYTES = ("body_memory_bytes", "body_limit_bytes", "output_ahead_bytes")
+_SECONDS = ("body_timeout_s", "head_timeout_s", "send_timeout_s")
+_ATTRIBUTES = ("buffer_bodies", *_BYTES, *_SECONDS, "dispatcher_kind")
+# difflib's measure of two names. Slips are above it; a name that a subclass has for something of
+# its own is below it, even memory_limit_bytes (0.82) or db_timeout_s (0.85).
+_ALIKE = 0.87
+
+
+class InvalidWorkerOption(ConfigurationError, RuntimeError):
+    """An attribute of FastWorker has a value that cannot work, or a name that it does not know.
+
+    A RuntimeError too: gunicorn's command prints those as a sentence.
+    """
+
+
+def check_attributes(worker: Any, base: type) -> None:
+    """Check the attributes of a worker class.
+
+    :param base: FastWorker, from which on the classes are looked through for misspelt names.
+    :raises InvalidWorkerOption: for the first that is wrong.
+    """
+    for kind in worker.__mro__:
+        if issubclass(kind, base):
+            _check_names(kind)
+    for name in _SECONDS:
+        value = getattr(worker, name)
+        if not is_number(value, least=0, most=math.inf) or value == 0:
+            raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected seconds above 0")
+    for name in _BYTES:
+        value = getattr(worker, name)
+        if not is_count(value):
+            raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected bytes, 0 or more")
+    if not isinstance(worker.buffer_bodies, bool):
+        raise InvalidWorkerOption(
+            f"FastWorker.buffer_bodies={worker.buffer_bodies!r}: expected True or False"
+        )
+    if worker.dispatcher_kind not in DISPATCHERS:
+        raise InvalidWorkerOption(
+            f"FastWorker.dispatcher_kind={worker.dispatcher_kind!r}: expected one of {DISPATCHERS}"
+        )
+
+
+def _check_names(kind: type) -> None:
+    """Refuse a value under nearly the name of an attribute: it would change nothing.
+
+    A subclass may have attributes and methods of its own, so no other name is refused.
+    """
+    for name, value in vars(kind).items():
+        if name in _ATTRIBUTES or not isinstance(value, (int, float, str)):
+            continue
+        meant = difflib.get_close_matches(name, _ATTRIBUTES, n=1, cutoff=_ALIKE)
+        without_unit = [each for each in _ATTRIBUTES if each.rpartition("_")[0] == name]
+        if meant or without_unit:
+            raise InvalidWorkerOption(
+                f"FastWorker.{name}={value!r}: there is no such attribute; is "
+                f"{(meant or without_unit)[0]} meant? There are {', '.join(_ATTRIBUTES)}"
+            )
