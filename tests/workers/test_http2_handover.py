@@ -153,6 +153,7 @@ def test_upgrade(make_bench: MakeBench, mode: str, early: int) -> None:
     assert body == b"body"
     assert rest == behind
     assert connection.upgrade_settings is None
+    assert bench.worker.nr == 0  # it was not for the app as well
     assert connection.hijacked
 
 

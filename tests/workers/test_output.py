@@ -168,6 +168,7 @@ def test_whatever_is_written_arrives_in_order(
     near = Near()
     near.queue = queue = OutputQueue(near.sock, near.armed.append, ahead=1 << 30, sendfile=kernel)
     expected = received = b""
+    descriptors = len(os.listdir("/proc/self/fd"))
     try:
         for (kind, size, offset), read in zip(pieces, reads, strict=False):
             data = CONTENT[offset : offset + size]
@@ -194,6 +195,7 @@ def test_whatever_is_written_arrives_in_order(
         assert queue.empty
         assert queue.bytes_queued == 0
         assert queue.sent == len(expected)
+        assert len(os.listdir("/proc/self/fd")) == descriptors
     finally:
         near.close()
 
@@ -256,8 +258,10 @@ def test_nothing_follows_what_an_error_has_dropped(
     near.queue.push_on()
     assert near.receive_all_there_is() == b""
     assert len(received) == near.queue.sent
-    # For the log: what the response would have had.
+    # For the log: what the response would have had, and why it ended, whatever comes then.
+    near.queue.fail(ClientGone("closed"))
     assert near.queue.bytes_left() == left
+    assert "took no byte" in str(near.queue.error)
     near.queue.reset()
     assert (near.queue.sent, near.queue.bytes_left()) == (0, 0)
 
@@ -315,3 +319,83 @@ def test_a_kernel_that_cannot_watch_the_socket_ends_the_queue(near: Near, file: 
     with pytest.raises(ClientGone, match="Cannot allocate memory"):
         queue.write_file(b"", file, 0, SIZE)
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EIO])
+def test_a_file_system_without_sendfile(
+    near: Near, content: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(out: int, source: int, offset: int, count: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "sendfile", refuse)
+    if number == errno.EIO:  # no answer to that
+        with pytest.raises(ClientGone, match=os.strerror(number)):
+            near.queue.write_file(b"", content, 0, 100_000)
+        return
+    near.queue.write_file(b"head", content, 7, 100_000)
+    near.queue.write(b"end")
+    received = b""
+    while near.queue.draining:
+        received += near.receive(near.queue.sent - len(received))
+        near.queue.on_writable()
+    received += near.receive(100_007 - len(received))
+    assert received == b"head" + CONTENT[7:100_007] + b"end"
+
+
+def test_a_socket_that_has_taken_something_is_waited_for(
+    near: Near, content: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one that takes nothing at all, although it said so, is left to the sweep."""
+
+    def full(out: int, source: int, offset: int, count: int) -> int:
+        raise BlockingIOError
+
+    near.queue.write(bytes(SIZE))
+    assert near.armed == [False]
+    near.queue.write_all([b"more"])
+    near.queue.write_file(b"", content, 0, 100)
+    monkeypatch.setattr(os, "sendfile", full)
+    received = 0
+    while near.queue.bytes_queued:
+        received += len(near.receive(near.queue.sent - received))
+        near.queue.on_writable()
+        assert not near.armed[-1]
+    assert received + len(near.receive(SIZE + 4 - received)) == SIZE + 4
+    near.queue.on_writable()
+    assert near.armed[-1]
+    # The first refusal is none of that.
+    other = Near()
+    try:
+        other.queue.write_file(b"", content, 0, 100)
+        assert other.armed == [False]
+    finally:
+        other.close()
+
+
+def test_a_writer_that_waits_for_room_is_told_of_the_end(near: Near) -> None:
+    near.queue = queue = OutputQueue(near.sock, near.armed.append, ahead=0, sendfile=True)
+    queue.write(bytes(SIZE))
+    told = threading.Event()
+
+    def write() -> None:
+        with pytest.raises(ClientGone, match="took no byte"):
+            queue.write(b"more")
+        told.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while queue._room is None:
+        assert not told.is_set()
+    queue.fail(TimeoutError("the client took no byte in time"))
+    assert told.wait(10)
+    writer.join()
+
+
+def test_nobody_waits_for_what_is_only_held(near: Near) -> None:
+    """With no room at all: there is no event that would make some."""
+    near.queue = queue = OutputQueue(near.sock, near.armed.append, ahead=0, sendfile=True)
+    assert queue.write(b"one", hold=True)
+    assert queue.write(b"two", hold=True)
+    queue.push_on()
+    assert near.receive(6) == b"onetwo"

@@ -605,7 +605,15 @@ def test_a_part_of_a_file(ask: Ask, content: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_segments(ask: Ask, content: Path, known: bool) -> None:
+def test_segments(ask: Ask, content: Path, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    sendfile = os.sendfile
+
+    def look(out: int, source: int, offset: int, count: int) -> int:
+        sent.append((offset, count))
+        return sendfile(out, source, offset, count)
+
+    monkeypatch.setattr(os, "sendfile", look)
     data = content.read_bytes()
     parts = [b"<", data[5:25], b"|", data[100:50_100], data[0:40_000], b">"]
     expected = b"".join(parts)
@@ -623,6 +631,7 @@ def test_segments(ask: Ask, content: Path, known: bool) -> None:
             chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
             assert asked.body == chunks + b"0\r\n\r\n"
         assert asked.bench.log.requests == [("GET /", "200 OK", len(expected))]
+        assert sent == [(100, 50_000), (0, 40_000)]
         # Only a part of it fits.
         headers = [("Content-Length", "60000")]
         asked = ask(says("200 OK", headers, segmented(body)))

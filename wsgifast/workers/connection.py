@@ -433,7 +433,6 @@ class Connection:
             server.held.add(self)
             # The watch may have stopped ticking meanwhile; nobody else would send it then.
             if not server.crew.ticking:
-                server.held.discard(self)
                 self.output.push_on()
 
     def hijack(self) -> socket.socket:

@@ -230,15 +230,14 @@ class OutputQueue:
         self.bytes_queued += len(view)
 
     def _start_draining(self, starved: bool = False) -> None:
-        if not self.draining:
-            self.draining = True
-            self._limit_buffer()
-            if self._may_grow:
-                self._draining_since = time.monotonic()
-            try:
-                self._arm(starved)
-            except (OSError, ValueError) as error:  # of the kernel, which can watch no more
-                self._fail(error)
+        self.draining = True
+        self._limit_buffer()
+        if self._may_grow:
+            self._draining_since = time.monotonic()
+        try:
+            self._arm(starved)
+        except (OSError, ValueError) as error:  # of the kernel, which can watch no more
+            self._fail(error)
 
     def _limit_buffer(self) -> None:
         if self._items is _EMPTY:

@@ -1,0 +1,174 @@
+"""Environs: the same as gunicorn's own, key by key, whatever the request and its connection."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from gunicorn.config import Config
+from gunicorn.http import wsgi
+from gunicorn.http.errors import ConfigurationProblem, ParseException
+from gunicorn.http.message import Request
+
+from tests.workers.serving import has_setting
+from wsgifast.workers import environ as module
+from wsgifast.workers.bodies import Received
+from wsgifast.workers.environ import EnvironFactory
+from wsgifast.workers.gunicorn_support import Settings
+
+PEER = ("127.0.0.1", 4711)
+SERVER = ("192.0.2.2", 8080)
+# What each makes for itself.
+OWN = {
+    "gunicorn.socket", "wsgi.errors", "wsgi.input", "wsgi.early_hints", "wsgi.file_wrapper",
+}  # fmt: skip
+
+HEADS = {
+    "plain": b"GET /a/b?c=d HTTP/1.1\r\nHost: a.test\r\n\r\n",
+    "1.0, no host": b"GET / HTTP/1.0\r\n\r\n",
+    "escapes": b"GET /a%20b%2Fc/%C3%BC%FF HTTP/1.1\r\nHost: a.test:81\r\n\r\n",
+    "absolute": b"GET http://b.test/a HTTP/1.1\r\nHost: b.test\r\n\r\n",
+    "asterisk": b"OPTIONS * HTTP/1.1\r\nHost: a.test\r\n\r\n",
+    "types": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Type: text/x\r\nContent-Length: 2\r\n\r\nok",
+    "repeated": b"GET / HTTP/1.1\r\nHost: a\r\nX-A: 1\r\nX-B: 2\r\nX-A: 3\r\nx-a: 4\r\n\r\n",
+    "repeated type": b"GET / HTTP/1.1\r\nHost: a\r\nContent-Type: a\r\nContent-Type: b\r\n\r\n",
+    "cookies": b"GET / HTTP/1.1\r\nHost: a\r\nCookie: a=1\r\nCookie: b=2\r\n\r\n",
+    "scheme": b"GET / HTTP/1.1\r\nHost: a\r\nX-Forwarded-Proto: https\r\n\r\n",
+    "script name": b"GET /app/x HTTP/1.1\r\nHost: a\r\nSCRIPT_NAME: /app\r\n\r\n",
+    "script name of its own": b"GET /other/x HTTP/1.1\r\nHost: a\r\nSCRIPT_NAME: /other\r\n\r\n",
+    "inside": b"GET /inside/x HTTP/1.1\r\nHost: a\r\n\r\n",
+    "just inside": b"GET /inside HTTP/1.1\r\nHost: a\r\n\r\n",
+    "outside": b"GET /outside HTTP/1.1\r\nHost: a\r\n\r\n",
+    "latin": b"GET /\xc3\xbc HTTP/1.1\r\nHost: a\r\nX: \xfc\r\n\r\n",
+}
+SOCKETS: list[tuple[object, object]] = [
+    (PEER, SERVER), ("", "/run/socket"), (b"", "/run/socket"), ("peer", SERVER),
+    (b"peer", "/run/socket"), (PEER, "/run/socket"), (("::1", 4711, 0, 0), ("::1", 80, 0, 0)),
+]  # fmt: skip
+
+
+def settings(**options: Any) -> Any:
+    cfg = Config()
+    for name, value in options.items():
+        cfg.set(name, value)
+    return Settings(cfg)
+
+
+def parse(cfg: Any, head: bytes, peer: object) -> Any:
+    received = Received()
+    received.data = head
+    received.wait = lambda size: b""
+    return Request(cfg, received, peer, 1)
+
+
+def made_by_gunicorn(cfg: Any, head: bytes, peer: object, server: object) -> Any:
+    request = parse(cfg, head, peer)
+    sock: Any = io.BytesIO()
+    return wsgi.create(request, sock, peer, server, cfg)[1]
+
+
+def made(cfg: Any, head: bytes, peer: object, server: object) -> dict[str, Any]:
+    factory = EnvironFactory(cfg)
+    request = parse(cfg, head, peer)
+    part = factory.for_connection(None, peer, server)
+    # Twice, as on one connection: what was learnt changes nothing.
+    first = factory.for_request(part, request, None, None)
+    assert factory.for_request(part, request, None, None) == first
+    assert first is not part
+    return first
+
+
+@pytest.mark.parametrize("script_name", ["", "/inside"])
+@pytest.mark.parametrize("head", HEADS)
+def test_as_gunicorn_makes_it(head: str, script_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRIPT_NAME", script_name)
+    for peer, server in SOCKETS:
+        for options in ({}, {"workers": 2}, {"header_map": "dangerous"}):
+            cfg = settings(threads=4, **options)
+            try:
+                expected = made_by_gunicorn(cfg, HEADS[head], peer, server)
+            except ConfigurationProblem:
+                with pytest.raises(ConfigurationProblem):
+                    made(cfg, HEADS[head], peer, server)
+                continue
+            except ParseException:  # the parser is the same
+                continue
+            environ = made(cfg, HEADS[head], peer, server)
+            for key in OWN:
+                expected.pop(key, None)
+                environ.pop(key, None)
+            expected["wsgi.multithread"] = True  # gunicorn looks at its worker class
+            if isinstance(server, str) and "HTTP_HOST" not in expected:
+                expected["SERVER_NAME"] = ""  # there it is the path
+            assert environ == expected
+
+
+def test_a_version_that_is_no_usual_one() -> None:
+    cfg = settings(permit_unconventional_http_version=True)
+    head = b"GET / HTTP/1.7\r\nHost: a\r\n\r\n"
+    assert made(cfg, head, PEER, SERVER)["SERVER_PROTOCOL"] == "HTTP/1.7"
+
+
+def test_names_that_are_remembered_are_not_too_many() -> None:
+    """They are the client's to choose."""
+    cfg = settings()
+    factory = EnvironFactory(cfg)
+    for start in range(0, 2000, 50):
+        fields = b"".join(b"X-%d: 1\r\n" % (start + number) for number in range(50))
+        request = parse(cfg, b"GET / HTTP/1.1\r\n" + fields + b"\r\n", PEER)
+        environ = factory.for_request(factory.for_connection(None, PEER, SERVER), request, None, {})
+        assert environ[f"HTTP_X_{start + 49}"] == "1"
+    assert 100 < len(factory._header_keys) < 1000
+
+
+def test_connections_and_requests_share_nothing() -> None:
+    cfg = settings()
+    factory = EnvironFactory(cfg)
+    request = parse(cfg, HEADS["plain"], PEER)
+    first = factory.for_connection("first", PEER, SERVER)
+    second = factory.for_connection("second", ("192.0.2.3", 1), SERVER)
+    assert (first["gunicorn.socket"], first["REMOTE_ADDR"]) == ("first", PEER[0])
+    environ = factory.for_request(first, request, "body", {"REMOTE_ADDR": "192.0.2.77"})
+    assert environ["REMOTE_ADDR"] == "192.0.2.77"
+    assert environ["wsgi.input"] == "body"
+    assert "PATH_INFO" not in first
+    assert "PATH_INFO" not in second
+
+
+def test_errors_are_written_where_the_log_goes(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    written: list[str] = []
+
+    class Wrapper:
+        def __init__(self, cfg: Any) -> None:
+            assert cfg is settings_
+
+        def write(self, text: str) -> None:
+            written.append(text)
+
+    monkeypatch.setattr(module, "WSGIErrorsWrapper", Wrapper)
+    settings_ = settings()
+    errors = EnvironFactory(settings_).for_connection(None, PEER, SERVER)["wsgi.errors"]
+    errors.write("one\n")
+    errors.writelines(iter(["two\n", "three\n"]))
+    errors.flush()
+    assert written == ["one\n", "two\n", "three\n"]
+
+
+def test_trust_is_decided_once_for_a_connection() -> None:
+    """As gunicorn decides it for each request."""
+    for allowed, peer, trusted in (
+        ("127.0.0.1", PEER, True),
+        ("127.0.0.1", ("192.0.2.1", 1), False),
+        ("*", ("192.0.2.1", 1), True),
+        ("", PEER, False),
+        ("", "", True),
+        ("", b"", True),
+    ):
+        cfg = settings(forwarded_allow_ips=allowed)
+        assert cfg.trusts(peer) is trusted, (allowed, peer)
+    if has_setting("http2_cleartext"):
+        assert settings(forwarded_allow_ips="192.0.2.0/24").trusts(("192.0.2.1", 1))
+    assert settings().for_trusted_peers().forwarded_allow_ips == ["*"]

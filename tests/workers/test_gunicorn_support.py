@@ -1,0 +1,98 @@
+"""What is taken of gunicorn: its settings as they are, its limits, and its TLS contexts."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from gunicorn.config import Config
+from gunicorn.http.body import ChunkedReader
+from gunicorn.http.message import Request
+
+from wsgifast.workers.bodies import Received
+from wsgifast.workers.gunicorn_support import (
+    Settings,
+    TLSContexts,
+    UnsupportedGunicorn,
+    check_gunicorn,
+    head_limit,
+)
+
+
+def configured(**options: Any) -> Config:
+    cfg = Config()
+    for name, value in options.items():
+        cfg.set(name, value)
+    return cfg
+
+
+def test_every_setting_is_as_gunicorn_has_it() -> None:
+    for options in ({}, {"sendfile": False, "workers": 3, "threads": 4, "proxy_protocol": "auto"}):
+        cfg = configured(**options)
+        settings = Settings(cfg)
+        for name in cfg.settings:
+            expected, found = getattr(cfg, name), getattr(settings, name)
+            if callable(expected):  # hooks are wrapped anew each time
+                assert getattr(found, "__qualname__", "") == expected.__qualname__
+            else:
+                assert found == expected, name
+        assert not settings.is_ssl
+
+
+def test_heads_have_the_limit_that_gunicorn_gives_them() -> None:
+    for fields, size, line in itertools.product((1, 100, 0, 40_000), (0, 10, 9000), (0, 100, 8000)):
+        settings = Settings(
+            configured(
+                limit_request_fields=fields, limit_request_field_size=size, limit_request_line=line
+            )
+        )
+        received = Received()
+        received.data = b"GET / HTTP/1.1\r\n\r\n"
+        request = Request(settings, received, ("127.0.0.1", 1), 1)
+        longest = request.limit_request_line or 1024 * 1024
+        assert head_limit(settings) >= request.max_buffer_headers + longest
+        assert head_limit(settings) <= request.max_buffer_headers + max(longest, 8190)
+
+
+def test_a_changed_copy_of_gunicorn_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_gunicorn()
+    monkeypatch.delattr(ChunkedReader, "parse_chunk_size")
+    with pytest.raises(UnsupportedGunicorn, match=r"has no ChunkedReader\.parse_chunk_size"):
+        check_gunicorn()
+
+
+def test_a_tls_context_is_made_again_for_a_changed_file_only(tmp_path: Path) -> None:
+    path = tmp_path / "server.pem"
+    authority = trustme.CA()
+    pem = authority.issue_cert("localhost").private_key_and_cert_chain_pem.bytes()
+    path.write_bytes(pem)
+    contexts = TLSContexts(Settings(configured(certfile=str(path), keyfile=str(path))))
+    current = contexts.current()
+    assert contexts.current() is current
+    facts = path.stat()
+
+    def keep_time() -> None:
+        os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+    def grow() -> None:
+        path.write_bytes(pem + b"\n")
+        keep_time()
+
+    def replace() -> None:
+        new = tmp_path / "new.pem"
+        new.write_bytes(pem + b"\n")
+        new.replace(path)
+        keep_time()
+
+    def touch() -> None:
+        os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns + 1))
+
+    for change in (grow, replace, touch):
+        change()
+        assert contexts.current() is not current, change.__name__
+        current = contexts.current()
+        assert contexts.current() is current
