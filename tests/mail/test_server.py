@@ -446,6 +446,14 @@ def test_a_chunk_of_unknown_size_ends_the_connection(argument: bytes) -> None:
     assert recipients == ["d@e.f", RECIPIENT]
 
 
+@pytest.mark.parametrize("limit", [0, None])
+def test_without_a_limit_any_chunk_is_taken(limit: int | None) -> None:
+    with serving(data_size_limit=limit) as (port, handler), Line(port) as line:
+        line.begin()
+        assert line.say(b"BDAT 6 LAST\r\nabcd") == b"250 taken"
+    assert handler.received == [b"abcd\r\n"]
+
+
 def test_chunks_beyond_the_limit_are_refused_and_not_held() -> None:
     with serving(data_size_limit=10) as (port, handler), Line(port) as line:
         line.begin()

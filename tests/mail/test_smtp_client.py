@@ -59,7 +59,7 @@ def test_bytes_arrive_as_smtplib_sends_them(features: tuple[str, ...], message: 
     assert server.commands[1] == f"mail from:<{SENDER}> size={len(message)}"
 
 
-@pytest.mark.parametrize("message", [TEXT, b".\n.\r.\r\n", LARGE])
+@pytest.mark.parametrize("message", [TEXT, b".\n.\r.\r\n", LARGE, b"\n." + PLAIN])
 def test_data_is_to_the_byte_what_smtplib_sends(message: bytes) -> None:
     sent = []
     for client_class in (smtplib.SMTP, SMTP):
