@@ -283,13 +283,14 @@ def test_an_app_that_is_cancelled_sends_no_more(run: Run) -> None:
     run(main)
 
 
-def test_a_cancelled_apps_message_on_its_way_is_cancelled(run: Run) -> None:
+@pytest.mark.parametrize("on_its_way", [START, body(b"gathered")], ids=["head", "body"])
+def test_a_cancelled_apps_message_on_its_way_is_cancelled(run: Run, on_its_way: Message) -> None:
     async def main() -> None:
         server = Server()
         inside = anyio.Event()
 
         async def never_sent(message: Message) -> None:
-            if message["type"] == "http.response.body":
+            if message["type"] == on_its_way["type"]:
                 inside.set()
                 try:
                     await anyio.sleep_forever()
@@ -298,39 +299,15 @@ def test_a_cancelled_apps_message_on_its_way_is_cancelled(run: Run) -> None:
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await send(START)
-            await send(body(b"gathered"))
+            if on_its_way is not START:
+                await send(on_its_way)
             await inside.wait()
             scope_to_cancel.cancel()
             await anyio.lowlevel.checkpoint()
 
         with anyio.CancelScope() as scope_to_cancel:
             await ASGIFast(app)(scope_of(), server.receive, never_sent)
-        await server.until(lambda: server.bodies == [b"gathered"])
-
-    run(main)
-
-
-def test_a_cancelled_apps_head_on_its_way_is_cancelled(run: Run) -> None:
-    async def main() -> None:
-        server = Server()
-        inside = anyio.Event()
-
-        async def never_sent(message: Message) -> None:
-            inside.set()
-            try:
-                await anyio.sleep_forever()
-            finally:
-                server.sent.append(message)
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await send(START)
-            await inside.wait()
-            scope_to_cancel.cancel()
-            await anyio.lowlevel.checkpoint()
-
-        with anyio.CancelScope() as scope_to_cancel:
-            await ASGIFast(app)(scope_of(), server.receive, never_sent)
-        await server.until(lambda: server.sent == [START])
+        await server.until(lambda: server.sent == [on_its_way])
 
     run(main)
 

@@ -52,3 +52,16 @@ def test_gunicorns_workers_run_the_protocols() -> None:
         "assert FastUvicornH11Worker.CONFIG_KWARGS['http'] is H11Protocol\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+@pytest.mark.parametrize("module", ["h11_impl", "httptools_impl"])
+def test_a_uvicorn_that_is_built_differently_is_not_run(module: str) -> None:
+    code = (
+        f"from uvicorn.protocols.http import {module} as changed\n"
+        "async def send(self, message): ...\n"
+        "changed.RequestResponseCycle.send = send\n"
+        "import asgifast.uvicorn"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 1
+    assert "asgifast.uvicorn does not fit uvicorn" in found.stderr

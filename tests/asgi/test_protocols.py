@@ -391,6 +391,25 @@ def test_gathered_messages_are_whole_chunks(protocol: Any, tmp_path: Path) -> No
     talk(protocol, app, conversation)
 
 
+def test_a_small_message_leaves_while_the_app_waits(protocol: Any) -> None:
+    arrived = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=10)
+        await turns()  # the head leaves, and the loop is quiet again
+        await body(send, b"small", more=True)
+        await arrived.wait()
+        await body(send, b"-last")
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.until(b"\r\n\r\nsmall")
+        arrived.set()
+        await client.until(b"-last")
+
+    talk(protocol, app, conversation)
+
+
 @pytest.mark.parametrize("size", [5, 20_000])
 def test_a_buffer_that_its_owner_uses_again(protocol: Any, size: int) -> None:
     """No bytes, as ASGI asks for, and sent by uvicorn all the same."""

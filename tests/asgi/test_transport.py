@@ -424,6 +424,21 @@ def test_a_file_waits_for_a_little_that_the_socket_did_not_take(fd: int) -> None
     asyncio.run(run())
 
 
+def test_a_connection_that_is_lost_in_the_turn_in_which_it_has_drained(fd: int) -> None:
+    async def run() -> None:
+        async with connected() as (transport, _):
+            transport.write(bytes(FILE_BYTES))
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            await turns()
+            transport.drained()
+            transport.lost()
+            transport.abort()
+            with pytest.raises(ConnectionResetError):
+                await sending
+
+    asyncio.run(run())
+
+
 def test_no_file_goes_past_tls(fd: int) -> None:
     class OverTLS(Recorded):
         def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -446,8 +461,13 @@ def test_no_file_behind_a_connection_that_is_closing_slowly(fd: int) -> None:
             transport.write(bytes(FILE_BYTES))
             transport.close()
             assert transport.real.get_write_buffer_size(), "its client reads nothing"
+            before = len(writes(transport))
+            transport.write(b"too late")
+            transport.close()
             with pytest.raises(ConnectionResetError):
                 await asyncio.wait_for(transport.send_file(FileSegment(fd, 0, FILE_BYTES)), 10)
+            await turns()
+            assert len(writes(transport)) == before
 
     asyncio.run(run())
 

@@ -68,7 +68,7 @@ class Handler:
 
 @contextlib.contextmanager
 def serving(
-    controller_class: type[Any] = fast.Controller, **options: Any
+    controller_class: type[Any] = fast.Controller, *, handler: Any = None, **options: Any
 ) -> Iterator[tuple[int, Handler]]:
     """Serve until all clients have left: aiosmtpd's controllers leave open connections unclosed."""
     connections: list[Any] = []
@@ -78,7 +78,7 @@ def serving(
             connections.append(super().factory())
             return connections[-1]
 
-    handler = Handler()
+    handler = Handler() if handler is None else handler
     controller = Watched(handler, hostname="127.0.0.1", port=free_port(), **options)
     controller.start()
     try:
@@ -390,6 +390,9 @@ def test_a_chunk_out_of_turn_is_read_and_refused() -> None:
         assert line.say(chunk)[:3] == b"503"
         line.say(b"EHLO x")
         assert line.say(last_chunk)[:3] == b"503"
+        assert line.say(chunk)[:3] == b"503"
+        assert line.say(b"MAIL FROM:<a@b.c>", b"RCPT TO:<d@e.f>", b"DATA")[:3] == b"354"
+        assert line.say(b"text\r\n.") == b"250 taken"
         line.begin()
         assert line.say(chunk)[:3] == b"250"
         assert line.say(b"DATA")[:3] == b"503"
@@ -397,7 +400,7 @@ def test_a_chunk_out_of_turn_is_read_and_refused() -> None:
         assert line.say(last_chunk)[:3] == b"503"
         line.begin()
         assert line.say(last_chunk) == b"250 taken"
-    assert handler.received == [b"QUIT\r\n"]
+    assert handler.received == [b"text\r\n", b"QUIT\r\n"]
 
 
 def test_authentication_is_asked_of_chunks_too() -> None:
@@ -443,6 +446,14 @@ def test_a_chunk_of_unknown_size_ends_the_connection(argument: bytes) -> None:
     assert recipients == ["d@e.f", RECIPIENT]
 
 
+@pytest.mark.parametrize("limit", [0, None])
+def test_without_a_limit_any_chunk_is_taken(limit: int | None) -> None:
+    with serving(data_size_limit=limit) as (port, handler), Line(port) as line:
+        line.begin()
+        assert line.say(b"BDAT 6 LAST\r\nabcd") == b"250 taken"
+    assert handler.received == [b"abcd\r\n"]
+
+
 def test_chunks_beyond_the_limit_are_refused_and_not_held() -> None:
     with serving(data_size_limit=10) as (port, handler), Line(port) as line:
         line.begin()
@@ -450,7 +461,10 @@ def test_chunks_beyond_the_limit_are_refused_and_not_held() -> None:
         line.send(b"BDAT 3\r\nabcNOOP\r\n")
         assert [line.reply()[:3], line.reply()[:3]] == [b"552", b"250"]
         assert line.say(b"BDAT 3 LAST\r\na")[:3] == b"503"
-    assert handler.received == []
+        line.begin()
+        line.send(b"BDAT 4\r\nabcdBDAT 6 LAST\r\n1234\r\n")
+        assert [line.reply()[:3], line.reply()] == [b"250", b"250 taken"]
+    assert handler.received == [b"abcd1234\r\n"], "just enough"
 
 
 @pytest.mark.parametrize("end", [b"\n.\r\n", b"\r.\r\n", b"\r\n.\n", b"\n.\n", b"\r\n.\r"])
@@ -762,6 +776,22 @@ def test_unthreaded_controller_and_unix_sockets(tmp_path: Path) -> None:
         finally:
             asyncio.set_event_loop(None)
             made.loop.close()
+
+
+def test_process_message_is_not_called_beside_handle_data() -> None:
+    class Both(Handler):
+        def process_message(self, *args: Any) -> str:
+            raise AssertionError("the message was handled already")
+
+    with serving(handler=Both()) as (port, handler):
+        send(port, TEXT)
+    assert handler.received == [TEXT]
+
+
+def test_a_handler_of_nothing_is_answered_as_by_aiosmtpd() -> None:
+    with serving(handler=object()) as (port, _), Line(port) as line:
+        line.begin()
+        assert line.say(b"DATA", b"text\r\n.") == b"250 OK"
 
 
 def old_reply(*args: Any) -> str | None:

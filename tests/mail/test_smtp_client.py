@@ -59,7 +59,7 @@ def test_bytes_arrive_as_smtplib_sends_them(features: tuple[str, ...], message: 
     assert server.commands[1] == f"mail from:<{SENDER}> size={len(message)}"
 
 
-@pytest.mark.parametrize("message", [TEXT, b".\n.\r.\r\n", LARGE])
+@pytest.mark.parametrize("message", [TEXT, b".\n.\r.\r\n", LARGE, b"\n." + PLAIN])
 def test_data_is_to_the_byte_what_smtplib_sends(message: bytes) -> None:
     sent = []
     for client_class in (smtplib.SMTP, SMTP):
@@ -319,6 +319,22 @@ def test_a_failing_source_delivers_nothing(features: tuple[str, ...]) -> None:
             assert client.sock is None
         client.close()
     assert server.messages == ([TEXT + b"\r\n"] if "CHUNKING" in features else [])
+
+
+@pytest.mark.parametrize("offered", ["chunking", "both"])
+def test_replies_to_chunks_that_were_taken_back_are_not_anothers(offered: str) -> None:
+    answers = {"mail": ["250 fine", "550 not again"]}
+    with ScriptedSMTP(FEATURES[offered], answers) as server, connect(server) as client:
+        with pytest.raises(LookupError):
+            client.sendmail(SENDER, RECIPIENTS, failing_after(b"a" * 300_000, b"b" * 300_000))
+        with pytest.raises(smtplib.SMTPSenderRefused, match="not again"):
+            client.sendmail(SENDER, RECIPIENTS, TEXT)
+
+
+def test_a_size_is_told_to_servers_that_ask_for_it() -> None:
+    with ScriptedSMTP(["8BITMIME"]) as server, connect(server) as client:
+        client.sendmail(SENDER, RECIPIENTS, TEXT)
+    assert server.commands[1] == f"mail from:<{SENDER}>"
 
 
 def test_a_failing_source_is_what_is_raised_though_the_server_is_gone_too() -> None:

@@ -212,7 +212,8 @@ class SMTPServer(_smtp.SMTP):
             self._chunks_check = self._new_smuggling_check()
         content = self._chunks
         decoder = ChunkDecoder(size, self._chunks_check)
-        if not self._may_take_data() or (
+        # Recipients are there after HELO, authentication and MAIL only.
+        if not self.envelope.rcpt_tos or (
             self.data_size_limit and content.size + size > self.data_size_limit
         ):
             decoder.refuse(Refusal.TOO_MUCH)  # its octets are read all the same, and dropped
@@ -234,10 +235,6 @@ class SMTPServer(_smtp.SMTP):
         finally:
             if last:
                 self._drop_chunks()
-
-    def _may_take_data(self) -> bool:
-        authenticated = not self._auth_required or self.session.authenticated
-        return bool(self.session.host_name and authenticated and self.envelope.rcpt_tos)
 
     async def push(self, status: str | bytes) -> None:
         """Send a reply; those to MAIL and RCPT leave with the next one, or in the next loop turn.
