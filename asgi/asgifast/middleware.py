@@ -14,7 +14,16 @@ from wsgifast.sockets import FileSegment
 
 from .gathering import Gatherer
 from .loops import BackgroundTask, Loop, running_loop
-from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
+from .messages import (
+    PATHSEND,
+    ZEROCOPYSEND,
+    ASGIApp,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    response_body,
+)
 from .requests import ALL_HEADERS, UNCONDITIONAL, request_facts
 from .sending import (
     GATHERING,
@@ -110,6 +119,7 @@ class ASGIFast:
         except BaseException:
             exchange.drop()
             raise
+        # Asked here: most requests are spared the call.
         if (
             exchange._start is not None
             or exchange._gatherer is not None
@@ -121,7 +131,7 @@ class ASGIFast:
 class _NamedFile(NamedTuple):
     """What plan_file_body asks of a file."""
 
-    name: Any
+    name: str
 
 
 class _Exchange(Delivery):
@@ -250,7 +260,10 @@ class _Exchange(Delivery):
                 self._head = None
 
     def _charset(self) -> str:
-        return charset_of([(k.decode("latin-1"), v.decode("latin-1")) for k, v in self._headers])
+        return charset_of(self._text_headers())
+
+    def _text_headers(self) -> list[tuple[str, str]]:
+        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._headers]
 
     def _gathering(self) -> Gatherer | None:
         if self._gatherer is None and self._may_gather:
@@ -282,7 +295,7 @@ class _Exchange(Delivery):
             declared = declared_length(self._headers)
             plan = plan_file_body(
                 facts,
-                [(k.decode("latin-1"), v.decode("latin-1")) for k, v in self._headers],
+                self._text_headers(),
                 _NamedFile(path),
                 FileSegment(fd, 0, size if declared is None else declared),
                 ranges=bool(middleware.ranges),
@@ -315,7 +328,7 @@ class _Exchange(Delivery):
             return
         if self._scope["method"] == "HEAD":
             await self._forward_start()
-            await self._server_send({"type": "http.response.body", "body": b""})
+            await self._server_send(response_body())
             return
         fd, size = open_for_pathsend(path)
         try:
@@ -326,17 +339,20 @@ class _Exchange(Delivery):
             os.close(fd)
 
     async def _send_planned(self, message: Message) -> None:
-        await self._forward_start()
-        if self.offers(PLANNED):
-            await self._server_send(message)
-            return
         file, segments = message[PLANNED]
-        with file:
-            await self.send_segments(segments, file.fileno())
+        try:
+            await self._forward_start()
+            if self.offers(PLANNED):
+                await self._server_send(message)
+                file = None  # theirs to close
+            else:
+                await self.send_segments(segments, file.fileno())
+        finally:
+            if file is not None:
+                file.close()
 
     async def _send_zero_copy(self, message: Message) -> None:
-        if self._start is not None:
-            await self._forward_start()
+        await self._forward_start()
         if self.offers(ZEROCOPYSEND):
             await self._server_send(message)
             return
@@ -345,9 +361,7 @@ class _Exchange(Delivery):
         if file.segment is None:
             await send_unsized(self._server_send, file.fd, message.get("count"))
             if not more:
-                await self._server_send(
-                    {"type": "http.response.body", "body": b"", "more_body": False}
-                )
+                await self._server_send(response_body())
             return
         await self.send_file(*file.segment, more_body=more)
         file.advance()

@@ -184,7 +184,7 @@ class GatheringTransport(asyncio.Transport):
     def begin_file(self, segment: FileSegment) -> Rest | None:
         """Begin :meth:`send_file`: send what the socket takes at once.
 
-        :return: what sends the rest, None if there is none.
+        :returns: what sends the rest, None if there is none.
         """
         if not self.can_sendfile:
             raise SendfileUnavailable

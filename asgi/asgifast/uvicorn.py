@@ -114,9 +114,6 @@ class _Answering:
         except Exception:
             await response.sent()  # what is in our hands does not fail with what the app does next
             raise
-        except BaseException:
-            response.cancel()
-            raise
         await response.sent()
         return result
 

@@ -137,11 +137,6 @@ class Response:
             finally:
                 self._sending = None
 
-    def cancel(self) -> None:
-        """Send no more of a file that was handed over."""
-        if self._sending is not None:
-            self._sending.cancel()
-
     # Gathered messages
 
     def _settle(self) -> None:
