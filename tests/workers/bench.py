@@ -56,13 +56,18 @@ class Log:
         self.environs: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         self.errors: list[BaseException | None] = []
+        # What an app of a test has found wrong: the worker answers it as any error of an app.
+        self.failures: list[BaseException] = []
         self.debug = self.info = self.warning = self.error = self._log
 
     def _log(self, text: str, *args: object, **more: object) -> None:
         self.lines.append(str(text) % args if args else str(text))
 
     def exception(self, text: str, *args: object) -> None:
-        self.errors.append(sys.exc_info()[1])
+        error = sys.exc_info()[1]
+        self.errors.append(error)
+        if error is not None and _is_a_tests(error):
+            self.failures.append(error)
         self._log(text, *args)
 
     def access(self, resp: Any, req: Any, environ: dict[str, Any], elapsed: Any) -> None:
@@ -72,6 +77,16 @@ class Log:
 
     def says(self, text: str) -> bool:
         return any(text in line for line in self.lines)
+
+
+def _is_a_tests(error: BaseException) -> bool:
+    if isinstance(error, pytest.fail.Exception):
+        return True
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    raised_in = trace.tb_frame.f_code.co_filename if trace is not None else ""
+    return isinstance(error, AssertionError) and os.sep + "tests" + os.sep in raised_in
 
 
 class Client(Connection):
@@ -160,11 +175,14 @@ class Bench:
             if not work:
                 self.poll()
             if not work:
-                return
+                break
             job = self.worker._receive(work.popleft())
             if job is not None:
                 self.worker._run(job)
-        pytest.fail("the worker does not come to rest")
+        else:
+            pytest.fail("the worker does not come to rest")
+        if self.log.failures:
+            raise self.log.failures[0]
 
     def poll(self) -> None:
         """Take up what the dispatcher has, without doing anything about it."""

@@ -494,6 +494,9 @@ def test_early_hints(ask: Ask) -> None:
         hint = environ["wsgi.early_hints"]
         hint([("Link", " </a>; rel=preload\t"), (b"link", b"</b>; rel=preload")])
         for wrong in ([("Li nk", "a")], [("Link", "a\r\nX: 1")], [(b"Link", b"a\nX: 1")]):
+            if environ["SERVER_PROTOCOL"] == "HTTP/1.0":
+                hint(wrong)  # not looked at
+                continue
             with pytest.raises((module.InvalidResponseHeader, module.InvalidResponseHeaderName)):
                 hint(wrong)
         start_response("200 OK", [("Content-Length", "2")])
