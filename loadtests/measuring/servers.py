@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -23,6 +24,8 @@ __all__ = ["RunningServer", "ServerFailed", "free_port", "running"]
 START_S = 30.0
 # gunicorn's workers finish their requests first; what has not ended by then is killed.
 STOP_S = 10.0
+# Below those that systems give to clients (Linux from 32768 on, IANA's from 49152 on).
+_UNASSIGNED_PORTS = range(10_000, 32_000)
 # How much of a log an error message repeats: the end is where the reason stands.
 LOG_TAIL_LINES = 25
 
@@ -119,10 +122,15 @@ def running(
 
 
 def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nothing listens on at this moment."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
+    """A TCP port on 127.0.0.1 that nothing has at this moment, and that no client will be given."""
+    while True:
+        # Not the seeded generator: processes side by side would all draw the same.
+        port = _UNASSIGNED_PORTS.start + secrets.randbelow(len(_UNASSIGNED_PORTS))
+        with socket.socket() as sock:
+            try:
+                sock.bind(("127.0.0.1", port))
+            except OSError:
+                continue
         return port
 
 

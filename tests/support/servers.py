@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtests.measuring import free_port
+
 from .http import Address, Response, get
 
 __all__ = ["LiveServer", "free_port", "live_server", "required_program", "wait_for"]
@@ -95,14 +97,6 @@ def live_server(
             yield server
         finally:
             server.stop()
-
-
-def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nothing listens on at this moment."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def wait_for(
