@@ -87,12 +87,19 @@ def _each_us(app: WSGIApplication, environ: dict[str, Any], calls: int) -> float
 
 
 async def _two_messages(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": _LENGTH})
+    await send({"type": "http.response.body", "body": BODY[0]})
+
+
+async def _without_length(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": BODY[0]})
 
 
+_LENGTH = [(b"content-length", b"512")]
 ASGI_APPS: dict[str, ASGIApp] = {
     "a head and a body": _two_messages,
+    "the same without Content-Length": _without_length,
     "Starlette's Response": starlette_app,
 }
 # As uvicorn makes it.
@@ -143,8 +150,10 @@ def _each_asgi_us(app: ASGIApp, calls: int) -> float:
 
     async def run() -> float:
         begun = time.perf_counter()
-        for _ in range(calls):
+        for number in range(calls):
             await app(_SCOPE.copy(), receive, send)
+            if number % 10 == 0:
+                await asyncio.sleep(0)  # as many requests a turn as a busy server has
         return (time.perf_counter() - begun) / calls * 1e6
 
     return asyncio.run(run())

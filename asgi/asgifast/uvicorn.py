@@ -114,7 +114,8 @@ class _Answering:
         except Exception:
             await response.sent()  # what is in our hands does not fail with what the app does next
             raise
-        await response.sent()
+        if response.handed_over is not None:
+            await response.sent()
         return result
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,8 @@ from wsgifast.files import FilePart
 from wsgifast.sockets import FileSegment, FileTruncated
 
 from .loops import next_turn
-from .messages import PATHSEND, ZEROCOPYSEND, Message
-from .pages import BLOCK_BYTES, read_block
+from .messages import PATHSEND, ZEROCOPYSEND, Message, response_body
+from .pages import BLOCK_BYTES, read_block, read_cached
 from .sending import (
     PLANNED,
     PlannedBody,
@@ -44,7 +44,7 @@ class Response:
     other message; together they make one chunk of the chunked coding.
 
     A large file that is the whole rest of the body is handed over: send() opens it and returns, a
-    task (`_sending`) sends it, and the app with all that it holds is gone long before the client
+    task (`handed_over`) sends it, and the app with all that it holds is gone long before the client
     has the last byte. Its place in uvicorn, run_asgi(), waits for the task.
     """
 
@@ -55,14 +55,14 @@ class Response:
         "_error",
         "_headers",
         "_is_head",
-        "_sending",
         "_size",
         "_transport",
+        "handed_over",
     )
 
     def __init__(self, cycle: Any, transport: GatheringTransport) -> None:
         self._cycle = cycle
-        self._sending: asyncio.Task[None] | None = None
+        self.handed_over: asyncio.Task[None] | None = None
         self._transport = transport
         self._headers: list[tuple[bytes, bytes]] | None = None
         self._chunks: list[bytes] = []
@@ -71,7 +71,7 @@ class Response:
         self._is_head = cycle.scope["method"] == "HEAD"
 
     async def send(self, message: Message) -> None:
-        if self._sending is not None:
+        if self.handed_over is not None:
             await self.sent()
         kind = message["type"]
         cycle = self._cycle
@@ -131,11 +131,11 @@ class Response:
 
     async def sent(self) -> None:
         """Wait until a file that was handed over is sent."""
-        if self._sending is not None:
+        if self.handed_over is not None:
             try:
-                await self._sending
+                await self.handed_over
             finally:
-                self._sending = None
+                self.handed_over = None
 
     # Gathered messages
 
@@ -184,31 +184,34 @@ class Response:
         await self._send_body(planned.file.fileno(), segments, planned.file.close)
 
     async def _send_body(
-        self, fd: int, segments: Iterable[bytes | FilePart], close: Callable[[], None]
+        self, fd: int, segments: Sequence[bytes | FilePart], close: Callable[[], None]
     ) -> None:
         """Send the whole rest of the body; what must wait for the client goes on without the app.
 
         :param close: called when the file is no longer needed.
         """
-        segments = iter(segments)
         try:
-            for segment in segments:
+            if len(segments) == 1 and (data := _at_hand(fd, segments[0])) is not None:
+                await self._finish(data)
+                return
+            left = iter(segments)
+            for segment in left:
                 if isinstance(segment, bytes):
                     await self._send_bytes(segment)
                     continue
                 rest = await self._begin_run(FileSegment(fd, segment.offset, segment.size))
                 if rest is not None:
-                    self._hand_over(self._send_rest(rest, fd, segments), close)
+                    self._hand_over(self._send_rest(rest, fd, left), close)
                     return
             await self._finish()
         finally:
-            if self._sending is None:
+            if self.handed_over is None:
                 close()
 
     def _hand_over(self, coro: Coroutine[Any, Any, None], close: Callable[[], None]) -> None:
-        self._sending = asyncio.get_running_loop().create_task(coro)
+        self.handed_over = asyncio.get_running_loop().create_task(coro)
         # Not by the task itself, which may be cancelled before its first step.
-        self._sending.add_done_callback(lambda _: close())
+        self.handed_over.add_done_callback(lambda _: close())
 
     async def _send_rest(self, rest: Rest, fd: int, segments: Iterator[bytes | FilePart]) -> None:
         await rest()
@@ -220,7 +223,7 @@ class Response:
         await self._finish()
 
     async def _send_bytes(self, data: bytes) -> None:
-        await self._cycle.send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._cycle.send(response_body(data, more_body=True))
 
     async def _send_zero_copy(self, message: Message) -> None:
         if not self._is_head:
@@ -307,9 +310,17 @@ class Response:
         self._transport.close()
         self._cycle.disconnected = True
 
-    async def _finish(self) -> None:
-        await self._cycle.send({"type": "http.response.body", "body": b"", "more_body": False})
+    async def _finish(self, data: bytes = b"") -> None:
+        await self._cycle.send(response_body(data))
         self._transport.flush()
+
+
+def _at_hand(fd: int, segment: bytes | FilePart) -> bytes | None:
+    """A small file's bytes, if all of them can be had without waiting."""
+    if isinstance(segment, bytes) or segment.size > SMALL_FILE_BYTES:
+        return None
+    data = read_cached(fd, segment.offset, segment.size)
+    return None if data is None or len(data) < segment.size else data
 
 
 class HttpToolsResponse(Response):
