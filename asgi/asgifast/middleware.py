@@ -98,16 +98,19 @@ class ASGIFast:
             await self.app(scope, receive, send)
             return
         exchange = _Exchange(self, scope, receive, send)
-        inner: Scope = {**scope}
-        extensions = inner["extensions"] = {
-            PATHSEND: _NO_DETAILS,
-            ZEROCOPYSEND: _NO_DETAILS,
-            PLANNED: _NO_DETAILS,
-        }
-        if offered := scope.get("extensions"):
-            extensions.update(offered)
+        inner = scope
+        offered = scope.get("extensions")
+        if not offered or PLANNED not in offered:  # asgifast's own receivers have all three
+            inner = {**scope}
+            extensions = inner["extensions"] = {
+                PATHSEND: _NO_DETAILS,
+                ZEROCOPYSEND: _NO_DETAILS,
+                PLANNED: _NO_DETAILS,
+            }
+            if offered:
+                extensions.update(offered)
         if self.ranges == "take-over":
-            inner[ALL_HEADERS] = scope["headers"]
+            inner = {**inner, ALL_HEADERS: scope["headers"]}
             inner["headers"] = [
                 header for header in scope["headers"] if header[0] not in (b"range", b"if-range")
             ]
