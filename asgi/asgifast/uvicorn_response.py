@@ -118,6 +118,8 @@ class Response:
         elif kind in (PATHSEND, ZEROCOPYSEND) and cycle.response_started:
             self._settle()
             if cycle.response_complete or cycle.disconnected:
+                if PLANNED in message:
+                    message[PLANNED].file.close()
                 await cycle.send(message)  # uvicorn says what is wrong with that
             elif PLANNED in message:
                 await self._send_planned(message[PLANNED])
@@ -172,9 +174,9 @@ class Response:
         if self._is_head:
             await self._finish()
             return
-        fd, size = open_for_pathsend(path)
         declared = declared_length(self._headers or ())
         self._headers = None
+        fd, size = open_for_pathsend(path)
         # Grown since the app looked: not one byte more than was declared.
         whole = FilePart(fd, 0, size if declared is None else declared)
         await self._send_body(fd, (whole,), partial(os.close, fd))

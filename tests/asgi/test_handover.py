@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import logging
 import os
 from collections.abc import Callable
@@ -12,13 +14,17 @@ from typing import Any
 import pytest
 from asgifast import FileResponse, StaticFiles
 from asgifast.messages import ASGIApp, Receive, Scope, Send
+from asgifast.sending import PLANNED, PlannedBody
 from starlette import responses
 from starlette.background import BackgroundTask
+
+from wsgifast.files import FilePart
 
 from .test_protocols import (
     LARGE_BYTES,
     PATHSEND,
     Client,
+    body,
     large,
     protocol,
     serving,
@@ -293,5 +299,33 @@ def test_a_small_file_is_sent_before_the_app_goes_on(protocol: Any, large: Path,
         await client.until(b"\r\n\r\n")
         assert await client.exactly(size) == large.read_bytes()
         await client.hello()
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize("why", ["left", "complete"])
+def test_a_planned_body_that_nobody_can_have_is_closed(
+    protocol: Any, large: Path, why: str
+) -> None:
+    over = asyncio.Event()
+    file = io.FileIO(large)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=2)
+        if why == "complete":
+            await body(send, b"ok")
+        else:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        planned = PlannedBody(file, [FilePart(file, 0, LARGE_BYTES)])
+        with contextlib.suppress(RuntimeError):  # uvicorn's, where the response is complete
+            await send({"type": PATHSEND, "path": "/none", PLANNED: planned})
+        over.set()
+
+    async def conversation(client: Client) -> None:
+        await client.send(GET)
+        await client.until(b"\r\n\r\n") if why == "complete" else client.sock.close()
+        await over.wait()
+        assert file.closed
 
     talk(protocol, app, conversation)
