@@ -198,11 +198,8 @@ class GatheringTransport(asyncio.Transport):
         file = self._file = _FileInFlight(self, sock, head, segment)
         try:
             progress = file.step()
-        except SendfileUnavailable:
-            self._file = None
-            raise
-        except BaseException:
-            self._give_up_file()
+        except BaseException as error:
+            self._end_file(error)
             raise
         if progress is _Progress.DONE:
             self._file = None
@@ -216,20 +213,18 @@ class GatheringTransport(asyncio.Transport):
     async def _send_rest(self, file: _FileInFlight, progress: _Progress) -> None:
         try:
             await file.send(progress)
-        except SendfileUnavailable:
-            self._file = None
-            raise
-        except BaseException:
-            self._give_up_file()
+        except BaseException as error:
+            self._end_file(error)
             raise
         self._file = None
 
-    def _give_up_file(self) -> None:
-        """Nothing may follow half a file."""
+    def _end_file(self, error: BaseException) -> None:
+        """Nothing may follow half a file; behind none of it the connection goes on."""
         self._file = None
-        self._pending.clear()
-        self._size = 0
-        self.real.close()
+        if not isinstance(error, SendfileUnavailable):
+            self._pending.clear()
+            self._size = 0
+            self.real.close()
 
     def _own_socket(self) -> socket.socket:
         """A dup of the connection's socket: to watch it, and to send the head with MSG_MORE."""
