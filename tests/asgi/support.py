@@ -12,7 +12,7 @@ from asgifast.messages import ASGIApp, Message, Scope
 from tests.support.http import Connection
 from tests.support.servers import LiveServer
 
-__all__ = ["Answer", "call", "expect_files_through", "scope_of"]
+__all__ = ["Answer", "call", "expect_files_through", "expect_websocket", "scope_of"]
 
 _BODY_TYPES = {
     "http.response.body",
@@ -118,3 +118,14 @@ def expect_files_through(stack: str, server: LiveServer, files: Path) -> None:
             assert parts.status == 206, target
             assert data[5:10] in parts.body, target
             assert data[200_000:400_000] in parts.body, target
+
+
+def expect_websocket(connection: Connection) -> None:
+    """Go over to a WebSocket on which the app answers a text with its reverse."""
+    connection.send(
+        b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    assert connection.read_head().status == 101
+    connection.send(b"\x81\x83\0\0\0\0abc")  # a text frame, masked with zeros
+    assert connection.read(5) == b"\x81\x03cba"

@@ -18,6 +18,7 @@ from tests.support.http import Connection
 from tests.support.servers import LiveServer, wait_for
 
 from .servers import SERVERS, asgi_server
+from .support import expect_websocket
 
 each = pytest.mark.parametrize(
     "server",
@@ -189,13 +190,7 @@ def test_an_app_that_goes_on_behind_its_answer(server: LiveServer, tmp_path: Pat
 @each
 def test_websockets(server: LiveServer) -> None:
     with Connection(server.address) as connection:
-        connection.send(
-            b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-        )
-        assert connection.read_head().status == 101
-        connection.send(b"\x81\x83\0\0\0\0abc")  # a text frame, masked with zeros
-        assert connection.read(5) == b"\x81\x03cba"
+        expect_websocket(connection)
 
 
 @pytest.mark.parametrize("name", sorted(SERVERS))

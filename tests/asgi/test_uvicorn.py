@@ -21,7 +21,7 @@ from tests.support.servers import LiveServer, wait_for
 
 from .app import crumbs
 from .servers import OURS, asgi_server
-from .support import expect_files_through
+from .support import expect_files_through, expect_websocket
 
 ours = pytest.mark.parametrize("server", sorted(OURS), indirect=True)
 each = pytest.mark.parametrize("name", sorted(OURS))
@@ -382,13 +382,7 @@ def test_aborted_downloads_leave_no_trace(server: LiveServer, files: Path) -> No
 def test_websockets_are_uvicorns(server: LiveServer) -> None:
     with Connection(server.address) as connection:
         assert connection.request("/pathsend").status == 200  # a file went out on it before
-        connection.send(
-            b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-        )
-        assert connection.read_head().status == 101
-        connection.send(b"\x81\x83\0\0\0\0abc")  # a text frame, masked with zeros
-        assert connection.read(5) == b"\x81\x03cba"
+        expect_websocket(connection)
 
 
 def test_a_uvicorn_that_is_built_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

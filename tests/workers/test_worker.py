@@ -579,6 +579,20 @@ def test_an_app_that_fails(make_bench: MakeBench, error: type[BaseException], wh
     assert bench.log.requests == expected
 
 
+class FailsToClose:
+    """A body whose close() raises."""
+
+    def __init__(self, blocks: Iterator[bytes], error: Exception) -> None:
+        self._blocks = blocks
+        self._error = error
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._blocks
+
+    def close(self) -> None:
+        raise self._error
+
+
 def test_an_app_that_is_told_that_its_client_has_gone(make_bench: MakeBench) -> None:
     """It may say so in its own words; nothing of it is an error."""
 
@@ -589,18 +603,8 @@ def test_an_app_that_is_told_that_its_client_has_gone(make_bench: MakeBench) -> 
         yield bytes(1 << 20)
         pytest.fail("it goes on")
 
-    class Body:
-        def __init__(self, blocks: Iterator[bytes]) -> None:
-            self._blocks = blocks
-
-        def __iter__(self) -> Iterator[bytes]:
-            return self._blocks
-
-        def close(self) -> None:
-            raise BrokenPipeError("in its own words")
-
     def wrapped(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        return Body(app(environ, start_response))
+        return FailsToClose(app(environ, start_response), BrokenPipeError("in its own words"))
 
     for made in (app, wrapped):
         bench = make_bench(made)
@@ -619,17 +623,10 @@ def test_an_error_of_the_app_is_told_although_its_client_has_gone(make_bench: Ma
         client.close()
         yield bytes(1 << 20)
 
-    class Body:
-        def __init__(self, blocks: Iterator[bytes]) -> None:
-            self._blocks = blocks
+    def wrapped(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        return FailsToClose(app(environ, start_response), ValueError("of the app"))
 
-        def __iter__(self) -> Iterator[bytes]:
-            return self._blocks
-
-        def close(self) -> None:
-            raise ValueError("of the app")
-
-    bench = make_bench(lambda environ, start_response: Body(app(environ, start_response)))
+    bench = make_bench(wrapped)
     client = bench.connect()
     client.send_request()
     bench.run()
