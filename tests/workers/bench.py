@@ -23,7 +23,8 @@ from gunicorn.config import Config
 from gunicorn.workers import base
 
 from tests.support.http import Connection
-from wsgifast.workers import FastWorker, connection, exchange, output, worker
+from wsgifast.server import connection, exchange, output
+from wsgifast.workers import FastWorker, worker
 
 PEER = ("192.0.2.1", 4711)
 LISTENER = ("192.0.2.2", 80)

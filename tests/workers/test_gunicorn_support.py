@@ -13,7 +13,7 @@ from gunicorn.config import Config
 from gunicorn.http.body import ChunkedReader
 from gunicorn.http.message import Request
 
-from wsgifast.workers.bodies import Received
+from wsgifast.server.request_body import Received
 from wsgifast.workers.gunicorn_support import (
     Settings,
     TLSContexts,

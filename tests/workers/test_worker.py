@@ -21,10 +21,10 @@ from gunicorn.workers import gthread
 from tests.workers.bench import Bench, Client, Log, make_bench
 from wsgifast.delivery import SegmentedBody
 from wsgifast.errors import ConfigurationError
+from wsgifast.server.connection import LINGER_S, Connection
+from wsgifast.server.response import Response
 from wsgifast.workers import gunicorn_support
 from wsgifast.workers import worker as module
-from wsgifast.workers.connection import LINGER_S, Connection
-from wsgifast.workers.response import Response
 from wsgifast.workers.worker import FastWorker
 
 __all__ = ["make_bench"]

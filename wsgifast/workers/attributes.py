@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..options import is_count, is_number
-from .dispatcher import DISPATCHERS
+from ..server.poller import DISPATCHERS
 
 __all__ = ["InvalidWorkerOption", "check_attributes"]
 

@@ -15,11 +15,11 @@ except ImportError:  # cleartext HTTP/2 came later than HTTP/2
     negotiation = None
     HTTP2Error = OSError
 
-from .dispatcher import READ
+from ..server.poller import READ
 
 if TYPE_CHECKING:
-    from .connection import Connection
-    from .exchange import Exchange
+    from ..server.connection import Connection
+    from ..server.exchange import Exchange
     from .worker import FastWorker
 
 __all__ = ["HTTP2"]

@@ -20,16 +20,16 @@ from gunicorn.http.wsgi import FileWrapper
 from gunicorn.workers import gthread
 
 from ..delivery import SegmentedBody
-from .accepting import Acceptor
+from ..server.acceptor import Acceptor
+from ..server.connection import LINGER_S, Connection
+from ..server.environ import EnvironFactory
+from ..server.exchange import Exchange
+from ..server.poller import READ, Dispatcher, Event, make_dispatcher
+from ..server.pool import Crew
+from ..server.response import Response
 from .attributes import InvalidWorkerOption, check_attributes
-from .connection import LINGER_S, Connection
-from .crew import Crew
-from .dispatcher import READ, Dispatcher, Event, make_dispatcher
-from .environ import EnvironFactory
-from .exchange import Exchange
 from .gunicorn_support import Settings, TLSContexts, check_gunicorn, head_limit
 from .http2 import HTTP2
-from .response import Response
 
 __all__ = ["FastWorker"]
 

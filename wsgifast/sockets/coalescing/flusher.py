@@ -22,7 +22,7 @@ import os
 import threading
 from typing import Protocol
 
-from ...bell import Bell
+from ..wake_event import WakeEvent
 
 __all__ = ["Flusher", "Watched", "flusher"]
 
@@ -54,7 +54,7 @@ class Flusher:
 
     def __init__(self) -> None:
         self._watched: dict[Watched, None] = {}
-        self._wake = Bell()
+        self._wake = WakeEvent()
         self._starting = threading.Lock()
         self.runs = False
 
@@ -100,7 +100,7 @@ class Flusher:
     def begin_again(self) -> None:
         inherited = list(self._watched)
         self._watched = {}
-        self._wake = Bell()
+        self._wake = WakeEvent()
         self._starting = threading.Lock()
         self.runs = False
         for writer in inherited:

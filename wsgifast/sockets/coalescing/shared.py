@@ -11,9 +11,9 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from ...bell import Bell
 from ..gathering import send_all
 from ..options import set_nodelay
+from ..wake_event import WakeEvent
 from .common import MAX_BYTES, WINDOW_US, ClosingWriter, SendFailed, WriterClosed, again, check
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class SharedCoalescingWriter(ClosingWriter):
         self._changed = threading.Condition(self._lock)
         self._waiting = 0
         self._runs = False
-        self._bell = Bell()
+        self._wake_event = WakeEvent()
 
     def write(self, data: ReadableBuffer) -> None:
         """Send one message, or leave it to the thread that is sending.
@@ -124,7 +124,7 @@ class SharedCoalescingWriter(ClosingWriter):
             if self._waiting:
                 self._changed.notify_all()
             self._wait_until_sent()
-            self._bell.ring()
+            self._wake_event.set()
 
     def _refuse(self) -> None:
         if self._closed:
@@ -158,11 +158,11 @@ class SharedCoalescingWriter(ClosingWriter):
                 while self._send_queue():
                     pass
                 return
-        self._bell.ring()
+        self._wake_event.set()
 
     def _run(self) -> None:
         while True:
-            if self._bell.wait(_IDLE_S) and self._sending:
+            if self._wake_event.wait(_IDLE_S) and self._sending:
                 with contextlib.suppress(Exception):  # the next call raises it
                     while self._send_queue():
                         pass

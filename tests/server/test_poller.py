@@ -12,7 +12,7 @@ import pytest
 
 from tests.workers.serving import DISPATCHERS
 from wsgifast.errors import ConfigurationError
-from wsgifast.workers.dispatcher import (
+from wsgifast.server.poller import (
     READ,
     WRITE,
     Dispatcher,

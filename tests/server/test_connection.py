@@ -19,10 +19,10 @@ from gunicorn.http.errors import InvalidRequestLine
 from tests.workers.bench import PEER, Bench, Client, make_bench
 from tests.workers.serving import DISPATCHERS, has_setting
 from wsgifast.delivery import SegmentedBody
+from wsgifast.server import output
+from wsgifast.server.connection import LINGER_S
+from wsgifast.server.poller import READ, WRITE
 from wsgifast.sockets import FileSegment
-from wsgifast.workers import output
-from wsgifast.workers.connection import LINGER_S
-from wsgifast.workers.dispatcher import READ, WRITE
 from wsgifast.workers.worker import FastWorker
 
 __all__ = ["make_bench"]

@@ -15,7 +15,7 @@ from gunicorn import SERVER_SOFTWARE, util
 from gunicorn.http.errors import ConfigurationProblem
 from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper
 
-from .gunicorn_support import Settings
+from ..workers.gunicorn_support import Settings
 
 __all__ = ["EnvironFactory"]
 

@@ -13,7 +13,7 @@ from gunicorn.http.errors import ChunkMissingTerminator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsgifast.workers.bodies import (
+from wsgifast.server.request_body import (
     BodyTooLarge,
     Chunked,
     Collector,

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wsgifast.server import output
+from wsgifast.server.output import ClientGone, OutputQueue
 from wsgifast.sockets.options import NEAR_SEND_BUFFER_BYTES
-from wsgifast.workers import output
-from wsgifast.workers.output import ClientGone, OutputQueue
 
 SIZE = 8 * 1024 * 1024
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from wsgifast.server.connection import CLOSED, RUNNING, Connection
+from wsgifast.server.poller import READ
 from wsgifast.workers import FastWorker
-from wsgifast.workers.connection import CLOSED, RUNNING, Connection
-from wsgifast.workers.dispatcher import READ
 
 
 class Waiting:

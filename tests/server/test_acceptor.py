@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from wsgifast.workers import accepting
-from wsgifast.workers.accepting import Acceptor
+from wsgifast.server import acceptor as accepting
+from wsgifast.server.acceptor import Acceptor
 
 LISTENER = 3
 

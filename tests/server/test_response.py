@@ -15,9 +15,9 @@ import pytest
 
 from tests.workers.bench import Bench, Client, make_bench
 from wsgifast.delivery import FileSlice, SegmentedBody
+from wsgifast.server import response as module
+from wsgifast.server.output import OutputQueue
 from wsgifast.sockets import FileSegment
-from wsgifast.workers import response as module
-from wsgifast.workers.output import OutputQueue
 
 __all__ = ["make_bench"]
 

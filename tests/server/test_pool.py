@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.servers import wait_for
-from wsgifast.workers.crew import Crew
-from wsgifast.workers.dispatcher import READ, Event, make_dispatcher
+from wsgifast.server.poller import READ, Event, make_dispatcher
+from wsgifast.server.pool import Crew
 
 # Waiting that only a broken crew would sit out.
 PATIENCE_S = 30.0

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from gunicorn.http.body import ChunkedReader
 
-from wsgifast.workers.bodies import Received
-from wsgifast.workers.streaming import DRAIN_BYTES, drain, receive_blocking
+from wsgifast.server.request_body import Received
+from wsgifast.server.streamed_body import DRAIN_BYTES, drain, receive_blocking
 
 
 class Unread:

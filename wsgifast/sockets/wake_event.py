@@ -1,16 +1,16 @@
-"""A bell for one thread that waits: threading.Event, at a fifth of its price."""
+"""Wake one waiting thread: threading.Event for a single waiter, at a fifth of its cost."""
 
 from __future__ import annotations
 
 import threading
 
-__all__ = ["Bell"]
+__all__ = ["WakeEvent"]
 
 
-class Bell:
-    """A lock that is held until somebody rings.
+class WakeEvent:
+    """An event that one thread waits for; each wait() takes it back.
 
-    A ring while nobody waits is not lost: the next wait() ends at once.
+    A set() while nobody waits is not lost: the next wait() ends at once.
     """
 
     __slots__ = ("_lock",)
@@ -19,13 +19,13 @@ class Bell:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def ring(self) -> None:
+    def set(self) -> None:
         """End the wait, or the next one; from any thread, or a signal handler."""
         try:
             self._lock.release()
         except RuntimeError:
-            pass  # it has been rung already
+            pass  # it is set already
 
     def wait(self, seconds: float | None) -> bool:
-        """Return whether it rang; False after a time, None being without end."""
+        """Return whether it was set; False after a time, None being without end."""
         return self._lock.acquire(timeout=-1 if seconds is None else seconds)

@@ -36,8 +36,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ..bell import Bell
-from .dispatcher import Dispatcher, Event
+from ..sockets.wake_event import WakeEvent
+from .poller import Dispatcher, Event
 
 __all__ = ["TICK_S", "Crew"]
 
@@ -96,7 +96,7 @@ class Crew(Generic[Job]):
         self._stopped = False
         self._ticks = 0
         self._wary = 0
-        self._bell = Bell()
+        self._wake_event = WakeEvent()
         self._asleep = False
         self._rung = False
 
@@ -169,13 +169,13 @@ class Crew(Generic[Job]):
                 self.ticking = False
                 self._asleep = True
                 self._on_tick()
-                woken = self._holder.busy or self._bell.wait(remaining)
+                woken = self._holder.busy or self._wake_event.wait(remaining)
                 self._asleep = False
                 if not woken:
                     break
                 self.ticking = True
             else:
-                self._bell.wait(min(TICK_S, remaining))
+                self._wake_event.wait(min(TICK_S, remaining))
         self._rung = False
 
     def _call_for(self, holder: _Hand) -> None:
@@ -189,7 +189,7 @@ class Crew(Generic[Job]):
 
     def _rouse(self) -> None:
         self._asleep = False
-        self._bell.ring()
+        self._wake_event.set()
 
     # The crew's threads.
 

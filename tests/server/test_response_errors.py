@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from wsgifast import BodyError
-from wsgifast.workers.response import InvalidResponseHeader, Response
+from wsgifast.server.response import InvalidResponseHeader, Response
 
 
 def _response() -> Any:

@@ -33,7 +33,10 @@ from gunicorn.http.errors import LimitRequestHeaders
 from gunicorn.http.wsgi import proxy_environ
 
 from ..sockets.sendfile import FileTruncated
-from .bodies import (
+from .exchange import AppSocket, ErrorSocket, Exchange
+from .output import WOULD_BLOCK, ClientGone, OutputQueue
+from .poller import READ, WRITE
+from .request_body import (
     BodyTooLarge,
     Collector,
     NeedMoreData,
@@ -41,13 +44,10 @@ from .bodies import (
     collector_for,
     receive_available,
 )
-from .dispatcher import READ, WRITE
-from .exchange import AppSocket, ErrorSocket, Exchange
-from .output import WOULD_BLOCK, ClientGone, OutputQueue
-from .streaming import drain, receive_blocking
+from .streamed_body import drain, receive_blocking
 
 if TYPE_CHECKING:
-    from .worker import FastWorker
+    from ..workers.worker import FastWorker
 
 __all__ = ["LINGER_S", "Connection"]
 

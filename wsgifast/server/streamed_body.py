@@ -9,8 +9,8 @@ import threading
 import time
 from typing import Any
 
-from .bodies import Received
 from .output import WOULD_BLOCK
+from .request_body import Received
 
 __all__ = ["DRAIN_BYTES", "drain", "receive_blocking"]
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from .dispatcher import Dispatcher
+from .poller import Dispatcher
 
 if TYPE_CHECKING:
     from .connection import Connection

@@ -12,9 +12,9 @@ from gunicorn.http.errors import ConfigurationProblem, ParseException
 from gunicorn.http.message import Request
 
 from tests.workers.serving import has_setting
-from wsgifast.workers import environ as module
-from wsgifast.workers.bodies import Received
-from wsgifast.workers.environ import EnvironFactory
+from wsgifast.server import environ as module
+from wsgifast.server.environ import EnvironFactory
+from wsgifast.server.request_body import Received
 from wsgifast.workers.gunicorn_support import Settings
 
 PEER = ("127.0.0.1", 4711)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from wsgifast.workers import crew as module
-from wsgifast.workers.crew import TICK_S, Crew
-from wsgifast.workers.dispatcher import Event
+from wsgifast.server import pool as module
+from wsgifast.server.poller import Event
+from wsgifast.server.pool import TICK_S, Crew
 
 SIZE = 3
 LONG_S = 10.0
@@ -46,9 +46,9 @@ class Watched:
             on_tick=lambda: self.ticks.append(self.crew.ticking),
             on_failure=lambda: None,
         )
-        bell: Any = SimpleNamespace(wait=self._pause, ring=self._ring)
+        bell: Any = SimpleNamespace(wait=self._pause, set=self._ring)
         self._rung = False
-        self.crew._bell = bell
+        self.crew._wake_event = bell
         self.first, *self.others = self.crew._hands
 
     def watch(self, ticks: float) -> None:

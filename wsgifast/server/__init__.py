@@ -1,0 +1,1 @@
+"""The core of FastWorker: connections, the pool of threads, the output queues."""
