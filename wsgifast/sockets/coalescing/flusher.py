@@ -71,7 +71,7 @@ class Flusher:
                     thread.start()
                     self.runs = True
         self._watched[writer] = None
-        self._wake.ring()
+        self._wake.set()
 
     def _run(self) -> None:
         pause: float | None = None
