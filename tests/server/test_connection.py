@@ -242,7 +242,7 @@ def test_a_client_is_sent_to_while_the_app_goes_on(make_bench: MakeBench, method
     while client.receive_all_there_is():  # the queue has ended the first response by itself
         bench.run()
     assert bench.log.requests.pop() == ("GET /", "200 OK", LARGE)
-    bench.worker.wsgi = app
+    bench.worker.application.app = app
     if method == "POST":
         client.send(b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nbo")
         bench.run()

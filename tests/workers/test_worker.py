@@ -481,8 +481,9 @@ class Hooks:
 @pytest.mark.parametrize("failing", ["", "pre", "post"])
 def test_hooks(make_bench: MakeBench, failing: str) -> None:
     hooks = Hooks(failing, RuntimeError)
-    bench = make_bench(hello, keepalive=5)
-    bench.worker._pre_request, bench.worker._post_request = hooks.pre_request, hooks.post_request
+    bench = make_bench(
+        hello, keepalive=5, pre_request=hooks.pre_request, post_request=hooks.post_request
+    )
     status, kept, _ = ask(bench, target="/a")
     assert (status, kept) == ((500, False) if failing == "pre" else (200, True))
     seen = (None, None) if failing == "pre" else ("/a", "200 OK")
@@ -494,8 +495,7 @@ def test_hooks(make_bench: MakeBench, failing: str) -> None:
 def test_a_hook_that_ends_the_iteration(make_bench: MakeBench) -> None:
     """As an app does that has taken the socket over; there is no response yet."""
     hooks = Hooks("pre", StopIteration)
-    bench = make_bench(hello, keepalive=5)
-    bench.worker._pre_request = hooks.pre_request
+    bench = make_bench(hello, keepalive=5, pre_request=hooks.pre_request)
     client = bench.connect()
     client.send_request()
     bench.run()
@@ -738,12 +738,12 @@ def test_a_logger_that_fails_costs_nobody_an_answer(make_bench: MakeBench) -> No
             raise OSError("the log cannot be written")
 
     bench = make_bench(hello, keepalive=5, attributes={"body_limit_bytes": 10})
-    bench.worker.log = log = Failing()
+    bench.worker.log = bench.worker.application.log = log = Failing()
     client = bench.connect()
     for _ in range(2):
         assert ask(bench, client) == (200, True, b"hello")
     assert log.lines.count("Error in the access log") == 2
-    bench.worker.wsgi = None  # not callable: the app's error
+    bench.worker.application.app = None  # not callable: the app's error
     assert ask(bench, client)[0] == 500
     client = bench.connect()
     client.send(b"POST / HTTP/1.1\r\nContent-Length: 11\r\n\r\n")

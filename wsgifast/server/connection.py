@@ -461,7 +461,7 @@ class Connection:
         exchange, self.exchange = self.exchange, None
         stays = False
         if exchange is not None:
-            self.server.log_exchange(self, exchange)
+            self.server.application.log_exchange(self, exchange)
             if isinstance(output.error, FileTruncated):
                 self.server.log.warning("Cutting off %s: %s", exchange.req.uri, output.error)
             stays = self._can_stay(exchange)
@@ -512,7 +512,7 @@ class Connection:
         except Exception as error:  # noqa: BLE001 - it has gone already
             self.server.log.debug("Failed to send error message: %s", error)
         if exchange is not None:
-            self.server.log_refusal(self, exchange, f"{status} {reason}")
+            self.server.application.log_refusal(self, exchange, f"{status} {reason}")
         self._close_after_output()
 
     def _abandon(self) -> None:

@@ -19,7 +19,6 @@ from ..server.poller import READ
 
 if TYPE_CHECKING:
     from ..server.connection import Connection
-    from ..server.exchange import Exchange
     from .worker import FastWorker
 
 __all__ = ["HTTP2"]
@@ -68,10 +67,12 @@ class HTTP2:
         finally:
             connection.app_is_done()
 
-    def run_upgrade(self, connection: Connection, exchange: Exchange) -> None:
+    def run_upgrade(self, connection: Connection) -> None:
         """Answer a request that asks for an upgrade, and serve what follows."""
         worker = self._worker
         settings, connection.upgrade_settings = connection.upgrade_settings, None
+        exchange = connection.exchange
+        assert exchange is not None
         conn = self._blocking(connection)
         conn.parser = _UpgradeParser(connection.received)
         try:

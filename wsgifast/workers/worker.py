@@ -10,23 +10,20 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from gunicorn import http
 from gunicorn.glogging import Logger
 from gunicorn.http.message import Request
-from gunicorn.http.wsgi import FileWrapper
 from gunicorn.workers import gthread
 
-from ..delivery import SegmentedBody
 from ..server.acceptor import Acceptor
+from ..server.application import Application
 from ..server.connection import LINGER_S, Connection
 from ..server.environ import EnvironFactory
-from ..server.exchange import Exchange
 from ..server.poller import READ, Dispatcher, Event, make_dispatcher
 from ..server.pool import Crew
-from ..server.response import Response
 from .attributes import InvalidWorkerOption, check_attributes
 from .gunicorn_support import Settings, TLSContexts, check_gunicorn, head_limit
 from .http2 import HTTP2
@@ -160,13 +157,18 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             has_room=self._has_room,
             log=self.log,
         )
-        self._pre_request = settings.pre_request
-        self._post_request = settings.post_request
         self._max_connections: int = settings.worker_connections
-        # Building a log line costs as much as a short request: not for a log that is off. A
-        # logger with an access() of its own (statsd's) is always called.
-        self._logs_access = type(self.log).access is not Logger.access or bool(
-            getattr(self.log, "access_log_enabled", True)
+        self.application = Application(
+            self.wsgi,
+            settings=settings,
+            log=self.log,
+            # A logger with an access() of its own (statsd's) is always called.
+            logs_access=type(self.log).access is not Logger.access
+            or bool(getattr(self.log, "access_log_enabled", True)),
+            pre_request=partial(settings.pre_request, self),
+            post_request=partial(settings.post_request, self),
+            may_stay=self._may_stay,
+            answer_error=self.answer_error,
         )
         self.http2 = HTTP2(self)
 
@@ -284,8 +286,10 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         try:
             if connection.http2:
                 self.http2.run(connection)
+            elif connection.upgrade_settings is not None:
+                self.http2.run_upgrade(connection)
             else:
-                self._run_request(connection)
+                self.application.run(connection)
         except Exception:
             self.log.exception("Error in a connection")
             connection.close()
@@ -318,92 +322,20 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         keepalive = float(self.settings.keepalive)
         return min(keepalive, LINGER_S) if self._stopping else keepalive
 
-    # Requests; in a thread of the crew.
+    # What the application asks for.
 
-    def _run_request(self, connection: Connection) -> None:
-        exchange = connection.exchange
-        assert exchange is not None
-        if connection.upgrade_settings is not None:
-            self.http2.run_upgrade(connection, exchange)
-            return
-        req = exchange.req
-        resp = None
-        environ: dict[str, Any] = {}
-        try:
-            try:
-                self._pre_request(self, req)
-                exchange.resp = resp = Response(req, connection, self.settings)
-                environ = connection.environ(exchange)
-                environ["wsgi.early_hints"] = resp.early_hints
-                exchange.environ = environ
-                self.nr += 1
-                if self.nr >= self.max_requests:
-                    if self.alive:
-                        self.log.info("Autorestarting worker after current request.")
-                        self.alive = False
-                        self.crew.ring()
-                    resp.force_close()
-                elif (
-                    not self.alive
-                    or not self.settings.keepalive
-                    or len(self.connections) > self.max_keepalived
-                ):
-                    resp.force_close()
-                self._respond(resp, self.wsgi(environ, resp.start_response))
-            except StopIteration as error:
-                # How an app that has taken the socket over says that it is done with it.
-                self.log.debug("Closing connection. %s", error)
-                if resp is not None:
-                    resp.force_close()
-            except BaseException as error:  # noqa: BLE001 - sys.exit() in an app ends no thread
-                self._answer_failure(connection, exchange, resp, error)
-        finally:
-            try:
-                self._post_request(self, req, environ, resp)
-            except Exception:
-                self.log.exception("Exception in post_request hook")
-            connection.app_is_done()
-
-    def _respond(self, resp: Response, body: Any) -> None:
-        try:
-            kind = type(body)
-            if kind is list or kind is tuple:
-                resp.write_all(body)
-            elif isinstance(body, FileWrapper):
-                resp.write_file(body)
-            elif isinstance(body, SegmentedBody):
-                resp.write_segments(body)
-            else:
-                for block in body:
-                    resp.write(block)
-                resp.close()
-        finally:
-            close = getattr(body, "close", None)
-            if close is not None:
-                close()
-        if resp.missing():
-            resp.force_close()
-            self.log.warning(
-                "The app has sent %d bytes less than its Content-Length: %s",
-                resp.missing(),
-                resp.req.uri,
-            )
-
-    def _answer_failure(
-        self, connection: Connection, exchange: Exchange, resp: Response | None, error: Any
-    ) -> None:
-        """An app (or its body) has raised: a 500 if nothing is sent yet, else the end."""
-        if isinstance(error, ConnectionError) and connection.output.error is not None:
-            self.log.debug("Ignoring a lost connection: %s", error)
-            return
-        if resp is not None:
-            resp.force_close()
-        if resp is not None and resp.headers_sent:
-            # A 500 would land in the middle of the body; cutting it off is all that is left.
-            self.log.exception("Error handling request")
-            return
-        exchange.resp = None  # gunicorn's own answer is logged by itself
-        self.answer_error(connection, exchange.req, error)
+    def _may_stay(self) -> bool:
+        """Count a request; whether its connection may have another one."""
+        self.nr += 1
+        if self.nr >= self.max_requests:
+            if self.alive:
+                self.log.info("Autorestarting worker after current request.")
+                self.alive = False
+                self.crew.ring()
+            return False
+        return bool(
+            self.alive and self.settings.keepalive and len(self.connections) <= self.max_keepalived
+        )
 
     def answer_error(self, connection: Connection, req: Any, error: Any) -> None:
         """Let gunicorn log an error and answer it; without a request it logs less."""
@@ -412,37 +344,3 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         except Exception:  # it logs first: nothing has been sent
             self.log.exception("Error in the access log")
             self.handle_error(None, connection.error_socket, connection.peer, error)
-
-    # Logs.
-
-    def log_exchange(self, connection: Connection, exchange: Exchange) -> None:
-        """Log a request whose response has been sent, as far as it ever will be."""
-        resp = exchange.resp
-        if resp is None or not self._logs_access or exchange.environ is None:
-            return
-        if resp.status is None:
-            return
-        left = connection.output.bytes_left()
-        if left:
-            resp.sent = max(0, resp.sent - left)
-        self._log_access(resp, exchange, exchange.environ)
-
-    def log_refusal(self, connection: Connection, exchange: Exchange, status: str) -> None:
-        """Log a request that never reached the app."""
-        if not self._logs_access:
-            return
-        try:
-            resp = Response(exchange.req, connection, self.settings)
-            resp.status = status
-            environ = connection.environ(exchange)
-        except Exception:  # such as a path outside SCRIPT_NAME
-            self.log.exception("Error in the access log")
-            return
-        self._log_access(resp, exchange, environ)
-
-    def _log_access(self, resp: Response, exchange: Exchange, environ: dict[str, Any]) -> None:
-        elapsed = timedelta(seconds=time.monotonic() - exchange.started)
-        try:
-            self.log.access(resp, exchange.req, environ, elapsed)
-        except Exception:  # a logger of the user's own; the client has its answer
-            self.log.exception("Error in the access log")

@@ -1,0 +1,164 @@
+"""The WSGI application: called for each request, answered for when it fails, and logged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from gunicorn.http.wsgi import FileWrapper
+
+from ..delivery import SegmentedBody
+from .response import Response
+
+if TYPE_CHECKING:
+    from .connection import Connection
+    from .exchange import Exchange
+
+__all__ = ["Application"]
+
+
+class Application:
+    """Runs a WSGI app's requests, in whichever thread has them.
+
+    :param app: WSGI.
+    :param settings: gunicorn's, for the response.
+    :param log: gunicorn's logger.
+    :param logs_access: whether there is an access log: building a line of it costs as much as a
+        short request.
+    :param pre_request: called with each request before the app.
+    :param post_request: called with the request, its environ ({} where there is none) and its
+        response (None where there is none) after the app, whatever it did.
+    :param may_stay: called once for each request, before the app: whether its connection may have
+        another one after it.
+    :param answer_error: answers and logs what the app has raised, given the connection and the
+        request, as long as nothing has been sent.
+    """
+
+    def __init__(
+        self,
+        app: Callable[..., Any],
+        *,
+        settings: Any,
+        log: Any,
+        logs_access: bool,
+        pre_request: Callable[[Any], object],
+        post_request: Callable[[Any, dict[str, Any], Response | None], object],
+        may_stay: Callable[[], bool],
+        answer_error: Callable[[Connection, Any, BaseException], object],
+    ) -> None:
+        self.app = app
+        self._settings = settings
+        self.log = log
+        self._logs_access = logs_access
+        self._pre_request = pre_request
+        self._post_request = post_request
+        self._may_stay = may_stay
+        self._answer_error = answer_error
+
+    def run(self, connection: Connection) -> None:
+        """Call the app for a connection's request, and give the connection up."""
+        exchange = connection.exchange
+        assert exchange is not None
+        req = exchange.req
+        resp = None
+        environ: dict[str, Any] = {}
+        try:
+            try:
+                self._pre_request(req)
+                exchange.resp = resp = Response(req, connection, self._settings)
+                environ = connection.environ(exchange)
+                environ["wsgi.early_hints"] = resp.early_hints
+                exchange.environ = environ
+                if not self._may_stay():
+                    resp.force_close()
+                self._respond(resp, self.app(environ, resp.start_response))
+            except StopIteration as error:
+                # How an app that has taken the socket over says that it is done with it.
+                self.log.debug("Closing connection. %s", error)
+                if resp is not None:
+                    resp.force_close()
+            except BaseException as error:  # noqa: BLE001 - sys.exit() in an app ends no thread
+                self._answer_failure(connection, exchange, resp, error)
+        finally:
+            try:
+                self._post_request(req, environ, resp)
+            except Exception:
+                self.log.exception("Exception in post_request hook")
+            connection.app_is_done()
+
+    def _respond(self, resp: Response, body: Any) -> None:
+        try:
+            kind = type(body)
+            if kind is list or kind is tuple:
+                resp.write_all(body)
+            elif isinstance(body, FileWrapper):
+                resp.write_file(body)
+            elif isinstance(body, SegmentedBody):
+                resp.write_segments(body)
+            else:
+                for block in body:
+                    resp.write(block)
+                resp.close()
+        finally:
+            close = getattr(body, "close", None)
+            if close is not None:
+                close()
+        if resp.missing():
+            resp.force_close()
+            self.log.warning(
+                "The app has sent %d bytes less than its Content-Length: %s",
+                resp.missing(),
+                resp.req.uri,
+            )
+
+    def _answer_failure(
+        self, connection: Connection, exchange: Exchange, resp: Response | None, error: Any
+    ) -> None:
+        """An app (or its body) has raised: a 500 if nothing is sent yet, else the end."""
+        if isinstance(error, ConnectionError) and connection.output.error is not None:
+            self.log.debug("Ignoring a lost connection: %s", error)
+            return
+        if resp is not None:
+            resp.force_close()
+        if resp is not None and resp.headers_sent:
+            # A 500 would land in the middle of the body; cutting it off is all that is left.
+            self.log.exception("Error handling request")
+            return
+        exchange.resp = None  # the answer is logged by itself
+        self._answer_error(connection, exchange.req, error)
+
+    # The access log.
+
+    def log_exchange(self, connection: Connection, exchange: Exchange) -> None:
+        """Log a request whose response has been sent, as far as it ever will be."""
+        resp = exchange.resp
+        if resp is None or not self._logs_access or exchange.environ is None:
+            return
+        if resp.status is None:
+            return
+        left = connection.output.bytes_left()
+        if left:
+            resp.sent = max(0, resp.sent - left)
+        self._log_access(resp, exchange, exchange.environ)
+
+    def log_refusal(self, connection: Connection, exchange: Exchange, status: str) -> None:
+        """Log a request that never reached the app."""
+        if not self._logs_access:
+            return
+        try:
+            resp = Response(exchange.req, connection, self._settings)
+            resp.status = status
+            environ = connection.environ(exchange)
+        except Exception:  # such as a path outside SCRIPT_NAME
+            self.log.exception("Error in the access log")
+            return
+        self._log_access(resp, exchange, environ)
+
+    def _log_access(self, resp: Response, exchange: Exchange, environ: dict[str, Any]) -> None:
+        elapsed = timedelta(seconds=time.monotonic() - exchange.started)
+        try:
+            self.log.access(resp, exchange.req, environ, elapsed)
+        except Exception:  # a logger of the user's own; the client has its answer
+            self.log.exception("Error in the access log")
