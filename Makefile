@@ -1,6 +1,7 @@
 # Everything runs from one virtual environment in this checkout, made on first use.
-#   make demo   serve the bundled app raw and wrapped, drive both with Locust, print the ratios
-#   make test   run every test
+#   make demo      serve the bundled app raw and wrapped, drive both with Locust, print the ratios
+#   make test      run every test
+#   make servers   install the servers that some tests talk to, for Debian and Ubuntu
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -8,7 +9,7 @@ READY  := $(VENV)/.ready
 # Worker processes for the tests; the live servers wait more than they compute.
 JOBS   ?= 2
 
-.PHONY: demo field-reports test test-all test-oldest test-oldest-gunicorn test-oldest-uvicorn lint format coverage clean
+.PHONY: demo field-reports servers test test-all test-oldest test-oldest-gunicorn test-oldest-uvicorn lint format coverage clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml
@@ -28,6 +29,10 @@ demo: $(READY)
 # The five field reports measured again; PROFILE=full for as many messages and bytes as then.
 field-reports: $(READY)
 	@$(BIN)/python -m loadtests.field_reports --profile $(or $(PROFILE),quick) $(ARGS)
+
+# nginx, Dovecot, Exim and curl by apt-get, for root or by sudo; tests without theirs are skipped.
+servers:
+	@$(PYTHON) tests/support/programs.py
 
 test: $(READY)
 	@echo "Running the tests on $$($(BIN)/python --version), $(JOBS) at a time ..."

@@ -1,13 +1,16 @@
-"""Servers that the behaviour suites run over."""
+"""Servers that the behaviour suites run over, and what to do where a program is not installed."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
+import pytest
 from hypothesis import settings
 
+from tests.support.programs import ProgramMissing
 from tests.support.servers import LiveServer, free_port, live_server
 
 # No test asserts a time: a busy machine must not fail one.
@@ -18,6 +21,30 @@ settings.load_profile("patient")
 # process below; those of the tests are to end by it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None]:
+    with _skipping_where_a_program_is_missing():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None]:
+    with _skipping_where_a_program_is_missing():
+        return (yield)
+
+
+@contextlib.contextmanager
+def _skipping_where_a_program_is_missing() -> Iterator[None]:
+    """Skip a test for want of a program, with one line in the summary for each; fail it in CI."""
+    try:
+        yield
+    except ProgramMissing as missing:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(missing))
+
 
 # How each WSGI server is started: given a port and an app, the command.
 WSGI_SERVERS: dict[str, Callable[[int, str], list[str]]] = {

@@ -12,7 +12,8 @@ import pytest
 
 from tests.conftest import WSGI_SERVERS
 from tests.support.http import Response
-from tests.support.servers import LiveServer, free_port, live_server, required_program
+from tests.support.programs import program
+from tests.support.servers import LiveServer, free_port, live_server
 from wsgifast.front_server import FrontServer, accel_redirect, x_sendfile
 from wsgifast.sockets.sendfile import FileSegment, file_segment
 
@@ -170,7 +171,7 @@ NAMES = ["file", "with space", "100%25 ?#&+;", "größe", "a\nb", "inner/file"]
 @pytest.fixture(scope="module")
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """nginx in front of the wrapped app, on folders that both can read."""
-    program = required_program("nginx", "nginx-light")
+    nginx = program("nginx")
     root, folder = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("nginx")
     (root / "shared" / "inner").mkdir(parents=True)
     for name in (*(f"shared/{name}" for name in NAMES), "unshared"):
@@ -183,7 +184,7 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     with (
         live_server(argv, ("127.0.0.1", backend), env={"FILES_ROOT": str(root)}),
         live_server(
-            [program, "-e", "stderr", "-p", str(folder), "-c", str(conf)], ("127.0.0.1", port)
+            [nginx, "-e", "stderr", "-p", str(folder), "-c", str(conf)], ("127.0.0.1", port)
         ) as started,
     ):
         yield started

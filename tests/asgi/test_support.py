@@ -138,6 +138,8 @@ def test_sendfile_from_the_disk_is_found(subject: Subject) -> None:
         # Which the kernel need not heed, while it has the pages in hand itself.
         os.posix_fadvise(subject.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         found.extend(found_in(lambda: asyncio.run(run())))
+        # Left unread, they would keep the page in memory.
+        assert subject.peer.recv(100) == b"data"
         return found
 
     wait_for(attempt, "sendfile was found to wait for the disk")

@@ -25,7 +25,8 @@ from aiosmtpd import smtp as stock_smtp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.servers import free_port, required_program, wait_for
+from tests.support.programs import program
+from tests.support.servers import free_port, wait_for
 from wsgifast import ConfigurationError
 from wsgifast.mail import SMTP, SMTP_SSL
 from wsgifast.mail import server as fast
@@ -824,7 +825,7 @@ def test_process_message_is_still_called(reply: Any) -> None:
 
 
 def test_curl_delivers(tmp_path: Path) -> None:
-    curl = required_program("curl", "curl")
+    curl = program("curl")
     path = tmp_path / "message"
     path.write_bytes(LARGE)
     with serving() as (port, handler):

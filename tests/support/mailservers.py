@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .servers import LiveServer, free_port, live_server, required_program, wait_for
+from .programs import program
+from .servers import LiveServer, free_port, live_server, wait_for
 
 __all__ = ["PASSWORD", "USER", "Dovecot", "Exim", "dovecot", "exim"]
 
@@ -40,7 +41,7 @@ def dovecot(*, certificate: tuple[Path, Path] | None = None) -> Iterator[Dovecot
 
     :param certificate: files with the certificate and its key; without them there is no TLS.
     """
-    program = required_program("dovecot", "dovecot-imapd")
+    path = program("dovecot")
     port, tls_port = free_port(), free_port() if certificate else 0
     # Not a test's own folder: the path of a Unix socket must be shorter than 108 octets.
     with _mail_folder("wsgifast-imap-", "nobody") as (folder, owner):
@@ -83,7 +84,7 @@ service anvil {{
   chroot =
 }}
 """)
-        argv = [program, "-F", "-c", str(config)]
+        argv = [path, "-F", "-c", str(config)]
         with live_server(argv, ("127.0.0.1", port)) as server:
             yield Dovecot(server, port, tls_port)
 
@@ -105,7 +106,7 @@ class Exim:
 @contextlib.contextmanager
 def exim() -> Iterator[Exim]:
     """Start Exim, with PIPELINING, CHUNKING, SMTPUTF8 and 8BITMIME."""
-    program = required_program("exim4", "exim4-daemon-light")
+    path = program("exim4")
     port = free_port()
     with _mail_folder("wsgifast-smtp-", "Debian-exim") as (folder, owner):
         config = folder / "exim.conf"
@@ -150,7 +151,7 @@ folder:
   group = {_group(owner)}
 """)
         config.chmod(0o644)
-        argv = [program, "-bdf", "-q1h", "-C", str(config)]
+        argv = [path, "-bdf", "-q1h", "-C", str(config)]
         with live_server(argv, ("127.0.0.1", port)) as server:
             yield Exim(server, port, folder / "mail" / "delivered")
 

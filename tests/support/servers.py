@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +18,7 @@ from loadtests.measuring import free_port
 
 from .http import Address, Response, get
 
-__all__ = ["LiveServer", "free_port", "live_server", "required_program", "wait_for"]
+__all__ = ["LiveServer", "free_port", "live_server", "wait_for"]
 
 ROOT = Path(__file__).resolve().parents[2]
 # A server that has not opened its port by then has failed; starting Python and importing a
@@ -108,13 +107,6 @@ def wait_for(
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {timeout} s in vain until {what}")
         time.sleep(interval)
-
-
-def required_program(name: str, package: str) -> str:
-    """The path of a program that a test needs; its absence is a failure that names the package."""
-    path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-    assert path, f"this test needs {name}: apt-get install {package} (.ci/run installs it)"
-    return path
 
 
 def _wait_until_listening(server: LiveServer) -> None:

@@ -1,0 +1,110 @@
+"""A test whose server is missing is skipped, and told how to get it; in CI it fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import programs
+from tests.support.servers import ROOT
+
+TESTS_WITHOUT_A_SERVER = """
+import pytest
+from tests.support.programs import PACKAGES, program
+
+PACKAGES["no-such-server"] = "its-package"
+
+@pytest.fixture(scope="module")
+def server():
+    program("no-such-server")
+
+@pytest.mark.parametrize("number", range(3))
+def test_by_fixture(server, number):
+    pass
+
+def test_by_itself():
+    program("no-such-server")
+"""
+LINE = "no-such-server is not installed: make servers (apt-get install its-package)"
+
+
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_what_a_missing_server_does_to_its_tests(tmp_path: Path, ci: str) -> None:
+    path = tmp_path / "test_without_a_server.py"
+    path.write_text(TESTS_WITHOUT_A_SERVER)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", "pyproject.toml"]
+    done = subprocess.run(
+        [*command, "--rootdir", str(ROOT), str(path)],
+        cwd=ROOT,
+        env={**os.environ, "CI": ci},
+        capture_output=True,
+        text=True,
+    )
+    lines = [
+        line for line in done.stdout.splitlines() if re.match(r"(SKIPPED|ERROR|FAILED) ", line)
+    ]
+    if ci:
+        assert done.returncode == 1, done.stdout
+        assert "1 failed, 3 errors" in done.stdout
+        assert LINE in done.stdout
+    else:
+        assert done.returncode == 0, done.stdout
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("SKIPPED [4] ")
+        assert lines[0].endswith(LINE)
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine on which one program is missing: the file with the commands that installed it."""
+    told = tmp_path / "commands"
+    told.touch()
+    for name in ("apt-get", "sudo"):
+        path = tmp_path / name
+        path.write_text(f'#!/bin/sh\necho "{name} $*" >> {told}\n')
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(programs, "PACKAGES", {"sh": "dash", "no-such-server": "its-package"})
+    monkeypatch.setattr(programs, "_POLICY", tmp_path / "policy")
+    return told
+
+
+def test_root_installs_what_is_missing(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert programs.install_missing() == 0
+    update, install = commands.read_text().splitlines()
+    assert update.startswith("apt-get update")
+    assert install.split()[:2] == ["apt-get", "install"]
+    assert install.split()[-1] == "its-package"
+    assert "dash" not in install
+    assert not (commands.parent / "policy").exists()
+
+
+def test_another_user_installs_by_sudo(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert programs.install_missing() == 0
+    assert commands.read_text() == f"sudo {sys.executable} {programs.__file__}\n"
+
+
+def test_without_root_or_sudo_the_way_out_is_named(
+    commands: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    (commands.parent / "sudo").unlink()
+    monkeypatch.setenv("PATH", str(commands.parent))
+    assert programs.install_missing() == 1
+    assert "as root: apt-get install dash its-package" in capsys.readouterr().err
+
+
+def test_a_failure_of_apt_get_is_told(
+    commands: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    (commands.parent / "apt-get").write_text("#!/bin/sh\necho no network\nexit 100\n")
+    assert programs.install_missing() == 100
+    assert "no network" in capsys.readouterr().err
