@@ -1,0 +1,135 @@
+"""Where a response's body ends."""
+
+from __future__ import annotations
+
+import h11
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wsgifast.http import (
+    LAST_CHUNK,
+    BodyCounter,
+    Framing,
+    ResponseHead,
+    chunk_size_line,
+    frame_response,
+    has_body,
+    wants_to_persist,
+)
+
+CODES = [101, 200, 201, 204, 205, 206, 299, 304, 404, 500, 999]
+METHODS = ["GET", "HEAD", "POST", "CONNECT", "OPTIONS"]
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("method", METHODS)
+def test_who_has_a_body(method: str, code: int) -> None:
+    bodiless = method == "HEAD" or code in (101, 204, 205, 304)
+    tunnel = method == "CONNECT" and code < 300
+    assert has_body(method, code) is not (bodiless or tunnel)
+
+
+@pytest.mark.parametrize(
+    ("method", "code", "length", "size", "expected"),
+    [
+        ("GET", 200, 5, None, Framing(True, 5, False)),
+        ("GET", 200, 5, 7, Framing(True, 5, False)),
+        ("GET", 200, None, 7, Framing(True, 7, False)),
+        ("GET", 200, None, 0, Framing(True, 0, False)),
+        ("GET", 200, None, None, Framing(True, None, True)),
+        ("HEAD", 200, 5, None, Framing(False, 5, False)),
+        ("HEAD", 200, None, 7, Framing(False, 7, False)),
+        ("HEAD", 200, None, 0, Framing(False, None, False)),
+        ("HEAD", 200, None, None, Framing(False, None, False)),
+        ("GET", 204, 5, 7, Framing(False, None, False)),
+        ("GET", 205, 5, 7, Framing(False, 0, False)),
+        ("GET", 304, 5, 7, Framing(False, 5, False)),
+        ("GET", 304, None, 7, Framing(False, None, False)),
+        ("GET", 101, 5, 7, Framing(False, None, False)),
+        ("CONNECT", 200, 5, 7, Framing(False, None, False)),
+        ("CONNECT", 405, 5, None, Framing(True, 5, False)),
+    ],
+)
+def test_framing(
+    method: str, code: int, length: int | None, size: int | None, expected: Framing
+) -> None:
+    assert frame_response(method, code, length, size=size) == expected
+
+
+def test_client_of_http_1_0_gets_no_chunks() -> None:
+    framing = frame_response("GET", 200, None, chunks=False)
+    assert framing == Framing(True, None, False)
+    assert not framing.ends_itself
+
+
+@pytest.mark.parametrize("chunks", [True, False])
+@pytest.mark.parametrize("length", [None, 0, 4])
+@pytest.mark.parametrize("code", CODES[1:])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+def test_client_reads_the_end_where_it_is(
+    method: str, code: int, length: int | None, chunks: bool
+) -> None:
+    """h11 as the client: it sees the body, its end, and nothing behind it."""
+    framing = frame_response(method, code, length, chunks=chunks)
+    sent = ResponseHead(f"{code} Text", []).encode("1.1", framing, "")
+    block = b"body"[: BodyCounter(framing).admit(4)]
+    if framing.chunked:
+        sent += chunk_size_line(len(block)) + block + b"\r\n" + LAST_CHUNK
+    else:
+        sent += block
+    client = h11.Connection(h11.CLIENT)
+    client.send(h11.Request(method=method, target="/", headers=[("Host", "h")]))
+    client.send(h11.EndOfMessage())
+    client.receive_data(sent)
+    if not framing.ends_itself:
+        client.receive_data(b"")
+    seen = bytearray()
+    while not isinstance(event := client.next_event(), h11.EndOfMessage):
+        assert isinstance(event, (h11.Response, h11.Data)), "the client waits for more"
+        seen += event.data if isinstance(event, h11.Data) else b""
+    assert bytes(seen) == block
+    assert client.trailing_data[0] == b""
+
+
+@given(
+    length=st.none() | st.integers(0, 100), sizes=st.lists(st.integers(0, 60)), body=st.booleans()
+)
+def test_never_a_byte_more_than_promised(length: int | None, sizes: list[int], body: bool) -> None:
+    counter = BodyCounter(Framing(body, length, body and length is None))
+    admitted = [counter.admit(size) for size in sizes]
+    limit = 0 if not body else sum(sizes) if length is None else length
+    assert all(0 <= part <= size for part, size in zip(admitted, sizes, strict=True))
+    assert counter.sent == sum(admitted) == min(limit, sum(sizes))
+    assert counter.dropped == sum(sizes) - counter.sent
+    assert counter.missing == (0 if length is None or not body else length - counter.sent)
+    assert counter.complete is ((not body) or (length is not None and counter.sent == length))
+    cut = next((n for n, part in enumerate(admitted) if part < sizes[n]), len(sizes))
+    assert not any(admitted[cut + 1 :]), "a byte behind one that was dropped"
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 4096, 1 << 40])
+def test_chunk_size_is_hexadecimal(size: int) -> None:
+    line = chunk_size_line(size)
+    assert line.endswith(b"\r\n")
+    assert int(line, 16) == size
+
+
+@pytest.mark.parametrize(
+    ("connection", "stays_1_1", "stays_1_0"),
+    [
+        ([], True, False),
+        (["close"], False, False),
+        (["keep-alive"], True, True),
+        (["x, Close"], False, False),
+        (["keep-alive", "\tCLOSE "], False, False),
+        (["Keep-Alive ,x"], True, True),
+        (["closed"], True, False),
+        ([""], True, False),
+    ],
+)
+def test_client_says_whether_it_stays(
+    connection: list[str], stays_1_1: bool, stays_1_0: bool
+) -> None:
+    assert wants_to_persist(connection, http11=True) is stays_1_1
+    assert wants_to_persist(connection, http11=False) is stays_1_0

@@ -1,0 +1,227 @@
+"""A response's head: what is refused, what is kept, and what a client reads of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import h11
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wsgifast.errors import BodyError
+from wsgifast.http import (
+    Framing,
+    ResponseHead,
+    check_field,
+    declared_length,
+    frame_response,
+    parse_length,
+    status_code,
+)
+from wsgifast.http import head as module
+
+OK = "200 OK"
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        *("", "200OK", "20 OK", "2000 OK", "200 OK\r\nX: 1", "200 O\0K", " 200 OK", "000 None"),
+        *("\u0662\u0660\u0660 OK", "200 \u20ac", "200\tOK", b"200 OK", 200, None, ["200 OK"]),
+    ],
+)
+def test_malformed_status_is_refused(status: Any) -> None:
+    with pytest.raises(BodyError, match="give a str such as '200 OK'"):
+        ResponseHead(status, [])
+
+
+@pytest.mark.parametrize("status", ["100 Continue", "102 Processing", "103 Early Hints", "199 Odd"])
+def test_interim_status_is_no_response(status: str) -> None:
+    with pytest.raises(BodyError, match="announces another response"):
+        ResponseHead(status, [])
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [("200 OK", 200), ("200", 200), ("404 ", 404), ("500 \xe9t\xe9\t!", 500), ("999 Odd", 999)],
+)
+def test_status_gives_its_code_the_second_time_too(status: str, code: int) -> None:
+    assert [status_code(status), status_code(status)] == [code, code]
+    assert ResponseHead(status, []).code == code
+
+
+def test_101_needs_an_upgrade() -> None:
+    with pytest.raises(BodyError, match="Connection: upgrade"):
+        ResponseHead("101 Switching Protocols", [("Upgrade", "websocket")])
+    headers = [("Upgrade", "websocket"), ("X-A", "1"), ("Connection", "keep-alive, Upgrade")]
+    head = ResponseHead("101 Switching Protocols", headers)
+    assert head.upgrades
+    assert head.headers == [("X-A", "1"), ("Upgrade", "websocket")]
+
+
+BAD_NAMES = ["", "X Y", "X:", "X\r\nY", "X\0", "\xe9", "X\u2028", b"X", 1, None, ["X"]]
+BAD_VALUES = ["a\r\nSet-Cookie: b", "a\nb", "a\rb", "a\0b", "\x7f", "\u20ac", "\ud800"]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_bad_header_name_is_refused(name: Any) -> None:
+    with pytest.raises(BodyError):
+        ResponseHead(OK, [(name, "secret")])
+    with pytest.raises(BodyError):
+        check_field(name, "secret")
+
+
+@pytest.mark.parametrize("value", [*BAD_VALUES, b"a", 1, None, ["a"]])
+@pytest.mark.parametrize("name", ["X-Never-Seen", "Content-Type", "Connection", "Content-Length"])
+def test_bad_header_value_is_refused_and_not_repeated(name: str, value: Any) -> None:
+    for kind in ("text/plain", "1"):  # from now on the usual names are known
+        ResponseHead(OK, [("Content-Type", kind), ("Content-Length", "1")])
+    with pytest.raises(BodyError) as caught:
+        ResponseHead(OK, [(name, value)])
+    assert name in str(caught.value)
+    assert "Set-Cookie" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "headers", [None, 5, "ab", ["X"], [("X",)], [("X", "1", "2")], [None], {"X-Name": "1"}]
+)
+def test_headers_that_are_no_pairs_are_refused(headers: Any) -> None:
+    with pytest.raises(BodyError, match="list of"):
+        ResponseHead(OK, headers)
+    with pytest.raises(BodyError, match="list of"):
+        declared_length(headers)
+
+
+def test_headers_are_kept_in_their_order_and_stripped() -> None:
+    given_headers = [("X-B", " \t1 2\t"), ("x-a", ""), ("X-B", "3"), ("Set-Cookie", "a=\xe9")]
+    head = ResponseHead(OK, given_headers)
+    assert head.headers == [("X-B", "1 2"), ("x-a", ""), ("X-B", "3"), ("Set-Cookie", "a=\xe9")]
+    assert given_headers[0] == ("X-B", " \t1 2\t")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Connection", "keep-alive", "Proxy-Authenticate", "TE", "Trailer", "Transfer-Encoding"),
+        *("Upgrade", "proxy-connection"),
+    ],
+)
+def test_hop_by_hop_header_is_dropped_each_time(name: str) -> None:
+    for _ in range(2):
+        assert ResponseHead(OK, [(name, "chunked"), ("X", "1")]).headers == [("X", "1")]
+
+
+@pytest.mark.parametrize(
+    ("value", "closes"),
+    [
+        ("close", True),
+        ("Close", True),
+        ("x, close", True),
+        ("keep-alive", False),
+        ("closed", False),
+    ],
+)
+def test_app_may_end_the_connection(value: str, closes: bool) -> None:
+    assert ResponseHead(OK, [("Connection", value)]).closes is closes
+
+
+def test_date_and_server_are_the_apps_unless_the_server_says_so() -> None:
+    headers = [("Date", "then"), ("SERVER", "mine"), ("X", "1")]
+    for _ in range(2):
+        assert ResponseHead(OK, headers).headers == headers
+        assert ResponseHead(OK, headers, own_date_and_server=True).headers == [("X", "1")]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "-1", "+5", "1_0", "5, 5", "0x5", "1.0", "\u0665", "5 5", "1" * 19, b"5", 5, None],
+)
+def test_content_length_that_is_no_number_is_refused(value: Any) -> None:
+    headers: list[Any] = [("content-LENGTH", value)]
+    with pytest.raises(BodyError):
+        ResponseHead(OK, headers)
+    with pytest.raises(BodyError, match="Content-Length is set to"):
+        declared_length(headers)
+    if isinstance(value, str):
+        assert parse_length(value) is None
+
+
+def test_two_content_lengths_have_to_agree() -> None:
+    agree = [("Content-Length", "5"), ("content-length", " 5")]
+    differ = [("Content-Length", "5"), ("content-length", "6")]
+    assert declared_length(agree) == ResponseHead(OK, agree).content_length == 5
+    assert ResponseHead(OK, agree).headers == []
+    with pytest.raises(BodyError, match="set to 5 and to '6'"):
+        declared_length(differ)
+    with pytest.raises(BodyError, match="set to 5 and to '6'"):
+        ResponseHead(OK, differ)
+
+
+@given(st.integers(min_value=0, max_value=10**18 - 1))
+def test_content_length_is_what_it_says(size: int) -> None:
+    headers = [("Content-Length", str(size))]
+    assert declared_length(headers) == ResponseHead(OK, headers).content_length == size
+
+
+def test_no_content_length_is_none_declared() -> None:
+    headers = [("Content-Type", "5"), ("Content-Lengths", "5"), ("X-ontent-Lengt", "5")]
+    assert declared_length(headers) is None
+    assert ResponseHead(OK, headers).content_length is None
+
+
+names = st.from_regex(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,20}", fullmatch=True)
+values = st.text(
+    st.characters(min_codepoint=0x20, max_codepoint=0xFF, blacklist_categories=["Cc"]), max_size=20
+)
+
+
+@given(
+    reason=st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E)),
+    headers=st.lists(st.tuples(names, values), max_size=8),
+    length=st.none() | st.integers(0, 10**6),
+)
+def test_client_reads_what_the_app_said(
+    reason: str, headers: list[tuple[str, str]], length: int | None
+) -> None:
+    try:
+        head = ResponseHead(f"200 {reason}", headers)
+    except BodyError:
+        assert any(name.lower() == "content-length" for name, _ in headers)
+        return
+    framing = frame_response("GET", head.code, length)
+    client = h11.Connection(h11.CLIENT, max_incomplete_event_size=1 << 20)
+    client.send(h11.Request(method="GET", target="/", headers=[("Host", "h")]))
+    client.receive_data(head.encode("1.1", framing, "Connection: close\r\n"))
+    response = client.next_event()
+    assert isinstance(response, h11.Response)
+    read = [(name.decode(), value.decode("latin-1")) for name, value in response.headers]
+    own = {("connection", "close")}
+    own.add(("transfer-encoding", "chunked") if length is None else ("content-length", str(length)))
+    assert own <= set(read)
+    said = [(name.lower(), value) for name, value in head.headers]
+    assert [field for field in read if field not in own or field in said] == said
+
+
+def test_head_has_its_lines_in_order() -> None:
+    head = ResponseHead("200 OK", [("X-A", "1"), ("X-B", "2")])
+    sized = head.encode("1.0", Framing(True, 3, False), "Connection: close\r\n")
+    assert sized == (
+        b"HTTP/1.0 200 OK\r\nConnection: close\r\nX-A: 1\r\nX-B: 2\r\nContent-Length: 3\r\n\r\n"
+    )
+    at_close = ResponseHead("299", []).encode("1.1", Framing(True, None, False), "")
+    assert at_close == b"HTTP/1.1 299 \r\n\r\n"
+
+
+def test_names_and_statuses_that_are_made_up_do_not_pile_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_names", {})
+    monkeypatch.setattr(module, "_codes", {})
+    for number in range(2 * module._MAX_CACHED):
+        ResponseHead(f"200 {number}", [(f"X-{number}", "1")])
+    assert len(module._names) <= module._MAX_CACHED
+    assert len(module._codes) <= module._MAX_CACHED
+    assert ResponseHead("200 one more", [("X-One-More", "\xe9")]).headers == [
+        ("X-One-More", "\xe9")
+    ]

@@ -1,0 +1,27 @@
+"""HTTP/1's rules, each once: bytes and numbers in, bytes and decisions out. No I/O, no WSGI."""
+
+from .framing import (
+    LAST_CHUNK,
+    BodyCounter,
+    Framing,
+    chunk_size_line,
+    frame_response,
+    has_body,
+    wants_to_persist,
+)
+from .head import ResponseHead, check_field, declared_length, parse_length, status_code
+
+__all__ = [
+    "LAST_CHUNK",
+    "BodyCounter",
+    "Framing",
+    "ResponseHead",
+    "check_field",
+    "chunk_size_line",
+    "declared_length",
+    "frame_response",
+    "has_body",
+    "parse_length",
+    "status_code",
+    "wants_to_persist",
+]

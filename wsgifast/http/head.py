@@ -1,0 +1,221 @@
+"""A response's head: what an app says of it, checked once, and its bytes.
+
+An app may say what it likes about the content. Where the response ends, and what becomes of the
+connection after it, is the server's to say (RFC 9110 7.6.1, RFC 9112 6): so Content-Length is kept
+apart, a Transfer-Encoding is dropped as all hop-by-hop headers are, and of Connection only "close"
+and an upgrade are heard.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ..errors import BodyError
+from .framing import Framing
+
+__all__ = ["ResponseHead", "check_field", "declared_length", "parse_length", "status_code"]
+
+# RFC 9112 4: three digits, a space, a reason that may be empty. RFC 9110 15: classes 1 to 5; what
+# is above is unknown to everybody, but ends as any final response does.
+_STATUS = re.compile(r"[1-9][0-9]{2}(?: [\t -~\x80-\xff]*)?")
+# RFC 9110 5.6.2: a token.
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+# RFC 9110 5.5: visible characters, SP, HTAB, and whatever Latin-1 has beyond ASCII.
+_VALUE = re.compile(r"[\t -~\x80-\xff]*")
+# RFC 9110 8.6. int() would take "+5", "1_0" and other scripts' digits too; 18 digits are beyond
+# any disk.
+_LENGTH = re.compile(r"[0-9]{1,18}")
+
+# RFC 9110 7.6.1, and those that older servers and proxies treat alike.
+_HOP_BY_HOP = frozenset(
+    {
+        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization",
+        "proxy-connection", "te", "trailer", "trailers", "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
+
+# Statuses and header names that were checked before, with their code and in lower case. Apps choose
+# from a few; whoever makes them up has each checked. No hop-by-hop name is among them.
+_codes: dict[str, int] = {}
+_names: dict[str, str] = {}
+_MAX_CACHED = 500
+
+
+class ResponseHead:
+    """What an app said of its response, fit to be sent.
+
+    :param status: such as "200 OK"; the reason may be missing.
+    :param headers: pairs of str.
+    :param own_date_and_server: the server sends both itself, whatever the app says.
+    :ivar status: as it was given.
+    :ivar code: 101, or 200 and above.
+    :ivar headers: those that go out as they are, in their order, without white space around their
+        values, and without Content-Length.
+    :ivar content_length: bytes; None where the app did not say.
+    :ivar closes: whether the app wants the connection to end ("Connection: close").
+    :ivar upgrades: whether another protocol follows, or is offered ("Connection: upgrade").
+    :raises BodyError: for what cannot be sent. The message never has a header's value in it, which
+        may be a secret.
+    """
+
+    __slots__ = ("_upgrade", "closes", "code", "content_length", "headers", "status", "upgrades")
+
+    def __init__(
+        self,
+        status: str,
+        headers: Iterable[tuple[str, str]],
+        *,
+        own_date_and_server: bool = False,
+    ) -> None:
+        self.status = status
+        self.code = status_code(status)
+        self.content_length: int | None = None
+        self.closes = self.upgrades = False
+        self._upgrade: tuple[str, str] | None = None
+        kept: list[tuple[str, str]] = []
+        self.headers = kept
+        try:
+            for name, value in headers:
+                lower = _names.get(name)
+                if lower is None:
+                    value = check_field(name, value)
+                    lower = name.lower()
+                    if lower in _HOP_BY_HOP:
+                        self._take_hop_by_hop(lower, name, value)
+                        continue
+                    if len(_names) < _MAX_CACHED:
+                        _names[name] = lower
+                elif not isinstance(value, str):
+                    raise _bad_value_type(name, value)
+                elif not (value.isascii() and value.isprintable()) and not _VALUE.fullmatch(value):
+                    raise _bad_value(name)
+                else:
+                    value = value.strip(" \t")
+                if lower == "content-length":
+                    self.content_length = _agreed(self.content_length, value)
+                elif not own_date_and_server or (lower != "date" and lower != "server"):
+                    kept.append((name, value))
+        except BodyError:
+            raise
+        except (TypeError, ValueError):
+            raise _no_pairs(headers) from None
+        if self._upgrade is not None and self.upgrades:
+            kept.append(self._upgrade)
+        if self.code == 101 and not self.upgrades:
+            raise BodyError(f"the status is {status!r} without a 'Connection: upgrade'")
+
+    def _take_hop_by_hop(self, lower: str, name: str, value: str) -> None:
+        if lower == "connection":
+            options = {option.strip(" \t") for option in value.lower().split(",")}
+            self.closes = self.closes or "close" in options
+            self.upgrades = self.upgrades or "upgrade" in options
+        elif lower == "upgrade":
+            self._upgrade = (name, value)
+
+    def encode(self, http_version: str, framing: Framing, own_lines: str) -> bytes:
+        """The head as it is sent, up to the empty line.
+
+        :param http_version: "1.0" or "1.1".
+        :param own_lines: the server's own headers, each ended by CR LF: Connection, and what
+            `headers` lacks.
+        """
+        lines = "".join([f"{name}: {value}\r\n" for name, value in self.headers])
+        if framing.length is not None:
+            lines += f"Content-Length: {framing.length}\r\n"
+        elif framing.chunked:
+            lines += "Transfer-Encoding: chunked\r\n"
+        space = "" if len(self.status) > 3 else " "  # RFC 9112 4: there even without a reason
+        head = f"HTTP/{http_version} {self.status}{space}\r\n{own_lines}{lines}\r\n"
+        return head.encode("latin-1")
+
+
+def status_code(status: str) -> int:
+    """Return the number in a final response's status.
+
+    :raises BodyError: if it is malformed, or interim: an app's response is a final one (RFC 9110
+        15.2), but for 101 (Switching Protocols), after which HTTP is over.
+    """
+    try:
+        code = _codes.get(status)
+    except TypeError:  # unhashable
+        code = None
+    if code is not None:
+        return code
+    if not isinstance(status, str) or not _STATUS.fullmatch(status):
+        raise BodyError(f"the status is {status!r}; give a str such as '200 OK'")
+    code = int(status[:3])
+    if code < 200 and code != 101:
+        raise BodyError(
+            f"the status is {status!r}, which announces another response and is none; "
+            "give a final status such as '200 OK'"
+        )
+    if len(_codes) < _MAX_CACHED:
+        _codes[status] = code
+    return code
+
+
+def check_field(name: str, value: str) -> str:
+    """Check one header; return its value without the white space around it (RFC 9110 5.5).
+
+    :raises BodyError: if it cannot be sent.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise BodyError(f"a header's name is {name!r}; give a str of letters, digits and hyphens")
+    if not isinstance(value, str):
+        raise _bad_value_type(name, value)
+    if not _VALUE.fullmatch(value):
+        raise _bad_value(name)
+    return value.strip(" \t")
+
+
+def declared_length(headers: Iterable[tuple[str, str]]) -> int | None:
+    """Return the Content-Length among headers that are not checked otherwise; None for none.
+
+    :raises BodyError: if it is no number, there are two different ones, or the headers are no
+        pairs of str.
+    """
+    length: int | None = None
+    try:
+        for name, value in headers:
+            # The cheaper comparison first: it nearly always decides.
+            if len(name) == 14 and name.lower() == "content-length":
+                length = _agreed(length, value)
+    except BodyError:
+        raise
+    except (AttributeError, TypeError, ValueError):
+        raise _no_pairs(headers) from None
+    return length
+
+
+def parse_length(value: str) -> int | None:
+    """Return the number of bytes that a Content-Length says; None if it is malformed."""
+    return int(value) if _LENGTH.fullmatch(value) else None
+
+
+def _agreed(length: int | None, value: object) -> int:
+    """What another Content-Length says, if it is a number and no other than before."""
+    size = parse_length(value.strip(" \t")) if isinstance(value, str) else None
+    if size is None or length not in (None, size):
+        before = "" if length is None else f"{length} and to "
+        raise BodyError(
+            f"Content-Length is set to {before}{value!r}; give one number of bytes, in digits, "
+            "or leave it out"
+        )
+    return size
+
+
+def _no_pairs(headers: object) -> BodyError:
+    return BodyError(
+        f"the headers, a {type(headers).__name__}, are not a list of (name, value) tuples of str"
+    )
+
+
+def _bad_value_type(name: str, value: object) -> BodyError:
+    return BodyError(f"the header {name} has a value of type {type(value).__name__}; give a str")
+
+
+def _bad_value(name: str) -> BodyError:
+    return BodyError(
+        f"the header {name} has a value with a control character, or one beyond Latin-1, in it"
+    )
