@@ -42,7 +42,7 @@ class Listener:
 
 
 class Listening:
-    """A dispatcher; what `between` does comes between as soon as a listener is forgotten."""
+    """A poller; what `between` does comes between as soon as a listener is forgotten."""
 
     def __init__(self) -> None:
         self.fds: set[int] = set()
@@ -66,15 +66,15 @@ class Server:
 
     def __init__(self, waiting: int = 0, room: int = 1000) -> None:
         self.listener = Listener(waiting)
-        self.dispatcher = Listening()
+        self.poller = Listening()
         self.room = room
         self.begun: list[str] = []
         self.warnings: list[str] = []
         listeners: Any = [self.listener]
-        dispatcher: Any = self.dispatcher
+        poller: Any = self.poller
         self.acceptor = Acceptor(
             listeners,
-            dispatcher,
+            poller,
             connect=self.connect,
             has_room=lambda: self.room > 0,
             log=SimpleNamespace(warning=lambda text, *args: self.warnings.append(text % args)),
@@ -88,7 +88,7 @@ class Server:
 
     @property
     def listens(self) -> bool:
-        return self.dispatcher.fds == {LISTENER}
+        return self.poller.fds == {LISTENER}
 
 
 @pytest.mark.parametrize("stopping", [False, True])
@@ -103,12 +103,12 @@ def test_a_connection_closes_while_the_last_one_allowed_is_accepted(stopping: bo
         except BaseException as error:  # noqa: BLE001 - told to the test
             errors.append(error)
 
-    server.dispatcher.between = threading.Thread(target=close_one)
+    server.poller.between = threading.Thread(target=close_one)
     if stopping:
         server.acceptor.stop()
     else:
         server.acceptor.accept(LISTENER)
-    server.dispatcher.between.join()
+    server.poller.between.join()
     assert not errors
     # A worker that stops takes nobody any more; any other goes on.
     assert server.listens is not stopping
@@ -167,8 +167,8 @@ def test_newcomers_do_not_wait_for_the_end_of_a_crowds_events() -> None:
     server.acceptor.accept(LISTENER)
     assert 0 < len(server.begun) < 20
     events = 0
-    while server.acceptor.crowded is not None:
-        server.acceptor.on_event_in_crowd()
+    while server.acceptor.unfinished is not None:
+        server.acceptor.count_event()
         events += 1
         assert events < 1000
     # Without one more event of the listener, which would come behind the crowd's.
@@ -203,9 +203,9 @@ def test_a_connection_that_fails_at_once_is_no_connection(monkeypatch: pytest.Mo
 
 def test_listeners_are_made_non_blocking() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        dispatcher: Any = Listening()
+        poller: Any = Listening()
         acceptor = Acceptor(
-            [listener], dispatcher, connect=lambda *_: None, has_room=lambda: True, log=None
+            [listener], poller, connect=lambda *_: None, has_room=lambda: True, log=None
         )
         assert not listener.getblocking()
         assert acceptor.listens_on(listener.fileno())

@@ -17,7 +17,7 @@ import trustme
 from gunicorn.http.errors import InvalidRequestLine
 
 from tests.workers.bench import PEER, Bench, Client, make_bench
-from tests.workers.serving import DISPATCHERS, has_setting
+from tests.workers.serving import POLLERS, has_setting
 from wsgifast.delivery import SegmentedBody
 from wsgifast.server import output
 from wsgifast.server.connection import LINGER_S
@@ -132,7 +132,7 @@ def test_a_body_that_stops(bench: Bench, framing: str, sent: int) -> None:
     bench.pass_time(FastWorker.body_timeout_s - 1)
     assert is_quiet(client)
     # A wake-up that brings nothing gives it no more time.
-    bench.worker.crew.push((client.near.fd, READ))
+    bench.worker.pool.push((client.near.fd, READ))
     bench.run()
     bench.pass_time(2)
     assert client.read_response().status == 408
@@ -276,7 +276,7 @@ def test_a_client_that_does_not_close(make_bench: MakeBench) -> None:
 
 def test_it_is_registered_before_its_event_can_come(bench: Bench) -> None:
     """In another thread, at once."""
-    dispatcher = bench.worker.dispatcher
+    poller = bench.worker.poller
     unregistered: list[int] = []
 
     def looked_at(arm: Callable[[int, int], None]) -> Callable[[int, int], None]:
@@ -287,16 +287,16 @@ def test_it_is_registered_before_its_event_can_come(bench: Bench) -> None:
 
         return look
 
-    dispatcher.add = looked_at(dispatcher.add)
-    dispatcher.arm = looked_at(dispatcher.arm)
+    poller.add = looked_at(poller.add)
+    poller.arm = looked_at(poller.arm)
     pushed = looked_at(lambda fd, events: None)
-    push = bench.worker.crew.push
+    push = bench.worker.pool.push
 
     def push_and_look(item: Any) -> None:
         pushed(*item)
         push(item)
 
-    bench.worker.crew.push = push_and_look
+    bench.worker.pool.push = push_and_look
     client = bench.connect()
     client.send_request()
     client.send_request()
@@ -308,7 +308,7 @@ def test_it_is_registered_before_its_event_can_come(bench: Bench) -> None:
 def test_its_time_is_set_before_the_sweep_can_look(make_bench: MakeBench) -> None:
     bench = make_bench(large)
     client = bench.connect()
-    arm = bench.worker.dispatcher.arm
+    arm = bench.worker.poller.arm
     deadlines = []
 
     def look(fd: int, events: int) -> None:
@@ -318,7 +318,7 @@ def test_its_time_is_set_before_the_sweep_can_look(make_bench: MakeBench) -> Non
     client.send_request()
     bench.poll()
     bench.clock.now += 10
-    bench.worker.dispatcher.arm = look
+    bench.worker.poller.arm = look
     bench.run()
     assert deadlines == [(WRITE, FastWorker.send_timeout_s)]
 
@@ -329,7 +329,7 @@ def refuse(fd: int, events: int) -> None:
 
 def test_a_kernel_that_cannot_watch_it(bench: Bench) -> None:
     client = bench.connect()
-    bench.worker.dispatcher.arm = refuse
+    bench.worker.poller.arm = refuse
     client.send(b"GET / HTTP/1.1\r\n")
     bench.run()
     assert not is_open(client)
@@ -340,7 +340,7 @@ def test_a_kernel_that_cannot_watch_it(bench: Bench) -> None:
 def test_a_kernel_that_cannot_watch_it_while_the_app_runs(make_bench: MakeBench) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [])
-        bench.worker.dispatcher.arm = refuse
+        bench.worker.poller.arm = refuse
         yield bytes(LARGE)
         # It has not been closed under the app, and is not waited for.
         assert client.near.sock.fileno() >= 0
@@ -359,10 +359,10 @@ def test_a_kernel_that_cannot_watch_what_the_sweep_asks_for(make_bench: MakeBenc
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [])
         yield bytes(LARGE)
-        bench.worker.crew.push((client.near.fd, WRITE))
+        bench.worker.pool.push((client.near.fd, WRITE))
         bench.run()
         assert client.near.starved
-        bench.worker.dispatcher.arm = refuse
+        bench.worker.poller.arm = refuse
         bench.pass_time(1)
         assert client.near.sock.fileno() >= 0
         yield b"more"
@@ -383,7 +383,7 @@ def test_the_sweep_takes_it_while_the_kernel_refuses(bench: Bench) -> None:
         refuse(fd, events)
 
     client = bench.connect()
-    bench.worker.dispatcher.arm = lose
+    bench.worker.poller.arm = lose
     client.send(b"GET / HTTP/1.1\r\n")
     bench.run()
     assert is_open(client)
@@ -397,7 +397,7 @@ def test_a_kernel_without_memory_is_asked_again_by_the_sweep(make_bench: MakeBen
     bench.run()
     received = 0
     while client.near.output.draining:
-        bench.worker.crew.push((client.near.fd, WRITE))
+        bench.worker.pool.push((client.near.fd, WRITE))
         bench.run()
         assert client.near.starved
         received += len(client.receive_all_there_is())
@@ -418,7 +418,7 @@ def test_starving_has_an_end(make_bench: MakeBench) -> None:
     client.send_request()
     bench.run()
     for _ in range(int(FastWorker.send_timeout_s)):
-        bench.worker.crew.push((client.near.fd, WRITE))
+        bench.worker.pool.push((client.near.fd, WRITE))
         bench.run()
         assert client.near.starved
         bench.clock.now += 1
@@ -499,7 +499,7 @@ def test_a_line_that_ends_with_lf_alone_is_refused_at_once(make_bench: MakeBench
 
 def test_a_wake_up_without_anything_to_read(bench: Bench) -> None:
     client = bench.connect()
-    bench.worker.crew.push((client.near.fd, READ))
+    bench.worker.pool.push((client.near.fd, READ))
     bench.run()
     client.send_request()
     bench.run()
@@ -677,20 +677,20 @@ def test_continue_that_the_kernel_does_not_take_at_once(bench: Bench) -> None:
     client = bench.connect()
     near = client.near
     filled = fill(near.sock)
-    arm = bench.worker.dispatcher.arm
+    arm = bench.worker.poller.arm
     armed: list[int] = []
 
     def look(fd: int, events: int) -> None:
         armed.append(events)
         arm(fd, events)
 
-    bench.worker.dispatcher.arm = look
+    bench.worker.poller.arm = look
     client.send_request(
         method="POST", headers=[("Content-Length", "4"), ("Expect", "100-continue")]
     )
     bench.run()
     assert near.output.draining
-    bench.worker.crew.push((near.fd, READ))  # which changes nothing
+    bench.worker.pool.push((near.fd, READ))  # which changes nothing
     bench.run()
     # The body is not waited for until it has been asked for.
     assert armed == [WRITE, 0]
@@ -874,18 +874,18 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(make_bench: MakeBench
         yield b"4"
         seen.append(client.receive_all_there_is())
         yield b"5"
-        bench.worker.crew.ticking = False  # nobody would come
+        bench.worker.pool.ticking = False  # nobody would come
         seen.append(client.receive_all_there_is())
         yield b"6"
         seen.append(client.receive_all_there_is())
-        bench.worker.crew.ticking = True
+        bench.worker.pool.ticking = True
         yield b"7"
         seen.append(client.receive_all_there_is())
         environ["gunicorn.socket"].send(b"own")
         seen.append(client.receive_all_there_is())
 
     bench = make_bench(app)
-    bench.worker.crew.ticking = True
+    bench.worker.pool.ticking = True
     client = bench.connect()
     client.send_request()
     bench.run()
@@ -907,13 +907,13 @@ def test_the_watch_falls_asleep_while_a_block_is_held(make_bench: MakeBench) -> 
     client = bench.connect()
 
     class Falling(set[Any]):
-        """The watch's last tick comes just before the block is registered."""
+        """The monitor's last tick comes just before the block is registered."""
 
         def add(self, connection: Any) -> None:
-            bench.worker.crew.ticking = False
+            bench.worker.pool.ticking = False
             super().add(connection)
 
-    bench.worker.crew.ticking = True
+    bench.worker.pool.ticking = True
     bench.worker.held = Falling()
     client.send_request()
     bench.run()
@@ -927,7 +927,7 @@ def test_what_is_held_goes_out_with_the_end(make_bench: MakeBench) -> None:
         return iter([b"1", b"2", b"3"])
 
     bench = make_bench(app, keepalive=5)
-    bench.worker.crew.ticking = True
+    bench.worker.pool.ticking = True
     client = bench.connect()
     for _ in range(2):
         client.send_request()
@@ -976,10 +976,8 @@ def test_a_socket_that_is_only_looked_at_stays_with_http(make_bench: MakeBench) 
     assert is_quiet(client)
 
 
-@pytest.mark.parametrize("dispatcher", DISPATCHERS)
-def test_the_number_of_a_socket_that_the_app_has_closed(
-    make_bench: MakeBench, dispatcher: str
-) -> None:
+@pytest.mark.parametrize("poller", POLLERS)
+def test_the_number_of_a_socket_that_the_app_has_closed(make_bench: MakeBench, poller: str) -> None:
     """It may be another connection's by the time that the app ends."""
     others: list[Client] = []
     bench: Bench
@@ -992,7 +990,7 @@ def test_the_number_of_a_socket_that_the_app_has_closed(
             raise StopIteration
         return echo(environ, start_response)
 
-    bench = make_bench(app, attributes={"dispatcher_kind": dispatcher})
+    bench = make_bench(app, attributes={"poller_kind": poller})
     client = bench.connect()
     client.send_request("/mine")
     bench.run()
@@ -1261,11 +1259,11 @@ def test_closing_frees_what_is_queued(make_bench: MakeBench, tmp_path: Path) -> 
 
 
 def test_a_descriptor_that_is_closed_is_waited_for_no_more(make_bench: MakeBench) -> None:
-    bench = make_bench(echo, attributes={"dispatcher_kind": "selectors"})
+    bench = make_bench(echo, attributes={"poller_kind": "selectors"})
     client = bench.connect()
     bench.run()
     forgotten: list[int] = []
-    bench.worker.dispatcher.forget = forgotten.append
+    bench.worker.poller.forget = forgotten.append
     bench.worker.held.add(client.near)
     client.near.close()
     assert forgotten == [client.near.fd]
@@ -1401,13 +1399,13 @@ def test_tls_handshake_that_wants_to_send(
     bench = tls_bench(make_bench, pem)
     client = bench.connect()
     armed: list[int] = []
-    arm = bench.worker.dispatcher.arm
+    arm = bench.worker.poller.arm
 
     def look(fd: int, events: int) -> None:
         armed.append(events)
         arm(fd, events)
 
-    bench.worker.dispatcher.arm = look
+    bench.worker.poller.arm = look
     wants = [ssl.SSLWantReadError(), ssl.SSLWantWriteError(), ssl.SSLWantReadError()]
 
     def handshake(self: ssl.SSLSocket, block: bool = False) -> None:

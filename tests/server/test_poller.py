@@ -1,4 +1,4 @@
-"""Both dispatchers: each event goes to one thread, once, until its descriptor is armed again."""
+"""Both pollers: each event goes to one thread, once, until its descriptor is armed again."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.workers.serving import DISPATCHERS
+from tests.workers.serving import POLLERS
 from wsgifast.errors import ConfigurationError
 from wsgifast.server.poller import (
     READ,
     WRITE,
-    Dispatcher,
-    EpollDispatcher,
-    SelectorsDispatcher,
-    make_dispatcher,
+    EpollPoller,
+    Poller,
+    SelectorsPoller,
+    make_poller,
 )
 
 # A poll that is expected to find something; one that hangs fails the test instead of the run.
@@ -27,9 +27,9 @@ PATIENCE_S = 20.0
 Pair = tuple[socket.socket, socket.socket]
 
 
-@pytest.fixture(params=DISPATCHERS)
-def dispatcher(request: pytest.FixtureRequest) -> Iterator[Dispatcher]:
-    made = make_dispatcher(request.param)
+@pytest.fixture(params=POLLERS)
+def poller(request: pytest.FixtureRequest) -> Iterator[Poller]:
+    made = make_poller(request.param)
     yield made
     made.close()
 
@@ -45,9 +45,9 @@ def pair() -> Iterator[Pair]:
 class Polling:
     """A poll without end in another thread; `started` is the last thing done before it."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, poller: Poller) -> None:
         self.events: list[tuple[int, int]] = []
-        self._dispatcher = dispatcher
+        self._poller = poller
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._poll, daemon=True)
         self._thread.start()
@@ -55,7 +55,7 @@ class Polling:
 
     def _poll(self) -> None:
         self._started.set()
-        self.events = self._dispatcher.poll(None)
+        self.events = self._poller.poll(None)
 
     def result(self) -> list[tuple[int, int]]:
         self._thread.join(PATIENCE_S)
@@ -63,221 +63,221 @@ class Polling:
         return self.events
 
 
-def poll_until(dispatcher: Dispatcher, wanted: int) -> list[tuple[int, int]]:
+def poll_until(poller: Poller, wanted: int) -> list[tuple[int, int]]:
     """The first events that come; a poll may return empty-handed for a change that it takes up."""
     events: list[tuple[int, int]] = []
     for _ in range(10):
-        events = dispatcher.poll(PATIENCE_S)
+        events = poller.poll(PATIENCE_S)
         if events:
             break
     assert [fd for fd, _ in events] == [wanted]
     return events
 
 
-def assert_silent(dispatcher: Dispatcher) -> None:
+def assert_silent(poller: Poller) -> None:
     """Nothing is reported, however often one asks."""
     for _ in range(3):
-        assert dispatcher.poll(0) == []
+        assert poller.poll(0) == []
 
 
-def test_an_event_comes_once(dispatcher: Dispatcher, pair: Pair) -> None:
+def test_an_event_comes_once(poller: Poller, pair: Pair) -> None:
     near, far = pair
-    dispatcher.add(near.fileno(), READ)
-    assert_silent(dispatcher)
+    poller.add(near.fileno(), READ)
+    assert_silent(poller)
     far.sendall(b"a")
-    assert poll_until(dispatcher, near.fileno()) == [(near.fileno(), READ)]
-    assert_silent(dispatcher)
+    assert poll_until(poller, near.fileno()) == [(near.fileno(), READ)]
+    assert_silent(poller)
     far.sendall(b"b")
-    assert_silent(dispatcher)
+    assert_silent(poller)
 
 
-def test_armed_again_it_comes_again(dispatcher: Dispatcher, pair: Pair) -> None:
+def test_armed_again_it_comes_again(poller: Poller, pair: Pair) -> None:
     near, far = pair
-    dispatcher.add(near.fileno(), READ)
+    poller.add(near.fileno(), READ)
     far.sendall(b"a")
     for _ in range(3):  # the byte is never read: still readable
-        poll_until(dispatcher, near.fileno())
-        dispatcher.arm(near.fileno(), READ)
+        poll_until(poller, near.fileno())
+        poller.arm(near.fileno(), READ)
     near.recv(1)
-    assert_silent(dispatcher)
+    assert_silent(poller)
 
 
-def test_arming_changes_what_is_waited_for(dispatcher: Dispatcher, pair: Pair) -> None:
+def test_arming_changes_what_is_waited_for(poller: Poller, pair: Pair) -> None:
     near, far = pair
-    dispatcher.add(near.fileno(), READ)
-    assert_silent(dispatcher)
-    dispatcher.arm(near.fileno(), WRITE)
-    assert poll_until(dispatcher, near.fileno()) == [(near.fileno(), WRITE)]
-    dispatcher.arm(near.fileno(), READ | WRITE)
+    poller.add(near.fileno(), READ)
+    assert_silent(poller)
+    poller.arm(near.fileno(), WRITE)
+    assert poll_until(poller, near.fileno()) == [(near.fileno(), WRITE)]
+    poller.arm(near.fileno(), READ | WRITE)
     far.sendall(b"a")
-    assert poll_until(dispatcher, near.fileno()) == [(near.fileno(), READ | WRITE)]
+    assert poll_until(poller, near.fileno()) == [(near.fileno(), READ | WRITE)]
 
 
-def test_several_descriptors_come_together(dispatcher: Dispatcher) -> None:
+def test_several_descriptors_come_together(poller: Poller) -> None:
     pairs = [socket.socketpair() for _ in range(20)]
     for near, far in pairs:
-        dispatcher.add(near.fileno(), READ)
+        poller.add(near.fileno(), READ)
         far.sendall(b"a")
     seen: list[int] = []
     while len(seen) < len(pairs):
-        events = dispatcher.poll(PATIENCE_S)
+        events = poller.poll(PATIENCE_S)
         seen += [fd for fd, _ in events]
     assert sorted(seen) == sorted(near.fileno() for near, _ in pairs)
-    assert_silent(dispatcher)
+    assert_silent(poller)
     for near, far in pairs:
         near.close()
         far.close()
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_arming_while_another_thread_polls(dispatcher: Dispatcher, pair: Pair, known: bool) -> None:
+def test_arming_while_another_thread_polls(poller: Poller, pair: Pair, known: bool) -> None:
     near, _ = pair
     if known:
-        dispatcher.add(near.fileno(), READ)
-        assert_silent(dispatcher)
-    polling = Polling(dispatcher)
-    (dispatcher.arm if known else dispatcher.add)(near.fileno(), WRITE)
-    events = polling.result() or dispatcher.poll(PATIENCE_S)  # the first was for the change
+        poller.add(near.fileno(), READ)
+        assert_silent(poller)
+    polling = Polling(poller)
+    (poller.arm if known else poller.add)(near.fileno(), WRITE)
+    events = polling.result() or poller.poll(PATIENCE_S)  # the first was for the change
     assert events == [(near.fileno(), WRITE)]
 
 
-def test_armed_for_nothing(dispatcher: Dispatcher, pair: Pair) -> None:
+def test_armed_for_nothing(poller: Poller, pair: Pair) -> None:
     """epoll tells of a hang-up even so; elsewhere whoever does this needs a time limit."""
     near, far = pair
-    dispatcher.add(near.fileno(), READ)
-    dispatcher.arm(near.fileno(), 0)
+    poller.add(near.fileno(), READ)
+    poller.arm(near.fileno(), 0)
     far.sendall(b"a")
-    assert_silent(dispatcher)
+    assert_silent(poller)
     far.close()
-    hung_up = [mask & select.EPOLLHUP for _, mask in dispatcher.poll(0)]
-    assert hung_up == ([select.EPOLLHUP] if isinstance(dispatcher, EpollDispatcher) else [])
-    dispatcher.arm(near.fileno(), READ)
-    poll_until(dispatcher, near.fileno())
+    hung_up = [mask & select.EPOLLHUP for _, mask in poller.poll(0)]
+    assert hung_up == ([select.EPOLLHUP] if isinstance(poller, EpollPoller) else [])
+    poller.arm(near.fileno(), READ)
+    poll_until(poller, near.fileno())
 
 
-def test_the_end_of_a_connection_wakes_who_waits_for_either(dispatcher: Dispatcher) -> None:
+def test_the_end_of_a_connection_wakes_who_waits_for_either(poller: Poller) -> None:
     for events in (READ, WRITE):
         near, far = socket.socketpair()
         with near:
-            dispatcher.add(near.fileno(), events)
+            poller.add(near.fileno(), events)
             far.close()
-            ((_, mask),) = poll_until(dispatcher, near.fileno())
+            ((_, mask),) = poll_until(poller, near.fileno())
             assert mask
-            dispatcher.forget(near.fileno())
+            poller.forget(near.fileno())
 
 
-def test_forgotten_descriptors_are_silent(dispatcher: Dispatcher, pair: Pair) -> None:
+def test_forgotten_descriptors_are_silent(poller: Poller, pair: Pair) -> None:
     near, far = pair
-    dispatcher.add(near.fileno(), READ)
-    assert_silent(dispatcher)
+    poller.add(near.fileno(), READ)
+    assert_silent(poller)
     far.sendall(b"a")
-    dispatcher.forget(near.fileno())
-    assert_silent(dispatcher)
-    dispatcher.forget(near.fileno())  # twice, or one that was never here
-    assert_silent(dispatcher)
-    dispatcher.add(near.fileno(), READ)
-    poll_until(dispatcher, near.fileno())
+    poller.forget(near.fileno())
+    assert_silent(poller)
+    poller.forget(near.fileno())  # twice, or one that was never here
+    assert_silent(poller)
+    poller.add(near.fileno(), READ)
+    poll_until(poller, near.fileno())
 
 
-def test_a_number_that_is_used_again(dispatcher: Dispatcher, pair: Pair) -> None:
+def test_a_number_that_is_used_again(poller: Poller, pair: Pair) -> None:
     """Closed and opened between two polls: the new one is watched, not mistaken for the old."""
     near, _ = pair
-    dispatcher.add(near.fileno(), READ)
-    assert_silent(dispatcher)
+    poller.add(near.fileno(), READ)
+    assert_silent(poller)
     new, far = socket.socketpair()
     with new, far:
-        if dispatcher.must_forget:
-            dispatcher.forget(near.fileno())
+        if poller.must_forget:
+            poller.forget(near.fileno())
         os.dup2(new.fileno(), near.fileno())  # closes the old one
-        dispatcher.add(near.fileno(), READ)
-        assert_silent(dispatcher)
+        poller.add(near.fileno(), READ)
+        assert_silent(poller)
         far.sendall(b"a")
-        assert poll_until(dispatcher, near.fileno()) == [(near.fileno(), READ)]
+        assert poll_until(poller, near.fileno()) == [(near.fileno(), READ)]
 
 
-def test_listeners_stay_armed(dispatcher: Dispatcher) -> None:
+def test_listeners_stay_armed(poller: Poller) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        dispatcher.listen(listener.fileno())
-        assert_silent(dispatcher)
+        poller.listen(listener.fileno())
+        assert_silent(poller)
         with socket.create_connection(listener.getsockname()):
             for _ in range(3):
-                poll_until(dispatcher, listener.fileno())
+                poll_until(poller, listener.fileno())
             listener.accept()[0].close()
-            assert_silent(dispatcher)
+            assert_silent(poller)
         with socket.create_connection(listener.getsockname()):
-            poll_until(dispatcher, listener.fileno())
-            dispatcher.forget(listener.fileno())
-            assert_silent(dispatcher)
-            dispatcher.listen(listener.fileno())
-            poll_until(dispatcher, listener.fileno())
+            poll_until(poller, listener.fileno())
+            poller.forget(listener.fileno())
+            assert_silent(poller)
+            poller.listen(listener.fileno())
+            poll_until(poller, listener.fileno())
 
 
-def test_a_wake_returns_the_poll_that_waits(dispatcher: Dispatcher) -> None:
-    polling = Polling(dispatcher)
-    dispatcher.wake()
+def test_a_wake_returns_the_poll_that_waits(poller: Poller) -> None:
+    polling = Polling(poller)
+    poller.wake()
     assert polling.result() == []
 
 
-def test_a_wake_returns_the_next_poll_and_only_that(dispatcher: Dispatcher, pair: Pair) -> None:
+def test_a_wake_returns_the_next_poll_and_only_that(poller: Poller, pair: Pair) -> None:
     for _ in range(70_000):  # more than a pipe holds: a full one must not block or fail
-        dispatcher.wake()
+        poller.wake()
     near, far = pair
-    dispatcher.add(near.fileno(), READ)
+    poller.add(near.fileno(), READ)
     far.sendall(b"a")
     seen = []
     for _ in range(1000):
-        events = dispatcher.poll(None)
+        events = poller.poll(None)
         seen += events
-        if not events and dispatcher.poll(0) == []:
+        if not events and poller.poll(0) == []:
             break
     assert seen == [(near.fileno(), READ)]  # neither lost among the wakes, nor seen twice
 
 
-def test_a_wake_of_a_closed_dispatcher_is_nothing() -> None:
-    for kind in DISPATCHERS:
-        dispatcher = make_dispatcher(kind)
+def test_a_wake_of_a_closed_poller_is_nothing() -> None:
+    for kind in POLLERS:
+        poller = make_poller(kind)
         before = len(os.listdir("/proc/self/fd"))
-        dispatcher.close()
+        poller.close()
         assert len(os.listdir("/proc/self/fd")) == before - 3, f"{kind} keeps a descriptor"
         # They have its descriptors' numbers now.
         ends = [end for _ in range(2) for end in socket.socketpair()]
-        dispatcher.wake()
+        poller.wake()
         assert not select.select(ends, [], [], 0)[0]
         for end in ends:
             end.close()
 
 
-def test_a_wake_is_taken_up_by_one_poll(dispatcher: Dispatcher) -> None:
+def test_a_wake_is_taken_up_by_one_poll(poller: Poller) -> None:
     """The next one would spin; and who has been woken along with another finds nothing."""
-    pipe = dispatcher._pipe  # type: ignore[attr-defined]
-    dispatcher.wake()
-    assert dispatcher.poll(PATIENCE_S) == []
+    pipe = poller._pipe  # type: ignore[attr-defined]
+    poller.wake()
+    assert poller.poll(PATIENCE_S) == []
     assert not select.select([pipe.fd], [], [], 0)[0]
     pipe.drain()
 
 
-def test_a_listener_s_number_may_be_a_connection_s_next(dispatcher: Dispatcher, pair: Pair) -> None:
+def test_a_listener_s_number_may_be_a_connection_s_next(poller: Poller, pair: Pair) -> None:
     near, far = pair
     far.sendall(b"a")
-    dispatcher.listen(near.fileno())
-    poll_until(dispatcher, near.fileno())
-    dispatcher.forget(near.fileno())
-    dispatcher.add(near.fileno(), READ)
-    poll_until(dispatcher, near.fileno())
-    assert_silent(dispatcher)
+    poller.listen(near.fileno())
+    poll_until(poller, near.fileno())
+    poller.forget(near.fileno())
+    poller.add(near.fileno(), READ)
+    poll_until(poller, near.fileno())
+    assert_silent(poller)
 
 
 def test_a_descriptor_that_is_closed_before_its_change_is_taken_up() -> None:
-    dispatcher = make_dispatcher("selectors")
+    poller = make_poller("selectors")
     near, far = socket.socketpair()
     with far:
-        dispatcher.add(near.fileno(), READ)
+        poller.add(near.fileno(), READ)
         near.close()
-        assert_silent(dispatcher)
-    dispatcher.close()
+        assert_silent(poller)
+    poller.close()
 
 
-def test_each_event_goes_to_one_thread(dispatcher: Dispatcher) -> None:
+def test_each_event_goes_to_one_thread(poller: Poller) -> None:
     """Four threads poll; each of many descriptors is armed so often, and owned by one at a time."""
     rounds = 50
     pairs = [socket.socketpair() for _ in range(20)]
@@ -288,7 +288,7 @@ def test_each_event_goes_to_one_thread(dispatcher: Dispatcher) -> None:
 
     def serve() -> None:
         while not done.is_set():
-            for fd, _ in dispatcher.poll(None):
+            for fd, _ in poller.poll(None):
                 if not owned[fd].acquire(blocking=False):
                     faults.append(f"{fd} was given to two threads")
                     continue
@@ -296,15 +296,15 @@ def test_each_event_goes_to_one_thread(dispatcher: Dispatcher) -> None:
                 finished = left[fd] <= 0
                 owned[fd].release()
                 if not finished:
-                    dispatcher.arm(fd, READ)
+                    poller.arm(fd, READ)
                 elif not any(left.values()):
                     done.set()
-        dispatcher.wake()  # the next one, until all have seen it
+        poller.wake()  # the next one, until all have seen it
 
     threads = [threading.Thread(target=serve, daemon=True) for _ in range(4)]
     for near, far in pairs:
         far.sendall(b"a")  # never read, so always ready
-        dispatcher.add(near.fileno(), READ)
+        poller.add(near.fileno(), READ)
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -319,21 +319,21 @@ def test_each_event_goes_to_one_thread(dispatcher: Dispatcher) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "made"),
-    [("epoll", EpollDispatcher), ("selectors", SelectorsDispatcher), ("auto", EpollDispatcher)],
+    [("epoll", EpollPoller), ("selectors", SelectorsPoller), ("auto", EpollPoller)],
 )
-def test_kinds(kind: str, made: Callable[[], Dispatcher]) -> None:
-    dispatcher = make_dispatcher(kind)
-    assert type(dispatcher) is made
-    dispatcher.close()
+def test_kinds(kind: str, made: Callable[[], Poller]) -> None:
+    poller = make_poller(kind)
+    assert type(poller) is made
+    poller.close()
 
 
 def test_without_epoll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(select, "epoll")
     with pytest.raises(ConfigurationError, match="this system has none; use 'selectors'"):
-        make_dispatcher("epoll")
+        make_poller("epoll")
     # What "auto" makes then; selectors' own choice was made when it was imported.
-    dispatcher = make_dispatcher("auto")
-    assert type(dispatcher) is SelectorsDispatcher
-    dispatcher.close()
-    with pytest.raises(ConfigurationError, match="dispatcher_kind='kqueue': expected one of"):
-        make_dispatcher("kqueue")
+    poller = make_poller("auto")
+    assert type(poller) is SelectorsPoller
+    poller.close()
+    with pytest.raises(ConfigurationError, match="poller_kind='kqueue': expected one of"):
+        make_poller("kqueue")

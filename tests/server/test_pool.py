@@ -1,4 +1,4 @@
-"""The crew on its own: somebody always polls, work runs once, and as many apps at once as threads.
+"""The pool on its own: somebody always polls, work runs once, and as many apps at once as threads.
 
 Apps are callables here; they come by `push`, or as an event: a byte on a socket of the harness.
 """
@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.servers import wait_for
-from wsgifast.server.poller import READ, Event, make_dispatcher
-from wsgifast.server.pool import Crew
+from wsgifast.server.poller import READ, Event, make_poller
+from wsgifast.server.pool import Pool
 
-# Waiting that only a broken crew would sit out.
+# Waiting that only a broken pool would sit out.
 PATIENCE_S = 30.0
 SIZE = 3
 
@@ -26,16 +26,16 @@ App = Callable[[], object]
 
 
 class Harness:
-    """A crew with its watch in a thread of its own, and sockets whose events are apps.
+    """A pool with its monitor in a thread of its own, and sockets whose events are apps.
 
-    :param round_s: how long the watch stays in one call, unless a ring ends it.
+    :param round_s: how long the monitor stays in one call, unless an interrupt ends it.
     """
 
     def __init__(self, kind: str, size: int, round_s: float = 10 * PATIENCE_S) -> None:
-        self.dispatcher = make_dispatcher(kind)
-        self.crew: Crew[App] = Crew(
+        self.poller = make_poller(kind)
+        self.pool: Pool[App] = Pool(
             size=size,
-            dispatcher=self.dispatcher,
+            poller=self.poller,
             receive=self._receive,
             run=self._run,
             on_tick=self._on_tick,
@@ -45,36 +45,36 @@ class Harness:
         self.ran_in: set[str] = set()
         self.failed = threading.Event()
         self.ticks_without_ticking = 0
-        self.rounds = 0  # of the watch
+        self.rounds = 0  # of the monitor
         self._round_s = round_s
         self._apps: dict[int, tuple[socket.socket, App]] = {}
         self._transfers: dict[int, Callable[[int], object]] = {}
         self._sockets = contextlib.ExitStack()
         self._stopping = False
-        self._watch = threading.Thread(target=self._watch_on, name="watch")
+        self._monitor = threading.Thread(target=self._monitor_on, name="monitor")
         before = set(threading.enumerate())
-        self.crew.start()
+        self.pool.start()
         self.threads = sorted(set(threading.enumerate()) - before, key=lambda t: t.name)
-        self._watch.start()
+        self._monitor.start()
 
     def deliver(self, app: App) -> None:
         """Let an event be the app's start."""
         sock = self._readable()
         self._apps[sock.fileno()] = (sock, app)
-        self.dispatcher.add(sock.fileno(), READ)
+        self.poller.add(sock.fileno(), READ)
 
     def transfer(self, step: Callable[[int], object], *, push: bool = False) -> None:
         """Let an event be input or output only, with nothing to run.
 
         :param step: called with a descriptor that is readable.
-        :param push: push the event instead of leaving it to the dispatcher.
+        :param push: push the event instead of leaving it to the poller.
         """
         fd = self._readable().fileno()
         self._transfers[fd] = step
         if push:
-            self.crew.push((fd, 0))
+            self.pool.push((fd, 0))
         else:
-            self.dispatcher.add(fd, READ)
+            self.poller.add(fd, READ)
 
     def _readable(self) -> socket.socket:
         sock, peer = socket.socketpair()
@@ -84,20 +84,20 @@ class Harness:
         return sock
 
     def stop(self) -> None:
-        """Stop the crew, and see that all its threads end."""
+        """Stop the pool, and see that all its threads end."""
         self._stopping = True
-        self.crew.ring()
-        self._watch.join(PATIENCE_S)
-        self.crew.stop()
+        self.pool.interrupt()
+        self._monitor.join(PATIENCE_S)
+        self.pool.stop()
         for thread in self.threads:
             thread.join(PATIENCE_S)
             assert not thread.is_alive(), f"{thread.name} goes on"
         self._sockets.close()
-        self.dispatcher.close()
+        self.poller.close()
 
-    def _watch_on(self) -> None:
+    def _monitor_on(self) -> None:
         while not self._stopping:
-            self.crew.watch(self._round_s)
+            self.pool.monitor(self._round_s)
             self.rounds += 1
 
     def _receive(self, item: Event | App) -> App | None:
@@ -116,7 +116,7 @@ class Harness:
         app()
 
     def _on_tick(self) -> None:
-        if not self.crew.ticking:
+        if not self.pool.ticking:
             self.ticks_without_ticking += 1
 
     def _on_failure(self) -> None:
@@ -150,13 +150,13 @@ class Gate:
 @pytest.fixture(params=["push", "deliver"])
 def start(request: pytest.FixtureRequest, harness: Harness) -> Callable[[App], None]:
     """The two ways in which work comes."""
-    return harness.crew.push if request.param == "push" else harness.deliver
+    return harness.pool.push if request.param == "push" else harness.deliver
 
 
 Start = Callable[[App], None]
 
 
-def test_work_runs_in_the_crew(harness: Harness, start: Start) -> None:
+def test_work_runs_in_the_pool(harness: Harness, start: Start) -> None:
     done = threading.Event()
     start(done.set)
     assert done.wait(PATIENCE_S)
@@ -165,7 +165,7 @@ def test_work_runs_in_the_crew(harness: Harness, start: Start) -> None:
 
 def test_as_many_run_at_once_as_there_are_threads(harness: Harness, start: Start) -> None:
     meeting = threading.Barrier(SIZE + 1)
-    for _ in range(3):  # in turns: hands change in between
+    for _ in range(3):  # in turns: members change in between
         for _ in range(SIZE):
             start(lambda: meeting.wait(PATIENCE_S))
         meeting.wait(PATIENCE_S)
@@ -184,7 +184,7 @@ def test_never_more_run_at_once_and_each_runs_once(harness: Harness, start: Star
             inside += 1
             most = max(most, inside)
             ran[number] += 1
-        if number % 7 == 0:  # long enough for the duty to be given away
+        if number % 7 == 0:  # long enough for another to be promoted
             threading.Event().wait(0.003)
         with lock:
             inside -= 1
@@ -198,9 +198,7 @@ def test_never_more_run_at_once_and_each_runs_once(harness: Harness, start: Star
     assert most <= SIZE
 
 
-def test_the_duty_is_given_away_while_its_thread_is_in_an_app(
-    harness: Harness, start: Start
-) -> None:
+def test_another_is_promoted_while_its_thread_is_in_an_app(harness: Harness, start: Start) -> None:
     for _ in range(3):
         first = Gate()
         start(first)
@@ -211,10 +209,10 @@ def test_the_duty_is_given_away_while_its_thread_is_in_an_app(
         assert second.wait(PATIENCE_S)
 
 
-def test_a_watch_that_sleeps_is_woken_by_a_slow_app(harness: Harness, start: Start) -> None:
+def test_a_monitor_that_sleeps_is_woken_by_a_slow_app(harness: Harness, start: Start) -> None:
     gates = [Gate() for _ in range(SIZE)]
     for gate in gates:
-        wait_for(lambda: not harness.crew.ticking, "the watch sleeps", PATIENCE_S)
+        wait_for(lambda: not harness.pool.ticking, "the monitor sleeps", PATIENCE_S)
         start(gate)
         assert gate.entered.wait(PATIENCE_S)
         if gate is not gates[-1]:
@@ -225,7 +223,7 @@ def test_a_watch_that_sleeps_is_woken_by_a_slow_app(harness: Harness, start: Sta
     gates[-1].release()
 
 
-def test_the_watch_receives_for_a_crew_that_is_all_in_apps(harness: Harness) -> None:
+def test_the_monitor_receives_for_a_pool_that_is_all_in_apps(harness: Harness) -> None:
     gates = [Gate() for _ in range(SIZE)]
     for gate in gates:
         harness.deliver(gate)
@@ -234,8 +232,8 @@ def test_the_watch_receives_for_a_crew_that_is_all_in_apps(harness: Harness) -> 
     late = [threading.Event() for _ in range(10)]
     for event in late:
         harness.deliver(event.set)
-    wait_for(lambda: "watch" in harness.received_in, "the watch receives", PATIENCE_S)
-    assert not any(event.is_set() for event in late)  # and waits for a thread of the crew
+    wait_for(lambda: "monitor" in harness.received_in, "the monitor receives", PATIENCE_S)
+    assert not any(event.is_set() for event in late)  # and waits for a thread of the pool
     # Requests that wait do not keep it from what comes next.
     transferred = threading.Event()
     harness.transfer(lambda _: transferred.set())
@@ -243,12 +241,12 @@ def test_the_watch_receives_for_a_crew_that_is_all_in_apps(harness: Harness) -> 
     gates[0].release()
     for event in late:
         assert event.wait(PATIENCE_S)
-    assert "watch" not in harness.ran_in
+    assert "monitor" not in harness.ran_in
     for gate in gates[1:]:
         gate.release()
 
 
-def test_the_watch_takes_up_events_that_a_thread_has_left_for_its_app(harness: Harness) -> None:
+def test_the_monitor_takes_up_events_that_a_thread_has_left_for_its_app(harness: Harness) -> None:
     """As after a poll that gave several: nobody else has seen them."""
     gates = [Gate() for _ in range(SIZE)]
     transferred = threading.Event()
@@ -267,12 +265,12 @@ def test_the_watch_takes_up_events_that_a_thread_has_left_for_its_app(harness: H
     assert taken_up
 
 
-def test_an_event_that_is_pushed_to_a_crew_that_is_all_in_apps(harness: Harness) -> None:
+def test_an_event_that_is_pushed_to_a_pool_that_is_all_in_apps(harness: Harness) -> None:
     gates = [Gate() for _ in range(SIZE)]
     for gate in gates:
         harness.deliver(gate)
         assert gate.entered.wait(PATIENCE_S)
-    wait_for(lambda: not harness.crew.ticking, "the watch stands in", PATIENCE_S)
+    wait_for(lambda: not harness.pool.ticking, "the monitor leads", PATIENCE_S)
     transferred = threading.Event()
     harness.transfer(lambda _: transferred.set(), push=True)
     taken_up = transferred.wait(PATIENCE_S)
@@ -282,7 +280,7 @@ def test_an_event_that_is_pushed_to_a_crew_that_is_all_in_apps(harness: Harness)
 
 
 @pytest.mark.parametrize("kind", ["epoll", "selectors"])
-def test_a_watch_that_stands_in_keeps_its_time(kind: str) -> None:
+def test_a_monitor_that_leads_keeps_its_time(kind: str) -> None:
     """However many events come: it has time limits and a heartbeat to look after."""
     harness = Harness(kind, 1, round_s=0.01)
     gate = Gate()
@@ -295,11 +293,11 @@ def test_a_watch_that_stands_in_keeps_its_time(kind: str) -> None:
         nonlocal steps
         steps += 1
         if not over.is_set():
-            harness.dispatcher.arm(fd, READ)
+            harness.poller.arm(fd, READ)
 
     try:
         harness.transfer(step)
-        wait_for(lambda: steps > 100, "the watch transfers")
+        wait_for(lambda: steps > 100, "the monitor transfers")
         rounds = harness.rounds
         wait_for(lambda: harness.rounds > rounds + 2, "its rounds go on")
     finally:
@@ -308,14 +306,14 @@ def test_a_watch_that_stands_in_keeps_its_time(kind: str) -> None:
         harness.stop()
 
 
-def test_work_that_is_pushed_to_a_crew_that_is_all_in_apps(harness: Harness) -> None:
+def test_work_that_is_pushed_to_a_pool_that_is_all_in_apps(harness: Harness) -> None:
     gates = [Gate() for _ in range(SIZE)]
     for gate in gates:
-        harness.crew.push(gate)
+        harness.pool.push(gate)
     for gate in gates:
         assert gate.entered.wait(PATIENCE_S)
     done = threading.Event()
-    harness.crew.push(done.set)
+    harness.pool.push(done.set)
     for gate in gates:
         gate.release()
     assert done.wait(PATIENCE_S)
@@ -330,7 +328,7 @@ def test_an_app_may_push(harness: Harness, start: Start) -> None:
         nonlocal left
         left -= 1
         if left:
-            harness.crew.push(app)
+            harness.pool.push(app)
         else:
             done.set()
 
@@ -356,7 +354,7 @@ def test_pushes_from_many_threads(harness: Harness) -> None:
         chance = random.Random(seed)
         for number in range(each):
             key, pause = (seed, number), chance.random() < 0.02
-            harness.crew.push(lambda key=key, pause=pause: app(key, pause))  # type: ignore[misc]
+            harness.pool.push(lambda key=key, pause=pause: app(key, pause))  # type: ignore[misc]
             if chance.random() < 0.05:
                 threading.Event().wait(chance.random() * 0.002)
 
@@ -384,33 +382,33 @@ def test_stop_waits_for_nobody_but_ends_everyone(harness: Harness, busy: int) ->
         harness.deliver(gate)
     for gate in gates:
         assert gate.entered.wait(PATIENCE_S)
-    harness.crew.stop()  # returns although apps run
+    harness.pool.stop()  # returns although apps run
     for gate in gates:
         gate.release()
     for thread in harness.threads:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
-    assert not harness.crew.failed
+    assert not harness.pool.failed
 
 
-def test_a_ring_ends_a_watch_that_sleeps(harness: Harness) -> None:
-    wait_for(lambda: not harness.crew.ticking, "the watch sleeps", PATIENCE_S)
+def test_an_interrupt_ends_a_monitor_that_sleeps(harness: Harness) -> None:
+    wait_for(lambda: not harness.pool.ticking, "the monitor sleeps", PATIENCE_S)
     assert harness.rounds == 0
-    harness.crew.ring()
+    harness.pool.interrupt()
     wait_for(lambda: harness.rounds == 1, "its round is over", PATIENCE_S)
 
 
 @pytest.mark.parametrize("kind", ["epoll", "selectors"])
-def test_a_ring_is_not_lost_while_the_watch_takes_the_duty_itself(kind: str) -> None:
-    dispatcher = make_dispatcher(kind)
+def test_an_interrupt_is_not_lost_while_the_monitor_takes_the_lead_itself(kind: str) -> None:
+    poller = make_poller(kind)
     ticks = 0
 
-    def ring_at_the_second_tick() -> None:
-        # In which the watch sees that the only thread is still in the same app.
+    def interrupt_at_the_second_tick() -> None:
+        # In which the monitor sees that the only thread is still in the same app.
         nonlocal ticks
         ticks += 1
         if ticks == 2:
-            crew.ring()
+            pool.interrupt()
 
     def take(item: Event | App) -> App | None:
         assert not isinstance(item, tuple)
@@ -419,21 +417,21 @@ def test_a_ring_is_not_lost_while_the_watch_takes_the_duty_itself(kind: str) -> 
     def run(app: App) -> None:
         app()
 
-    crew: Crew[App] = Crew(
+    pool: Pool[App] = Pool(
         size=1,
-        dispatcher=dispatcher,
+        poller=poller,
         receive=take,
         run=run,
-        on_tick=ring_at_the_second_tick,
+        on_tick=interrupt_at_the_second_tick,
         on_failure=lambda: None,
     )
     gate = Gate()
-    crew.start()
-    crew.push(gate)
+    pool.start()
+    pool.push(gate)
     assert gate.entered.wait(PATIENCE_S)
-    crew.watch(10 * PATIENCE_S)  # only the ring ends it
+    pool.monitor(10 * PATIENCE_S)  # only the interrupt ends it
     assert ticks >= 2
-    crew.stop()
+    pool.stop()
     gate.release()
     gate.left.wait(PATIENCE_S)
 
@@ -443,7 +441,7 @@ def test_an_error_of_our_own_is_told(harness: Harness, start: Start) -> None:
     def fail() -> None:
         raise RuntimeError("an error of our own")
 
-    assert not harness.crew.failed
+    assert not harness.pool.failed
     start(fail)
     assert harness.failed.wait(PATIENCE_S)
-    assert harness.crew.failed
+    assert harness.pool.failed

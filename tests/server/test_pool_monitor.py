@@ -1,6 +1,6 @@
-"""The watch over the crew, tick by tick, with a clock that stands still in between.
+"""The monitor over the pool, tick by tick, with a clock that stands still in between.
 
-There are no threads here: the test says who is in the app, and who waits for the duty.
+There are no threads here: the test says who is in the app, and who follows.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import pytest
 
 from wsgifast.server import pool as module
 from wsgifast.server.poller import Event
-from wsgifast.server.pool import TICK_S, Crew
+from wsgifast.server.pool import TICK_S, Pool
 
 SIZE = 3
 LONG_S = 10.0
 
 
-class Watched:
-    """A crew whose hands are moved by the test.
+class Monitored:
+    """A pool whose members are moved by the test.
 
-    :param at_pause: called each time that the watch waits.
+    :param at_pause: called each time that the monitor waits.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,45 +37,45 @@ class Watched:
         self.at_poll: Callable[[], object] | None = None  # None: time goes by
         self.in_app: Callable[[], object] = lambda: None
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
-        dispatcher: Any = SimpleNamespace(poll=self._poll, wake=self._wake)
-        self.crew: Crew[str] = Crew(
+        poller: Any = SimpleNamespace(poll=self._poll, wake=self._wake)
+        self.pool: Pool[str] = Pool(
             size=SIZE,
-            dispatcher=dispatcher,
+            poller=poller,
             receive=lambda item: item if isinstance(item, str) else None,
             run=self._run,
-            on_tick=lambda: self.ticks.append(self.crew.ticking),
+            on_tick=lambda: self.ticks.append(self.pool.ticking),
             on_failure=lambda: None,
         )
-        bell: Any = SimpleNamespace(wait=self._pause, set=self._ring)
-        self._rung = False
-        self.crew._wake_event = bell
-        self.first, *self.others = self.crew._hands
+        wake_event: Any = SimpleNamespace(wait=self._pause, set=self._wake_monitor)
+        self._interrupted = False
+        self.pool._wake_event = wake_event
+        self.first, *self.others = self.pool._members
 
-    def watch(self, ticks: float) -> None:
-        self.crew.watch(ticks * TICK_S)
+    def run(self, ticks: float) -> None:
+        self.pool.monitor(ticks * TICK_S)
 
-    def enter(self, hand: Any) -> None:
-        """Let a hand begin with a request."""
-        hand.turn += 1
-        hand.busy = True
+    def enter(self, member: Any) -> None:
+        """Let a member begin with a request."""
+        member.turn += 1
+        member.busy = True
 
-    def park(self, *hands: Any) -> None:
-        self.crew._parked.extend(hands)
+    def follow(self, *members: Any) -> None:
+        self.pool._followers.extend(members)
 
     def _pause(self, timeout: float) -> bool:
         assert timeout > 0
         self.pauses.append(timeout)
         self.at_pause()
-        rung, self._rung = self._rung, False
-        if not rung:
+        woken, self._interrupted = self._interrupted, False
+        if not woken:
             self.now += timeout
-        return rung
+        return woken
 
-    def _ring(self) -> None:
-        self._rung = True
+    def _wake_monitor(self) -> None:
+        self._interrupted = True
 
     def _poll(self, timeout: float | None) -> list[Event]:
-        self.polls.append((timeout, self.crew.ticking))
+        self.polls.append((timeout, self.pool.ticking))
         assert len(self.polls) < 1000
         if self.at_poll is not None:
             self.at_poll()
@@ -92,246 +92,250 @@ class Watched:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    return Watched(monkeypatch)
+def monitored(monkeypatch: pytest.MonkeyPatch) -> Monitored:
+    return Monitored(monkeypatch)
 
 
-def test_it_ticks_while_something_runs_and_then_sleeps(watched: Watched) -> None:
-    watched.crew.watch(LONG_S)
-    *ticks, sleep = watched.pauses
+def test_it_ticks_while_something_runs_and_then_sleeps(monitored: Monitored) -> None:
+    monitored.pool.monitor(LONG_S)
+    *ticks, sleep = monitored.pauses
     assert set(ticks) == {TICK_S}
     assert 10 < len(ticks) < 100
     assert sleep == pytest.approx(LONG_S - len(ticks) * TICK_S)
     # The last tick takes what was held when the one before it was.
-    assert watched.ticks == [True] * (len(ticks) + 1) + [False]
-    assert watched.now == pytest.approx(100.0 + LONG_S)
-    assert not watched.crew.ticking
+    assert monitored.ticks == [True] * (len(ticks) + 1) + [False]
+    assert monitored.now == pytest.approx(100.0 + LONG_S)
+    assert not monitored.pool.ticking
 
 
-def test_requests_between_the_ticks_keep_it_awake(watched: Watched) -> None:
+def test_requests_between_the_ticks_keep_it_awake(monitored: Monitored) -> None:
     def come_and_go() -> None:
-        watched.first.turn += 1
+        monitored.first.turn += 1
 
-    watched.at_pause = come_and_go
-    watched.watch(200)
-    assert set(watched.pauses[:-1]) == {TICK_S}
-    assert len(watched.pauses) in (200, 201)  # as the clock rounds
-    assert watched.crew.ticking
+    monitored.at_pause = come_and_go
+    monitored.run(200)
+    assert set(monitored.pauses[:-1]) == {TICK_S}
+    assert len(monitored.pauses) in (200, 201)  # as the clock rounds
+    assert monitored.pool.ticking
 
 
-def test_a_request_now_and_then_keeps_it_awake(watched: Watched) -> None:
+def test_a_request_now_and_then_keeps_it_awake(monitored: Monitored) -> None:
     """Each begins the quiet time anew."""
 
     def now_and_then() -> None:
-        watched.first.busy = False
-        if len(watched.pauses) % 30 == 0:
-            watched.enter(watched.first)
+        monitored.first.busy = False
+        if len(monitored.pauses) % 30 == 0:
+            monitored.enter(monitored.first)
 
-    watched.at_pause = now_and_then
-    watched.watch(200)
-    assert len(watched.pauses) >= 200
+    monitored.at_pause = now_and_then
+    monitored.run(200)
+    assert len(monitored.pauses) >= 200
 
 
-def test_a_request_wakes_it(watched: Watched) -> None:
+def test_a_request_wakes_it(monitored: Monitored) -> None:
     """Also one that begins just while it falls asleep."""
 
     def begin() -> None:
-        if watched.crew._asleep:
-            watched.enter(watched.first)
-            watched.crew._rouse()
-            watched.at_pause = lambda: None
+        if monitored.pool._asleep:
+            monitored.enter(monitored.first)
+            monitored.pool._wake_monitor()
+            monitored.at_pause = lambda: None
 
-    watched.at_pause = begin
-    watched.watch(200)
-    asleep = next(i for i, pause in enumerate(watched.pauses) if pause > 2 * TICK_S)
-    assert watched.pauses[asleep + 1] <= TICK_S
-    assert watched.crew._holder is watched.crew._watch_hand
-    assert not watched.crew._asleep
+    monitored.at_pause = begin
+    monitored.run(200)
+    asleep = next(i for i, pause in enumerate(monitored.pauses) if pause > 2 * TICK_S)
+    assert monitored.pauses[asleep + 1] <= TICK_S
+    assert monitored.pool._leader is monitored.pool._monitor_member
+    assert not monitored.pool._asleep
 
 
-def test_it_ticks_again_once_it_is_woken(watched: Watched) -> None:
+def test_it_ticks_again_once_it_is_woken(monitored: Monitored) -> None:
     asleep = 0
 
     def come_and_go() -> None:
         nonlocal asleep
-        if watched.crew._asleep and not asleep:
-            asleep = len(watched.pauses)
-            watched.first.turn += 1
-            watched.crew._rouse()
+        if monitored.pool._asleep and not asleep:
+            asleep = len(monitored.pauses)
+            monitored.first.turn += 1
+            monitored.pool._wake_monitor()
 
-    watched.at_pause = come_and_go
-    watched.crew.watch(LONG_S)
-    again = watched.pauses[asleep:-1]
+    monitored.at_pause = come_and_go
+    monitored.pool.monitor(LONG_S)
+    again = monitored.pauses[asleep:-1]
     assert set(again) == {TICK_S}
     assert len(again) > 10
-    assert watched.ticks.count(False) == 2
-    assert watched.ticks[-2]
+    assert monitored.ticks.count(False) == 2
+    assert monitored.ticks[-2]
 
 
-def test_a_request_that_begins_as_it_falls_asleep(watched: Watched) -> None:
-    ticks = watched.crew._on_tick
+def test_a_request_that_begins_as_it_falls_asleep(monitored: Monitored) -> None:
+    ticks = monitored.pool._on_tick
 
     def begin_at_the_last_tick() -> None:
         ticks()
-        if not watched.crew.ticking and not watched.first.busy:
-            watched.enter(watched.first)  # and sees nobody asleep yet, so rings no bell
+        if not monitored.pool.ticking and not monitored.first.busy:
+            monitored.enter(monitored.first)  # and sees nobody asleep yet, so wakes nobody
 
-    watched.crew._on_tick = begin_at_the_last_tick
-    watched.park(watched.others[0])
-    watched.watch(70)
-    assert max(watched.pauses) < 2 * TICK_S
-    assert watched.crew._holder is watched.others[0]
+    monitored.pool._on_tick = begin_at_the_last_tick
+    monitored.follow(monitored.others[0])
+    monitored.run(70)
+    assert max(monitored.pauses) < 2 * TICK_S
+    assert monitored.pool._leader is monitored.others[0]
 
 
-def test_the_duty_is_kept_by_who_is_quick(watched: Watched) -> None:
+def test_the_lead_is_kept_by_who_is_quick(monitored: Monitored) -> None:
     """In the app at every tick, but never in the same request."""
-    watched.park(*watched.others)
+    monitored.follow(*monitored.others)
 
     def next_request() -> None:
-        watched.enter(watched.first)
+        monitored.enter(monitored.first)
 
-    watched.enter(watched.first)
-    watched.at_pause = next_request
-    watched.watch(50)
-    assert watched.crew._holder is watched.first
-    assert not watched.crew._wary
+    monitored.enter(monitored.first)
+    monitored.at_pause = next_request
+    monitored.run(50)
+    assert monitored.pool._leader is monitored.first
+    assert not monitored.pool._promote_early
 
 
-def test_the_duty_goes_to_who_is_parked(watched: Watched) -> None:
-    watched.park(*watched.others)
-    watched.enter(watched.first)
-    watched.watch(1.5)  # two ticks
-    given = watched.crew._holder
-    assert given is watched.others[-1]
+def test_a_follower_is_promoted(monitored: Monitored) -> None:
+    monitored.follow(*monitored.others)
+    monitored.enter(monitored.first)
+    monitored.run(1.5)  # two ticks
+    given = monitored.pool._leader
+    assert given is monitored.others[-1]
     assert not given.gate.locked()  # with its wake-up
-    assert watched.others[0].gate.locked()
-    assert watched.crew._parked == [watched.others[0]]
-    assert watched.crew._wary
+    assert monitored.others[0].gate.locked()
+    assert monitored.pool._followers == [monitored.others[0]]
+    assert monitored.pool._promote_early
 
 
-def test_without_anybody_parked_it_stands_in_at_once(watched: Watched) -> None:
-    watched.enter(watched.first)
+def test_without_a_follower_it_leads_at_once(monitored: Monitored) -> None:
+    monitored.enter(monitored.first)
     polled: list[int] = []
 
     def take_over() -> None:
-        polled.append(len(watched.pauses))
+        polled.append(len(monitored.pauses))
         if len(polled) == 3:
-            watched.crew._holder = watched.first  # its app has ended
-            watched.first.busy = False
+            monitored.pool._leader = monitored.first  # its app has ended
+            monitored.first.busy = False
 
-    watched.at_poll = take_over
-    watched.watch(10)
+    monitored.at_poll = take_over
+    monitored.run(10)
     assert polled == [1, 1, 1]  # without a tick's delay
     # What was held has been sent before, and nothing is held meanwhile.
-    assert watched.ticks[:3] == [True, True, True]
-    assert watched.ticks[3] is False
-    assert not any(ticking for _, ticking in watched.polls)
-    assert all(timeout is not None and timeout > 0 for timeout, _ in watched.polls)
-    assert watched.ticks[4:]
-    assert all(watched.ticks[4:])
+    assert monitored.ticks[:3] == [True, True, True]
+    assert monitored.ticks[3] is False
+    assert not any(ticking for _, ticking in monitored.polls)
+    assert all(timeout is not None and timeout > 0 for timeout, _ in monitored.polls)
+    assert monitored.ticks[4:]
+    assert all(monitored.ticks[4:])
 
 
-def test_it_stands_in_for_no_longer_than_it_may(watched: Watched) -> None:
-    watched.crew._holder = watched.crew._watch_hand
+def test_it_leads_for_no_longer_than_it_may(monitored: Monitored) -> None:
+    monitored.pool._leader = monitored.pool._monitor_member
 
     def time_goes_by() -> None:
-        watched.now += TICK_S
+        monitored.now += TICK_S
 
-    watched.at_poll = time_goes_by
-    watched.watch(5)
-    assert 4 <= len(watched.polls) <= 6
-    assert watched.crew._holder is watched.crew._watch_hand
-    assert not watched.crew._watch_hand.polling
-    assert not watched.pauses
+    monitored.at_poll = time_goes_by
+    monitored.run(5)
+    assert 4 <= len(monitored.polls) <= 6
+    assert monitored.pool._leader is monitored.pool._monitor_member
+    assert not monitored.pool._monitor_member.polling
+    assert not monitored.pauses
 
 
-@pytest.mark.parametrize("standing_in", [True, False])
-def test_a_ring_ends_it_and_the_next_one_begins_anew(watched: Watched, standing_in: bool) -> None:
-    if standing_in:
-        watched.crew._holder = watched.crew._watch_hand
-        watched.at_poll = watched.crew.ring
+@pytest.mark.parametrize("leading", [True, False])
+def test_an_interrupt_ends_it_and_the_next_one_begins_anew(
+    monitored: Monitored, leading: bool
+) -> None:
+    if leading:
+        monitored.pool._leader = monitored.pool._monitor_member
+        monitored.at_poll = monitored.pool.interrupt
     else:
-        watched.at_pause = watched.crew.ring
-    watched.crew.watch(LONG_S)
-    assert watched.now < 100.0 + LONG_S
-    assert len(watched.pauses) + len(watched.polls) == 1
-    assert watched.wakes == standing_in
-    watched.at_poll = watched.at_pause = lambda: setattr(watched, "now", watched.now + LONG_S)
-    watched.crew.watch(LONG_S)
-    assert watched.now >= 100.0 + LONG_S
-    watched.crew.ring()
-    before = len(watched.ticks)
-    watched.crew.watch(LONG_S)  # a ring that came before counts
-    assert len(watched.ticks) == before
-    watched.crew.ring()
-    watched.crew.ring()  # a second one does no harm
+        monitored.at_pause = monitored.pool.interrupt
+    monitored.pool.monitor(LONG_S)
+    assert monitored.now < 100.0 + LONG_S
+    assert len(monitored.pauses) + len(monitored.polls) == 1
+    assert monitored.wakes == leading
+    monitored.at_poll = monitored.at_pause = lambda: setattr(
+        monitored, "now", monitored.now + LONG_S
+    )
+    monitored.pool.monitor(LONG_S)
+    assert monitored.now >= 100.0 + LONG_S
+    monitored.pool.interrupt()
+    before = len(monitored.ticks)
+    monitored.pool.monitor(LONG_S)  # an interrupt that came before counts
+    assert len(monitored.ticks) == before
+    monitored.pool.interrupt()
+    monitored.pool.interrupt()  # a second one does no harm
 
 
-def test_after_a_slow_app_the_duty_is_passed_on_before_the_next_ones(watched: Watched) -> None:
+def test_after_a_slow_app_another_is_promoted_before_the_next_ones(monitored: Monitored) -> None:
     """They come in bursts; so many quick ones in a row end that."""
-    crew = watched.crew
-    watched.park(watched.others[0])
-    watched.in_app = lambda: watched.watch(1.5)
-    crew.work.append("slow")
-    turn(watched, watched.first)
-    assert crew._holder is watched.others[0]
-    assert crew._wary
+    pool = monitored.pool
+    monitored.follow(monitored.others[0])
+    monitored.in_app = lambda: monitored.run(1.5)
+    pool.work.append("slow")
+    turn(monitored, monitored.first)
+    assert pool._leader is monitored.others[0]
+    assert pool._promote_early
 
-    watched.in_app = lambda: None
+    monitored.in_app = lambda: None
     quick = 0
-    holder, other = watched.others[0], watched.first
-    while crew._wary:
-        crew._parked[:] = [other]
-        crew._holder = holder
+    leader, other = monitored.others[0], monitored.first
+    while pool._promote_early:
+        pool._followers[:] = [other]
+        pool._leader = leader
         other.gate.acquire(blocking=False)
-        crew.work.append("quick")
-        turn(watched, holder)
-        assert crew._holder is other  # before its app, whatever that will be
+        pool.work.append("quick")
+        turn(monitored, leader)
+        assert pool._leader is other  # before its app, whatever that will be
         quick += 1
         assert quick < 100
     assert quick > 3
-    crew._parked[:] = [other]
-    crew._holder = holder
-    crew.work.append("quick")
-    turn(watched, holder)
-    assert crew._holder is holder
+    pool._followers[:] = [other]
+    pool._leader = leader
+    pool.work.append("quick")
+    turn(monitored, leader)
+    assert pool._leader is leader
 
 
-def turn(watched: Watched, hand: Any) -> None:
-    """One request in a hand, without parking it afterwards."""
-    crew = watched.crew
-    park, crew._relieve_or_park = crew._relieve_or_park, lambda me: None  # type: ignore[method-assign]
-    crew._take_turn(hand)
-    crew._relieve_or_park = park  # type: ignore[method-assign]
+def turn(monitored: Monitored, member: Any) -> None:
+    """One request in a member, without following afterwards."""
+    pool = monitored.pool
+    follow, pool._lead_or_follow = pool._lead_or_follow, lambda me: None  # type: ignore[method-assign]
+    pool._take_turn(member)
+    pool._lead_or_follow = follow  # type: ignore[method-assign]
 
 
-def test_a_slow_app_among_quick_ones_begins_the_count_anew(watched: Watched) -> None:
-    crew = watched.crew
-    crew._wary = 3
+def test_a_slow_app_among_quick_ones_begins_the_count_anew(monitored: Monitored) -> None:
+    pool = monitored.pool
+    pool._promote_early = 3
 
     def several_ticks() -> None:
-        watched.watch(3.5)
+        monitored.run(3.5)
 
-    watched.in_app = several_ticks
-    watched.park(*watched.others)
-    crew.work.append("slow")
-    turn(watched, watched.first)
-    assert crew._wary > 3
-    before = crew._wary
-    watched.in_app = lambda: None
-    crew._holder = watched.first
-    crew.work.append("quick")
-    turn(watched, watched.first)
-    assert crew._wary == before - 1
+    monitored.in_app = several_ticks
+    monitored.follow(*monitored.others)
+    pool.work.append("slow")
+    turn(monitored, monitored.first)
+    assert pool._promote_early > 3
+    before = pool._promote_early
+    monitored.in_app = lambda: None
+    pool._leader = monitored.first
+    pool.work.append("quick")
+    turn(monitored, monitored.first)
+    assert pool._promote_early == before - 1
 
 
-def test_a_request_in_the_app_is_seen_as_the_next_one(watched: Watched) -> None:
-    """Its number changes before the hand is seen busy, or the watch might take two for one."""
+def test_a_request_in_the_app_is_seen_as_the_next_one(monitored: Monitored) -> None:
+    """Its number changes before the member is seen busy, or the monitor might take two for one."""
     seen: list[tuple[bool, int]] = []
-    hand = watched.first
+    member = monitored.first
 
     class Looked:
-        """A hand; notes what the watch could see at each change."""
+        """A member; notes what the monitor could see at each change."""
 
         busy: bool
         turn: int
@@ -342,26 +346,26 @@ def test_a_request_in_the_app_is_seen_as_the_next_one(watched: Watched) -> None:
                 seen.append((self.busy, self.turn))
 
     looked: Any = Looked()
-    looked.gate, looked.polling, looked.busy, looked.turn = hand.gate, False, False, 7
-    watched.crew._holder = looked
+    looked.gate, looked.polling, looked.busy, looked.turn = member.gate, False, False, 7
+    monitored.pool._leader = looked
     seen.clear()
-    watched.crew.work.append("request")
-    watched.crew._take_turn(looked)
+    monitored.pool.work.append("request")
+    monitored.pool._take_turn(looked)
     assert seen == [(False, 8), (True, 8), (False, 8)]
 
 
-def test_what_was_received_for_a_thread_comes_first(watched: Watched) -> None:
+def test_what_was_received_for_a_thread_comes_first(monitored: Monitored) -> None:
     """It has waited longest; events behind it cannot starve it."""
-    watched.crew.work.append("event")
-    watched.crew.ready.append("request")
-    turn(watched, watched.first)
-    turn(watched, watched.first)
-    assert watched.ran == ["request", "event"]
-    assert not watched.crew.ready
+    monitored.pool.work.append("event")
+    monitored.pool.ready.append("request")
+    turn(monitored, monitored.first)
+    turn(monitored, monitored.first)
+    assert monitored.ran == ["request", "event"]
+    assert not monitored.pool.ready
 
 
 class Polling:
-    """A hand; work comes in the moment in which it says that it polls."""
+    """A member; work comes in the moment in which it says that it polls."""
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue
@@ -378,138 +382,138 @@ class Polling:
             self._queue.append("late")
 
 
-def test_nobody_polls_for_ever_while_there_is_work(watched: Watched) -> None:
+def test_nobody_polls_for_ever_while_there_is_work(monitored: Monitored) -> None:
     """Whoever adds to it sees that somebody polls, or is seen by them."""
-    crew = watched.crew
-    for queue in (crew.work, crew.ready):
-        hand: Any = Polling(queue)
-        crew._holder = hand
-        turn(watched, hand)
-        assert not watched.polls
-        turn(watched, hand)
-        assert not hand.polling
-    assert watched.ran == ["late", "late"]
+    pool = monitored.pool
+    for queue in (pool.work, pool.ready):
+        member: Any = Polling(queue)
+        pool._leader = member
+        turn(monitored, member)
+        assert not monitored.polls
+        turn(monitored, member)
+        assert not member.polling
+    assert monitored.ran == ["late", "late"]
 
 
-def test_nor_does_the_watch(watched: Watched) -> None:
-    crew = watched.crew
-    hand: Any = Polling(crew.work)
-    crew._holder = crew._watch_hand = hand
-    watched.park(watched.others[0])
-    crew._stand_in(watched.now + LONG_S)
-    assert not watched.polls
-    assert list(crew.ready) == ["late"]
-    assert crew._holder is watched.others[0]
+def test_nor_does_the_monitor(monitored: Monitored) -> None:
+    pool = monitored.pool
+    member: Any = Polling(pool.work)
+    pool._leader = pool._monitor_member = member
+    monitored.follow(monitored.others[0])
+    pool._lead_until(monitored.now + LONG_S)
+    assert not monitored.polls
+    assert list(pool.ready) == ["late"]
+    assert pool._leader is monitored.others[0]
 
 
-def test_who_is_not_on_duty_never_polls_and_never_spins(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
+def test_who_does_not_lead_never_polls_and_never_spins(
+    monitored: Monitored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    crew = watched.crew
-    parked: list[Any] = []
-    monkeypatch.setattr(crew, "_relieve_or_park", parked.append)
-    crew._holder = watched.others[0]
+    pool = monitored.pool
+    followed: list[Any] = []
+    monkeypatch.setattr(pool, "_lead_or_follow", followed.append)
+    pool._leader = monitored.others[0]
     for item in (None, (7, 1), "request"):
         if item is not None:
-            crew.work.append(item)
-        parked.clear()
-        crew._take_turn(watched.first)
-        assert parked == [watched.first]
-    assert not watched.polls
-    # On duty it does neither.
-    crew._holder = watched.first
-    parked.clear()
+            pool.work.append(item)
+        followed.clear()
+        pool._take_turn(monitored.first)
+        assert followed == [monitored.first]
+    assert not monitored.polls
+    # The leader does neither.
+    pool._leader = monitored.first
+    followed.clear()
     for item in ((7, 1), "request"):
-        crew.work.append(item)
-        crew._take_turn(watched.first)
-    assert not parked
+        pool.work.append(item)
+        pool._take_turn(monitored.first)
+    assert not followed
 
 
-def test_a_crew_that_stops_wakes_everybody_once(watched: Watched) -> None:
-    watched.park(*watched.others)
-    watched.crew.stop()
-    assert not any(hand.gate.locked() for hand in watched.others)
-    assert watched.wakes == 1
-    watched.enter(watched.first)
-    watched.crew._hand_over(watched.first)  # an app that goes on: there is nobody to wake
-    assert watched.crew._holder is watched.crew._watch_hand
+def test_a_pool_that_stops_wakes_everybody_once(monitored: Monitored) -> None:
+    monitored.follow(*monitored.others)
+    monitored.pool.stop()
+    assert not any(member.gate.locked() for member in monitored.others)
+    assert monitored.wakes == 1
+    monitored.enter(monitored.first)
+    monitored.pool._replace(monitored.first)  # an app that goes on: there is nobody to wake
+    assert monitored.pool._leader is monitored.pool._monitor_member
 
 
-def test_work_wakes_who_polls_after_it_is_there(watched: Watched) -> None:
-    crew = watched.crew
+def test_work_wakes_who_polls_after_it_is_there(monitored: Monitored) -> None:
+    pool = monitored.pool
     there: list[int] = []
-    crew._dispatcher.wake = lambda: there.append(len(crew.work))  # type: ignore[method-assign]
-    crew.push("a")
+    pool._poller.wake = lambda: there.append(len(pool.work))  # type: ignore[method-assign]
+    pool.push("a")
     assert there == []  # nobody polls
-    watched.first.polling = True
-    crew.push("b")
+    monitored.first.polling = True
+    pool.push("b")
     assert there == [2]
 
 
-def test_what_the_watch_receives_wakes_a_thread_after_it_is_there(watched: Watched) -> None:
-    crew = watched.crew
-    crew._holder = crew._watch_hand
-    watched.park(watched.others[0])
-    crew.work.append("request")
+def test_what_the_monitor_receives_wakes_a_thread_after_it_is_there(monitored: Monitored) -> None:
+    pool = monitored.pool
+    pool._leader = pool._monitor_member
+    monitored.follow(monitored.others[0])
+    pool.work.append("request")
     ready: list[int] = []
-    give = crew._give_duty_to
+    give = pool._promote
 
-    def look(hand: Any) -> None:
-        ready.append(len(crew.ready))
-        give(hand)
+    def look(member: Any) -> None:
+        ready.append(len(pool.ready))
+        give(member)
 
-    crew._give_duty_to = look  # type: ignore[method-assign]
-    crew._stand_in(watched.now + 1)
+    pool._promote = look  # type: ignore[method-assign]
+    pool._lead_until(monitored.now + 1)
     assert ready == [1]
-    assert crew._holder is watched.others[0]
+    assert pool._leader is monitored.others[0]
 
 
-def test_it_gives_no_duty_away_that_it_has_no_longer(watched: Watched) -> None:
-    crew = watched.crew
-    watched.park(watched.others[0])
-    # Between the watch's look and its lock, the app has ended, or another has taken the duty.
-    crew._hand_over(watched.first)
-    assert crew._holder is watched.first
-    watched.enter(watched.first)
-    crew._holder = watched.others[1]
-    crew._hand_over(watched.first)
-    assert crew._holder is watched.others[1]
-    crew._call_for(crew._watch_hand)
-    assert crew._holder is watched.others[1]
-    crew._pass_on(watched.first)
-    assert crew._holder is watched.others[1]
-    assert crew._parked == [watched.others[0]]
+def test_it_promotes_nobody_once_another_leads(monitored: Monitored) -> None:
+    pool = monitored.pool
+    monitored.follow(monitored.others[0])
+    # Between the monitor's look and its lock, the app has ended, or another leads.
+    pool._replace(monitored.first)
+    assert pool._leader is monitored.first
+    monitored.enter(monitored.first)
+    pool._leader = monitored.others[1]
+    pool._replace(monitored.first)
+    assert pool._leader is monitored.others[1]
+    pool._see_to_work(pool._monitor_member)
+    assert pool._leader is monitored.others[1]
+    pool._promote_before_app(monitored.first)
+    assert pool._leader is monitored.others[1]
+    assert pool._followers == [monitored.others[0]]
 
 
-def test_who_comes_out_of_an_app_parks_unless_something_waits(watched: Watched) -> None:
-    crew = watched.crew
-    me, holder = watched.others
+def test_who_comes_out_of_an_app_follows_unless_something_waits(monitored: Monitored) -> None:
+    pool = monitored.pool
+    me, leader = monitored.others
 
-    def parks() -> bool:
+    def follows() -> bool:
         me.gate.release()  # so that it does not wait here
-        crew._relieve_or_park(me)
-        parked = me in crew._parked
-        crew._parked.clear()
+        pool._lead_or_follow(me)
+        followed = me in pool._followers
+        pool._followers.clear()
         me.gate.acquire(blocking=False)
-        return parked
+        return followed
 
-    crew._holder = holder
-    assert parks()
-    for queue in (crew.work, crew.ready):
+    pool._leader = leader
+    assert follows()
+    for queue in (pool.work, pool.ready):
         queue.append("request")
-        assert parks()  # the other one is about to look
-        holder.polling = True
-        assert not parks()
-        holder.polling = False
-        crew._holder = crew._watch_hand
-        assert not parks()
-        crew._holder = holder
+        assert follows()  # the other one is about to look
+        leader.polling = True
+        assert not follows()
+        leader.polling = False
+        pool._leader = pool._monitor_member
+        assert not follows()
+        pool._leader = leader
         queue.clear()
-    holder.busy = True
-    assert not parks()
-    assert crew._holder is me
-    assert not parks()  # on duty, never
-    crew._holder = holder
-    holder.busy = False
-    crew._stopped = True
-    assert not parks()
+    leader.busy = True
+    assert not follows()
+    assert pool._leader is me
+    assert not follows()  # the leader never does
+    pool._leader = leader
+    leader.busy = False
+    pool._stopped = True
+    assert not follows()

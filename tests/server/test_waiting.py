@@ -38,7 +38,7 @@ def worker() -> Any:
     worker: Any = FastWorker.__new__(FastWorker)
     worker.waiting = {}
     worker.pushed = []
-    worker.crew = SimpleNamespace(push=worker.pushed.append)
+    worker.pool = SimpleNamespace(push=worker.pushed.append)
     worker._acceptor = SimpleNamespace(resume=lambda: None)
     return worker
 
@@ -79,7 +79,7 @@ def test_a_descriptor_that_is_used_again_meanwhile_loses_no_connection(
 
 
 class Unwatchable:
-    """A dispatcher of a kernel that has no room for one more."""
+    """A poller of a kernel that has no room for one more."""
 
     must_forget = False
 
@@ -92,7 +92,7 @@ class Unwatchable:
 def _connection(worker: Any, sock: socket.socket) -> Connection:
     settings = SimpleNamespace(is_ssl=False, sendfile=None, trusts=lambda peer: False)
     worker.settings = worker.trusted_settings = settings
-    worker.dispatcher = Unwatchable()
+    worker.poller = Unwatchable()
     worker.connections = set()
     worker.held = set()
     worker._acceptor = SimpleNamespace(on_room=lambda: None)

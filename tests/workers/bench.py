@@ -1,6 +1,6 @@
 """FastWorker without threads: a test gives it one event after the other, and sets its clock.
 
-The worker, its dispatcher, connections and sockets are real. Only its crew is never started, so
+The worker, its poller, connections and sockets are real. Only its pool is never started, so
 that nothing happens outside :meth:`Bench.run`, which does all of it in the test's own thread.
 """
 
@@ -143,7 +143,7 @@ class Bench:
             client.close()
         for near in list(self.worker.connections):
             near.close()
-        self.worker.dispatcher.close()
+        self.worker.poller.close()
         self.worker.tmp.close()
         self._undo.close()
 
@@ -171,7 +171,7 @@ class Bench:
 
     def run(self) -> None:
         """Do everything that there is to do, and run the apps that are called for."""
-        work: deque[Any] = self.worker.crew.work
+        work: deque[Any] = self.worker.pool.work
         for _ in range(_TURNS):
             if not work:
                 self.poll()
@@ -186,10 +186,10 @@ class Bench:
             raise self.log.failures[0]
 
     def poll(self) -> None:
-        """Take up what the dispatcher has, without doing anything about it."""
-        dispatcher = self.worker.dispatcher
+        """Take up what the poller has, without doing anything about it."""
+        poller = self.worker.poller
         # The first poll of one that is asked to change something may do that only.
-        self.worker.crew.work.extend(dispatcher.poll(0) or dispatcher.poll(0))
+        self.worker.pool.work.extend(poller.poll(0) or poller.poll(0))
 
     def pass_time(self, seconds: float) -> None:
         """Let time go by, until the sweep and what follows from it."""

@@ -18,7 +18,7 @@ from tests.support.http import Address
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.workers.app import block
 
-DISPATCHERS = ("epoll", "selectors")
+POLLERS = ("epoll", "selectors")
 
 _CONFIGURATION = """\
 from wsgifast.workers import FastWorker

@@ -17,7 +17,7 @@ from wsgifast.workers.attributes import InvalidWorkerOption, check_attributes
         ("header_timeout_s", "head_timeout_s"),
         ("buffered_bodies", "buffer_bodies"),
         ("output_ahead", "output_ahead_bytes"),
-        ("dispatcher", "dispatcher_kind"),
+        ("poller", "poller_kind"),
     ],
 )
 def test_misspelt_attribute_is_named_with_those_that_there_are(name: str, meant: str) -> None:

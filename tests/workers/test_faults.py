@@ -13,7 +13,7 @@ from tests.support.http import Connection
 from tests.support.servers import LiveServer, wait_for
 from tests.workers.app import FILE_BYTES, block
 from tests.workers.serving import (
-    DISPATCHERS,
+    POLLERS,
     fast_worker,
     has_setting,
     nothing_left_behind,
@@ -33,10 +33,10 @@ LIMITS = {
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(d, marks=pytest.mark.xdist_group(f"faults-{d}")) for d in DISPATCHERS],
+    params=[pytest.param(d, marks=pytest.mark.xdist_group(f"faults-{d}")) for d in POLLERS],
 )
 def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
-    attributes = {**LIMITS, "dispatcher_kind": request.param}
+    attributes = {**LIMITS, "poller_kind": request.param}
     with fast_worker("--worker-connections=3000", attributes=attributes) as running:
         yield running
 

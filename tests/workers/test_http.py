@@ -1,4 +1,4 @@
-"""HTTP on FastWorker: one suite, over both dispatchers, plain and TLS."""
+"""HTTP on FastWorker: one suite, over both pollers, plain and TLS."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import trustme
 from tests.support.http import Connection, Response
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.workers.app import FILE_BYTES, block
-from tests.workers.serving import DISPATCHERS, fast_worker, gunicorn_command, has_setting, stats
+from tests.workers.serving import POLLERS, fast_worker, gunicorn_command, has_setting, stats
 
-SERVERS = [*DISPATCHERS, "tls", "tls-selectors-streamed", "python-parser-read-write"]
+SERVERS = [*POLLERS, "tls", "tls-selectors-streamed", "python-parser-read-write"]
 
 
 class Client:
@@ -47,7 +47,7 @@ def client(
     kind = request.param
     options: list[str] = []
     attributes: dict[str, object] = {
-        "dispatcher_kind": "selectors" if "selectors" in kind else "auto",
+        "poller_kind": "selectors" if "selectors" in kind else "auto",
         "buffer_bodies": "streamed" not in kind,
     }
     tls = None

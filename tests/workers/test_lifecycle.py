@@ -20,15 +20,15 @@ import trustme
 from tests.support.http import Connection
 from tests.support.servers import LiveServer, free_port, wait_for
 from tests.workers.app import FILE_BYTES, block
-from tests.workers.serving import DISPATCHERS, fast_worker, stats
+from tests.workers.serving import POLLERS, fast_worker, stats
 from wsgifast.workers import UnsupportedGunicorn
 from wsgifast.workers.gunicorn_support import check_gunicorn
 
 
-@pytest.mark.parametrize("dispatcher", DISPATCHERS)
-def test_term_lets_a_hundred_downloads_finish(dispatcher: str) -> None:
+@pytest.mark.parametrize("poller", POLLERS)
+def test_term_lets_a_hundred_downloads_finish(poller: str) -> None:
     with (
-        fast_worker(attributes={"dispatcher_kind": dispatcher}) as server,
+        fast_worker(attributes={"poller_kind": poller}) as server,
         contextlib.ExitStack() as stack,
     ):
         downloads = []
@@ -132,12 +132,12 @@ def app(environ, start_response):
 """
 
 
-@pytest.mark.parametrize("dispatcher", DISPATCHERS)
-def test_reload_brings_the_new_app_and_cuts_no_download(tmp_path: Path, dispatcher: str) -> None:
+@pytest.mark.parametrize("poller", POLLERS)
+def test_reload_brings_the_new_app_and_cuts_no_download(tmp_path: Path, poller: str) -> None:
     module = tmp_path / "reloaded.py"
     module.write_text(RELOADED.replace("{version}", "1"))
     options = ["--reload", "--reload-engine=poll", f"--pythonpath={tmp_path}"]
-    attributes = {"dispatcher_kind": dispatcher}
+    attributes = {"poller_kind": poller}
     with (
         fast_worker(*options, app="reloaded:app", attributes=attributes) as server,
         Connection(server.address, receive_buffer=65_536) as download,

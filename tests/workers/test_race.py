@@ -17,7 +17,7 @@ import pytest
 from tests.support.http import Address, Connection
 from tests.support.servers import wait_for
 from tests.workers.app import FILE_BYTES, block
-from tests.workers.serving import DISPATCHERS, fast_worker, stats
+from tests.workers.serving import POLLERS, fast_worker, stats
 
 SECONDS = float(os.environ.get("WSGIFAST_RACE_SECONDS", "4"))
 CLIENTS = 16
@@ -81,9 +81,9 @@ def _client(address: Address, seed: int, end: float, failures: list[str], done: 
 
 
 @pytest.mark.timeout(SECONDS + 90)
-@pytest.mark.parametrize("dispatcher", DISPATCHERS)
-def test_everything_at_once(dispatcher: str) -> None:
-    with fast_worker(attributes={"dispatcher_kind": dispatcher}) as server:
+@pytest.mark.parametrize("poller", POLLERS)
+def test_everything_at_once(poller: str) -> None:
+    with fast_worker(attributes={"poller_kind": poller}) as server:
         before = stats(server)
         failures: list[str] = []
         done: list[int] = []

@@ -14,7 +14,7 @@ import trustme
 from tests.support.http import Connection, Response
 from tests.support.servers import LiveServer, wait_for
 from tests.workers.app import PIECE_BYTES, block
-from tests.workers.serving import DISPATCHERS, fast_worker, nothing_left_behind, reset, stats
+from tests.workers.serving import POLLERS, fast_worker, nothing_left_behind, reset, stats
 
 UPLOAD_BYTES = 5_000_000
 THREADS = 4
@@ -43,7 +43,7 @@ class Client:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(d, marks=pytest.mark.xdist_group(f"uploads-{d}")) for d in DISPATCHERS],
+    params=[pytest.param(d, marks=pytest.mark.xdist_group(f"uploads-{d}")) for d in POLLERS],
 )
 def client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -56,7 +56,7 @@ def client(
     attributes = {
         "buffer_bodies": False,
         "body_timeout_s": 1.0,
-        "dispatcher_kind": request.param,
+        "poller_kind": request.param,
     }
     options = [f"--certfile={pem}", f"--keyfile={pem}", f"--threads={THREADS}", "--keep-alive=30"]
     with fast_worker(*options, attributes=attributes) as server:

@@ -69,7 +69,7 @@ def configured(name: str, value: object) -> type[FastWorker]:
             for which in ("body_memory", "body_limit", "output_ahead")
         ),
         ("buffer_bodies", (1, "no", None), (True, False)),
-        ("dispatcher_kind", ("kqueue", None), ("auto", "epoll", "selectors")),
+        ("poller_kind", ("kqueue", None), ("auto", "epoll", "selectors")),
     ],
 )
 def test_options(name: str, wrong: tuple[Any, ...], right: tuple[Any, ...]) -> None:
@@ -103,29 +103,29 @@ def test_the_installed_gunicorn_is_looked_at(monkeypatch: pytest.MonkeyPatch) ->
 # Its life
 
 
-class Crew:
-    """A crew that does nothing but tell when it is called."""
+class Pool:
+    """A pool that does nothing but tell when it is called."""
 
     def __init__(self, said: list[str]) -> None:
         self.said = said
         self.failed = False
         self.ticking = False
         self.work: deque[Any] = deque()
-        self.at_watch: list[Callable[[], object]] = []
-        self.watched: list[float] = []
+        self.at_monitor: list[Callable[[], object]] = []
+        self.rounds: list[float] = []
 
     def start(self) -> None:
         self.said.append("start")
 
-    def watch(self, seconds: float) -> None:
-        self.said.append("watch")
-        self.watched.append(seconds)
-        if not self.at_watch:
-            pytest.fail("it watches for ever")
-        self.at_watch.pop(0)()
+    def monitor(self, seconds: float) -> None:
+        self.said.append("monitor")
+        self.rounds.append(seconds)
+        if not self.at_monitor:
+            pytest.fail("it monitors for ever")
+        self.at_monitor.pop(0)()
 
-    def ring(self) -> None:
-        self.said.append("ring")
+    def interrupt(self) -> None:
+        self.said.append("interrupt")
 
     def stop(self) -> None:
         self.said.append("stop")
@@ -138,7 +138,7 @@ class Life:
         self.bench = bench
         self.worker = worker = bench.worker
         self.said: list[str] = []
-        self.crew = worker.crew = Crew(self.said)
+        self.pool = worker.pool = Pool(self.said)
         self.listener = socket.create_server(("127.0.0.1", 0))
         worker.sockets = [self.listener]
         worker.notify = lambda: self.said.append("notify")
@@ -169,43 +169,43 @@ def nothing() -> None:
 
 
 def test_a_life(life: Life) -> None:
-    worker, crew = life.worker, life.crew
+    worker, pool = life.worker, life.pool
     listened: list[bool] = []
-    crew.at_watch = [
+    pool.at_monitor = [
         lambda: listened.append(life.listens()),
         lambda: worker.handle_exit(signal.SIGTERM, None),
     ]
     worker.run()
     assert life.said == [
-        "start", "notify", "sweep", "watch", "notify", "sweep", "watch", "ring", "stop",
+        "start", "notify", "sweep", "monitor", "notify", "sweep", "monitor", "interrupt", "stop",
     ]  # fmt: skip
     assert listened == [True]
-    assert crew.watched == [1.0, 1.0]
+    assert pool.rounds == [1.0, 1.0]
     assert not life.listens()
     assert life.listener.fileno() == -1
     worker.handle_exit(signal.SIGTERM, None)  # a second one is nothing new
-    assert life.said.count("ring") == 1
+    assert life.said.count("interrupt") == 1
 
 
 def test_a_worker_without_its_arbiter_ends(life: Life) -> None:
     life.worker.ppid = -1
     life.worker.run()
-    assert "watch" not in life.said
+    assert "monitor" not in life.said
     assert life.said[-1] == "stop"
     assert not life.worker.alive
 
 
-def test_a_crew_that_has_failed_ends_the_worker_with_an_error(life: Life) -> None:
+def test_a_pool_that_has_failed_ends_the_worker_with_an_error(life: Life) -> None:
     def fail() -> None:
-        life.crew.failed = True
-        life.worker._on_crew_failure()
+        life.pool.failed = True
+        life.worker._on_pool_failure()
 
-    life.crew.at_watch = [fail]
+    life.pool.at_monitor = [fail]
     life.bench.connect()  # which nobody would serve
     with pytest.raises(SystemExit) as raised:
         life.worker.run()
     assert raised.value.code == 1
-    assert life.said[-2:] == ["ring", "stop"]
+    assert life.said[-2:] == ["interrupt", "stop"]
     assert life.listener.fileno() == -1
     assert life.bench.log.says("A thread of the worker has failed")
 
@@ -222,13 +222,13 @@ def test_what_runs_is_finished_within_the_graceful_time(life: Life) -> None:
         if len(seen) == 3:
             client.near.close()
 
-    life.crew.at_watch = [lambda: setattr(worker, "alive", False), later, later, later]
+    life.pool.at_monitor = [lambda: setattr(worker, "alive", False), later, later, later]
     client.send(b"GET / HT")
     bench.run()
     worker.run()
     assert len(seen) == 3
-    assert life.said[4:] == [*["notify", "sweep", "watch"] * 3, "stop"]
-    assert all(0 < seconds <= 0.1 for seconds in life.crew.watched[1:])
+    assert life.said[4:] == [*["notify", "sweep", "monitor"] * 3, "stop"]
+    assert all(0 < seconds <= 0.1 for seconds in life.pool.rounds[1:])
     assert not bench.log.says("cut off")
 
 
@@ -238,7 +238,7 @@ def test_what_does_not_finish_is_cut_off(life: Life) -> None:
     def later() -> None:
         bench.clock.now += 9.99
 
-    life.crew.at_watch = [lambda: setattr(worker, "alive", False), later, later, later, later]
+    life.pool.at_monitor = [lambda: setattr(worker, "alive", False), later, later, later, later]
     client = bench.connect()
     client.near.deadline = math.inf
     client.send(b"GET / HT")
@@ -246,7 +246,7 @@ def test_what_does_not_finish_is_cut_off(life: Life) -> None:
     client.near.deadline = math.inf
     worker.run()
     assert bench.clock.now == pytest.approx(1000 + 4 * 9.99)
-    assert life.crew.watched[-1] == pytest.approx(30 - 3 * 9.99)  # no longer than that
+    assert life.pool.rounds[-1] == pytest.approx(30 - 3 * 9.99)  # no longer than that
     assert bench.log.says("1 connections cut off")
     assert life.said[-1] == "stop"
 
@@ -268,19 +268,19 @@ def test_who_is_kept_alive_is_given_a_moment(life: Life) -> None:
         bench.run()
 
     assert worker.keepalive_s() == 60
-    life.crew.at_watch = [lambda: setattr(worker, "alive", False), answer]
+    life.pool.at_monitor = [lambda: setattr(worker, "alive", False), answer]
     worker.run()
     assert not worker.connections
 
 
-def test_the_crew_is_made_to_measure(make_bench: MakeBench) -> None:
+def test_the_pool_is_made_to_measure(make_bench: MakeBench) -> None:
     bench = make_bench(hello, threads=7)
-    crew = bench.worker.crew
-    assert len(crew._hands) == 7
-    crew._on_tick()
-    crew._on_failure()
+    pool = bench.worker.pool
+    assert len(pool._members) == 7
+    pool._on_tick()
+    pool._on_failure()
     assert bench.log.says("A thread of the worker has failed")
-    assert crew._rung
+    assert pool._interrupted
 
 
 def test_what_is_held_goes_out_with_the_tick(make_bench: MakeBench) -> None:
@@ -289,13 +289,13 @@ def test_what_is_held_goes_out_with_the_tick(make_bench: MakeBench) -> None:
     for client in clients:
         assert client.near.output.write(b"held", hold=True)
         bench.worker.held.add(client.near)
-    bench.worker.crew._on_tick()
+    bench.worker.pool._on_tick()
     assert [client.receive_all_there_is() for client in clients] == [b"held"] * 3
     assert not bench.worker.held
 
 
 def test_what_is_held_is_taken_by_two_ticks_at_once(make_bench: MakeBench) -> None:
-    """A thread may send what it held by itself, after the watch has seen that there is some."""
+    """A thread may send what it held by itself, after the monitor has seen that there is some."""
     bench = make_bench(hello)
 
     class Emptied(set[Any]):
@@ -329,9 +329,9 @@ def test_a_full_worker_accepts_nobody(make_bench: MakeBench) -> None:
     assert not worker._has_room()
 
 
-@pytest.mark.parametrize("dispatcher_kind", ["epoll", "selectors"])
-def test_listeners_are_for_whoever_polls(make_bench: MakeBench, dispatcher_kind: str) -> None:
-    bench = make_bench(hello, attributes={"dispatcher_kind": dispatcher_kind})
+@pytest.mark.parametrize("poller_kind", ["epoll", "selectors"])
+def test_listeners_are_for_whoever_polls(make_bench: MakeBench, poller_kind: str) -> None:
+    bench = make_bench(hello, attributes={"poller_kind": poller_kind})
     worker = bench.worker
     with socket.create_server(("127.0.0.1", 0)) as listener:
         worker.sockets = [listener]
@@ -356,10 +356,10 @@ def test_events_give_a_crowd_at_the_door_its_turn(make_bench: MakeBench) -> None
     bench = make_bench(hello)
     counted: list[int] = []
     acceptor = bench.worker._acceptor
-    acceptor.on_event_in_crowd = lambda: counted.append(1)
+    acceptor.count_event = lambda: counted.append(1)
     ask(bench)
     assert not counted
-    acceptor.crowded = 99
+    acceptor.unfinished = 99
     ask(bench)
     assert counted
 
@@ -434,13 +434,13 @@ def test_after_so_many_requests_it_is_replaced(make_bench: MakeBench) -> None:
     assert ask(bench, client) == (200, True, b"hello")
     assert ask(bench, client) == (200, True, b"hello")
     assert worker.alive
-    assert not worker.crew._rung
+    assert not worker.pool._interrupted
     assert ask(bench, client) == (200, False, b"hello")
     assert not worker.alive
-    assert worker.crew._rung  # the watch hears of it at once
-    worker.crew._rung = False
+    assert worker.pool._interrupted  # the monitor hears of it at once
+    worker.pool._interrupted = False
     assert ask(bench, other) == (200, False, b"hello")
-    assert not worker.crew._rung
+    assert not worker.pool._interrupted
     assert sum("Autorestarting" in line for line in bench.log.lines) == 1
 
 

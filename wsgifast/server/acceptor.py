@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from .poller import Dispatcher
+from .poller import Poller
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -38,7 +38,7 @@ class Acceptor:
     def __init__(
         self,
         listeners: Iterable[socket.socket],
-        dispatcher: Dispatcher,
+        poller: Poller,
         *,
         connect: Callable[[socket.socket, Any, Any], Connection | None],
         has_room: Callable[[], bool],
@@ -47,7 +47,7 @@ class Acceptor:
         self._listeners = {sock.fileno(): (sock, sock.getsockname()) for sock in listeners}
         for sock, _ in self._listeners.values():
             sock.setblocking(False)
-        self._dispatcher = dispatcher
+        self._poller = poller
         self._connect = connect
         self._has_room = has_room
         self._log = log
@@ -56,7 +56,7 @@ class Acceptor:
         self._stopped = False
         self._resume_at = 0.0
         # A listener whose queue was not emptied in its last turn.
-        self.crowded: int | None = None
+        self.unfinished: int | None = None
         self._events = 0
 
     def listens_on(self, fd: int) -> bool:
@@ -81,7 +81,7 @@ class Acceptor:
     def accept(self, fd: int) -> None:
         """Take a turn at a listener that is ready."""
         listener, address = self._listeners[fd]
-        self.crowded = None
+        self.unfinished = None
         for _ in range(_ACCEPTS):
             if not self._enabled:
                 return
@@ -100,25 +100,25 @@ class Acceptor:
                 # Before the connection may close in another thread, and make room again.
                 self._enable(False)
             connection.begin()
-        self.crowded = fd
+        self.unfinished = fd
         self._events = 0
 
-    def on_event_in_crowd(self) -> None:
-        """Count an event of a connection while a listener is crowded; now and then, a turn."""
-        fd = self.crowded
+    def count_event(self) -> None:
+        """Count an event of a connection while a listener is unfinished; now and then, a turn."""
+        fd = self.unfinished
         self._events += 1
         if fd is not None and self._events >= _EVENTS_BETWEEN_TURNS:
             self.accept(fd)
 
     def _enable(self, enabled: bool) -> None:
         # One thread may accept the last connection allowed while another closes one: the flag and
-        # the dispatcher must not part, or nobody would be accepted ever again.
+        # the poller must not part, or nobody would be accepted ever again.
         with self._lock:
             if enabled == self._enabled or (enabled and self._stopped):
                 return
             self._enabled = enabled
             for fd in self._listeners:
                 if enabled:
-                    self._dispatcher.listen(fd)
+                    self._poller.listen(fd)
                 else:
-                    self._dispatcher.forget(fd)
+                    self._poller.forget(fd)

@@ -10,7 +10,7 @@ Theory of operation
     LINGERING  the last response is sent; waiting for the client to close (RFC 9112 section 9.6)
     CLOSED
 
-A connection that waits is registered in `server.waiting` and armed in the dispatcher. An event, or
+A connection that waits is registered in `server.waiting` and armed in the poller. An event, or
 the sweep of overdue connections, takes it out of there: `dict.pop` gives it to one thread only,
 and whoever has it runs :meth:`Connection.on_event` and either registers it again, closes it, or
 returns it as ready to run. During RUNNING it belongs to the app's thread; only if its output queue
@@ -127,7 +127,7 @@ class Connection:
         self._settings = (
             server.trusted_settings if server.settings.trusts(peer) else server.settings
         )
-        self._known = False  # whether the dispatcher knows the descriptor
+        self._known = False  # whether the poller knows the descriptor
         self._attempted = 0  # bytes of an incomplete head that the parser has seen
         self._requests = 0
         self._part: dict[str, Any] | None = None
@@ -169,10 +169,10 @@ class Connection:
         server.waiting[self.fd] = self
         try:
             if self._known:
-                server.dispatcher.arm(self.fd, events)
+                server.poller.arm(self.fd, events)
             else:
                 self._known = True
-                server.dispatcher.add(self.fd, events)
+                server.poller.add(self.fd, events)
         except (OSError, ValueError) as error:
             if server.take(self):
                 server.log.warning("cannot wait for a connection: %s", error)
@@ -429,10 +429,10 @@ class Connection:
         now = time.monotonic()
         behind = now - self._last_block < _HOLD_S
         self._last_block = now
-        if self.output.write(block, hold=behind and server.crew.ticking):
+        if self.output.write(block, hold=behind and server.pool.ticking):
             server.held.add(self)
-            # The watch may have stopped ticking meanwhile; nobody else would send it then.
-            if not server.crew.ticking:
+            # The monitor may have stopped ticking meanwhile; nobody else would send it then.
+            if not server.pool.ticking:
                 self.output.push_on()
 
     def hijack(self) -> socket.socket:
@@ -480,7 +480,7 @@ class Connection:
         if self.received.data:
             # Pipelined: no event will come for what is here already.
             self.server.waiting[self.fd] = self
-            self.server.crew.push((self.fd, 0))
+            self.server.pool.push((self.fd, 0))
         else:
             self.wait(READ)
 

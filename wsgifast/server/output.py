@@ -13,7 +13,7 @@ needs it too, since one TLS object must not be used by two threads at once.
     empty --write, more to come--> held --tick, or enough--> as above
 
 *Held*: a generator's chunk that comes right behind another waits for company, at most until the
-watch's next tick, in which another thread sends it while the app works on (PEP 3333, "Buffering
+monitor's next tick, in which another thread sends it while the app works on (PEP 3333, "Buffering
 and Streaming"). A writer that is more than `ahead` bytes before its client waits for room.
 
 An error is final: what is queued is dropped, file descriptors are closed, writers are told.
@@ -190,7 +190,7 @@ class OutputQueue:
                 self._send_or_raise()
 
     def push_on(self) -> None:
-        """Send what was held; called by the watch and by the writer at its end."""
+        """Send what was held; called by the monitor and by the writer at its end."""
         with self.lock:
             if self._items and not self.draining:
                 self._send()
@@ -236,7 +236,7 @@ class OutputQueue:
             self._draining_since = time.monotonic()
         try:
             self._arm(starved)
-        except (OSError, ValueError) as error:  # of the kernel, which can watch no more
+        except (OSError, ValueError) as error:  # of the kernel, which can wait for no more
             self._fail(error)
 
     def _limit_buffer(self) -> None:

@@ -1,4 +1,4 @@
-"""Who waits for which descriptor: one interface, two dispatchers.
+"""Who waits for which descriptor: one interface, two pollers.
 
 Theory of operation
 -------------------
@@ -7,7 +7,7 @@ delivered once and disarms its descriptor (EPOLLONESHOT), so that whichever thre
 the connection until it arms it again. Any thread may arm, at any time, while another one polls.
 Listeners are not one-shot: they stay armed, and one event stands for one connection to accept.
 
-:class:`EpollDispatcher` leaves all of this to the kernel. :class:`SelectorsDispatcher` does the
+:class:`EpollPoller` leaves all of this to the kernel. :class:`SelectorsPoller` does the
 same over :mod:`selectors` (kqueue on macOS), whose objects may only be changed by the thread that
 polls: changes are queued, and a pipe wakes the poll that has to take them up.
 """
@@ -25,13 +25,13 @@ from typing import Protocol
 from ..errors import ConfigurationError
 
 __all__ = [
-    "DISPATCHERS",
+    "POLLERS",
     "READ",
     "WRITE",
-    "Dispatcher",
-    "EpollDispatcher",
-    "SelectorsDispatcher",
-    "make_dispatcher",
+    "EpollPoller",
+    "Poller",
+    "SelectorsPoller",
+    "make_poller",
 ]
 
 # epoll's own values of EPOLLIN and EPOLLOUT, so that its events need no translation. An event may
@@ -39,12 +39,12 @@ __all__ = [
 READ = 0x1
 WRITE = 0x4
 
-DISPATCHERS = ("auto", "epoll", "selectors")
+POLLERS = ("auto", "epoll", "selectors")
 
 Event = tuple[int, int]
 
 
-class Dispatcher(Protocol):
+class Poller(Protocol):
     """Waits for descriptors. Every method but :meth:`close` may be called from any thread."""
 
     # Whether a descriptor must be forgotten before it is closed; epoll forgets by itself.
@@ -75,24 +75,24 @@ class Dispatcher(Protocol):
         """Make a poll that is waiting, or the next one, return at once."""
 
     def close(self) -> None:
-        """Free the dispatcher's own descriptors; nobody may be polling any more."""
+        """Free the poller's own descriptors; nobody may be polling any more."""
 
 
-def make_dispatcher(kind: str) -> Dispatcher:
-    """Make the dispatcher of a kind.
+def make_poller(kind: str) -> Poller:
+    """Make the poller of a kind.
 
     :param kind: "epoll", "selectors", or "auto" for the first of them that this system has.
     :raises ConfigurationError: for any other kind, or epoll where there is none.
     """
-    if kind not in DISPATCHERS:
-        raise ConfigurationError(f"dispatcher_kind={kind!r}: expected one of {DISPATCHERS}")
+    if kind not in POLLERS:
+        raise ConfigurationError(f"poller_kind={kind!r}: expected one of {POLLERS}")
     has_epoll = hasattr(select, "epoll")
     if kind == "epoll" and not has_epoll:
-        raise ConfigurationError("dispatcher_kind='epoll': this system has none; use 'selectors'")
-    return EpollDispatcher() if has_epoll and kind != "selectors" else SelectorsDispatcher()
+        raise ConfigurationError("poller_kind='epoll': this system has none; use 'selectors'")
+    return EpollPoller() if has_epoll and kind != "selectors" else SelectorsPoller()
 
 
-class EpollDispatcher:
+class EpollPoller:
     """Linux: the kernel keeps the descriptors, and gives each event to one thread only."""
 
     must_forget = False
@@ -135,7 +135,7 @@ class EpollDispatcher:
         self._pipe.close()
 
 
-class SelectorsDispatcher:
+class SelectorsPoller:
     """Any system with :mod:`selectors`; one thread polls, a second one that comes waits for it."""
 
     must_forget = True

@@ -8,13 +8,13 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..options import is_count, is_number
-from ..server.poller import DISPATCHERS
+from ..server.poller import POLLERS
 
 __all__ = ["InvalidWorkerOption", "check_attributes"]
 
 _BYTES = ("body_memory_bytes", "body_limit_bytes", "output_ahead_bytes")
 _SECONDS = ("body_timeout_s", "head_timeout_s", "send_timeout_s")
-_ATTRIBUTES = ("buffer_bodies", *_BYTES, *_SECONDS, "dispatcher_kind")
+_ATTRIBUTES = ("buffer_bodies", *_BYTES, *_SECONDS, "poller_kind")
 # difflib's measure of two names. Slips are above it; a name that a subclass has for something of
 # its own is below it, even memory_limit_bytes (0.82) or db_timeout_s (0.85).
 _ALIKE = 0.87
@@ -48,9 +48,9 @@ def check_attributes(worker: Any, base: type) -> None:
         raise InvalidWorkerOption(
             f"FastWorker.buffer_bodies={worker.buffer_bodies!r}: expected True or False"
         )
-    if worker.dispatcher_kind not in DISPATCHERS:
+    if worker.poller_kind not in POLLERS:
         raise InvalidWorkerOption(
-            f"FastWorker.dispatcher_kind={worker.dispatcher_kind!r}: expected one of {DISPATCHERS}"
+            f"FastWorker.poller_kind={worker.poller_kind!r}: expected one of {POLLERS}"
         )
 
 

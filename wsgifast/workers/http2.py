@@ -1,4 +1,4 @@
-"""HTTP/2: gthread's own code, on a blocking socket, in a thread of the crew."""
+"""HTTP/2: gthread's own code, on a blocking socket, in a thread of the pool."""
 
 from __future__ import annotations
 

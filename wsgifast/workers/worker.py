@@ -1,7 +1,7 @@
 """FastWorker: gunicorn's gthread worker, with another way of doing input and output.
 
 It is a ThreadWorker for gunicorn: the same settings, hooks, logs and HTTP/2 code. What it replaces
-is the loop (crew.py, dispatcher.py), accepting (accepting.py), the connections (connection.py) and
+is the loop (pool.py, poller.py), accepting (acceptor.py), the connections (connection.py) and
 the response (response.py).
 """
 
@@ -22,8 +22,8 @@ from ..server.acceptor import Acceptor
 from ..server.application import Application
 from ..server.connection import LINGER_S, Connection
 from ..server.environ import EnvironFactory
-from ..server.poller import READ, Dispatcher, Event, make_dispatcher
-from ..server.pool import Crew
+from ..server.poller import READ, Event, Poller, make_poller
+from ..server.pool import Pool
 from .attributes import InvalidWorkerOption, check_attributes
 from .gunicorn_support import Settings, TLSContexts, check_gunicorn, head_limit
 from .http2 import HTTP2
@@ -62,7 +62,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         dropped.
     :cvar output_ahead_bytes: a generator is not asked for its next block while more than this waits
         for its client.
-    :cvar dispatcher_kind: "epoll", "selectors", or "auto" for the first of them that the system
+    :cvar poller_kind: "epoll", "selectors", or "auto" for the first of them that the system
         has.
     """
 
@@ -73,7 +73,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     head_timeout_s = 20.0
     send_timeout_s = 60.0
     output_ahead_bytes = 256 * 1024
-    dispatcher_kind = "auto"
+    poller_kind = "auto"
 
     # gunicorn's own, named here because it ships no types.
     alive: bool
@@ -97,7 +97,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     # The worker's life.
 
     def init_process(self) -> None:
-        self.tpool = None  # ours are in the crew
+        self.tpool = None  # ours are in the pool
         # Connections that wait for an event or a time limit, by descriptor; whoever pops one owns
         # it.
         self.waiting: dict[int, Connection] = {}
@@ -105,28 +105,28 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self.held: set[Connection] = set()
         self.connections: set[Connection] = set()
         self._stopping = False
-        self.dispatcher: Dispatcher = make_dispatcher(self.dispatcher_kind)
-        self.crew: Crew[Connection] = Crew(
+        self.poller: Poller = make_poller(self.poller_kind)
+        self.pool: Pool[Connection] = Pool(
             size=self.cfg.threads,
-            dispatcher=self.dispatcher,
+            poller=self.poller,
             receive=self._receive,
             run=self._run,
             on_tick=self._send_held,
-            on_failure=self._on_crew_failure,
+            on_failure=self._on_pool_failure,
         )
         # Past gthread's own method, which makes a pool and a poller.
         super(gthread.ThreadWorker, self).init_process()
 
     def run(self) -> None:
-        """The main thread: the watch over the crew, time limits, and gunicorn's heartbeat."""
+        """The main thread: the pool's monitor, time limits, and gunicorn's heartbeat."""
         self._prepare()
-        self.crew.start()
-        while self.alive and not self.crew.failed:
+        self.pool.start()
+        while self.alive and not self.pool.failed:
             self.notify()
             self._sweep()
             if not self.is_parent_alive():
                 break
-            self.crew.watch(_ROUND_S)
+            self.pool.monitor(_ROUND_S)
         self.alive = False
         self._stop()
 
@@ -134,7 +134,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """SIGTERM: finish what is running, then end."""
         if self.alive:
             self.alive = False
-            self.crew.ring()
+            self.pool.interrupt()
 
     def handle_quit(self, sig: int, frame: Any) -> None:
         """SIGQUIT, SIGINT: end now; the threads are daemons and end with the process."""
@@ -152,7 +152,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self._tls = TLSContexts(settings) if settings.is_ssl else None
         self._acceptor = Acceptor(
             self.sockets,
-            self.dispatcher,
+            self.poller,
             connect=self._connect,
             has_room=self._has_room,
             log=self.log,
@@ -181,18 +181,18 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         # Kept-alive connections get a moment for a request that is under way already; it is
         # answered with "Connection: close" (RFC 9112 section 9.6).
         self._cap_keepalive(now + LINGER_S)
-        while self.connections and not self.crew.failed:
+        while self.connections and not self.pool.failed:
             now = time.monotonic()
             if now >= deadline:
                 self.log.info("%d connections cut off", len(self.connections))
                 break
             self.notify()
             self._sweep()
-            self.crew.watch(min(0.1, deadline - now))
-        self.crew.stop()
+            self.pool.monitor(min(0.1, deadline - now))
+        self.pool.stop()
         for sock in self.sockets:
             sock.close()
-        if self.crew.failed:
+        if self.pool.failed:
             sys.exit(1)
 
     def _cap_keepalive(self, deadline: float) -> None:
@@ -201,9 +201,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             if connection.is_idle():
                 connection.deadline = min(connection.deadline, deadline)
 
-    def _on_crew_failure(self) -> None:
+    def _on_pool_failure(self) -> None:
         self.log.exception("A thread of the worker has failed; the worker restarts")
-        self.crew.ring()
+        self.pool.interrupt()
 
     # Connections come and go.
 
@@ -246,7 +246,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             return True
         if taken is not None:
             self.waiting[taken.fd] = taken
-            self.crew.push((taken.fd, READ))
+            self.pool.push((taken.fd, READ))
         return False
 
     def forget(self, connection: Connection) -> None:
@@ -258,10 +258,10 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self.held.discard(connection)
         if self.waiting.get(fd) is connection:
             self.waiting.pop(fd, None)
-        if self.dispatcher.must_forget and connection.sock.fileno() == fd:
-            self.dispatcher.forget(fd)
+        if self.poller.must_forget and connection.sock.fileno() == fd:
+            self.poller.forget(fd)
 
-    # What the crew calls.
+    # What the pool calls.
 
     def _receive(self, item: Event | Connection) -> Connection | None:
         """Take an event up; returns the connection if it is ready to run."""
@@ -273,8 +273,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             if self._acceptor.listens_on(fd):
                 self._acceptor.accept(fd)
             return None
-        if self._acceptor.crowded is not None:
-            self._acceptor.on_event_in_crowd()
+        if self._acceptor.unfinished is not None:
+            self._acceptor.count_event()
         try:
             return connection if connection.on_event(events) else None
         except Exception:
@@ -331,7 +331,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             if self.alive:
                 self.log.info("Autorestarting worker after current request.")
                 self.alive = False
-                self.crew.ring()
+                self.pool.interrupt()
             return False
         return bool(
             self.alive and self.settings.keepalive and len(self.connections) <= self.max_keepalived
