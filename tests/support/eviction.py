@@ -1,0 +1,33 @@
+"""A file whose bytes are on the disk and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+__all__ = ["evict"]
+
+_PATIENCE_S = 5.0
+
+
+def evict(fd: int) -> None:
+    """Make the kernel forget what it has of a file in memory; skip the test where that fails."""
+    nowait = getattr(os, "RWF_NOWAIT", 0)
+    if not nowait:
+        pytest.skip("only Linux tells what is in memory")
+    last = os.fstat(fd).st_size - 1
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        os.fsync(fd)
+        # Which the kernel need not heed, while it has the pages in hand itself.
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            os.preadv(fd, [bytearray(1)], last, nowait)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            pytest.skip(f"the test folder's file system does not tell what is in memory: {error}")
+        time.sleep(0.01)
+    pytest.skip("the kernel keeps the test's file in memory")
