@@ -1,0 +1,138 @@
+"""The crowd of slow clients does what it says, and goes home; and the slow disk is slow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import wait_for
+from tests.support.slow_clients import HOST, KINDS, others, slow_clients
+from tests.support.slow_disk import has_slow_disk, slow_disk
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+class Listener:
+    """Takes everybody in; notes what each has sent, and answers a whole head on request."""
+
+    def __init__(self, *, answers: bytes = b"") -> None:
+        self.socket = socket.create_server((HOST, 0), backlog=200)
+        self.received: list[bytearray] = []
+        self._answers = answers
+
+    @property
+    def port(self) -> int:
+        port: int = self.socket.getsockname()[1]
+        return port
+
+    def serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self.socket.accept()
+                self.received.append(bytearray())
+                threading.Thread(target=self._take, args=(sock, self.received[-1])).start()
+
+    def _take(self, sock: socket.socket, received: bytearray) -> None:
+        with sock, contextlib.suppress(OSError):
+            while data := sock.recv(65_536):
+                received += data
+                if self._answers and received.endswith(b"\r\n\r\n"):
+                    sock.sendall(self._answers)
+
+
+@contextlib.contextmanager
+def listening(**options: bytes) -> Iterator[Listener]:
+    listener = Listener(**options)
+    thread = threading.Thread(target=listener.serve)
+    thread.start()
+    try:
+        yield listener
+    finally:
+        listener.socket.shutdown(socket.SHUT_RDWR)
+        listener.socket.close()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_sends_its_opening(kind: str) -> None:
+    with listening() as listener:
+        with slow_clients(kind, listener.port, clients=2, seconds=20, path="/there") as crowd:
+            opening = KINDS[kind].opening.replace(b"{path}", b"/there")
+            wait_for(
+                lambda: (
+                    len(listener.received) >= 2
+                    and all(one.startswith(opening) for one in listener.received[:2])
+                ),
+                "both have sent it",
+            )
+            if not KINDS[kind].leaves:
+                assert crowd.gathered == 2
+            told = crowd.end()
+        assert told["opened"] >= 2
+
+
+def test_what_follows_comes_at_its_pace() -> None:
+    with (
+        listening() as listener,
+        slow_clients("one-byte chunks", listener.port, clients=3) as crowd,
+    ):
+        wait_for(lambda: all(len(one) > 17_000 for one in listener.received), "a second of it")
+        told = crowd.end()
+    assert told["sent B/s each"] == pytest.approx(17_000, rel=0.3)
+    for one in listener.received:
+        _, _, chunks = one.partition(b"\r\n\r\n")
+        assert (b"1\r\nx\r\n" * len(chunks)).startswith(chunks)
+
+
+def test_who_was_dropped_comes_back() -> None:
+    with (
+        socket.create_server((HOST, 0)) as server,
+        slow_clients("silent connections", server.getsockname()[1], clients=1) as crowd,
+    ):
+        server.settimeout(20.0)
+        server.accept()[0].close()
+        back, _ = server.accept()
+        with back:
+            told = crowd.end()
+    assert (told["opened"], told["ended"]) == (2, 1)
+
+
+def test_the_crowd_ends_at_its_time() -> None:
+    with (
+        listening() as listener,
+        slow_clients("idle", listener.port, clients=1, seconds=0.2) as crowd,
+    ):
+        begun = time.monotonic()
+        crowd._process.wait(20)
+        assert time.monotonic() - begun < 15
+
+
+def test_others_are_asked_and_their_failures_counted() -> None:
+    with listening(answers=ANSWER) as listener:
+        seen = others(listener.port, seconds=0.3)
+    assert seen.failures == 0
+    assert len(seen.times_ms) > 10
+    assert seen.percentile(50) <= seen.percentile(99)
+    with listening(answers=ANSWER.replace(b"200 OK", b"503 No")) as listener:
+        seen = others(listener.port, seconds=0.05)
+    assert seen.failures == len(seen.times_ms) > 0
+
+
+@pytest.mark.skipif(not has_slow_disk(), reason="a slow disk needs root and /dev/fuse")
+def test_a_slow_disk_gives_so_many_bytes_a_second(tmp_path: Path) -> None:
+    with slow_disk(tmp_path, size=300_000, bytes_per_s=500_000) as path:
+        assert path.stat().st_size == 300_000
+        for _ in range(2):  # each open() begins with an empty cache
+            with path.open("rb") as file:
+                begun = time.monotonic()
+                assert file.read() == bytes(300_000)
+                assert time.monotonic() - begun > 0.5
+                assert os.pread(file.fileno(), 10, 0) == bytes(10)
+    assert not os.path.ismount(tmp_path)
