@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["BodyError", "ConfigurationError", "MissingExtra", "WSGIFastError"]
+__all__ = [
+    "BodyError",
+    "BodyTooLarge",
+    "ConfigurationError",
+    "MalformedBody",
+    "MissingExtra",
+    "WSGIFastError",
+]
 
 
 class WSGIFastError(Exception):
@@ -11,6 +18,14 @@ class WSGIFastError(Exception):
 
 class BodyError(WSGIFastError, TypeError):
     """An app returned, yielded or declared what cannot be a response; the message says what can."""
+
+
+class BodyTooLarge(WSGIFastError):
+    """A request's body is over a limit: answer 413 (RFC 9110 section 15.5.14)."""
+
+
+class MalformedBody(WSGIFastError, ValueError):
+    """A request's body is not what its framing says: answer 400, and close the connection."""
 
 
 class ConfigurationError(WSGIFastError, ValueError):

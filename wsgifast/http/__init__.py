@@ -1,5 +1,6 @@
 """HTTP/1's rules, each once: bytes and numbers in, bytes and decisions out. No I/O, no WSGI."""
 
+from .chunked import ChunkDecoder
 from .framing import (
     LAST_CHUNK,
     BodyCounter,
@@ -10,11 +11,14 @@ from .framing import (
     wants_to_persist,
 )
 from .head import ResponseHead, check_field, declared_length, parse_length, status_code
+from .scan import HeadScanner
 
 __all__ = [
     "LAST_CHUNK",
     "BodyCounter",
+    "ChunkDecoder",
     "Framing",
+    "HeadScanner",
     "ResponseHead",
     "check_field",
     "chunk_size_line",

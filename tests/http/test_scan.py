@@ -1,0 +1,96 @@
+"""A head in pieces: found in any split, and looked at a bounded number of times."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wsgifast.http.scan import HeadScanner
+
+HEAD = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+def looks(pieces: list[bytes]) -> list[int]:
+    """How much had come each time that the parser was asked to look."""
+    scanner = HeadScanner(pieces[0])
+    seen = []
+    for piece in pieces[1:]:
+        if scanner.add(piece):
+            seen.append(len(scanner.data))
+    assert bytes(scanner.data) == b"".join(pieces)
+    return seen
+
+
+def test_the_end_is_found_in_every_split() -> None:
+    data = HEAD + b"body"
+    for cut in range(len(HEAD)):
+        assert looks([data[:cut], data[cut:]]) == [len(data)]
+        assert looks([b"", data[:cut], data[cut:]])[-1] == len(data)
+    for first, second in itertools.combinations(range(len(HEAD)), 2):
+        assert looks([data[:first], data[first:second], data[second:]]) == [len(data)]
+    assert looks([data[i : i + 1] for i in range(len(HEAD))]) == [len(HEAD)]
+
+
+def test_nothing_to_look_at() -> None:
+    for end in range(len(HEAD)):
+        assert looks([HEAD[i : i + 1] for i in range(end)] or [b""]) == []
+
+
+@pytest.mark.parametrize("bad", [b"\n", b"G\nX", b"GET / HTTP/1.1\n", b"A\r\nB\n", b"A\r\n\n"])
+def test_a_bare_lf_is_shown_as_soon_as_it_comes(bad: bytes) -> None:
+    end = bad.rindex(b"\n") + 1
+    pieces = [bad[i : i + 1] for i in range(len(bad))]
+    assert looks([b"", *pieces]) == [end]
+    for cut in range(end):
+        assert looks([bad[:cut], bad[cut:]]) == [len(bad)]
+
+
+def test_a_head_that_does_not_end_is_looked_at_whenever_it_has_doubled() -> None:
+    seen = looks([b"X: 1\r\n"] * 200_000)
+    assert seen[0] <= 4100
+    assert all(later >= 2 * earlier for earlier, later in itertools.pairwise(seen))
+    assert all(later <= 2 * earlier + 6 for earlier, later in itertools.pairwise(seen))
+    assert len(seen) < 12
+
+
+def test_what_has_been_shown_is_not_shown_again() -> None:
+    """As of a proxy's binary header, which holds an empty line, and a parser that wants more."""
+    scanner = HeadScanner()
+    assert scanner.add(b"\r\n\r\n\x00\r\nQUIT\n")
+    assert not any(scanner.add(b"x") for _ in range(1000))
+    assert not any(scanner.add(byte) for byte in [b"\r", b"\n", b"\r"])
+    assert scanner.add(b"\n")
+
+
+class Counting(bytearray):
+    """What has come, with a count of the bytes that are searched."""
+
+    searched = 0
+
+    def find(self, what: bytes, start: int = 0) -> int:  # type: ignore[override]
+        Counting.searched += len(self) - start
+        return super().find(what, start)
+
+    def count(self, what: bytes, start: int = 0) -> int:  # type: ignore[override]
+        Counting.searched += len(self) - start
+        return super().count(what, start)
+
+
+def test_no_byte_is_searched_again() -> None:
+    scanner = HeadScanner()
+    scanner.data = Counting()
+    Counting.searched = 0
+    for _ in range(10_000):
+        scanner.add(b"x")
+    assert Counting.searched <= 10_000 * (4 + 1 + 2)
+
+
+@given(st.lists(st.sampled_from([b"\r", b"\n", b"\r\n", b"\r\n\r\n", b"a", b"ab: c"]), max_size=30))
+def test_never_missed(pieces: list[bytes]) -> None:
+    data = b"".join(pieces)
+    shown = looks([b"", *pieces])
+    bare = data.count(b"\n") != data.count(b"\r\n")
+    assert bool(shown) == (bare or b"\r\n\r\n" in data)

@@ -1,0 +1,188 @@
+"""Decoding a chunked body that comes in pieces (RFC 9112 section 7.1)."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from ..errors import BodyTooLarge, MalformedBody
+
+__all__ = ["ChunkDecoder"]
+
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # RFC 9110 section 5.6.2
+_QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'  # section 5.6.4
+# 16 digits are beyond any disk, and a number that every recipient understands (section 7.1).
+_SIZE = rb"([0-9A-Fa-f]{1,16})"
+# Section 7.1.1.
+_EXTENSIONS = rb"((?:[ \t]*;[ \t]*%(token)b(?:[ \t]*=[ \t]*(?:%(token)b|%(quoted)b))?)*)" % {
+    b"token": _TOKEN,
+    b"quoted": _QUOTED,
+}
+_SIZE_LINE = re.compile(_SIZE + _EXTENSIONS)
+# What stands between most chunks: one match in place of two lines.
+_USUAL_GAP = re.compile(rb"\r\n%b\r\n" % _SIZE)
+# RFC 9110 section 5.5; no folded lines (RFC 9112 section 5.2).
+_TRAILER = re.compile(rb"(%b):[\t\x20-\x7e\x80-\xff]*" % _TOKEN)
+# What changes framing, routing, authentication or the content's format must not come behind the
+# body (RFC 9110 section 6.5.1).
+_NO_TRAILERS = frozenset(
+    {
+        b"authorization", b"content-encoding", b"content-length", b"content-range",
+        b"content-type", b"host", b"te", b"trailer", b"transfer-encoding",
+    }
+)  # fmt: skip
+
+# Extensions that nobody reads may weigh as much as the body, and so many bytes more.
+_EXTENSION_BYTES = 16 * 1024
+
+_SIZE_NEXT, _END_NEXT, _TRAILER_NEXT = "chunk size", "chunk end", "trailer"
+
+
+class ChunkDecoder:
+    """Takes the bytes of a chunked body as they come, and gives its content.
+
+    The result is the same however the bytes are cut, and the work is linear in them. What is kept
+    between two calls is one unfinished line at most. Lines end with CRLF: a bare LF or CR is
+    refused as soon as it is seen (RFC 9112 section 2.2).
+
+    :param body_limit: the most bytes of content.
+    :param line_limit: the most bytes of a size line or of one trailer, CRLF included.
+    :param trailer_limit: the most bytes of the trailer section, its end included.
+    :param trailer_fields: the most trailers.
+    :ivar done: whether the body and its trailers have ended.
+    :ivar size: bytes of content, up to the end of the last chunk that has begun.
+    :ivar trailers: the lines of the trailer section, checked, without CRLF.
+    """
+
+    __slots__ = (
+        "_body_limit",
+        "_expects",
+        "_extension_bytes",
+        "_left",
+        "_line_limit",
+        "_start_of_line",
+        "_trailer_bytes",
+        "_trailer_fields",
+        "done",
+        "size",
+        "trailers",
+    )
+
+    def __init__(
+        self,
+        *,
+        body_limit: int = sys.maxsize,
+        line_limit: int = 8190,
+        trailer_limit: int = 64 * 1024,
+        trailer_fields: int = 100,
+    ) -> None:
+        self._body_limit = body_limit
+        self._line_limit = line_limit
+        self._trailer_bytes = trailer_limit  # that may still come
+        self._trailer_fields = trailer_fields
+        self._extension_bytes = _EXTENSION_BYTES  # that may still come, beside the content's own
+        self._expects = _SIZE_NEXT  # the kind of the next line, behind the chunk's data
+        self._left = 0  # bytes of the chunk's data to come
+        self._start_of_line = b""  # of the unfinished line
+        self.done = False
+        self.size = 0
+        self.trailers: list[bytes] = []
+
+    def decode(
+        self, data: bytes, start: int = 0, *, chunks: int = sys.maxsize
+    ) -> tuple[bytes, int]:
+        """Decode what has come.
+
+        :param start: where in `data` to begin.
+        :param chunks: stop before a further chunk after so many of them, so that no call takes
+            long, however small they are.
+        :returns: the content, and where decoding has stopped: at the end of `data`, behind the
+            body where that comes first, or before the chunk that was one too many.
+        :raises MalformedBody: for what is no chunked body.
+        :raises BodyTooLarge: at the size line that goes over the limit.
+        """
+        content = []
+        at = start
+        while not self.done:
+            if self._left:
+                block = data[at : at + self._left]
+                content.append(block)
+                at += len(block)
+                self._left -= len(block)
+                if self._left:
+                    break
+            if chunks <= 0 or at == len(data):
+                break
+            if self._expects is _END_NEXT and not self._start_of_line:
+                usual = _USUAL_GAP.match(data, at)
+                if usual is not None:
+                    at = usual.end()
+                    self._begin_chunk(int(usual[1], 16))
+                    chunks -= 1
+                    continue
+            line, at = self._line(data, at)
+            if line is None:
+                break
+            if self._expects is _SIZE_NEXT:
+                self._begin_chunk(self._parse_size(line))
+                chunks -= 1
+            elif self._expects is _END_NEXT:
+                self._expects = _SIZE_NEXT  # the line is empty, since it may not be any longer
+            elif line:
+                self._add_trailer(line)
+            else:
+                self.done = True
+        return b"".join(content), at
+
+    def _line(self, data: bytes, at: int) -> tuple[bytes | None, int]:
+        """Take a line; None while its end has not come."""
+        if self._expects is _SIZE_NEXT:
+            limit = self._line_limit
+        elif self._expects is _END_NEXT:
+            limit = len(b"\r\n")
+        else:
+            limit = min(self._line_limit, self._trailer_bytes)
+        limit -= len(b"\n")
+        end = data.find(b"\n", at, at + limit + 1)
+        line = self._start_of_line + data[at : end if end >= 0 else at + limit + 1]
+        if len(line) > limit:
+            if self._expects is _END_NEXT:
+                raise MalformedBody("a chunk is longer than its size says")
+            raise MalformedBody(f"the line of a {self._expects} is longer than {limit + 1} bytes")
+        # The last CR of an unfinished line may be half of its end.
+        if 0 <= line.find(b"\r") < len(line) - 1 or (end >= 0 and not line.endswith(b"\r")):
+            raise MalformedBody(f"a bare CR or LF in the line of a {self._expects}")
+        if self._expects is _END_NEXT and line not in (b"", b"\r"):
+            raise MalformedBody("a chunk is longer than its size says")
+        if end < 0:
+            self._start_of_line = line
+            return None, len(data)
+        self._start_of_line = b""
+        return line[:-1], end + 1
+
+    def _parse_size(self, line: bytes) -> int:
+        parts = _SIZE_LINE.fullmatch(line)
+        if parts is None:
+            raise MalformedBody(f"{line[:100]!r} is no chunk size")
+        self._extension_bytes -= len(parts[2])
+        if self._extension_bytes + self.size < 0:
+            raise MalformedBody("the chunk extensions are longer than the body")
+        return int(parts[1], 16)
+
+    def _begin_chunk(self, size: int) -> None:
+        self.size += size
+        if self.size > self._body_limit:
+            raise BodyTooLarge(f"the body is longer than {self._body_limit} bytes")
+        self._left = size
+        self._expects = _END_NEXT if size else _TRAILER_NEXT
+
+    def _add_trailer(self, line: bytes) -> None:
+        field = _TRAILER.fullmatch(line)
+        if field is None:
+            raise MalformedBody(f"{line[:100]!r} is no trailer")
+        if field[1].lower() in _NO_TRAILERS:
+            raise MalformedBody(f"{field[1].decode()} must not be a trailer")
+        self._trailer_bytes -= len(line) + len(b"\r\n")
+        self.trailers.append(line)
+        if len(self.trailers) > self._trailer_fields:
+            raise MalformedBody(f"more than {self._trailer_fields} trailers")
