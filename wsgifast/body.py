@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from email.message import Message
 from typing import Any
 
+from .apps import app_name
 from .errors import BodyError, ConfigurationError
 
 __all__ = [
@@ -22,7 +23,6 @@ __all__ = [
     "MAX_HOLD_S",
     "QUICK_CHUNKS",
     "SLOW_CHUNK_S",
-    "app_name",
     "charset_of",
     "coalesced",
     "few_chunks",
@@ -115,13 +115,6 @@ def refuse(body: object, app: object) -> BodyError | None:
     return BodyError(
         f"{app_name(app)} returned {type(body).__name__} as its body: {_excerpt(body)}; {advice}"
     )
-
-
-def app_name(app: object) -> str:
-    """Name an app so that its author finds it: module and function, or module and class."""
-    named = app if hasattr(app, "__qualname__") else type(app)
-    name = getattr(named, "__qualname__", "?")
-    return f"the app {getattr(named, '__module__', '?')}.{name}"
 
 
 def charset_of(headers: Iterable[tuple[str, str]]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from . import body as bodies
 from . import front_server
+from .apps import app_name, check_app
 from .delivery import BLOCK_BYTES, FileReader, FileSlice, SegmentedBody
 from .environ import request_facts
 from .errors import BodyError, ConfigurationError
@@ -79,8 +80,8 @@ class WSGIFast:
         ``{"/srv/files": "/protected/"}``: files in them are sent by nginx. See
         :func:`wsgifast.front_server.accel_redirect`, also for the headers that nginx drops.
     :param x_sendfile: folders whose files Apache or lighttpd sends.
-    :raises ConfigurationError: if `app` cannot be called, or an option has a value that cannot
-        work.
+    :raises ConfigurationError: if `app` can never be called as a WSGI app is, or an option has a
+        value that cannot work.
     :raises BodyError: (to the server, for a request) if the app returns what cannot be a body.
     """
 
@@ -95,8 +96,7 @@ class WSGIFast:
         accel_redirect: Mapping[str, str] | None = None,
         x_sendfile: Iterable[str] | None = None,
     ) -> None:
-        if not callable(app):
-            raise ConfigurationError(f"WSGIFast wraps a WSGI app, which {app!r} is not")
+        check_app(app, "WSGI")
         check_switches(coalesce=coalesce, nodelay=nodelay, conditional=conditional)
         if not (isinstance(ranges, bool) or ranges == "take-over"):
             raise ConfigurationError(f"ranges is True, False or 'take-over', not {ranges!r}")
@@ -461,7 +461,7 @@ class _Exchange:
 
     @property
     def app_name(self) -> str:
-        return bodies.app_name(self.middleware.app)
+        return app_name(self.middleware.app)
 
     def get_charset(self) -> str:
         return bodies.charset_of(self.headers)

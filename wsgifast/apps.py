@@ -1,0 +1,79 @@
+"""What an app is: named for its author, and refused where it can never be called."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any, Literal
+
+from .errors import ConfigurationError
+
+__all__ = ["app_name", "check_app"]
+
+# What each interface calls an app with, and who wraps its apps.
+_ARGUMENTS = {"WSGI": ("environ", "start_response"), "ASGI": ("scope", "receive", "send")}
+_WRAPPERS = {"WSGI": "wsgifast.WSGIFast", "ASGI": "asgifast.ASGIFast"}
+
+Interface = Literal["WSGI", "ASGI"]
+
+
+def check_app(app: object, interface: Interface) -> None:
+    """Refuse what cannot be an app of an interface, and say what it is instead.
+
+    Only what is certain to fail at every request is refused: what cannot be called with the
+    interface's arguments, and for WSGI what is asynchronous. What does not tell its parameters
+    passes.
+
+    :raises ConfigurationError: naming the app and the way out.
+    """
+    if not callable(app):
+        hint = ": a factory has returned nothing" if app is None else ""
+        raise ConfigurationError(f"{app!r} is no {interface} app{hint}")
+    if _fits(app, interface):
+        return
+    other: Interface = "ASGI" if interface == "WSGI" else "WSGI"
+    arguments = f"({', '.join(_ARGUMENTS[interface])})"
+    if _takes(app, len(_ARGUMENTS[interface])):
+        why = "is asynchronous"
+    else:
+        why = f"cannot be called with {arguments}"
+    if _fits(app, other):
+        way_out = f"{_WRAPPERS[other]} wraps {other} apps"
+    elif _takes(app, 0):
+        way_out = "call it first, if it is a factory"
+    else:
+        way_out = f"give a callable that takes {arguments}"
+    raise ConfigurationError(f"{app_name(app)} is no {interface} app, since it {why}; {way_out}")
+
+
+def app_name(app: object) -> str:
+    """Name an app so that its author finds it: module and function, or module and class."""
+    named = app if hasattr(app, "__qualname__") else type(app)
+    name = getattr(named, "__qualname__", "?")
+    return f"the app {getattr(named, '__module__', '?')}.{name}"
+
+
+def _fits(app: object, interface: Interface) -> bool:
+    fits = _takes(app, len(_ARGUMENTS[interface]))
+    return fits and not (interface == "WSGI" and _is_async(app))
+
+
+def _is_async(app: Any) -> bool:
+    while isinstance(app, partial):
+        app = app.func
+    called = app if inspect.isroutine(app) else type(app).__call__
+    return inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called)
+
+
+def _takes(app: object, count: int) -> bool:
+    """Whether an app can be called with so many arguments; True where nobody can say."""
+    try:
+        # Not what a decorator has copied from the function that it wraps.
+        signature = inspect.signature(app, follow_wrapped=False)  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001 - a proxy, or a builtin: it may be right
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
