@@ -341,6 +341,7 @@ def refused_on_purpose(data: bytes) -> bool:
 
 @given(_bodies, _cuts, st.sampled_from([8190, 12, 5]), st.sampled_from([65536, 10]))
 @example(b"1\r\na\r\n" + END, [1, 2, 3], 5, 10)
+@example(b"1\r\na\r\n0100\r\n\r\n", [], 5, 65536)
 def test_never_laxer_than_gunicorn(
     data: bytes, cuts: list[int], line_limit: int, trailer_limit: int
 ) -> None:

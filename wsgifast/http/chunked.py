@@ -21,6 +21,7 @@ _EXTENSIONS = rb"((?:[ \t]*;[ \t]*%(token)b(?:[ \t]*=[ \t]*(?:%(token)b|%(quoted
 _SIZE_LINE = re.compile(_SIZE + _EXTENSIONS)
 # What stands between most chunks: one match in place of two lines.
 _USUAL_GAP = re.compile(rb"\r\n%b\r\n" % _SIZE)
+_USUAL_LINE_BYTES = 18  # the longest size line in there
 # RFC 9110 section 5.5; no folded lines (RFC 9112 section 5.2).
 _TRAILER = re.compile(rb"(%b):[\t\x20-\x7e\x80-\xff]*" % _TOKEN)
 # What changes framing, routing, authentication or the content's format must not come behind the
@@ -58,6 +59,7 @@ class ChunkDecoder:
         "_body_limit",
         "_expects",
         "_extension_bytes",
+        "_is_usual",
         "_left",
         "_line_limit",
         "_start_of_line",
@@ -78,6 +80,7 @@ class ChunkDecoder:
     ) -> None:
         self._body_limit = body_limit
         self._line_limit = line_limit
+        self._is_usual = line_limit >= _USUAL_LINE_BYTES
         self._trailer_bytes = trailer_limit  # that may still come
         self._trailer_fields = trailer_fields
         self._extension_bytes = _EXTENSION_BYTES  # that may still come, beside the content's own
@@ -113,7 +116,7 @@ class ChunkDecoder:
                     break
             if chunks <= 0 or at == len(data):
                 break
-            if self._expects is _END_NEXT and not self._start_of_line:
+            if self._expects is _END_NEXT and not self._start_of_line and self._is_usual:
                 usual = _USUAL_GAP.match(data, at)
                 if usual is not None:
                     at = usual.end()
