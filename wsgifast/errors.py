@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 __all__ = [
     "BodyError",
     "BodyTooLarge",
     "ConfigurationError",
-    "MalformedBody",
+    "MalformedRequest",
     "MissingExtra",
+    "RequestError",
     "WSGIFastError",
 ]
 
@@ -20,12 +23,36 @@ class BodyError(WSGIFastError, TypeError):
     """An app returned, yielded or declared what cannot be a response; the message says what can."""
 
 
-class BodyTooLarge(WSGIFastError):
-    """A request's body is over a limit: answer 413 (RFC 9110 section 15.5.14)."""
+class RequestError(WSGIFastError, OSError):
+    """What a client sent is not served: an error is the answer, and the connection ends.
+
+    It is an OSError for apps that read the body from the client: to them it is a failing stream.
+
+    :param status: of the answer.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def reason(self) -> str:
+        """The status's phrase (RFC 9110 section 15), whatever this Python calls it."""
+        return "Content Too Large" if self.status == 413 else HTTPStatus(self.status).phrase
 
 
-class MalformedBody(WSGIFastError, ValueError):
-    """A request's body is not what its framing says: answer 400, and close the connection."""
+class BodyTooLarge(RequestError):
+    """A request's body is over a limit (RFC 9110 section 15.5.14)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+
+
+class MalformedRequest(RequestError, ValueError):
+    """A request, or its body, is not what HTTP says it is (RFC 9110 section 15.5.1)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(HTTPStatus.BAD_REQUEST, message)
 
 
 class ConfigurationError(WSGIFastError, ValueError):

@@ -14,7 +14,7 @@ from gunicorn.http.unreader import IterUnreader
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from wsgifast.errors import BodyTooLarge, MalformedBody
+from wsgifast.errors import BodyTooLarge, MalformedRequest
 from wsgifast.http.chunked import ChunkDecoder
 
 NEXT = b"GET /next HTTP/1.1\r\n\r\n"
@@ -43,7 +43,7 @@ def decode(pieces: list[bytes], *, chunks: int | None = None, **limits: int) -> 
             if decoder.done:
                 assert decoder.size == len(body)
                 return body, piece[at:] + b"".join(pieces[number + 1 :])
-    except (MalformedBody, BodyTooLarge) as error:
+    except (MalformedRequest, BodyTooLarge) as error:
         return type(error).__name__
     assert len(body) <= decoder.size
     return None
@@ -86,9 +86,9 @@ def read_by_gunicorn(
     except NoMoreData:
         return None
     except ChunkMissingTerminator as error:
-        return None if error.term in (b"", b"\r") else "MalformedBody"
+        return None if error.term in (b"", b"\r") else "MalformedRequest"
     except ParseException:
-        return "MalformedBody"
+        return "MalformedRequest"
     rest = b""
     while more := unreader.read():
         rest += more
@@ -193,8 +193,8 @@ BAD = [
 @pytest.mark.parametrize("data", BAD)
 def test_what_is_no_body_in_any_split(data: bytes) -> None:
     for pieces in every_split(data):
-        assert decode(pieces) == "MalformedBody", pieces
-        assert decode(pieces, chunks=1) == "MalformedBody", pieces
+        assert decode(pieces) == "MalformedRequest", pieces
+        assert decode(pieces, chunks=1) == "MalformedRequest", pieces
         assert not isinstance(read_by_gunicorn(pieces), tuple), pieces
 
 
@@ -220,7 +220,7 @@ def test_what_is_refused_although_gunicorn_takes_it(why: str) -> None:
     assert isinstance(read_by_gunicorn([data]), tuple)
     for size in (1, 7, 1000, len(data)):
         pieces = [data[at : at + size] for at in range(0, len(data), size)]
-        assert decode(pieces) == "MalformedBody"
+        assert decode(pieces) == "MalformedRequest"
 
 
 @pytest.mark.parametrize("line", [b"1;" + b"a" * 96, b"0" * 11 + b";" + b"a" * 86])
@@ -230,10 +230,10 @@ def test_the_longest_size_line(line: bytes) -> None:
     for pieces in ([data], [data[i : i + 1] for i in range(len(data))]):
         assert decode(pieces, line_limit=limit) is None
         assert read_by_gunicorn(pieces, line_limit=limit) is None
-        assert decode(pieces, line_limit=limit - 1) == "MalformedBody"
+        assert decode(pieces, line_limit=limit - 1) == "MalformedRequest"
     # Refused as soon as it cannot end in time.
     assert decode([line + b"a"], line_limit=limit) is None
-    assert decode([line + b"aa"], line_limit=limit) == "MalformedBody"
+    assert decode([line + b"aa"], line_limit=limit) == "MalformedRequest"
 
 
 def test_the_longest_trailer_section() -> None:
@@ -242,12 +242,12 @@ def test_the_longest_trailer_section() -> None:
     for pieces in every_split(data):
         exact = {"trailer_limit": len(section)}
         assert decode(pieces, **exact) == read_by_gunicorn(pieces, **exact) == (b"", b"")
-        assert decode(pieces, trailer_limit=len(section) - 1) == "MalformedBody"
+        assert decode(pieces, trailer_limit=len(section) - 1) == "MalformedRequest"
         assert decode(pieces, trailer_fields=2) == (b"", b"")
-        assert decode(pieces, trailer_fields=1) == "MalformedBody"
-        assert read_by_gunicorn(pieces, trailer_fields=1) == "MalformedBody"
+        assert decode(pieces, trailer_fields=1) == "MalformedRequest"
+        assert read_by_gunicorn(pieces, trailer_fields=1) == "MalformedRequest"
         assert decode(pieces, line_limit=6) == (b"", b"")
-        assert decode(pieces, line_limit=5) == "MalformedBody"
+        assert decode(pieces, line_limit=5) == "MalformedRequest"
         assert not isinstance(read_by_gunicorn(pieces, line_limit=5), tuple)
 
 

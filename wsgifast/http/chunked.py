@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
-from ..errors import BodyTooLarge, MalformedBody
+from ..errors import BodyTooLarge, MalformedRequest
 
 __all__ = ["ChunkDecoder"]
 
@@ -101,7 +101,7 @@ class ChunkDecoder:
             long, however small they are.
         :returns: the content, and where decoding has stopped: at the end of `data`, behind the
             body where that comes first, or before the chunk that was one too many.
-        :raises MalformedBody: for what is no chunked body.
+        :raises MalformedRequest: for what is no chunked body.
         :raises BodyTooLarge: at the size line that goes over the limit.
         """
         content = []
@@ -150,13 +150,15 @@ class ChunkDecoder:
         line = self._start_of_line + data[at : end if end >= 0 else at + limit + 1]
         if len(line) > limit:
             if self._expects is _END_NEXT:
-                raise MalformedBody("a chunk is longer than its size says")
-            raise MalformedBody(f"the line of a {self._expects} is longer than {limit + 1} bytes")
+                raise MalformedRequest("a chunk is longer than its size says")
+            raise MalformedRequest(
+                f"the line of a {self._expects} is longer than {limit + 1} bytes"
+            )
         # The last CR of an unfinished line may be half of its end.
         if 0 <= line.find(b"\r") < len(line) - 1 or (end >= 0 and not line.endswith(b"\r")):
-            raise MalformedBody(f"a bare CR or LF in the line of a {self._expects}")
+            raise MalformedRequest(f"a bare CR or LF in the line of a {self._expects}")
         if self._expects is _END_NEXT and line not in (b"", b"\r"):
-            raise MalformedBody("a chunk is longer than its size says")
+            raise MalformedRequest("a chunk is longer than its size says")
         if end < 0:
             self._start_of_line = line
             return None, len(data)
@@ -166,10 +168,10 @@ class ChunkDecoder:
     def _parse_size(self, line: bytes) -> int:
         parts = _SIZE_LINE.fullmatch(line)
         if parts is None:
-            raise MalformedBody(f"{line[:100]!r} is no chunk size")
+            raise MalformedRequest(f"{line[:100]!r} is no chunk size")
         self._extension_bytes -= len(parts[2])
         if self._extension_bytes + self.size < 0:
-            raise MalformedBody("the chunk extensions are longer than the body")
+            raise MalformedRequest("the chunk extensions are longer than the body")
         return int(parts[1], 16)
 
     def _begin_chunk(self, size: int) -> None:
@@ -182,10 +184,10 @@ class ChunkDecoder:
     def _add_trailer(self, line: bytes) -> None:
         field = _TRAILER.fullmatch(line)
         if field is None:
-            raise MalformedBody(f"{line[:100]!r} is no trailer")
+            raise MalformedRequest(f"{line[:100]!r} is no trailer")
         if field[1].lower() in _NO_TRAILERS:
-            raise MalformedBody(f"{field[1].decode()} must not be a trailer")
+            raise MalformedRequest(f"{field[1].decode()} must not be a trailer")
         self._trailer_bytes -= len(line) + len(b"\r\n")
         self.trailers.append(line)
         if len(self.trailers) > self._trailer_fields:
-            raise MalformedBody(f"more than {self._trailer_fields} trailers")
+            raise MalformedRequest(f"more than {self._trailer_fields} trailers")
