@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,17 +120,17 @@ def test_a_server_without_literal_plus_gets_literal_and_line_end_in_one_send() -
 
 
 class ScriptedIMAP:
-    """Greets, announces, and answers each line with the next reply."""
+    """Greets, announces, lets in, and answers each other line with the next reply."""
 
     def __init__(self, capability: bytes, replies: list[bytes]) -> None:
         self.received = b""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self._script = [
-            b"* CAPABILITY IMAP4rev1 " + capability + b"\r\nTAG OK done\r\n",
-            b"TAG OK in\r\n",
-            *replies,
-        ]
+        self._prologue = {  # not in one order: newer imaplibs ask again after the login
+            b"CAPABILITY": b"* CAPABILITY IMAP4rev1 " + capability + b"\r\nTAG OK done\r\n",
+            b"LOGIN": b"TAG OK in\r\n",
+        }
+        self._replies = replies
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -148,12 +148,12 @@ class ScriptedIMAP:
             sock.settimeout(20)
             sock.sendall(b"* OK hello\r\n")
             tag = b""
-            for reply in self._script:
-                data = sock.recv(1 << 20)
-                if not data:
-                    return
+            replies = iter(self._replies)
+            while data := sock.recv(1 << 20):
                 self.received += data
-                tag = tag if data.startswith(MESSAGE) else data.split()[0]
+                if not data.startswith(MESSAGE):
+                    tag, verb = data.split()[:2]
+                reply = self._prologue.get(verb) or next(replies)
                 sock.sendall(reply.replace(b"TAG", tag))
                 if b"BYE" in reply:
                     return
@@ -257,3 +257,60 @@ def test_utf8_messages_are_left_to_imaplib() -> None:
             client.append("INBOX", None, None, MESSAGE)
         assert len(calls) == 1
         client.shutdown()
+
+
+@pytest.mark.parametrize("break_", ["\r\nTAG NOOP", "\n", "\r", "\0"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda client, break_: client.append("INBOX" + break_, None, None, MESSAGE),
+        lambda client, break_: client.append("INBOX", r"\Seen" + break_, None, MESSAGE),
+        lambda client, break_: client.append("INBOX", None, f'"{break_}"', MESSAGE),
+        lambda client, break_: client.select("INBOX" + break_),
+        lambda client, break_: client.create("a" + break_),
+        lambda client, break_: client.search(None, "SUBJECT", f'"a{break_}"'),
+        lambda client, break_: client.status(f"a{break_}", "(MESSAGES)"),
+        lambda client, break_: client.xatom("ID", f"a{break_}".encode()),
+    ],
+)
+@pytest.mark.parametrize("capability", [b"LITERAL+", b""])
+def test_no_argument_begins_a_command_of_its_own(
+    command: Callable[[Any, str], object], break_: str, capability: bytes
+) -> None:
+    with ScriptedIMAP(capability, [b"TAG OK noop\r\n"]) as server:
+        client = IMAP4("127.0.0.1", server.port, timeout=20)
+        client.login(USER, PASSWORD)
+        before = server.received
+        with pytest.raises(ValueError, match="contains NUL, CR or LF"):
+            command(client, break_)
+        assert client.noop() == ("OK", [b"noop"])
+        client.shutdown()
+    sent = server.received.removeprefix(before)
+    assert sent.split()[1:] == [b"NOOP"]
+
+
+def test_a_password_that_ends_the_line_is_refused_and_not_shown() -> None:
+    with ScriptedIMAP(b"", []) as server:
+        client = IMAP4("127.0.0.1", server.port, timeout=20)
+        with pytest.raises(ValueError, match="contains NUL, CR or LF") as refused:
+            client.login(USER, "secret\r\nTAG NOOP")
+        assert "secret" not in str(refused.value)
+        client.shutdown()
+    assert b"LOGIN" not in server.received
+
+
+@pytest.mark.parametrize("flags", [None, r"\Seen", r"(\Seen \Flagged)"])
+@pytest.mark.parametrize("mailbox", [None, "INBOX", '"two words"', "two words", b"Sent", ""])
+def test_arguments_are_written_as_imaplib_writes_them(mailbox: Any, flags: str | None) -> None:
+    lines = []
+    for client_class, capability in ((imaplib.IMAP4, b""), (IMAP4, b""), (IMAP4, b"LITERAL+")):
+        with ScriptedIMAP(capability, [b"TAG NO not here\r\n"]) as server:
+            client = client_class("127.0.0.1", server.port, timeout=20)
+            client.login(USER, PASSWORD)
+            before = server.received
+            assert client.append(mailbox, flags, 0, MESSAGE) == ("NO", [b"not here"])
+            client.shutdown()
+        sent = server.received.removeprefix(before)
+        lines.append(sent[: sent.index(b"\r\n")].replace(b"+}", b"}").split()[1:])
+    assert lines[0] == lines[1] == lines[2]
+    assert lines[0][0] == b"APPEND"

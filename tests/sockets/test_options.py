@@ -46,7 +46,7 @@ def talking_server(lines: dict[bytes, bytes], greeting: bytes) -> Iterator[int]:
             while not line.endswith(b"\n"):
                 try:
                     byte = sock.recv(1)
-                except ConnectionResetError:  # closed with TLS session tickets unread
+                except ConnectionError:  # closed with TLS session tickets unread, or unsent
                     byte = b""
                 if not byte:
                     sock.close()

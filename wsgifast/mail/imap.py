@@ -7,6 +7,7 @@ acknowledgement of the first (Nagle's algorithm, RFC 896), which the server dela
 from __future__ import annotations
 
 import imaplib
+import re
 from typing import Any
 
 from ..sockets import set_nodelay
@@ -19,6 +20,7 @@ __all__ = ["IMAP4", "IMAP4_SSL"]
 _JOINED_BYTES = 256 * 1024
 # RFC 7888, 5: LITERAL- allows a literal without waiting up to this size, LITERAL+ any.
 _LITERAL_MINUS_BYTES = 4096
+_LINE_BREAKING = re.compile(rb"[\0\r\n]")
 
 
 class IMAP4(imaplib.IMAP4):
@@ -30,6 +32,8 @@ class IMAP4(imaplib.IMAP4):
     ``capabilities`` is what says so: after a login, imaplib asks for it anew only if told to.
     """
 
+    # The message of an APPEND that imaplib is about to write.
+    _message: bytes | None = None
     # What is to leave together with the next line that imaplib sends.
     _appendix: bytes | None = None
     # A literal that imaplib is about to send by itself, and then: its line end follows in the next
@@ -72,27 +76,39 @@ class IMAP4(imaplib.IMAP4):
 
         :param message: bytes; line ends that are not CR LF are made so.
         :raises TypeError: if the message is not bytes-like.
+        :raises ValueError: if an argument contains NUL, CR or LF.
         """
         if self.utf8_enabled:
             return super().append(mailbox, flags, date_time, message)
         if not isinstance(message, bytes):
             message = bytes(memoryview(message))
-        literal = with_crlf(message)
-        arguments = [mailbox or "INBOX"]
-        if flags:
-            arguments.append(flags if (flags[0], flags[-1]) == ("(", ")") else f"({flags})")
-        if date_time:
-            arguments.append(imaplib.Time2Internaldate(date_time))
+        self._message = with_crlf(message)
         try:
+            # The arguments are imaplib's to write, the message is not.
+            return super().append(mailbox, flags, date_time, b"")
+        finally:
+            self.literal = None
+            self._message = self._appendix = self._literal = self._held = None
+
+    def _command(self, name: str, *args: str | bytes | None) -> bytes:
+        """Send a command, as every method of imaplib's does by this one.
+
+        :raises ValueError: if an argument would end the line and begin a command of its own
+            (RFC 9051, 4.3). Nothing has been sent then.
+        """
+        if any(_LINE_BREAKING.search(_octets(argument)) for argument in args if argument):
+            self.literal = None
+            raise ValueError(f"{name}: an argument contains NUL, CR or LF")
+        if self._message is not None:
+            literal, self._message = self._message, None
             if self._may_send_at_once(len(literal)):
-                self._appendix = literal
-                arguments.append(f"{{{len(literal)}+}}")
+                self._appendix, self.literal = literal, None
+                args += (f"{{{len(literal)}+}}",)
             else:
                 self._literal = literal
                 self.literal = literal  # type: ignore[assignment]  # bytes for a literal, in truth
-            return self.xatom("APPEND", *arguments)
-        finally:
-            self._appendix = self._literal = self._held = None
+        tag: bytes = super()._command(name, *args)  # type: ignore[misc]  # not in typeshed
+        return tag
 
     def _may_send_at_once(self, size: int) -> bool:
         if "LITERAL+" in self.capabilities:
@@ -102,3 +118,7 @@ class IMAP4(imaplib.IMAP4):
 
 class IMAP4_SSL(IMAP4, imaplib.IMAP4_SSL):
     """imaplib.IMAP4_SSL, to be used in its place; see :class:`IMAP4`."""
+
+
+def _octets(argument: str | bytes) -> bytes:
+    return argument.encode() if isinstance(argument, str) else argument
