@@ -125,10 +125,12 @@ class Directory:
         """
         full_path = self.full_path(names)
         try:
-            # Most paths that middleware is asked for are no files: that costs one call, not a walk.
-            os.stat(full_path)
             if self.follow_symlinks:
                 return _open_checked(full_path, None, follow=True)
+            # Most paths that middleware is asked for are no files: that costs one call, not a walk.
+            # Any other failure may be that of a link out of the root, of which nothing is told.
+            if _is_absent(full_path):
+                return None
             return self._open_beneath(list(names))
         except OSError as error:
             if error.errno in _REFUSED:
@@ -190,6 +192,14 @@ class Directory:
         if ".." in behind:
             raise OSError(errno.ELOOP, "a link that goes down and up again")
         return resolved + behind + names[link.position + 1 :]
+
+
+def _is_absent(path: str) -> bool:
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno in _REFUSED
+    return False
 
 
 class _Link(NamedTuple):
