@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .delivery import BLOCK_BYTES, FileSlice, SegmentedBody
 from .environ import request_facts
-from .files.entry import Plan
-from .files.site import Answer, FileSite
+from .files.plan import Plan
+from .files.site import StaticFilesBase
 from .sockets.sendfile import FileSegment
 from .streams import NoBody
 
 if TYPE_CHECKING:
-    # WSGIApplication is named in a string, for FileSite.
+    # WSGIApplication is named in a string, for StaticFilesBase.
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment  # noqa: F401
 
 __all__ = ["StaticFiles"]
 
 
-class StaticFiles(FileSite["WSGIApplication"]):
+class StaticFiles(StaticFilesBase["WSGIApplication"]):
     """Serve files: `StaticFiles(directory="site")`, or `StaticFiles(app, directory=...)` in front.
 
     A small file goes out from memory, one large file or range through the server's
@@ -32,47 +32,20 @@ class StaticFiles(FileSite["WSGIApplication"]):
         method = environ["REQUEST_METHOD"]
         if method == "GET" or method == "HEAD":
             path = environ.get("PATH_INFO") or "/"
-            if not path.isascii():
+            if not path.isascii() and max(path) <= "\xff":
                 path = path.encode("latin-1").decode("utf-8", "surrogateescape")
-            if method == "GET" and _is_plain(environ):
-                plan = self.quick_answer(
-                    path, environ.get("HTTP_ACCEPT_ENCODING"), environ.get("HTTP_IF_NONE_MATCH")
-                )
-                if plan is not None:
-                    start_response(plan.status_line, list(plan.headers))
-                    return _in_memory(plan)
             answer = self.answer(request_facts(environ), path, environ.get("QUERY_STRING", ""))
             if answer is not None:
-                return _send(answer, environ, start_response)
+                plan, fd = answer
+                if fd is not None:
+                    return _send_file(plan, fd, environ, start_response)
+                start_response(plan.status_line, list(plan.headers))
+                return _in_memory(plan)
         if self.app is not None:
             return self.app(environ, start_response)
-        return _send(Answer(self.refusal(method)), environ, start_response)
-
-
-def _is_plain(environ: WSGIEnvironment) -> bool:
-    """Whether no header decides about the answer but Accept-Encoding and If-None-Match."""
-    return not (
-        "HTTP_RANGE" in environ
-        or "HTTP_IF_MATCH" in environ
-        or "HTTP_IF_UNMODIFIED_SINCE" in environ
-        or ("HTTP_IF_MODIFIED_SINCE" in environ and "HTTP_IF_NONE_MATCH" not in environ)
-    )
-
-
-def _send(
-    answer: Answer, environ: WSGIEnvironment, start_response: StartResponse
-) -> Iterable[bytes]:
-    plan, fd = answer
-    if fd is None:
+        plan = self.refusal(method)
         start_response(plan.status_line, list(plan.headers))
         return _in_memory(plan)
-    body = _file_body(answer.segments(), fd, environ)
-    try:
-        start_response(plan.status_line, list(plan.headers))
-    except BaseException:
-        body.close()
-        raise
-    return cast("Iterable[bytes]", body)
 
 
 def _in_memory(plan: Plan) -> Iterable[bytes]:
@@ -80,6 +53,18 @@ def _in_memory(plan: Plan) -> Iterable[bytes]:
     # To an empty list wsgiref would add "Content-Length: 0", which a 304 must not say of a file
     # that is not empty (RFC 9110, section 8.6).
     return cast("list[bytes]", list(plan.segments)) or NoBody()
+
+
+def _send_file(
+    plan: Plan, fd: int, environ: WSGIEnvironment, start_response: StartResponse
+) -> Iterable[bytes]:
+    body = _file_body(plan.segments_of(fd), fd, environ)
+    try:
+        start_response(plan.status_line, list(plan.headers))
+    except BaseException:
+        body.close()
+        raise
+    return cast("Iterable[bytes]", body)
 
 
 def _file_body(segments: list[bytes | FileSegment], fd: int, environ: WSGIEnvironment) -> Any:

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 
 from wsgifast.errors import MissingExtra
-from wsgifast.files import Plan, RequestFacts, describe, plan_representation, stat_etag
+from wsgifast.files import Plan, RequestFacts, describe, stat_etag
 
 from .loops import in_thread
 from .messages import Receive, Scope, Send, response_start
@@ -62,7 +62,6 @@ class FileResponse(responses.FileResponse):
     def _plan(self, request: RequestFacts, fd: int, size: int) -> Plan:
         mtime_ns = os.fstat(fd).st_mtime_ns
         representation = describe(
-            fd,
             size=size,
             mtime_ns=mtime_ns,
             now=time.time(),
@@ -74,7 +73,7 @@ class FileResponse(responses.FileResponse):
                 if name not in _SIZE_HEADERS
             ],
         )
-        return plan_representation(request, representation)
+        return representation.plan(request)
 
 
 async def _open(path: str | os.PathLike[str]) -> tuple[int, int]:
