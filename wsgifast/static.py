@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from .delivery import BLOCK_BYTES, FileSlice, SegmentedBody
+from .delivery import BLOCK_BYTES, FileSlice, Segment, SegmentedBody
 from .environ import request_facts
-from .files.plan import Plan
-from .files.site import StaticFilesBase
+from .files.site import Answer, StaticFilesBase
 from .sockets.sendfile import FileSegment
 from .streams import NoBody
 
@@ -36,38 +35,32 @@ class StaticFiles(StaticFilesBase["WSGIApplication"]):
                 path = path.encode("latin-1").decode("utf-8", "surrogateescape")
             answer = self.answer(request_facts(environ), path, environ.get("QUERY_STRING", ""))
             if answer is not None:
-                plan, fd = answer
-                if fd is not None:
-                    return _send_file(plan, fd, environ, start_response)
-                start_response(plan.status_line, list(plan.headers))
-                return _in_memory(plan)
+                return _send(answer, environ, start_response)
         if self.app is not None:
             return self.app(environ, start_response)
-        plan = self.refusal(method)
-        start_response(plan.status_line, list(plan.headers))
-        return _in_memory(plan)
+        return _send((self.refusal(method), None), environ, start_response)
 
 
-def _in_memory(plan: Plan) -> Iterable[bytes]:
-    """The body of a plan for which no file is open."""
-    # To an empty list wsgiref would add "Content-Length: 0", which a 304 must not say of a file
-    # that is not empty (RFC 9110, section 8.6).
-    return cast("list[bytes]", list(plan.segments)) or NoBody()
-
-
-def _send_file(
-    plan: Plan, fd: int, environ: WSGIEnvironment, start_response: StartResponse
+def _send(
+    answer: Answer, environ: WSGIEnvironment, start_response: StartResponse
 ) -> Iterable[bytes]:
+    plan, fd = answer
+    if fd is None:
+        start_response(plan.status_line, list(plan.headers))
+        # To an empty list wsgiref would add "Content-Length: 0", which a 304 must not say of a file
+        # that is not empty (RFC 9110, section 8.6).
+        return list(plan.segments) or NoBody()  # type: ignore[arg-type]  # bytes, without a file
     body = _file_body(plan.segments_of(fd), fd, environ)
     try:
         start_response(plan.status_line, list(plan.headers))
     except BaseException:
         body.close()
         raise
-    return cast("Iterable[bytes]", body)
+    sent: Iterable[bytes] = body
+    return sent
 
 
-def _file_body(segments: list[bytes | FileSegment], fd: int, environ: WSGIEnvironment) -> Any:
+def _file_body(segments: list[Segment], fd: int, environ: WSGIEnvironment) -> Any:
     file = io.FileIO(fd)  # the descriptor's owner from here on
     if len(segments) == 1 and isinstance(segments[0], FileSegment):
         slice_ = FileSlice(segments[0], file)

@@ -41,16 +41,6 @@ class Source:
         self.representation = representation
         self._directory = directory
 
-    def is_unchanged(self) -> bool:
-        """Whether the path leads to the file that was described.
-
-        stat() follows links: it only has to tell the same file from another, and the same was let
-        through when it was opened.
-
-        :raises OSError: if there is none.
-        """
-        return identity_of(os.stat(self.path)) == self.identity
-
     def reopen(self) -> int | None:
         """Open the file that was described; None if it is not there as it was."""
         return self._directory.reopen(self.path, self.identity)
@@ -131,30 +121,30 @@ class Found(Kept):
     def sources(self) -> list[Source]:
         return [self._identity, *self._encoded.values()]
 
-    def is_fresh(self, source: Source, *, negotiates: bool, recheck_s: float) -> bool:
+    def is_fresh(self, source: Source, negotiates: bool, recheck_s: float) -> bool:
         """Whether the disk is as it was, or was so when it was looked at `recheck_s` ago or later.
+
+        The paths are looked at by stat(), which follows links: it only has to tell the same files
+        from others, and the same were let through when they were opened.
 
         :param source: the one that is to be sent.
         :param negotiates: the client takes encodings: siblings that have come or gone matter.
         """
-        if not recheck_s:
-            return self._is_unchanged(source, negotiates)
-        # A look at one of them says nothing of the others: each has its own age.
-        looked = source if negotiates else None
-        now = time.monotonic()
-        if now - self._looked_at.get(looked, self._described_at) < recheck_s:
-            return True
-        self._looked_at[looked] = now
-        return self._is_unchanged(source, negotiates)
-
-    def _is_unchanged(self, source: Source, negotiates: bool) -> bool:
+        if recheck_s:
+            # A look at one of them says nothing of the others: each has its own age.
+            looked = source if negotiates else None
+            now = time.monotonic()
+            if now - self._looked_at.get(looked, self._described_at) < recheck_s:
+                return True
+            self._looked_at[looked] = now
+        original = self._identity
         try:
-            if not self._identity.is_unchanged():
+            if identity_of(os.stat(original.path)) != original.identity:
                 return False
             if negotiates:
                 if identity_of(os.stat(self._folder)) != self._folder_identity:
                     return False
-                if source is not self._identity and not source.is_unchanged():
+                if source is not original and identity_of(os.stat(source.path)) != source.identity:
                     return False
                 for path, identity in self._passed_over:
                     if identity_of(os.stat(path)) != identity:

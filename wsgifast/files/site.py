@@ -204,7 +204,7 @@ class StaticFilesBase(Generic[AppT]):
             return None
         encodings = facts.accept_encoding
         source = kept.select(encodings)
-        if kept.is_fresh(source, negotiates=encodings is not None, recheck_s=self._recheck_s):
+        if kept.is_fresh(source, encodings is not None, self._recheck_s):
             plan = source.representation.plan(facts)
             if source.representation.body is not None or not plan.segments:
                 return plan, None
