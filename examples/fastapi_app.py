@@ -31,4 +31,4 @@ async def report() -> StreamingResponse:
     return StreamingResponse(rows(), media_type="text/csv")
 
 
-app = ASGIFast(api, ranges="take-over")
+app = ASGIFast(api)

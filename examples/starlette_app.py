@@ -1,4 +1,4 @@
-"""A Starlette app, unchanged but for its last line; behind gunicorn:
+"""A Starlette app with asgifast's FileResponse and StaticFiles; behind gunicorn:
 
 gunicorn -k asgifast.workers.FastUvicornWorker examples.starlette_app:app
 """
@@ -6,10 +6,10 @@ gunicorn -k asgifast.workers.FastUvicornWorker examples.starlette_app:app
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from asgifast import ASGIFast, StaticFiles
+from asgifast import ASGIFast, FileResponse, StaticFiles
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, StreamingResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Mount, Route
 
 
@@ -37,4 +37,4 @@ site = Starlette(
         Mount("/static", StaticFiles(directory=Path(__file__).parent)),
     ]
 )
-app = ASGIFast(site, ranges="take-over")
+app = ASGIFast(site)

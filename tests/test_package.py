@@ -17,8 +17,8 @@ EXPORTED = {
         register_file_wrapper
     """,
     "wsgifast.files": """
-        ByteRange Header Plan Representation RequestFacts content_etag describe http_date
-        parse_http_date stat_etag
+        Entry FilePart Header Plan Representation RequestFacts content_etag describe http_date
+        parse_http_date plan_entry plan_representation stat_etag
     """,
     "wsgifast.sockets": """
         AsyncCoalescingWriter ClosedEarly CoalescingWriter FileSegment FileTruncated

@@ -15,17 +15,13 @@ __all__ = ["request_facts"]
 def request_facts(environ: WSGIEnvironment) -> RequestFacts:
     """Gather from an environ what decides how a file is answered."""
     get = environ.get
-    # What RequestFacts(...) does, without the call of a Python function.
-    return tuple.__new__(
-        RequestFacts,
-        (
-            environ["REQUEST_METHOD"],
-            get("HTTP_ACCEPT_ENCODING"),
-            get("HTTP_RANGE"),
-            get("HTTP_IF_RANGE"),
-            get("HTTP_IF_MATCH"),
-            get("HTTP_IF_UNMODIFIED_SINCE"),
-            get("HTTP_IF_NONE_MATCH"),
-            get("HTTP_IF_MODIFIED_SINCE"),
-        ),
+    return RequestFacts(
+        environ["REQUEST_METHOD"],
+        get("HTTP_ACCEPT_ENCODING"),
+        get("HTTP_RANGE"),
+        get("HTTP_IF_RANGE"),
+        get("HTTP_IF_MATCH"),
+        get("HTTP_IF_UNMODIFIED_SINCE"),
+        get("HTTP_IF_NONE_MATCH"),
+        get("HTTP_IF_MODIFIED_SINCE"),
     )

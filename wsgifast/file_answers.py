@@ -12,10 +12,18 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from .files import Header, Plan, Representation, RequestFacts, stat_etag
+from .files import (
+    FilePart,
+    Header,
+    Plan,
+    Representation,
+    RequestFacts,
+    plan_representation,
+    stat_etag,
+)
 from .sockets.sendfile import FileSegment
 
-__all__ = ["plan_file_body"]
+__all__ = ["file_parts", "plan_file_body"]
 
 # An app that sends one of these has settled the matter itself: a part, or a framing of its own.
 _SETTLED = frozenset({"content-range", "transfer-encoding"})
@@ -65,7 +73,21 @@ def plan_file_body(
         facts = facts._replace(range=None)
     if not conditional:
         facts = RequestFacts(facts.method, None, facts.range, facts.if_range)
-    return Representation(segment.size, [*headers, *added]).plan(facts)
+    whole = Representation(segment, segment.size, [*headers, *added])
+    return plan_representation(facts, whole)
+
+
+def file_parts(plan: Plan) -> list[bytes | FileSegment]:
+    """Return a plan's body as bytes and runs of the file: positions within it, not within the body.
+
+    :param plan: made by :func:`plan_file_body`.
+    """
+    return [
+        FileSegment(part.file.fd, part.file.offset + part.offset, part.size)
+        if isinstance(part, FilePart)
+        else part
+        for part in plan.segments
+    ]
 
 
 def _file_etag(file: Any, segment: FileSegment) -> str | None:

@@ -13,7 +13,7 @@ from .apps import app_name, check_app
 from .delivery import BLOCK_BYTES, FileReader, FileSlice, SegmentedBody
 from .environ import request_facts
 from .errors import BodyError, ConfigurationError
-from .file_answers import plan_file_body
+from .file_answers import file_parts, plan_file_body
 from .front_server import FrontServer
 from .options import check_switches
 from .sockets.options import owned_socket, set_nodelay
@@ -339,7 +339,7 @@ class _Exchange:
             self.status = plan.status_line
         self.headers = list(plan.headers)
         self.forward()
-        parts = plan.segments_of(segment.fd, segment.offset)
+        parts = file_parts(plan)
         if not parts:
             environ[ROUTE] = "no-body"
             return NoBody(file)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from .delivery import BLOCK_BYTES, FileSlice, Segment, SegmentedBody
+from .delivery import BLOCK_BYTES, FileSlice, SegmentedBody
 from .environ import request_facts
-from .files.site import Answer, StaticFilesBase
+from .files.entry import Plan
+from .files.site import Answer, FileSite
 from .sockets.sendfile import FileSegment
 from .streams import NoBody
 
 if TYPE_CHECKING:
-    # WSGIApplication is named in a string, for StaticFilesBase.
+    # WSGIApplication is named in a string, for FileSite.
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment  # noqa: F401
 
 __all__ = ["StaticFiles"]
 
 
-class StaticFiles(StaticFilesBase["WSGIApplication"]):
+class StaticFiles(FileSite["WSGIApplication"]):
     """Serve files: `StaticFiles(directory="site")`, or `StaticFiles(app, directory=...)` in front.
 
     A small file goes out from memory, one large file or range through the server's
@@ -31,14 +32,31 @@ class StaticFiles(StaticFilesBase["WSGIApplication"]):
         method = environ["REQUEST_METHOD"]
         if method == "GET" or method == "HEAD":
             path = environ.get("PATH_INFO") or "/"
-            if not path.isascii() and max(path) <= "\xff":
+            if not path.isascii():
                 path = path.encode("latin-1").decode("utf-8", "surrogateescape")
+            if method == "GET" and _is_plain(environ):
+                plan = self.quick_answer(
+                    path, environ.get("HTTP_ACCEPT_ENCODING"), environ.get("HTTP_IF_NONE_MATCH")
+                )
+                if plan is not None:
+                    start_response(plan.status_line, list(plan.headers))
+                    return _in_memory(plan)
             answer = self.answer(request_facts(environ), path, environ.get("QUERY_STRING", ""))
             if answer is not None:
                 return _send(answer, environ, start_response)
         if self.app is not None:
             return self.app(environ, start_response)
-        return _send((self.refusal(method), None), environ, start_response)
+        return _send(Answer(self.refusal(method)), environ, start_response)
+
+
+def _is_plain(environ: WSGIEnvironment) -> bool:
+    """Whether no header decides about the answer but Accept-Encoding and If-None-Match."""
+    return not (
+        "HTTP_RANGE" in environ
+        or "HTTP_IF_MATCH" in environ
+        or "HTTP_IF_UNMODIFIED_SINCE" in environ
+        or ("HTTP_IF_MODIFIED_SINCE" in environ and "HTTP_IF_NONE_MATCH" not in environ)
+    )
 
 
 def _send(
@@ -47,20 +65,24 @@ def _send(
     plan, fd = answer
     if fd is None:
         start_response(plan.status_line, list(plan.headers))
-        # To an empty list wsgiref would add "Content-Length: 0", which a 304 must not say of a file
-        # that is not empty (RFC 9110, section 8.6).
-        return list(plan.segments) or NoBody()  # type: ignore[arg-type]  # bytes, without a file
-    body = _file_body(plan.segments_of(fd), fd, environ)
+        return _in_memory(plan)
+    body = _file_body(answer.segments(), fd, environ)
     try:
         start_response(plan.status_line, list(plan.headers))
     except BaseException:
         body.close()
         raise
-    sent: Iterable[bytes] = body
-    return sent
+    return cast("Iterable[bytes]", body)
 
 
-def _file_body(segments: list[Segment], fd: int, environ: WSGIEnvironment) -> Any:
+def _in_memory(plan: Plan) -> Iterable[bytes]:
+    """The body of a plan for which no file is open."""
+    # To an empty list wsgiref would add "Content-Length: 0", which a 304 must not say of a file
+    # that is not empty (RFC 9110, section 8.6).
+    return cast("list[bytes]", list(plan.segments)) or NoBody()
+
+
+def _file_body(segments: list[bytes | FileSegment], fd: int, environ: WSGIEnvironment) -> Any:
     file = io.FileIO(fd)  # the descriptor's owner from here on
     if len(segments) == 1 and isinstance(segments[0], FileSegment):
         slice_ = FileSlice(segments[0], file)

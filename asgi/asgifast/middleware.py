@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from wsgifast.apps import check_app
 from wsgifast.body import charset_of, to_bytes
-from wsgifast.errors import ConfigurationError
 from wsgifast.file_answers import plan_file_body
 from wsgifast.options import check_switches
 from wsgifast.sockets import FileSegment
 
-from .gathering import Gatherer
+from .coalescing import SMALL_MESSAGE_BYTES, Coalescer
 from .loops import BackgroundTask, Loop, running_loop
 from .messages import (
     PATHSEND,
@@ -24,9 +24,9 @@ from .messages import (
     Send,
     response_body,
 )
-from .requests import ALL_HEADERS, UNCONDITIONAL, request_facts
+from .requests import UNCONDITIONAL, request_facts
 from .sending import (
-    GATHERING,
+    COALESCING,
     PLANNED,
     Delivery,
     declared_length,
@@ -38,9 +38,6 @@ from .sending import (
 
 __all__ = ["ASGIFast"]
 
-# A body message up to this size is gathered with its neighbours; a larger one costs less to pass on
-# than to copy.
-_SMALL_MESSAGE_BYTES = 8 * 1024
 _VALIDATORS = frozenset({b"etag", b"last-modified"})
 # What the scope says about an extension that has no options.
 _NO_DETAILS: dict[str, Any] = {}
@@ -62,16 +59,15 @@ class ASGIFast:
     Lifespan and websockets pass through untouched.
 
     :param app: any ASGI 3 application.
-    :param coalesce: gather small body messages, as above. On by default, unlike WSGIFast's:
+    :param coalesce: coalesce small body messages, as above. On by default, unlike WSGIFast's:
         here nothing has to wait for the message behind it.
-    :param ranges: True answers Range and If-Range where the app answers a GET with 200 and a file;
-        see :func:`wsgifast.file_answers.plan_file_body` for which files, and for their ETag.
-        "take-over" also keeps the two headers from the app: one that would cut the range out by
-        reading (as Starlette does) then sends the whole file, and the range goes out by sendfile.
-        False does neither.
+    :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file; see
+        :func:`wsgifast.file_answers.plan_file_body` for which files, and for their ETag. What an
+        app answers by itself stands: Starlette's FileResponse reads the range that it is asked
+        for; asgifast's has it sent by sendfile.
     :param conditional: answer If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
         for the same files.
-    :raises ConfigurationError: if `app` cannot be called, or an option has no such value.
+    :raises ConfigurationError: if `app` is no ASGI app, or an option has no such value.
     :raises BodyError: (to the app, from its send()) for what cannot be a body.
     """
 
@@ -80,14 +76,11 @@ class ASGIFast:
         app: ASGIApp,
         *,
         coalesce: bool = True,
-        ranges: bool | Literal["take-over"] = True,
+        ranges: bool = True,
         conditional: bool = True,
     ) -> None:
-        if not callable(app):
-            raise ConfigurationError(f"ASGIFast wraps an ASGI app, which {app!r} is not")
-        check_switches(coalesce=coalesce, conditional=conditional)
-        if not (isinstance(ranges, bool) or ranges == "take-over"):
-            raise ConfigurationError(f"ranges is True, False or 'take-over', not {ranges!r}")
+        check_app(app, "ASGI")
+        check_switches(coalesce=coalesce, ranges=ranges, conditional=conditional)
         self.app = app
         self.coalesce = coalesce
         self.ranges = ranges
@@ -109,11 +102,6 @@ class ASGIFast:
             }
             if offered:
                 extensions.update(offered)
-        if self.ranges == "take-over":
-            inner = {**inner, ALL_HEADERS: scope["headers"]}
-            inner["headers"] = [
-                header for header in scope["headers"] if header[0] not in (b"range", b"if-range")
-            ]
         try:
             await self.app(inner, exchange.receive, exchange.send)
         except Exception:
@@ -125,7 +113,7 @@ class ASGIFast:
         # Asked here: most requests are spared the call.
         if (
             exchange._start is not None
-            or exchange._gatherer is not None
+            or exchange._coalescer is not None
             or exchange._head is not None
         ):
             await exchange.finish()
@@ -143,11 +131,11 @@ class _Exchange(Delivery):
     `_start` is the head, held until the first message behind it, as servers hold it (ASGI,
     "Response Start"): a file's head may still change. Without a Content-Length it is a stream's,
     whose first message may take its time: it waits for no more than this turn of the event loop,
-    then `_head` sends it. `_gatherer` is made by the first small message that has others behind it:
-    most responses are one message, and never pay for it.
+    then `_head` sends it. `_coalescer` is made by the first small message that has others behind
+    it: most responses are one message, and never pay for it.
     """
 
-    __slots__ = ("_gatherer", "_head", "_headers", "_may_gather", "_middleware", "_start")
+    __slots__ = ("_coalescer", "_head", "_headers", "_may_coalesce", "_middleware", "_start")
 
     def __init__(self, middleware: ASGIFast, scope: Scope, receive: Receive, send: Send) -> None:
         # Delivery's own, without the call: this much every request pays.
@@ -160,8 +148,8 @@ class _Exchange(Delivery):
         self._start: Message | None = None
         self._head: BackgroundTask | None = None
         self._headers: list[tuple[bytes, bytes]] = _NO_HEADERS
-        self._gatherer: Gatherer | None = None
-        self._may_gather = True
+        self._coalescer: Coalescer | None = None
+        self._may_coalesce = True
 
     async def send(self, message: Message) -> None:
         """The send() that the app is given."""
@@ -172,7 +160,7 @@ class _Exchange(Delivery):
         if kind == "http.response.body":
             body = message.get("body", b"")
             if start is not None and type(body) is bytes and not message.get("more_body"):
-                # The whole response in two messages, as most are: nothing can wait or be gathered.
+                # The whole response in two messages, as most are: nothing can wait or be coalesced.
                 self._start = None
                 send = self._server_send
                 await send(start)
@@ -185,12 +173,12 @@ class _Exchange(Delivery):
                 self._start = None
                 await self._server_send(start)
             if message.get("more_body"):
-                if len(body) <= _SMALL_MESSAGE_BYTES and (gatherer := self._gathering()):
-                    await gatherer.add(body)
+                if len(body) <= SMALL_MESSAGE_BYTES and (coalescer := self._may_hold()):
+                    await coalescer.add(body)
                     return
                 await self._flush()
-            elif self._gatherer is not None:
-                message = {**message, "body": await self._gatherer.end(body)}
+            elif self._coalescer is not None:
+                message = {**message, "body": await self._coalescer.end(body)}
             await self._server_send(message)
         elif kind == "http.response.start":
             if start is not None:
@@ -243,8 +231,8 @@ class _Exchange(Delivery):
         self._start = None
         if self._head is not None:
             self._head.cancel()
-        if self._gatherer is not None:
-            self._gatherer.drop()
+        if self._coalescer is not None:
+            self._coalescer.drop()
 
     async def _forward_start(self) -> None:
         message, self._start = self._start, None
@@ -268,16 +256,16 @@ class _Exchange(Delivery):
     def _text_headers(self) -> list[tuple[str, str]]:
         return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._headers]
 
-    def _gathering(self) -> Gatherer | None:
-        if self._gatherer is None and self._may_gather:
-            self._may_gather = False
-            if self._middleware.coalesce and not self.offers(GATHERING):
-                self._gatherer = Gatherer(self._server_send)
-        return self._gatherer
+    def _may_hold(self) -> Coalescer | None:
+        if self._coalescer is None and self._may_coalesce:
+            self._may_coalesce = False
+            if self._middleware.coalesce and not self.offers(COALESCING):
+                self._coalescer = Coalescer(self._server_send)
+        return self._coalescer
 
     async def _flush(self) -> None:
-        if self._gatherer is not None:
-            await self._gatherer.flush()
+        if self._coalescer is not None:
+            await self._coalescer.flush()
 
     # Files
 
@@ -301,7 +289,7 @@ class _Exchange(Delivery):
                 self._text_headers(),
                 _NamedFile(path),
                 FileSegment(fd, 0, size if declared is None else declared),
-                ranges=bool(middleware.ranges),
+                ranges=middleware.ranges,
                 conditional=middleware.conditional,
             )
             if plan is None:

@@ -6,11 +6,7 @@ from wsgifast.files import RequestFacts
 
 from .messages import Scope
 
-__all__ = ["ALL_HEADERS", "UNCONDITIONAL", "request_facts"]
-
-# Scope key for the request's headers as they came, where ASGIFast keeps Range from the app: what
-# answers ranges by itself goes on doing so.
-ALL_HEADERS = "asgifast.all_headers"
+__all__ = ["UNCONDITIONAL", "request_facts"]
 
 # What the facts have from their third field on where neither Range nor conditions were sent.
 UNCONDITIONAL = RequestFacts()[2:]
@@ -21,12 +17,12 @@ _FIELDS = {
 
 
 def request_facts(scope: Scope) -> RequestFacts:
-    """Gather from an http scope what decides how a file is answered.
+    """Take from an http scope what decides how a file is answered.
 
     A header that was sent several times counts as one, its values joined (RFC 9110, section 5.3).
     """
     found: dict[str, str] = {}
-    for name, value in scope.get(ALL_HEADERS) or scope["headers"]:
+    for name, value in scope["headers"]:
         field = _FIELDS.get(name)
         if field is not None:
             text = value.decode("latin-1")

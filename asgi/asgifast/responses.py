@@ -7,11 +7,11 @@ import time
 from collections import OrderedDict
 
 from wsgifast.errors import MissingExtra
-from wsgifast.files import Plan, RequestFacts, describe, stat_etag
+from wsgifast.files import Plan, RequestFacts, describe, plan_representation, stat_etag
 
 from .loops import in_thread
 from .messages import Receive, Scope, Send, response_start
-from .pages import open_regular
+from .pages import NotAFile, open_regular
 from .requests import request_facts
 from .sending import Delivery
 
@@ -47,9 +47,9 @@ class FileResponse(responses.FileResponse):
         ):
             await super().__call__(scope, receive, send)
             return
-        fd, size = await _open(self.path)
+        fd, facts = await _open(self.path)
         try:
-            plan = self._plan(request_facts(scope), fd, size)
+            plan = self._plan(request_facts(scope), fd, facts)
             await send(response_start(plan.status, plan.raw_headers))
             segments = plan.segments
             del plan  # a kilobyte of headers, for as long as the slowest client reads
@@ -59,9 +59,10 @@ class FileResponse(responses.FileResponse):
         if self.background is not None:
             await self.background()
 
-    def _plan(self, request: RequestFacts, fd: int, size: int) -> Plan:
-        mtime_ns = os.fstat(fd).st_mtime_ns
+    def _plan(self, request: RequestFacts, fd: int, facts: os.stat_result) -> Plan:
+        size, mtime_ns = facts.st_size, facts.st_mtime_ns
         representation = describe(
+            fd,
             size=size,
             mtime_ns=mtime_ns,
             now=time.time(),
@@ -73,10 +74,10 @@ class FileResponse(responses.FileResponse):
                 if name not in _SIZE_HEADERS
             ],
         )
-        return representation.plan(request)
+        return plan_representation(request, representation)
 
 
-async def _open(path: str | os.PathLike[str]) -> tuple[int, int]:
+async def _open(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
     key = os.fspath(path)
     now = time.monotonic()
     try:
@@ -84,8 +85,10 @@ async def _open(path: str | os.PathLike[str]) -> tuple[int, int]:
             found = open_regular(key)
         else:
             found = await in_thread(open_regular, key)
-    except FileNotFoundError:
+    except FileNotFoundError:  # Starlette's own errors, these two
         raise RuntimeError(f"File at path {path} does not exist.") from None
+    except NotAFile:
+        raise RuntimeError(f"File at path {path} is not a file.") from None
     _opened[key] = now
     _opened.move_to_end(key)
     if len(_opened) > _REMEMBERED_PATHS:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 from wsgifast.errors import BodyError
-from wsgifast.files import ByteRange
+from wsgifast.files import FilePart
 from wsgifast.sockets import FileSegment, FileTruncated, file_segment
+from wsgifast.sockets.sendfile import BLOCK_BYTES
 
 from .loops import ended, in_thread, next_turn, running_loop
 from .messages import (
@@ -24,10 +25,10 @@ from .messages import (
     ZeroCopySend,
     response_body,
 )
-from .pages import BLOCK_BYTES, open_regular, read_block
+from .pages import open_regular, read_block
 
 __all__ = [
-    "GATHERING",
+    "COALESCING",
     "PLANNED",
     "Delivery",
     "Located",
@@ -40,8 +41,8 @@ __all__ = [
     "send_unsized",
 ]
 
-# The extension by which asgifast's own protocols say that they gather small messages themselves.
-GATHERING = "asgifast.gathering"
+# The extension by which asgifast's own protocols say that they coalesce small messages themselves.
+COALESCING = "asgifast.coalescing"
 # The extension by which asgifast's receivers say that a pathsend message may carry a PlannedBody
 # under this key, which then counts in place of the path. Middleware between knows pathsend, and not
 # zerocopysend: Starlette's BaseHTTPMiddleware fails at that, its GZipMiddleware swallows it.
@@ -64,7 +65,7 @@ class PlannedBody(NamedTuple):
     """
 
     file: io.FileIO
-    segments: Sequence[bytes | ByteRange]
+    segments: Sequence[bytes | FilePart]
 
 
 class Delivery:
@@ -100,10 +101,10 @@ class Delivery:
         finally:
             self._receiving = False
 
-    async def send_segments(self, segments: Sequence[bytes | ByteRange], fd: int | None) -> None:
+    async def send_segments(self, segments: Sequence[bytes | FilePart], fd: int | None) -> None:
         """Send a plan's segments as the whole body.
 
-        :param fd: the descriptor that the runs are of.
+        :param fd: the descriptor that the file parts are of.
         """
         if not segments:
             await self._server_send(response_body())
@@ -287,4 +288,5 @@ def open_for_pathsend(path: str) -> tuple[int, int]:
     """Open the file of a pathsend message; return its descriptor and size in bytes."""
     # The app has just looked at the file (it knew the length), so that opening it waits for no
     # disk.
-    return open_regular(path)
+    fd, facts = open_regular(path)
+    return fd, facts.st_size

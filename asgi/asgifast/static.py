@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from wsgifast.files.site import Answer, StaticFilesBase
+from wsgifast.files.site import Answer, FileSite
 
 from .loops import in_thread
 from .messages import ASGIApp, Receive, Scope, Send, response_body, response_start
@@ -14,7 +14,7 @@ from .sending import Delivery
 __all__ = ["StaticFiles"]
 
 
-class StaticFiles(StaticFilesBase[ASGIApp]):
+class StaticFiles(FileSite[ASGIApp]):
     """Serve files: `StaticFiles(directory="site")`, or `StaticFiles(app, directory=...)` in front.
 
     The twin of wsgifast.StaticFiles: the same options, the same answers. Mountable in Starlette and
@@ -31,7 +31,7 @@ class StaticFiles(StaticFilesBase[ASGIApp]):
         if method == "GET" or method == "HEAD":
             path = _path_below_mount(scope)
             facts = request_facts(scope)
-            answer = self.answer_kept(facts, path)
+            answer = self.kept_answer(facts, path)
             if answer is None:
                 query = scope["query_string"].decode("latin-1")
                 answer = await in_thread(self.answer, facts, path, query)
@@ -41,7 +41,7 @@ class StaticFiles(StaticFilesBase[ASGIApp]):
         if self.app is not None:
             await self.app(scope, receive, send)
             return
-        await _send((self.refusal(method), None), scope, receive, send)
+        await _send(Answer(self.refusal(method)), scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Lifespan and websockets are the app's; without one they are declined politely."""

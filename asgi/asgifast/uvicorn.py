@@ -4,9 +4,9 @@
     uvicorn.run(app, http=H11Protocol)
 
 uvicorn's parsing, limits, logging, keep-alive and flow control stay as they are. Two things are put
-between: its transport is a GatheringTransport, and the app's send() is that of a Response, which
-gathers small body messages, carries out http.response.pathsend and http.response.zerocopysend, and
-passes everything else to uvicorn's own.
+between: its transport is a CoalescingTransport, and the app's send() is that of a Response, which
+coalesces small body messages, carries out http.response.pathsend and http.response.zerocopysend,
+and passes everything else to uvicorn's own.
 
 A pathsend of more than 64 KiB does not hold the app for as long as its client reads: send() returns
 once the file is open, and what the app does next (background tasks, giving a database connection
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from wsgifast.errors import MissingExtra, WSGIFastError
 
 from .messages import PATHSEND, ZEROCOPYSEND, Receive, Scope, Send
-from .sending import GATHERING, PLANNED
-from .transport import GatheringTransport
+from .sending import COALESCING, PLANNED
+from .transport import CoalescingTransport
 from .uvicorn_response import H11Response, HttpToolsResponse, Response
 
 try:
@@ -50,7 +50,7 @@ OLDEST_UVICORN, NEWEST_UVICORN = "0.30.0", "0.54.0"
 _EXTENSIONS: dict[str, dict[str, Any]] = {
     PATHSEND: {},
     ZEROCOPYSEND: {},
-    GATHERING: {},
+    COALESCING: {},
     PLANNED: {},
 }
 
@@ -123,7 +123,7 @@ class _FileSending(_Base):
     """What both protocols add to uvicorn's."""
 
     _response_class: type[Response]
-    _gathering: GatheringTransport
+    _coalescing: CoalescingTransport
     app: Any
     loop: asyncio.AbstractEventLoop
 
@@ -132,22 +132,22 @@ class _FileSending(_Base):
         self.app = _Answering(self.app, self._response_class)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._gathering = GatheringTransport(transport, self.loop)
-        super().connection_made(self._gathering)
+        self._coalescing = CoalescingTransport(transport, self.loop)
+        super().connection_made(self._coalescing)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._gathering.lost()
+        self._coalescing.lost()
         super().connection_lost(exc)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._gathering.drained()
+        self._coalescing.drained()
 
     def handle_websocket_upgrade(self, *args: Any) -> None:
         # uvicorn hands the connection over to its WebSocket protocol, which needs none of this.
-        self._gathering.flush()
-        self._gathering.lost()
-        self.transport = self._gathering.real
+        self._coalescing.flush()
+        self._coalescing.lost()
+        self.transport = self._coalescing.real
         super().handle_websocket_upgrade(*args)  # type: ignore[misc]
 
 

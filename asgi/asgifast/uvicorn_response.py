@@ -8,12 +8,15 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from wsgifast.files import ByteRange
+from wsgifast.files import FilePart
 from wsgifast.sockets import FileSegment, FileTruncated
+from wsgifast.sockets.page_cache import read_cached
+from wsgifast.sockets.sendfile import BLOCK_BYTES
 
+from .coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES
 from .loops import next_turn
 from .messages import PATHSEND, ZEROCOPYSEND, Message, response_body
-from .pages import BLOCK_BYTES, read_block, read_cached
+from .pages import read_block
 from .sending import (
     PLANNED,
     PlannedBody,
@@ -24,7 +27,8 @@ from .sending import (
     send_run,
     send_unsized,
 )
-from .transport import GATHER_BYTES, GatheringTransport, Rest, SendfileUnavailable
+from .transfer import SendfileUnavailable
+from .transport import CoalescingTransport, Rest
 
 __all__ = ["H11Response", "HttpToolsResponse", "Response"]
 
@@ -33,14 +37,12 @@ __all__ = ["H11Response", "HttpToolsResponse", "Response"]
 # sendfile to that of reading, measured: 16 to 128 KiB 0.9 to 1.0 on connections that are kept, 1.0
 # to 1.1 on a new one for each file; 256 KiB on kept ones 0.7.
 SMALL_FILE_BYTES = 64 * 1024
-# A body message up to this size is gathered with its neighbours.
-_SMALL_MESSAGE_BYTES = 8 * 1024
 
 
 class Response:
     """One response: what the app sends, on its way to uvicorn's RequestResponseCycle.
 
-    Small body messages wait in `_chunks` until the end of the loop's turn, GATHER_BYTES, or any
+    Small body messages wait in `_chunks` until the end of the loop's turn, COALESCED_BYTES, or any
     other message; together they make one chunk of the chunked coding.
 
     A large file that is the whole rest of the body is handed over: send() opens it and returns, a
@@ -60,7 +62,7 @@ class Response:
         "handed_over",
     )
 
-    def __init__(self, cycle: Any, transport: GatheringTransport) -> None:
+    def __init__(self, cycle: Any, transport: CoalescingTransport) -> None:
         self._cycle = cycle
         self.handed_over: asyncio.Task[None] | None = None
         self._transport = transport
@@ -80,7 +82,7 @@ class Response:
             if message.get("more_body"):
                 if (
                     type(body) is bytes
-                    and len(body) <= _SMALL_MESSAGE_BYTES
+                    and len(body) <= SMALL_MESSAGE_BYTES
                     and cycle.response_started
                     and not cycle.flow.write_paused
                     and self._error is None
@@ -89,10 +91,10 @@ class Response:
                     and not self._is_head
                 ):
                     if not self._chunks:
-                        self._transport.gather(self._write_chunks)
+                        self._transport.call_before_flush(self._write_chunks)
                     self._chunks.append(body)
                     self._size += len(body)
-                    if self._size >= GATHER_BYTES:
+                    if self._size >= COALESCED_BYTES:
                         self._transport.flush()
                     return
                 self._settle()
@@ -139,10 +141,10 @@ class Response:
             finally:
                 self.handed_over = None
 
-    # Gathered messages
+    # Coalesced messages
 
     def _settle(self) -> None:
-        """Write what was gathered, before anything else is sent."""
+        """Write what was coalesced, before anything else is sent."""
         if self._chunks:
             self._write_chunks()
         if self._error is not None:
@@ -178,7 +180,7 @@ class Response:
         self._headers = None
         fd, size = open_for_pathsend(path)
         # Grown since the app looked: not one byte more than was declared.
-        whole = ByteRange(0, size if declared is None else declared)
+        whole = FilePart(fd, 0, size if declared is None else declared)
         await self._send_body(fd, (whole,), partial(os.close, fd))
 
     async def _send_planned(self, planned: PlannedBody) -> None:
@@ -186,7 +188,7 @@ class Response:
         await self._send_body(planned.file.fileno(), segments, planned.file.close)
 
     async def _send_body(
-        self, fd: int, segments: Sequence[bytes | ByteRange], close: Callable[[], None]
+        self, fd: int, segments: Sequence[bytes | FilePart], close: Callable[[], None]
     ) -> None:
         """Send the whole rest of the body; what must wait for the client goes on without the app.
 
@@ -215,7 +217,7 @@ class Response:
         # Not by the task itself, which may be cancelled before its first step.
         self.handed_over.add_done_callback(lambda _: close())
 
-    async def _send_rest(self, rest: Rest, fd: int, segments: Iterator[bytes | ByteRange]) -> None:
+    async def _send_rest(self, rest: Rest, fd: int, segments: Iterator[bytes | FilePart]) -> None:
         await rest()
         for segment in segments:
             if isinstance(segment, bytes):
@@ -317,7 +319,7 @@ class Response:
         self._transport.flush()
 
 
-def _at_hand(fd: int, segment: bytes | ByteRange) -> bytes | None:
+def _at_hand(fd: int, segment: bytes | FilePart) -> bytes | None:
     """A small file's bytes, if all of them can be had without waiting."""
     if isinstance(segment, bytes) or segment.size > SMALL_FILE_BYTES:
         return None

@@ -65,7 +65,7 @@ ALLOWED = (
         "made here only if the same path was opened within the last minute, else in a thread",
     ),
     AllowedCalls(
-        "wsgifast.files.site.answer_kept",
+        "wsgifast.files.site.kept_answer",
         ("os.open", "os.stat"),
         "the file was served before: its inode is in memory (its pages need not be)",
     ),
@@ -210,13 +210,11 @@ def _is_stdlib(frame: FrameType) -> bool:
 
 
 def _is_cold(fd: int, place: int) -> bool:
-    """Whether a byte of a file waits for the disk; False where that cannot be asked."""
+    """Whether a byte of a file may wait for the disk; True too where that cannot be asked."""
     if not RWF_NOWAIT:
-        return False
+        return True
     try:
         os.preadv(fd, [bytearray(1)], place, RWF_NOWAIT)
-    except BlockingIOError:
-        return True
     except OSError:
-        return False
+        return True
     return False

@@ -204,7 +204,7 @@ def test_what_the_head_of_a_stream_raises_reaches_the_app(run: Run) -> None:
     ],
     ids=["small", "large", "last", "file", "run", "other"],
 )
-def test_order_is_kept_while_a_gathered_message_is_on_its_way(run: Run, following: Message) -> None:
+def test_order_is_kept_behind_a_coalesced_message(run: Run, following: Message) -> None:
     async def main() -> None:
         server = Server()
         inside, go_on = anyio.Event(), anyio.Event()
@@ -238,7 +238,7 @@ def test_order_is_kept_while_a_gathered_message_is_on_its_way(run: Run, followin
     run(main)
 
 
-def test_what_a_gathered_message_raises_reaches_the_app(run: Run) -> None:
+def test_what_a_coalesced_message_raises_reaches_the_app(run: Run) -> None:
     async def main() -> None:
         server = Server()
         tried = []
@@ -252,7 +252,7 @@ def test_what_a_gathered_message_raises_reaches_the_app(run: Run) -> None:
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await send(START)
-            await send(body(b"gathered"))
+            await send(body(b"coalesced"))
             await server.until(lambda: bool(tried))
             with pytest.raises(OSError, match="gone"):
                 await send(body(b"next"))
@@ -270,7 +270,7 @@ def test_an_app_that_is_cancelled_sends_no_more(run: Run) -> None:
             await send(START)
             for _ in range(20):
                 await anyio.lowlevel.checkpoint()  # the head leaves, and the loop is quiet again
-            await send(body(b"gathered"))
+            await send(body(b"coalesced"))
             scope_to_cancel.cancel()
             await anyio.lowlevel.checkpoint()
 
@@ -283,7 +283,7 @@ def test_an_app_that_is_cancelled_sends_no_more(run: Run) -> None:
     run(main)
 
 
-@pytest.mark.parametrize("on_its_way", [START, body(b"gathered")], ids=["head", "body"])
+@pytest.mark.parametrize("on_its_way", [START, body(b"coalesced")], ids=["head", "body"])
 def test_a_cancelled_apps_message_on_its_way_is_cancelled(run: Run, on_its_way: Message) -> None:
     async def main() -> None:
         server = Server()
@@ -312,7 +312,7 @@ def test_a_cancelled_apps_message_on_its_way_is_cancelled(run: Run, on_its_way: 
     run(main)
 
 
-def test_gathered_messages_keep_the_apps_context(run: Run) -> None:
+def test_coalesced_messages_keep_the_apps_context(run: Run) -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="no")
     seen = []
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import flask
 import pytest
 from asgifast import ASGIFast, FileResponse, StaticFiles
 from asgifast.messages import Message, Receive, Scope, Send
@@ -52,7 +53,7 @@ def test_coalescing_can_be_off() -> None:
     assert [m["body"] for m in call(app, scope_of()).messages[1:]] == [b"a", b"b", b""]
 
 
-def test_gathered_bytes_are_bounded() -> None:
+def test_coalesced_bytes_are_bounded() -> None:
     app = ASGIFast(sending(START, *[body(b"x" * 1000)] * 1000, body(b"", False)))
     answer = call(app, scope_of())
     sizes = [len(m["body"]) for m in answer.messages[1:]]
@@ -105,14 +106,14 @@ def test_the_apps_own_messages_stay_as_they_are() -> None:
     assert text["body"] == "text"
 
 
-def test_messages_of_some_size_are_not_gathered() -> None:
+def test_messages_of_some_size_are_not_coalesced() -> None:
     part = b"x" * 20_000
     app = ASGIFast(sending(START, body(part), body(part), body(b"", False)))
     assert [m["body"] for m in call(app, scope_of()).messages[1:]] == [part, part, b""]
 
 
-def test_a_server_that_gathers_gets_every_message() -> None:
-    scope = {**scope_of(), "extensions": {"asgifast.gathering": {}, "of.the.server": {}}}
+def test_a_server_that_coalesces_gets_every_message() -> None:
+    scope = {**scope_of(), "extensions": {"asgifast.coalescing": {}, "of.the.server": {}}}
     seen: list[Any] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,7 +123,7 @@ def test_a_server_that_gathers_gets_every_message() -> None:
     answer = call(ASGIFast(app), scope)
     assert [m["body"] for m in answer.messages[1:]] == [b"a", b"b", b"c"]
     assert {"of.the.server", PATHSEND, ZEROCOPYSEND} <= set(seen[0])
-    assert set(scope["extensions"]) == {"asgifast.gathering", "of.the.server"}
+    assert set(scope["extensions"]) == {"asgifast.coalescing", "of.the.server"}
 
 
 def test_what_the_servers_send_raises_reaches_the_app() -> None:
@@ -130,7 +131,7 @@ def test_what_the_servers_send_raises_reaches_the_app() -> None:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send(START)
-        await send(body(b"gathered"))
+        await send(body(b"coalesced"))
         for _ in range(5):
             await asyncio.sleep(0)
         try:
@@ -298,7 +299,7 @@ def test_an_app_that_is_cancelled_sends_no_more() -> None:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send(START)
-        await send(body(b"gathered"))
+        await send(body(b"coalesced"))
         raise asyncio.CancelledError
 
     async def run() -> None:
@@ -317,32 +318,25 @@ def test_an_app_that_is_cancelled_sends_no_more() -> None:
     assert [m["type"] for m in sent] == ["http.response.start"]
 
 
-def test_ranges_taken_over(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"0123456789")
-    shown = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        shown.append(dict(scope["headers"]))
-        await send(START)
-        await send({"type": PATHSEND, "path": str(tmp_path / "f")})
-
-    taking_over = ASGIFast(app, ranges="take-over")
-    answer = call(taking_over, scope_of(range="bytes=0-1", accept="*/*"))
-    assert (answer.status, answer.body) == (206, b"01")
-    stale = call(taking_over, scope_of(range="bytes=0-1", if_range='"x"', accept="*/*"))
-    assert (stale.status, stale.body) == (200, b"0123456789")
-    assert shown == [{b"accept": b"*/*"}] * 2
-
-
 @pytest.mark.parametrize("size", [10, 300_000])
-def test_what_answers_ranges_by_itself_goes_on_while_they_are_taken_over(
-    tmp_path: Path, size: int
-) -> None:
+def test_what_answers_ranges_by_itself_goes_on(tmp_path: Path, size: int) -> None:
     data = bytes(range(250)) * (size // 250) + b"x" * (size % 250)
     (tmp_path / "f").write_bytes(data)
     for app in (FileResponse(tmp_path / "f"), StaticFiles(directory=tmp_path)):
-        answer = call(ASGIFast(app, ranges="take-over"), scope_of("/f", range="bytes=2-4"))
+        answer = call(ASGIFast(app), scope_of("/f", range="bytes=2-4"))
         assert (answer.status, answer.body) == (206, data[2:5])
+
+
+def test_a_stream_that_answers_its_range_by_itself(tmp_path: Path) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert (b"range", b"bytes=0-1") in scope["headers"]
+        await send({**START, "status": 206, "headers": [(b"content-range", b"bytes 0-1/10")]})
+        await send(body(b"0"))
+        await send(body(b"1", more=False))
+
+    answer = call(ASGIFast(app), scope_of(range="bytes=0-1"))
+    assert (answer.status, answer.body) == (206, b"01")
+    assert answer.headers == [("content-range", "bytes 0-1/10")]
 
 
 def test_options_that_switch_off(tmp_path: Path) -> None:
@@ -380,6 +374,7 @@ def test_lifespan_and_websockets_pass_untouched() -> None:
     [
         {"coalesce": 1},
         {"ranges": "yes"},
+        {"ranges": "take-over"},
         {"conditional": None},
         {"ranges": 2},
     ],
@@ -389,6 +384,15 @@ def test_wrong_options(options: dict[str, Any]) -> None:
         ASGIFast(sending(), **options)
 
 
-def test_what_is_no_app() -> None:
-    with pytest.raises(ConfigurationError, match="which 5 is not"):
-        ASGIFast(5)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("app", "way_out"),
+    [
+        (5, "5 is no ASGI app"),
+        (None, "a factory has returned nothing"),
+        (flask.Flask("test"), r"wsgifast\.WSGIFast wraps WSGI apps"),
+        (lambda: sending(), "call it first, if it is a factory"),
+    ],
+)
+def test_what_is_no_app(app: Any, way_out: str) -> None:
+    with pytest.raises(ConfigurationError, match=way_out):
+        ASGIFast(app)

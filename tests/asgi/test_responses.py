@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import socket
 import threading
 import time
 from collections import OrderedDict
@@ -93,8 +94,17 @@ def test_a_websocket_that_is_denied_is_starlettes(path: Path) -> None:
 def test_what_cannot_be_sent(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="does not exist"):
         call(FileResponse(tmp_path / "none"), scope_of())
-    with pytest.raises(OSError, match="regular"):
-        call(FileResponse(tmp_path), scope_of())
+    (tmp_path / "directory").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        for path in [*map(tmp_path.joinpath, ("directory", "fifo", "socket")), Path("/dev/null")]:
+            errors = []
+            for kind in (responses.FileResponse, FileResponse):
+                with pytest.raises(RuntimeError, match="is not a file") as caught:
+                    call(kind(path), scope_of())
+                errors.append(str(caught.value))
+            assert errors[0] == errors[1]
 
 
 def test_a_file_that_is_new_blocks_no_loop(path: Path, blocking_calls: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""GatheringTransport in this process: what it hands on, and when the socket is full."""
+"""CoalescingTransport in this process: what it hands on, and when the socket is full."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asgifast import room, transfer
 from asgifast import transport as transport_module
-from asgifast.transport import GATHER_BYTES, GatheringTransport, SendfileUnavailable
+from asgifast.coalescing import COALESCED_BYTES
+from asgifast.transfer import SendfileUnavailable
+from asgifast.transport import CoalescingTransport
 
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES
@@ -42,9 +45,9 @@ class Recorded:
 
 
 class Drained(asyncio.Protocol):
-    """What a protocol owes its GatheringTransport."""
+    """What a protocol owes its CoalescingTransport."""
 
-    transport: GatheringTransport
+    transport: CoalescingTransport
 
     def resume_writing(self) -> None:
         self.transport.drained()
@@ -54,7 +57,7 @@ class Drained(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[tuple[GatheringTransport, socket.socket]]:
+async def connected() -> AsyncIterator[tuple[CoalescingTransport, socket.socket]]:
     """A transport, and the socket of its client, which reads nothing by itself."""
     loop = asyncio.get_running_loop()
     failed: list[dict[str, Any]] = []
@@ -67,7 +70,7 @@ async def connected() -> AsyncIterator[tuple[GatheringTransport, socket.socket]]
         accepted, _ = listener.accept()
         accepted.setblocking(False)
         real, protocol = await loop.create_connection(Drained, sock=accepted)
-        transport = GatheringTransport(Recorded(real), loop)  # type: ignore[arg-type]
+        transport = CoalescingTransport(Recorded(real), loop)  # type: ignore[arg-type]
         protocol.transport = transport
         try:
             yield transport, client
@@ -130,7 +133,7 @@ def test_a_writable_socket_that_takes_nothing_is_asked_again_later(
 
     asyncio.run(run())
     # The first refusal is no surprise: nobody had said that the socket is writable.
-    assert delays == [transport_module._STARVED_S] * 4
+    assert delays == [transfer._WITHOUT_MEMORY_S] * 4
 
 
 def test_a_starved_connection_that_is_lost_leaves_no_timer(
@@ -180,7 +183,7 @@ def test_the_send_buffer_grows_for_a_quick_client_alone(
                 sock = transport.get_extra_info("socket")
                 return int(sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
 
-        monkeypatch.setattr(transport_module, "QUICK_S", quick_s)
+        monkeypatch.setattr(transfer, "QUICK_S", quick_s)
         return asyncio.run(run())
 
     # The kernel doubles what it is given.
@@ -189,21 +192,18 @@ def test_the_send_buffer_grows_for_a_quick_client_alone(
     assert buffer_after(60.0) == large
     # Slow when it is first waited for, and quick then.
     clock = itertools.chain([0.0, 1.0], itertools.repeat(1.0))
-    monkeypatch.setattr(
-        transport_module, "time", types.SimpleNamespace(monotonic=lambda: next(clock))
-    )
+    monkeypatch.setattr(transfer, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     assert buffer_after(0.5) == large
 
 
 @pytest.mark.parametrize("cold", [(300_000, FILE_BYTES), (0, 900_000)], ids=["end", "beginning"])
-def test_no_byte_is_sent_that_the_disk_must_be_waited_for(
+def test_no_byte_is_sent_on_the_loop_that_the_disk_must_be_waited_for(
     fd: int, monkeypatch: pytest.MonkeyPatch, cold: tuple[int, int]
 ) -> None:
     """A file of which a part is in memory, on a disk that reads nothing ahead."""
     page = 4096
     in_memory = bytearray(b"y" * (FILE_BYTES // page))
     waited: list[bool] = []
-    read_by_thread = 0
     preadv, pread, sendfile = os.preadv, os.pread, os.sendfile
 
     def pages(offset: int, size: int) -> slice:
@@ -214,22 +214,17 @@ def test_no_byte_is_sent_that_the_disk_must_be_waited_for(
             raise BlockingIOError
         return preadv(fd, buffers, offset, flags)
 
-    def pread_into_memory(fd: int, size: int, offset: int) -> bytes:
-        nonlocal read_by_thread
-        read_by_thread += size
-        touched = pages(offset, size)
-        in_memory[touched] = b"y" * len(in_memory[touched])
-        return pread(fd, size, offset)
-
     def sendfile_of_cached(out: int, fd: int, offset: int, count: int) -> int:
         sent = sendfile(out, fd, offset, min(count, 400_000))
-        waited.append(b"n" in in_memory[pages(offset, sent)])
+        touched = pages(offset, sent)
+        if on_the_loop():
+            waited.append(b"n" in in_memory[touched])
+        in_memory[touched] = b"y" * len(in_memory[touched])
         return sent
 
     async def run() -> None:
         async with connected() as (transport, client):
             monkeypatch.setattr(os, "preadv", preadv_of_cached)
-            monkeypatch.setattr(os, "pread", pread_into_memory)
             monkeypatch.setattr(os, "sendfile", sendfile_of_cached)
             sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
             assert await read(client, FILE_BYTES) == pread(fd, FILE_BYTES, 0)
@@ -238,9 +233,40 @@ def test_no_byte_is_sent_that_the_disk_must_be_waited_for(
     absent = pages(cold[0], cold[1] - cold[0])
     in_memory[absent] = b"n" * len(in_memory[absent])
     asyncio.run(run())
-    assert len(waited) > FILE_BYTES // 400_000
+    assert waited or cold[1] == FILE_BYTES
     assert not any(waited)
-    assert read_by_thread <= FILE_BYTES, "nothing is read twice"
+
+
+def on_the_loop() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def test_a_file_system_that_cannot_be_asked_is_never_read_on_the_loop(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FUSE and others refuse RWF_NOWAIT, and may take any time for a page."""
+    on_loop: list[bool] = []
+    sendfile = os.sendfile
+
+    def refusing(*args: Any) -> int:
+        raise OSError(errno.EOPNOTSUPP, "no RWF_NOWAIT here")
+
+    def noted(*args: Any) -> int:
+        on_loop.append(on_the_loop())
+        return sendfile(*args)
+
+    async def run() -> None:
+        async with connected() as (transport, client):
+            monkeypatch.setattr(os, "preadv", refusing)
+            monkeypatch.setattr(os, "sendfile", noted)
+            transport.write(b"head")
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            assert await read(client, FILE_BYTES + 4) == b"head" + os.pread(fd, FILE_BYTES, 0)
+            await sending
+
+    asyncio.run(run())
+    assert on_loop
+    assert not any(on_loop)
 
 
 def test_a_head_that_the_socket_takes_in_pieces(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +276,7 @@ def test_a_head_that_the_socket_takes_in_pieces(fd: int, monkeypatch: pytest.Mon
     send = socket.socket.send
 
     def piece(sock: socket.socket, data: bytes, flags: int = 0) -> int:
+        assert sock.gettimeout() == 0, "it must not wait, whatever the process's default is"
         pieces.append(flags)
         if len(pieces) % 2:
             raise BlockingIOError
@@ -263,15 +290,19 @@ def test_a_head_that_the_socket_takes_in_pieces(fd: int, monkeypatch: pytest.Mon
                 await transport.send_file(FileSegment(fd, 0, 100_000))
 
             monkeypatch.setattr(socket.socket, "send", piece, raising=False)
+            socket.setdefaulttimeout(30)
             sending = asyncio.create_task(in_one_turn())
             assert await read(client, len(head) + 100_000) == head + os.pread(fd, 100_000, 0)
             await sending
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    finally:
+        socket.setdefaulttimeout(None)
     assert pieces == [socket.MSG_MORE] * 6
 
 
-def writes(transport: GatheringTransport) -> list[int]:
+def writes(transport: CoalescingTransport) -> list[int]:
     assert isinstance(transport.real, Recorded)
     return transport.real.writes
 
@@ -304,19 +335,19 @@ def test_writes_of_one_turn_are_one() -> None:
     asyncio.run(run())
 
 
-def test_what_is_gathered_is_bounded() -> None:
+def test_what_is_coalesced_is_bounded() -> None:
     async def run() -> None:
         async with connected() as (transport, client):
             for _ in range(1000):
                 transport.write(b"x" * 1000)
-            assert max(writes(transport)) <= GATHER_BYTES + 1000
+            assert max(writes(transport)) <= COALESCED_BYTES + 1000
             assert 15 <= len(writes(transport)) <= 16
             assert await read(client, 1_000_000) == b"x" * 1_000_000
 
     asyncio.run(run())
 
 
-def test_a_large_write_leaves_at_once_behind_what_was_gathered() -> None:
+def test_a_large_write_leaves_at_once_behind_what_was_coalesced() -> None:
     async def run() -> None:
         async with connected() as (transport, client):
             transport.write(b"head")
@@ -355,16 +386,16 @@ def test_nothing_is_written_to_a_connection_that_is_closing() -> None:
     asyncio.run(run())
 
 
-def test_a_file_waits_for_what_is_gathered_elsewhere(fd: int) -> None:
+def test_a_file_waits_for_what_is_coalesced_elsewhere(fd: int) -> None:
     async def run() -> None:
         async with connected() as (transport, client):
 
             async def in_one_turn() -> None:
-                transport.gather(lambda: transport.write(b"gathered"))
+                transport.call_before_flush(lambda: transport.write(b"coalesced"))
                 await transport.send_file(FileSegment(fd, 0, 100_000))
 
             sending = asyncio.create_task(in_one_turn())
-            assert await read(client, 100_008) == b"gathered" + os.pread(fd, 100_000, 0)
+            assert await read(client, 100_009) == b"coalesced" + os.pread(fd, 100_000, 0)
             await sending
 
     asyncio.run(run())
@@ -397,7 +428,7 @@ def test_a_file_keeps_its_place(fd: int) -> None:
     asyncio.run(run())
 
 
-def fill(transport: GatheringTransport) -> None:
+def fill(transport: CoalescingTransport) -> None:
     """Write until the socket takes no more, and a little is left in the real transport's buffer."""
     while not transport.real.get_write_buffer_size():
         transport.write(b"x" * 10_000)
@@ -447,7 +478,7 @@ def test_no_file_goes_past_tls(fd: int) -> None:
     async def run() -> None:
         async with connected() as (plain, _):
             real: Any = OverTLS(plain.real)
-            transport = GatheringTransport(real, asyncio.get_running_loop())
+            transport = CoalescingTransport(real, asyncio.get_running_loop())
             assert not transport.can_sendfile
             with pytest.raises(SendfileUnavailable):
                 await transport.send_file(FileSegment(fd, 0, 100_000))
@@ -493,42 +524,42 @@ def test_a_send_buffer_that_cannot_be_set_is_no_hindrance(
             await sending
 
     monkeypatch.setattr(transport_module, "limit_send_buffer", refusing)
-    monkeypatch.setattr(transport_module, "QUICK_S", 60.0)
+    monkeypatch.setattr(transfer, "QUICK_S", 60.0)
     asyncio.run(run())
     assert calls == refused, "once it has grown it is left alone"
 
 
 def test_no_descriptor_is_used_once_it_is_closed(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection is lost while a thread reads: the number may be another's then."""
-    reading, lost = threading.Event(), threading.Event()
+    """The connection is lost while a thread sends: the number may be another's then."""
+    sending_begun, lost = threading.Event(), threading.Event()
     sent_to: list[int] = []
-    pread, sendfile = os.pread, os.sendfile
+    sendfile = os.sendfile
 
     def cold(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
         raise BlockingIOError
 
-    def slow(fd: int, size: int, offset: int) -> bytes:
-        reading.set()
-        assert lost.wait(10)
-        return pread(fd, size, offset)
-
-    def noted(out: int, *args: Any) -> int:
+    def slow(out: int, *args: Any) -> int:
         sent_to.append(out)
+        sending_begun.set()
+        assert lost.wait(10)
         return sendfile(out, *args)
 
     async def run() -> None:
         async with connected() as (transport, _):
             monkeypatch.setattr(os, "preadv", cold)
-            monkeypatch.setattr(os, "pread", slow)
-            monkeypatch.setattr(os, "sendfile", noted)
+            monkeypatch.setattr(os, "sendfile", slow)
             sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
-            while not reading.is_set():
+            while not sending_begun.is_set():
                 await asyncio.sleep(0)
             transport.lost()
+            assert os.fstat(sent_to[0])
             lost.set()
             with pytest.raises(ConnectionResetError):
                 await sending
-            assert not sent_to
+            assert len(sent_to) == 1
+            assert sent_to[0] != transport.get_extra_info("socket").fileno()
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(sent_to[0])
 
     asyncio.run(run())
 
@@ -546,7 +577,7 @@ def test_a_connection_that_is_lost_before_the_rest_of_a_file(
             rest = transport.begin_file(FileSegment(fd, 0, FILE_BYTES))
             assert rest is not None
             transport.lost()
-            monkeypatch.setattr(asyncio.get_running_loop(), "add_writer", too_late)
+            monkeypatch.setattr(transfer, "call_while_writable", too_late)
             with pytest.raises(ConnectionResetError):
                 await rest()
 
@@ -565,24 +596,22 @@ def test_a_file_that_is_cut_off_ends_the_connection(
         closed_while_watched.extend(watched & {sock.fileno()})
         close(sock)
 
+    def watch(loop: asyncio.AbstractEventLoop, fd: int, callback: Callable[[], object]) -> None:
+        watched.add(fd)
+        room.call_while_writable(loop, fd, callback)
+
+    def unwatch(loop: asyncio.AbstractEventLoop, fd: int) -> None:
+        watched.remove(fd)
+        room.stop_calling(loop, fd)
+
     async def run() -> None:
-        loop = asyncio.get_running_loop()
-        add_writer, remove_writer = loop.add_writer, loop.remove_writer
-
-        def add(fd: int, *args: Any) -> None:
-            watched.add(fd)
-            add_writer(fd, *args)
-
-        def remove(fd: int) -> bool:
-            watched.discard(fd)
-            return remove_writer(fd)
-
-        monkeypatch.setattr(loop, "add_writer", add)
-        monkeypatch.setattr(loop, "remove_writer", remove)
+        monkeypatch.setattr(transfer, "call_while_writable", watch)
+        monkeypatch.setattr(transfer, "stop_calling", unwatch)
         monkeypatch.setattr(socket.socket, "close", noted_close)
         async with connected() as (transport, client):
             sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
             await read(client, 1000)
+            await turns()
             assert watched
             transport.write(b"behind the file")
             if end == "cancel":
@@ -625,17 +654,25 @@ def test_a_file_whose_turn_never_comes(fd: int, end: str) -> None:
     asyncio.run(run())
 
 
-def test_no_descriptor_is_left(fd: int) -> None:
+def test_a_download_has_no_descriptor_but_its_connection_and_its_file(fd: int) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
     async def run() -> None:
-        async with connected() as (transport, client):
-            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, 100_000)))
-            await read(client, 100_000)
-            await sending
+        async with connected() as first, connected() as second:
+            before = descriptors()
+            sending = [
+                asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+                for transport, _ in (first, second)
+            ]
+            await turns()
+            assert descriptors() == before + 1, "one that watches both"
+            for _, client in (first, second):
+                await read(client, FILE_BYTES)
+            await asyncio.gather(*sending)
+            assert descriptors() == before
 
     asyncio.run(run())
-    before = len(os.listdir("/proc/self/fd"))
-    asyncio.run(run())
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_each_call_sends_one_window_at_most(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -654,7 +691,7 @@ def test_each_call_sends_one_window_at_most(fd: int, monkeypatch: pytest.MonkeyP
             await sending
 
     asyncio.run(run())
-    assert max(counts) == transport_module.WINDOW_BYTES
+    assert max(counts) == transfer.WINDOW_BYTES
 
 
 @pytest.mark.parametrize("calls", [0, 2])
@@ -749,25 +786,14 @@ def test_the_rest_is_the_real_transports() -> None:
 def test_a_file_that_ends_early(
     fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: bool
 ) -> None:
-    preadv, pread = os.preadv, os.pread
-
-    def preadv_of_cold(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
-        if offset >= 2_000_000 and os.fstat(fd).st_size == FILE_BYTES:
-            raise BlockingIOError
-        return preadv(fd, buffers, offset, flags)
-
-    def pread_too_late(fd: int, size: int, offset: int) -> bytes:
-        if offset + size > 2_000_000:
-            os.truncate(tmp_path / "file", 2_000_000)
-        return pread(fd, size, offset)
+    def from_the_disk(*args: Any) -> int:
+        raise BlockingIOError
 
     async def run() -> None:
         async with connected() as (transport, client):
             if cold:
-                monkeypatch.setattr(os, "preadv", preadv_of_cold)
-                monkeypatch.setattr(os, "pread", pread_too_late)
-            else:
-                os.truncate(tmp_path / "file", 2_000_000)
+                monkeypatch.setattr(os, "preadv", from_the_disk)
+            os.truncate(tmp_path / "file", 2_000_000)
             sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
             assert len(await read_to_end(client)) == 2_000_000
             with pytest.raises(FileTruncated, match="shrank"):

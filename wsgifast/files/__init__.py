@@ -1,11 +1,12 @@
 """The sans-I/O core of file responses: a request's facts and a file's facts in, a plan out."""
 
 from .conditions import content_etag, http_date, parse_http_date, stat_etag
-from .plan import Header, Plan, Representation, RequestFacts, describe
-from .ranges import ByteRange
+from .entry import Entry, FilePart, Header, Plan, Representation, describe
+from .plan import RequestFacts, plan_entry, plan_representation
 
 __all__ = [
-    "ByteRange",
+    "Entry",
+    "FilePart",
     "Header",
     "Plan",
     "Representation",
@@ -14,5 +15,7 @@ __all__ = [
     "describe",
     "http_date",
     "parse_http_date",
+    "plan_entry",
+    "plan_representation",
     "stat_etag",
 ]

@@ -1,0 +1,233 @@
+"""One file on its way through a socket that the event loop serves.
+
+Theory of operation. All is done in the event loop's thread, but for reads from the disk.
+
+- :meth:`FileTransfer.step` makes one sendfile call, of WINDOW_BYTES at most, so that other
+  connections have their turns; the first one at once. When the socket is full, it is watched, and
+  each time it has room there is one more step, from the loop's callback.
+- What is not in memory, or cannot be known to be, is sent by a thread: there the disk may be waited
+  for. The thread has a duplicate of the socket's descriptor, which stays this connection's
+  whatever happens to the connection meanwhile.
+- The send buffer of a near client starts small and grows when the client is quick: what slow
+  clients leave lying there comes out of the memory that the kernel has for all TCP connections.
+  When that is gone, a socket is writable and takes nothing; to wait for writability again would
+  spin, so a timer waits instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from wsgifast.sockets import FileSegment, FileTruncated
+from wsgifast.sockets.options import QUICK_S
+from wsgifast.sockets.page_cache import cached_bytes
+from wsgifast.sockets.sendfile import MSG_MORE, NO_SENDFILE
+
+from .loops import in_thread
+from .room import call_while_writable, stop_calling
+
+__all__ = ["FileTransfer", "Progress", "SendfileUnavailable"]
+
+# One sendfile call: more than the send buffer of a near peer, so that it ends by itself, and less
+# than a millisecond of copying where a far peer's buffer was grown to megabytes.
+WINDOW_BYTES = 1024 * 1024
+# Between two attempts while the kernel has no memory for TCP: nothing tells when it has again.
+_WITHOUT_MEMORY_S = 0.1
+
+
+class Progress(enum.Enum):
+    DONE = "the last byte is with the kernel"
+    FULL = "the socket takes no more now, or other connections have their turn"
+    COLD = "the next bytes may have to come from the disk"
+
+
+class SendfileUnavailable(Exception):
+    """Nothing was sent: this file or this connection needs reads and writes."""
+
+
+class FileTransfer:
+    """See the module's docstring.
+
+    :param sock: the transport's socket, as get_extra_info("socket") has it.
+    :param head: sent before the file, in the same packet.
+    :param grow: makes the socket's send buffer larger; None: it has its size.
+    """
+
+    __slots__ = (
+        # Up to here the file was found in memory.
+        "_cached_to",
+        "_end",
+        "_error",
+        "_fd",
+        "_grow",
+        "_head",
+        "_loop",
+        "_offset",
+        "_segment",
+        "_sock",
+        "_timer",
+        "_waiter",
+        "_waiting_since",
+        "_watched",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: Any,
+        head: bytes,
+        segment: FileSegment,
+        grow: Callable[[], None] | None,
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._head = head
+        self._segment = segment
+        self._fd, self._offset, size = segment
+        self._end = self._offset + size
+        self._cached_to = 0
+        self._grow = grow
+        self._waiter: asyncio.Future[Progress] | None = None
+        self._waiting_since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._error: Exception | None = None
+        # The socket's descriptor while it is watched.
+        self._watched = -1
+
+    def step(self) -> Progress:
+        """Send what the socket takes now, up to one window; never from the disk.
+
+        :raises SendfileUnavailable: if the kernel cannot; nothing of the file was sent.
+        :raises FileTruncated: if the file ends early.
+        :raises OSError: if the peer has gone.
+        """
+        try:
+            if self._head:
+                self._send_head()
+            count = self._in_memory()
+            if count == 0:
+                return Progress.COLD
+            sent = os.sendfile(self._sock.fileno(), self._fd, self._offset, count)
+        except OSError as error:
+            return self._refused(error)
+        return self._sent(sent)
+
+    async def send(self, progress: Progress) -> None:
+        """Go on to the end from where :meth:`step` came to.
+
+        :raises Exception: as :meth:`step`, and what :meth:`fail` was given.
+        """
+        while progress is not Progress.DONE:
+            if self._error is not None:
+                raise self._error
+            if progress is Progress.COLD:
+                progress = await self._step_in_thread()
+            else:
+                # Callbacks go on, until something else than room is needed.
+                self._waiter = self._loop.create_future()
+                self._watch()
+                try:
+                    progress = await self._waiter
+                finally:
+                    self._waiter = None
+                    self._unwatch()
+
+    def fail(self, error: Exception) -> None:
+        """Stop at once; send() raises the error. The socket is not touched after this."""
+        self._error = error
+        self._unwatch()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+
+    async def _step_in_thread(self) -> Progress:
+        out = os.dup(self._sock.fileno())
+        count = min(self._end - self._offset, WINDOW_BYTES)
+        try:
+            sent = await in_thread(os.sendfile, out, self._fd, self._offset, count)
+        except OSError as error:
+            return self._refused(error)
+        finally:
+            os.close(out)
+        return self._sent(sent)
+
+    def _in_memory(self) -> int:
+        """How many of the next bytes are in memory, up to one window; 0 if it is not known."""
+        start = self._offset
+        if not cached_bytes(self._fd, start, 1):
+            self._cached_to = 0
+            return 0
+        stop = min(self._end, start + WINDOW_BYTES)
+        known = max(start, self._cached_to)
+        if known < stop:
+            known += cached_bytes(self._fd, known, stop - known)
+        self._cached_to = known
+        return known - start
+
+    def _send_head(self) -> None:
+        sock = self._sock
+        # asyncio's and uvloop's own objects have no send().
+        own = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.fileno())
+        try:
+            own.setblocking(False)  # socket.setdefaulttimeout() would have it wait
+            while self._head:
+                # MSG_MORE: the head waits for the file's first bytes, and leaves with them.
+                self._head = self._head[own.send(self._head, MSG_MORE) :]
+        finally:
+            own.detach()
+
+    def _sent(self, count: int) -> Progress:
+        if count == 0:
+            raise FileTruncated(self._end - self._offset, self._segment.size)
+        self._offset += count
+        return Progress.DONE if self._offset == self._end else Progress.FULL
+
+    def _refused(self, error: OSError) -> Progress:
+        if isinstance(error, BlockingIOError):
+            return Progress.FULL
+        if error.errno in NO_SENDFILE and self._offset == self._segment.offset:
+            raise SendfileUnavailable from error
+        raise error
+
+    def _watch(self) -> None:
+        self._timer = None
+        self._watched = self._sock.fileno()
+        self._waiting_since = time.monotonic()
+        call_while_writable(self._loop, self._watched, self._on_writable)
+
+    def _unwatch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._watched != -1:
+            stop_calling(self._loop, self._watched)
+            self._watched = -1
+
+    def _on_writable(self) -> None:
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if self._grow is not None:
+            now = time.monotonic()
+            if now - self._waiting_since < QUICK_S:
+                self._grow()
+                self._grow = None
+            self._waiting_since = now
+        before = len(self._head), self._offset
+        try:
+            progress = self.step()
+        except Exception as error:  # noqa: BLE001 - send() raises it
+            self._unwatch()
+            waiter.set_exception(error)
+            return
+        if progress is not Progress.FULL:
+            self._unwatch()
+            waiter.set_result(progress)
+        elif (len(self._head), self._offset) == before:
+            self._unwatch()
+            self._timer = self._loop.call_later(_WITHOUT_MEMORY_S, self._watch)
