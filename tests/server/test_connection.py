@@ -54,7 +54,7 @@ def bench(make_bench: MakeBench) -> Bench:
 
 
 def is_open(client: Client) -> bool:
-    return client.near in client.near.server.connections
+    return client.near in client.near.server.registry.connections
 
 
 def is_quiet(client: Client) -> bool:
@@ -274,37 +274,6 @@ def test_a_client_that_does_not_close(make_bench: MakeBench) -> None:
 # Waiting
 
 
-def test_it_is_registered_before_its_event_can_come(bench: Bench) -> None:
-    """In another thread, at once."""
-    poller = bench.worker.poller
-    unregistered: list[int] = []
-
-    def looked_at(arm: Callable[[int, int], None]) -> Callable[[int, int], None]:
-        def look(fd: int, events: int) -> None:
-            if fd not in bench.worker.waiting:
-                unregistered.append(fd)
-            arm(fd, events)
-
-        return look
-
-    poller.add = looked_at(poller.add)
-    poller.arm = looked_at(poller.arm)
-    pushed = looked_at(lambda fd, events: None)
-    push = bench.worker.pool.push
-
-    def push_and_look(item: Any) -> None:
-        pushed(*item)
-        push(item)
-
-    bench.worker.pool.push = push_and_look
-    client = bench.connect()
-    client.send_request()
-    client.send_request()
-    bench.run()
-    assert client.read_response().status == client.read_response().status == 200
-    assert not unregistered
-
-
 def test_its_time_is_set_before_the_sweep_can_look(make_bench: MakeBench) -> None:
     bench = make_bench(large)
     client = bench.connect()
@@ -333,7 +302,7 @@ def test_a_kernel_that_cannot_watch_it(bench: Bench) -> None:
     client.send(b"GET / HTTP/1.1\r\n")
     bench.run()
     assert not is_open(client)
-    assert client.near.fd not in bench.worker.waiting
+    assert client.near.fd not in bench.worker.registry.waiting
     assert bench.log.says("Cannot allocate memory")
 
 
@@ -344,7 +313,7 @@ def test_a_kernel_that_cannot_watch_it_while_the_app_runs(make_bench: MakeBench)
         yield bytes(LARGE)
         # It has not been closed under the app, and is not waited for.
         assert client.near.sock.fileno() >= 0
-        assert client.near.fd not in bench.worker.waiting
+        assert client.near.fd not in bench.worker.registry.waiting
         yield b"more"
         pytest.fail("the app is not told")
 
@@ -379,7 +348,7 @@ def test_the_sweep_takes_it_while_the_kernel_refuses(bench: Bench) -> None:
     """Then it is no longer ours to close."""
 
     def lose(fd: int, events: int) -> None:
-        del bench.worker.waiting[fd]
+        del bench.worker.registry.waiting[fd]
         refuse(fd, events)
 
     client = bench.connect()
@@ -522,7 +491,7 @@ def test_a_client_that_goes(make_bench: MakeBench, sent: bytes, reset: bool) -> 
     client.close()
     bench.run()
     assert not is_open(client)
-    assert client.near.fd not in bench.worker.waiting
+    assert client.near.fd not in bench.worker.registry.waiting
     assert len(os.listdir("/proc/self/fd")) == descriptors - 2
     assert not bench.log.requests
 
@@ -868,7 +837,7 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(make_bench: MakeBench
         seen.append(client.receive_all_there_is())
         yield b"3"
         seen.append(client.receive_all_there_is())
-        bench.worker._send_held()
+        bench.worker.registry.send_held()
         seen.append(client.receive_all_there_is())
         bench.clock.now += 0.01  # later: nothing to wait for
         yield b"4"
@@ -890,7 +859,7 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(make_bench: MakeBench
     client.send_request()
     bench.run()
     assert seen == [b"1", b"", b"", b"23", b"4", b"", b"56", b"", b"7own"]
-    assert not bench.worker.held
+    assert not bench.worker.registry.held
 
 
 def test_the_watch_falls_asleep_while_a_block_is_held(make_bench: MakeBench) -> None:
@@ -914,11 +883,11 @@ def test_the_watch_falls_asleep_while_a_block_is_held(make_bench: MakeBench) -> 
             super().add(connection)
 
     bench.worker.pool.ticking = True
-    bench.worker.held = Falling()
+    bench.worker.registry.held = Falling()
     client.send_request()
     bench.run()
     assert seen == [b"2"]
-    assert not bench.worker.held
+    assert not bench.worker.registry.held
 
 
 def test_what_is_held_goes_out_with_the_end(make_bench: MakeBench) -> None:
@@ -933,7 +902,7 @@ def test_what_is_held_goes_out_with_the_end(make_bench: MakeBench) -> None:
         client.send_request()
         bench.run()
         assert client.read_response().body == b"123"
-        assert not bench.worker.held
+        assert not bench.worker.registry.held
 
 
 def test_a_socket_that_the_app_has_taken_is_blocking_and_never_kept(
@@ -986,7 +955,7 @@ def test_the_number_of_a_socket_that_the_app_has_closed(make_bench: MakeBench, p
         if environ["PATH_INFO"] == "/mine":
             environ["gunicorn.socket"].close()
             others.append(bench.connect())
-            bench.worker.held.add(others[0].near)
+            bench.worker.registry.held.add(others[0].near)
             raise StopIteration
         return echo(environ, start_response)
 
@@ -997,7 +966,7 @@ def test_the_number_of_a_socket_that_the_app_has_closed(make_bench: MakeBench, p
     assert not is_open(client)
     (other,) = others
     assert other.near.fd == client.near.fd
-    assert bench.worker.held == {other.near}
+    assert bench.worker.registry.held == {other.near}
     other.send_request("/next")
     bench.run()
     assert other.read_response().status == 200
@@ -1011,7 +980,7 @@ def test_a_client_that_leaves_in_a_response(make_bench: MakeBench) -> None:
     client.close()
     bench.run()
     assert not is_open(client)
-    assert client.near.fd not in bench.worker.waiting
+    assert client.near.fd not in bench.worker.registry.waiting
     ((_, status, size),) = bench.log.requests
     assert status == "200 OK"
     assert size < LARGE
@@ -1214,17 +1183,17 @@ def test_closing_gives_everything_back_and_does_so_once(bench: Bench) -> None:
     client.send_request()
     bench.run()
     assert bench.worker.nr_conns == 1
-    forget = bench.worker.forget
+    forget = bench.worker.registry.forget
     order: list[int] = []
 
     def look(connection: Any) -> None:
         order.append(connection.sock.fileno())
         forget(connection)
 
-    bench.worker.forget = look
+    bench.worker.registry.forget = look
     near.close()
     assert bench.worker.nr_conns == 0
-    assert not bench.worker.waiting
+    assert not bench.worker.registry.waiting
     # Before the number may belong to another one.
     assert order == [near.fd]
     assert near.sock.fileno() == -1
@@ -1232,8 +1201,8 @@ def test_closing_gives_everything_back_and_does_so_once(bench: Bench) -> None:
     assert other.near.fd == near.fd
     near.close()
     assert order == [near.fd]
-    assert bench.worker.waiting == {other.near.fd: other.near}
-    assert bench.worker.connections == {other.near}
+    assert bench.worker.registry.waiting == {other.near.fd: other.near}
+    assert bench.worker.registry.connections == {other.near}
     assert bench.worker.nr_conns == 1
     with pytest.raises(output.ClientGone):
         near.output.write(b"late")
@@ -1264,10 +1233,10 @@ def test_a_descriptor_that_is_closed_is_waited_for_no_more(make_bench: MakeBench
     bench.run()
     forgotten: list[int] = []
     bench.worker.poller.forget = forgotten.append
-    bench.worker.held.add(client.near)
+    bench.worker.registry.held.add(client.near)
     client.near.close()
     assert forgotten == [client.near.fd]
-    assert not bench.worker.held
+    assert not bench.worker.registry.held
 
 
 def test_a_closed_connection_is_garbage_at_once(bench: Bench) -> None:
@@ -1299,8 +1268,9 @@ def test_a_worker_that_stops_gives_a_moment_to_who_is_kept_alive(make_bench: Mak
     taking.send_request("/?large")
     bench.run()
     assert idle.read_response().keep_alive
-    bench.worker._cap_keepalive(bench.clock.now + LINGER_S)
-    bench.worker._cap_keepalive(bench.clock.now + 10)  # the earliest counts
+    cap = bench.worker.registry.cap_deadlines
+    cap(bench.clock.now + LINGER_S, type(idle.near).is_idle)
+    cap(bench.clock.now + 10, type(idle.near).is_idle)  # the earliest counts
     bench.pass_time(LINGER_S + 1)
     assert not is_open(idle)
     assert not is_open(silent)  # nothing has begun there either
@@ -1449,12 +1419,12 @@ def test_http2_is_for_a_thread_of_its_own(
     finally:
         context.set_alpn_protocols(["http/1.1"])
     assert served == [client.near]
-    assert client.near.fd not in bench.worker.waiting
+    assert client.near.fd not in bench.worker.registry.waiting
 
 
 def test_an_error_that_gunicorn_has_a_word_for(bench: Bench) -> None:
     client = bench.connect()
     near = client.near
-    bench.worker.waiting.pop(near.fd)
+    bench.worker.registry.waiting.pop(near.fd)
     near.reject(InvalidRequestLine("nonsense"))
     assert client.read_response().status == 400

@@ -16,11 +16,12 @@ import pytest
 
 from tests.support.servers import wait_for
 from wsgifast.server.poller import READ, Event, make_poller
-from wsgifast.server.pool import Pool
+from wsgifast.server.pool import Pool, Task
 
 # Waiting that only a broken pool would sit out.
 PATIENCE_S = 30.0
 SIZE = 3
+SPARE = "wsgifast-spare-0"
 
 App = Callable[[], object]
 
@@ -63,6 +64,10 @@ class Harness:
         self._apps[sock.fileno()] = (sock, app)
         self.poller.add(sock.fileno(), READ)
 
+    def push(self, app: App) -> None:
+        """Let a task be the app's start."""
+        self.pool.push(lambda: app)
+
     def transfer(self, step: Callable[[int], object], *, push: bool = False) -> None:
         """Let an event be input or output only, with nothing to run.
 
@@ -100,10 +105,10 @@ class Harness:
             self.pool.monitor(self._round_s)
             self.rounds += 1
 
-    def _receive(self, item: Event | App) -> App | None:
+    def _receive(self, item: Event | Task[App]) -> App | None:
         self.received_in.add(threading.current_thread().name)
         if not isinstance(item, tuple):
-            return item
+            return item()
         if item[0] in self._transfers:
             self._transfers[item[0]](item[0])
             return None
@@ -115,9 +120,10 @@ class Harness:
         self.ran_in.add(threading.current_thread().name)
         app()
 
-    def _on_tick(self) -> None:
+    def _on_tick(self) -> bool:
         if not self.pool.ticking:
             self.ticks_without_ticking += 1
+        return False
 
     def _on_failure(self) -> None:
         self.failed.set()
@@ -150,7 +156,7 @@ class Gate:
 @pytest.fixture(params=["push", "deliver"])
 def start(request: pytest.FixtureRequest, harness: Harness) -> Callable[[App], None]:
     """The two ways in which work comes."""
-    return harness.pool.push if request.param == "push" else harness.deliver
+    return harness.push if request.param == "push" else harness.deliver
 
 
 Start = Callable[[App], None]
@@ -165,11 +171,11 @@ def test_work_runs_in_the_pool(harness: Harness, start: Start) -> None:
 
 def test_as_many_run_at_once_as_there_are_threads(harness: Harness, start: Start) -> None:
     meeting = threading.Barrier(SIZE + 1)
-    for _ in range(3):  # in turns: members change in between
+    for _ in range(3):  # in turns: the leader changes in between
         for _ in range(SIZE):
             start(lambda: meeting.wait(PATIENCE_S))
         meeting.wait(PATIENCE_S)
-    assert harness.ran_in == {thread.name for thread in harness.threads}
+    assert harness.ran_in == {thread.name for thread in harness.threads} - {SPARE}
 
 
 def test_never_more_run_at_once_and_each_runs_once(harness: Harness, start: Start) -> None:
@@ -223,7 +229,7 @@ def test_a_monitor_that_sleeps_is_woken_by_a_slow_app(harness: Harness, start: S
     gates[-1].release()
 
 
-def test_the_monitor_receives_for_a_pool_that_is_all_in_apps(harness: Harness) -> None:
+def test_a_spare_receives_for_a_pool_that_is_all_in_apps(harness: Harness) -> None:
     gates = [Gate() for _ in range(SIZE)]
     for gate in gates:
         harness.deliver(gate)
@@ -232,7 +238,8 @@ def test_the_monitor_receives_for_a_pool_that_is_all_in_apps(harness: Harness) -
     late = [threading.Event() for _ in range(10)]
     for event in late:
         harness.deliver(event.set)
-    wait_for(lambda: "monitor" in harness.received_in, "the monitor receives", PATIENCE_S)
+    wait_for(lambda: SPARE in harness.received_in, "a spare receives", PATIENCE_S)
+    assert harness.pool.saturated
     assert not any(event.is_set() for event in late)  # and waits for a thread of the pool
     # Requests that wait do not keep it from what comes next.
     transferred = threading.Event()
@@ -241,12 +248,13 @@ def test_the_monitor_receives_for_a_pool_that_is_all_in_apps(harness: Harness) -
     gates[0].release()
     for event in late:
         assert event.wait(PATIENCE_S)
-    assert "monitor" not in harness.ran_in
+    wait_for(lambda: not harness.pool.saturated, "the saturation ends", PATIENCE_S)
+    assert SPARE not in harness.ran_in
     for gate in gates[1:]:
         gate.release()
 
 
-def test_the_monitor_takes_up_events_that_a_thread_has_left_for_its_app(harness: Harness) -> None:
+def test_a_spare_takes_up_events_that_a_thread_has_left_for_its_app(harness: Harness) -> None:
     """As after a poll that gave several: nobody else has seen them."""
     gates = [Gate() for _ in range(SIZE)]
     transferred = threading.Event()
@@ -270,7 +278,7 @@ def test_an_event_that_is_pushed_to_a_pool_that_is_all_in_apps(harness: Harness)
     for gate in gates:
         harness.deliver(gate)
         assert gate.entered.wait(PATIENCE_S)
-    wait_for(lambda: not harness.pool.ticking, "the monitor leads", PATIENCE_S)
+    wait_for(lambda: harness.pool.saturated, "a spare leads", PATIENCE_S)
     transferred = threading.Event()
     harness.transfer(lambda _: transferred.set(), push=True)
     taken_up = transferred.wait(PATIENCE_S)
@@ -280,7 +288,7 @@ def test_an_event_that_is_pushed_to_a_pool_that_is_all_in_apps(harness: Harness)
 
 
 @pytest.mark.parametrize("kind", ["epoll", "selectors"])
-def test_a_monitor_that_leads_keeps_its_time(kind: str) -> None:
+def test_the_monitor_keeps_its_time_while_every_thread_is_taken(kind: str) -> None:
     """However many events come: it has time limits and a heartbeat to look after."""
     harness = Harness(kind, 1, round_s=0.01)
     gate = Gate()
@@ -297,7 +305,7 @@ def test_a_monitor_that_leads_keeps_its_time(kind: str) -> None:
 
     try:
         harness.transfer(step)
-        wait_for(lambda: steps > 100, "the monitor transfers")
+        wait_for(lambda: steps > 100, "a spare transfers")
         rounds = harness.rounds
         wait_for(lambda: harness.rounds > rounds + 2, "its rounds go on")
     finally:
@@ -306,14 +314,77 @@ def test_a_monitor_that_leads_keeps_its_time(kind: str) -> None:
         harness.stop()
 
 
+def block_a_turn(harness: Harness) -> Gate:
+    """Let a thread block while it receives: as sendfile does for a slow disk, without an app."""
+    gate = Gate()
+    harness.transfer(lambda _: gate())
+    assert gate.entered.wait(PATIENCE_S)
+    return gate
+
+
+@pytest.mark.parametrize("blocked", range(1, SIZE + 3))
+def test_turns_that_are_blocked_keep_nobody_else_waiting(harness: Harness, blocked: int) -> None:
+    """Up to all threads and two of the spare ones."""
+    gates = [block_a_turn(harness) for _ in range(blocked)]
+    transferred = threading.Event()
+    harness.transfer(lambda _: transferred.set())
+    assert transferred.wait(PATIENCE_S)
+    ran = threading.Event()
+    harness.deliver(ran.set)
+    if blocked < SIZE:
+        assert ran.wait(PATIENCE_S)
+    for gate in gates:
+        gate.release()
+    assert ran.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("busy", range(SIZE + 1))
+def test_a_turn_that_is_blocked_beside_apps(harness: Harness, busy: int) -> None:
+    apps = [Gate() for _ in range(busy)]
+    for app in apps:
+        harness.deliver(app)
+        assert app.entered.wait(PATIENCE_S)
+    gates = [block_a_turn(harness) for _ in range(2)]
+    transferred = threading.Event()
+    harness.transfer(lambda _: transferred.set())
+    assert transferred.wait(PATIENCE_S)
+    for gate in [*gates, *apps]:
+        gate.release()
+
+
+def test_the_monitor_never_polls_nor_receives(harness: Harness) -> None:
+    """It keeps the worker's heartbeat: whatever could block is done by others."""
+    polled_in: set[str] = set()
+    poll = harness.poller.poll
+
+    def look(timeout: float | None) -> list[Event]:
+        polled_in.add(threading.current_thread().name)
+        return poll(timeout)
+
+    harness.poller.poll = look  # type: ignore[method-assign]
+    gates = [Gate() for _ in range(SIZE)]
+    for gate in gates:
+        harness.deliver(gate)
+        assert gate.entered.wait(PATIENCE_S)
+    gates.append(block_a_turn(harness))
+    gates.append(block_a_turn(harness))
+    transferred = threading.Event()
+    harness.transfer(lambda _: transferred.set())
+    assert transferred.wait(PATIENCE_S)
+    for gate in gates:
+        gate.release()
+    assert "monitor" not in harness.received_in | harness.ran_in | polled_in
+    assert len(harness.received_in) > SIZE + 1
+
+
 def test_work_that_is_pushed_to_a_pool_that_is_all_in_apps(harness: Harness) -> None:
     gates = [Gate() for _ in range(SIZE)]
     for gate in gates:
-        harness.pool.push(gate)
+        harness.push(gate)
     for gate in gates:
         assert gate.entered.wait(PATIENCE_S)
     done = threading.Event()
-    harness.pool.push(done.set)
+    harness.push(done.set)
     for gate in gates:
         gate.release()
     assert done.wait(PATIENCE_S)
@@ -328,7 +399,7 @@ def test_an_app_may_push(harness: Harness, start: Start) -> None:
         nonlocal left
         left -= 1
         if left:
-            harness.pool.push(app)
+            harness.push(app)
         else:
             done.set()
 
@@ -354,7 +425,7 @@ def test_pushes_from_many_threads(harness: Harness) -> None:
         chance = random.Random(seed)
         for number in range(each):
             key, pause = (seed, number), chance.random() < 0.02
-            harness.pool.push(lambda key=key, pause=pause: app(key, pause))  # type: ignore[misc]
+            harness.push(lambda key=key, pause=pause: app(key, pause))  # type: ignore[misc]
             if chance.random() < 0.05:
                 threading.Event().wait(chance.random() * 0.002)
 
@@ -399,20 +470,21 @@ def test_an_interrupt_ends_a_monitor_that_sleeps(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("kind", ["epoll", "selectors"])
-def test_an_interrupt_is_not_lost_while_the_monitor_takes_the_lead_itself(kind: str) -> None:
+def test_an_interrupt_is_not_lost_while_the_monitor_promotes(kind: str) -> None:
     poller = make_poller(kind)
     ticks = 0
 
-    def interrupt_at_the_second_tick() -> None:
+    def interrupt_at_the_second_tick() -> bool:
         # In which the monitor sees that the only thread is still in the same app.
         nonlocal ticks
         ticks += 1
         if ticks == 2:
             pool.interrupt()
+        return False
 
-    def take(item: Event | App) -> App | None:
+    def take(item: Event | Task[App]) -> App | None:
         assert not isinstance(item, tuple)
-        return item
+        return item()
 
     def run(app: App) -> None:
         app()
@@ -427,7 +499,7 @@ def test_an_interrupt_is_not_lost_while_the_monitor_takes_the_lead_itself(kind: 
     )
     gate = Gate()
     pool.start()
-    pool.push(gate)
+    pool.push(lambda: gate)
     assert gate.entered.wait(PATIENCE_S)
     pool.monitor(10 * PATIENCE_S)  # only the interrupt ends it
     assert ticks >= 2

@@ -5,6 +5,7 @@ There are no threads here: the test says who is in the app, and who follows.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from wsgifast.server import pool as module
 from wsgifast.server.poller import Event
-from wsgifast.server.pool import TICK_S, Pool
+from wsgifast.server.pool import _SPARE_PATIENCE_S, TICK_S, Pool
 
 SIZE = 3
 LONG_S = 10.0
@@ -32,6 +33,8 @@ class Monitored:
         self.ticks: list[bool] = []
         self.polls: list[tuple[float | None, bool]] = []
         self.wakes = 0
+        self.saturations: list[bool] = []
+        self.sent = False  # whether a tick has found something to send
         self.ran: list[Any] = []
         self.at_pause: Callable[[], object] = lambda: None
         self.at_poll: Callable[[], object] | None = None  # None: time goes by
@@ -41,15 +44,19 @@ class Monitored:
         self.pool: Pool[str] = Pool(
             size=SIZE,
             poller=poller,
-            receive=lambda item: item if isinstance(item, str) else None,
+            receive=lambda item: None if isinstance(item, tuple) else item(),
             run=self._run,
-            on_tick=lambda: self.ticks.append(self.pool.ticking),
+            on_tick=self._tick,
+            on_saturation=lambda: self.saturations.append(self.pool.saturated),
             on_failure=lambda: None,
         )
         wake_event: Any = SimpleNamespace(wait=self._pause, set=self._wake_monitor)
         self._interrupted = False
         self.pool._wake_event = wake_event
         self.first, *self.others = self.pool._members
+        (self.spare,) = self.pool._spares
+        self.spare.thread = threading.current_thread()
+        self.pool._idle_spares.append(self.spare)
 
     def run(self, ticks: float) -> None:
         self.pool.monitor(ticks * TICK_S)
@@ -61,6 +68,10 @@ class Monitored:
 
     def follow(self, *members: Any) -> None:
         self.pool._followers.extend(members)
+
+    def _tick(self) -> bool:
+        self.ticks.append(self.pool.ticking)
+        return self.sent
 
     def _pause(self, timeout: float) -> bool:
         assert timeout > 0
@@ -145,7 +156,7 @@ def test_a_request_wakes_it(monitored: Monitored) -> None:
     monitored.run(200)
     asleep = next(i for i, pause in enumerate(monitored.pauses) if pause > 2 * TICK_S)
     assert monitored.pauses[asleep + 1] <= TICK_S
-    assert monitored.pool._leader is monitored.pool._monitor_member
+    assert monitored.pool._leader is monitored.spare
     assert not monitored.pool._asleep
 
 
@@ -171,10 +182,11 @@ def test_it_ticks_again_once_it_is_woken(monitored: Monitored) -> None:
 def test_a_request_that_begins_as_it_falls_asleep(monitored: Monitored) -> None:
     ticks = monitored.pool._on_tick
 
-    def begin_at_the_last_tick() -> None:
+    def begin_at_the_last_tick() -> bool:
         ticks()
         if not monitored.pool.ticking and not monitored.first.busy:
             monitored.enter(monitored.first)  # and sees nobody asleep yet, so wakes nobody
+        return False
 
     monitored.pool._on_tick = begin_at_the_last_tick
     monitored.follow(monitored.others[0])
@@ -209,58 +221,107 @@ def test_a_follower_is_promoted(monitored: Monitored) -> None:
     assert monitored.pool._promote_early
 
 
-def test_without_a_follower_it_leads_at_once(monitored: Monitored) -> None:
+def test_without_a_follower_a_spare_is_promoted(monitored: Monitored) -> None:
     monitored.enter(monitored.first)
-    polled: list[int] = []
-
-    def take_over() -> None:
-        polled.append(len(monitored.pauses))
-        if len(polled) == 3:
-            monitored.pool._leader = monitored.first  # its app has ended
-            monitored.first.busy = False
-
-    monitored.at_poll = take_over
-    monitored.run(10)
-    assert polled == [1, 1, 1]  # without a tick's delay
-    # What was held has been sent before, and nothing is held meanwhile.
-    assert monitored.ticks[:3] == [True, True, True]
-    assert monitored.ticks[3] is False
-    assert not any(ticking for _, ticking in monitored.polls)
-    assert all(timeout is not None and timeout > 0 for timeout, _ in monitored.polls)
-    assert monitored.ticks[4:]
-    assert all(monitored.ticks[4:])
+    monitored.run(1.5)
+    pool = monitored.pool
+    assert pool._leader is monitored.spare
+    assert not monitored.spare.gate.locked()
+    assert pool.saturated
+    assert monitored.saturations == [True]
+    assert not monitored.polls  # the monitor never does
 
 
-def test_it_leads_for_no_longer_than_it_may(monitored: Monitored) -> None:
-    monitored.pool._leader = monitored.pool._monitor_member
-
-    def time_goes_by() -> None:
-        monitored.now += TICK_S
-
-    monitored.at_poll = time_goes_by
-    monitored.run(5)
-    assert 4 <= len(monitored.polls) <= 6
-    assert monitored.pool._leader is monitored.pool._monitor_member
-    assert not monitored.pool._monitor_member.polling
-    assert not monitored.pauses
+def test_saturation_is_told_before_the_spare_polls(monitored: Monitored) -> None:
+    gate: list[bool] = []
+    monitored.pool._on_saturation = lambda: gate.append(monitored.spare.gate.locked())
+    monitored.enter(monitored.first)
+    monitored.run(1.5)
+    assert gate == [True]
 
 
-@pytest.mark.parametrize("leading", [True, False])
-def test_an_interrupt_ends_it_and_the_next_one_begins_anew(
-    monitored: Monitored, leading: bool
-) -> None:
-    if leading:
-        monitored.pool._leader = monitored.pool._monitor_member
-        monitored.at_poll = monitored.pool.interrupt
-    else:
-        monitored.at_pause = monitored.pool.interrupt
+def test_a_spare_that_is_slow_is_left_alone_but_not_if_it_is_blocked(monitored: Monitored) -> None:
+    pool = monitored.pool
+    made: list[Any] = []
+    monitored.pool._start = made.append  # type: ignore[method-assign,assignment]
+    monitored.enter(monitored.first)
+    monitored.run(1.5)
+    monitored.enter(monitored.spare)
+    monitored.run(20)
+    assert pool._leader is monitored.spare
+    early = pool._promote_early
+    monitored.run(2 * _SPARE_PATIENCE_S / TICK_S)
+    assert made == [pool._leader]
+    assert pool._leader.spare
+    assert pool._leader is not monitored.spare
+    assert pool._promote_early == early  # that is about apps
+    # A thread that comes back is the better one.
+    monitored.enter(pool._leader)
+    monitored.follow(monitored.others[0])
+    monitored.run(2 * _SPARE_PATIENCE_S / TICK_S)
+    assert pool._leader is monitored.others[0]
+
+
+def test_spares_are_not_made_without_end(monitored: Monitored) -> None:
+    pool = monitored.pool
+    made: list[Any] = []
+
+    def start(member: Any) -> None:
+        made.append(member)
+        member.thread = threading.current_thread()
+
+    pool._start = start  # type: ignore[method-assign]
+    for _ in range(20):
+        monitored.enter(pool._leader)
+        monitored.run(2 * _SPARE_PATIENCE_S / TICK_S)
+    assert 1 < len(made) < 8
+    assert pool._leader is made[-1]  # blocked, and the last one
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_thread_that_comes_back_ends_the_saturation(monitored: Monitored, leads: bool) -> None:
+    pool = monitored.pool
+    monitored.enter(monitored.first)
+    monitored.run(1.5)
+    monitored.spare.busy = leads
+    monitored.first.busy = False
+    monitored.first.gate.release()  # so that it does not wait here
+    pool._lead_or_follow(monitored.first)
+    assert (pool._leader is monitored.first) == leads
+    assert pool._followers == ([] if leads else [monitored.first])
+    assert monitored.saturations == [True, False]
+
+
+def test_a_blocked_turn_without_an_app_is_seen_too(monitored: Monitored) -> None:
+    """Whatever blocks it: reading a disk, or a log that nobody reads."""
+    monitored.follow(*monitored.others)
+
+    def receive(item: Any) -> None:
+        assert monitored.first.busy
+        monitored.run(1.5)
+
+    monitored.pool._receive = receive
+    monitored.pool.work.append((7, 1))
+    turn(monitored, monitored.first)
+    assert monitored.pool._leader is monitored.others[-1]
+    assert not monitored.first.busy
+
+
+def test_it_stays_awake_while_something_is_sent_at_its_ticks(monitored: Monitored) -> None:
+    monitored.sent = True
+    monitored.run(200)
+    assert len(monitored.pauses) >= 200
+    monitored.sent = False
+    monitored.run(200)
+    assert len(monitored.pauses) < 350
+
+
+def test_an_interrupt_ends_it_and_the_next_one_begins_anew(monitored: Monitored) -> None:
+    monitored.at_pause = monitored.pool.interrupt
     monitored.pool.monitor(LONG_S)
     assert monitored.now < 100.0 + LONG_S
-    assert len(monitored.pauses) + len(monitored.polls) == 1
-    assert monitored.wakes == leading
-    monitored.at_poll = monitored.at_pause = lambda: setattr(
-        monitored, "now", monitored.now + LONG_S
-    )
+    assert len(monitored.pauses) == 1
+    monitored.at_pause = lambda: setattr(monitored, "now", monitored.now + LONG_S)
     monitored.pool.monitor(LONG_S)
     assert monitored.now >= 100.0 + LONG_S
     monitored.pool.interrupt()
@@ -276,7 +337,7 @@ def test_after_a_slow_app_another_is_promoted_before_the_next_ones(monitored: Mo
     pool = monitored.pool
     monitored.follow(monitored.others[0])
     monitored.in_app = lambda: monitored.run(1.5)
-    pool.work.append("slow")
+    pool.work.append(lambda: "slow")
     turn(monitored, monitored.first)
     assert pool._leader is monitored.others[0]
     assert pool._promote_early
@@ -288,7 +349,7 @@ def test_after_a_slow_app_another_is_promoted_before_the_next_ones(monitored: Mo
         pool._followers[:] = [other]
         pool._leader = leader
         other.gate.acquire(blocking=False)
-        pool.work.append("quick")
+        pool.work.append(lambda: "quick")
         turn(monitored, leader)
         assert pool._leader is other  # before its app, whatever that will be
         quick += 1
@@ -296,7 +357,7 @@ def test_after_a_slow_app_another_is_promoted_before_the_next_ones(monitored: Mo
     assert quick > 3
     pool._followers[:] = [other]
     pool._leader = leader
-    pool.work.append("quick")
+    pool.work.append(lambda: "quick")
     turn(monitored, leader)
     assert pool._leader is leader
 
@@ -305,7 +366,7 @@ def turn(monitored: Monitored, member: Any) -> None:
     """One request in a member, without following afterwards."""
     pool = monitored.pool
     follow, pool._lead_or_follow = pool._lead_or_follow, lambda me: None  # type: ignore[method-assign]
-    pool._take_turn(member)
+    pool._serve(member)
     pool._lead_or_follow = follow  # type: ignore[method-assign]
 
 
@@ -318,13 +379,13 @@ def test_a_slow_app_among_quick_ones_begins_the_count_anew(monitored: Monitored)
 
     monitored.in_app = several_ticks
     monitored.follow(*monitored.others)
-    pool.work.append("slow")
+    pool.work.append(lambda: "slow")
     turn(monitored, monitored.first)
     assert pool._promote_early > 3
     before = pool._promote_early
     monitored.in_app = lambda: None
     pool._leader = monitored.first
-    pool.work.append("quick")
+    pool.work.append(lambda: "quick")
     turn(monitored, monitored.first)
     assert pool._promote_early == before - 1
 
@@ -347,16 +408,17 @@ def test_a_request_in_the_app_is_seen_as_the_next_one(monitored: Monitored) -> N
 
     looked: Any = Looked()
     looked.gate, looked.polling, looked.busy, looked.turn = member.gate, False, False, 7
+    looked.spare = False
     monitored.pool._leader = looked
     seen.clear()
-    monitored.pool.work.append("request")
-    monitored.pool._take_turn(looked)
+    monitored.pool.work.append(lambda: "request")
+    monitored.pool._serve(looked)
     assert seen == [(False, 8), (True, 8), (False, 8)]
 
 
 def test_what_was_received_for_a_thread_comes_first(monitored: Monitored) -> None:
     """It has waited longest; events behind it cannot starve it."""
-    monitored.pool.work.append("event")
+    monitored.pool.work.append(lambda: "event")
     monitored.pool.ready.append("request")
     turn(monitored, monitored.first)
     turn(monitored, monitored.first)
@@ -367,8 +429,10 @@ def test_what_was_received_for_a_thread_comes_first(monitored: Monitored) -> Non
 class Polling:
     """A member; work comes in the moment in which it says that it polls."""
 
-    def __init__(self, queue: Any) -> None:
+    def __init__(self, queue: Any, late: Any, *, spare: bool = False) -> None:
         self._queue = queue
+        self._late = late
+        self.spare = spare
         self.busy, self.turn, self._polling = False, 0, False
 
     @property
@@ -379,14 +443,15 @@ class Polling:
     def polling(self, polling: bool) -> None:
         self._polling = polling
         if polling and not self.turn:
-            self._queue.append("late")
+            self._queue.append(self._late)
 
 
 def test_nobody_polls_for_ever_while_there_is_work(monitored: Monitored) -> None:
     """Whoever adds to it sees that somebody polls, or is seen by them."""
     pool = monitored.pool
-    for queue in (pool.work, pool.ready):
-        member: Any = Polling(queue)
+    late: Callable[[], str] = lambda: "late"  # noqa: E731
+    for queue, what in ((pool.work, late), (pool.ready, "late")):
+        member: Any = Polling(queue, what)
         pool._leader = member
         turn(monitored, member)
         assert not monitored.polls
@@ -395,15 +460,27 @@ def test_nobody_polls_for_ever_while_there_is_work(monitored: Monitored) -> None
     assert monitored.ran == ["late", "late"]
 
 
-def test_nor_does_the_monitor(monitored: Monitored) -> None:
+def test_nor_does_a_spare(monitored: Monitored) -> None:
     pool = monitored.pool
-    member: Any = Polling(pool.work)
-    pool._leader = pool._monitor_member = member
+    member: Any = Polling(pool.work, lambda: "late", spare=True)
+    pool._leader = member
     monitored.follow(monitored.others[0])
-    pool._lead_until(monitored.now + LONG_S)
+    pool._serve_as_spare(member)
     assert not monitored.polls
+    pool._serve_as_spare(member)
     assert list(pool.ready) == ["late"]
     assert pool._leader is monitored.others[0]
+
+
+def test_a_spare_waits_while_another_leads(monitored: Monitored) -> None:
+    pool = monitored.pool
+    pool._idle_spares.clear()
+    monitored.spare.gate.release()  # so that it does not wait here
+    pool.work.append((7, 1))
+    pool._serve_as_spare(monitored.spare)
+    assert pool._idle_spares == [monitored.spare]
+    assert pool.work
+    assert not monitored.polls
 
 
 def test_who_does_not_lead_never_polls_and_never_spins(
@@ -413,48 +490,50 @@ def test_who_does_not_lead_never_polls_and_never_spins(
     followed: list[Any] = []
     monkeypatch.setattr(pool, "_lead_or_follow", followed.append)
     pool._leader = monitored.others[0]
-    for item in (None, (7, 1), "request"):
+    items: list[Any] = [None, (7, 1), lambda: "request"]
+    for item in items:
         if item is not None:
             pool.work.append(item)
         followed.clear()
-        pool._take_turn(monitored.first)
+        pool._serve(monitored.first)
         assert followed == [monitored.first]
     assert not monitored.polls
     # The leader does neither.
     pool._leader = monitored.first
     followed.clear()
-    for item in ((7, 1), "request"):
+    for item in items[1:]:
         pool.work.append(item)
-        pool._take_turn(monitored.first)
+        pool._serve(monitored.first)
     assert not followed
 
 
 def test_a_pool_that_stops_wakes_everybody_once(monitored: Monitored) -> None:
     monitored.follow(*monitored.others)
     monitored.pool.stop()
-    assert not any(member.gate.locked() for member in monitored.others)
+    assert not any(member.gate.locked() for member in [*monitored.others, monitored.spare])
     assert monitored.wakes == 1
     monitored.enter(monitored.first)
+    monitored.pool._start = lambda member: None  # type: ignore[method-assign]
     monitored.pool._replace(monitored.first)  # an app that goes on: there is nobody to wake
-    assert monitored.pool._leader is monitored.pool._monitor_member
+    assert monitored.pool._leader.spare
 
 
 def test_work_wakes_who_polls_after_it_is_there(monitored: Monitored) -> None:
     pool = monitored.pool
     there: list[int] = []
     pool._poller.wake = lambda: there.append(len(pool.work))  # type: ignore[method-assign]
-    pool.push("a")
+    pool.push((7, 1))
     assert there == []  # nobody polls
     monitored.first.polling = True
-    pool.push("b")
+    pool.push((8, 1))
     assert there == [2]
 
 
-def test_what_the_monitor_receives_wakes_a_thread_after_it_is_there(monitored: Monitored) -> None:
+def test_what_a_spare_receives_wakes_a_thread_after_it_is_there(monitored: Monitored) -> None:
     pool = monitored.pool
-    pool._leader = pool._monitor_member
+    pool._leader = monitored.spare
     monitored.follow(monitored.others[0])
-    pool.work.append("request")
+    pool.work.append(lambda: "request")
     ready: list[int] = []
     give = pool._promote
 
@@ -463,7 +542,7 @@ def test_what_the_monitor_receives_wakes_a_thread_after_it_is_there(monitored: M
         give(member)
 
     pool._promote = look  # type: ignore[method-assign]
-    pool._lead_until(monitored.now + 1)
+    pool._serve_as_spare(monitored.spare)
     assert ready == [1]
     assert pool._leader is monitored.others[0]
 
@@ -478,9 +557,9 @@ def test_it_promotes_nobody_once_another_leads(monitored: Monitored) -> None:
     pool._leader = monitored.others[1]
     pool._replace(monitored.first)
     assert pool._leader is monitored.others[1]
-    pool._see_to_work(pool._monitor_member)
+    pool._see_to_work()
     assert pool._leader is monitored.others[1]
-    pool._promote_before_app(monitored.first)
+    pool._run_without_the_lead(monitored.first, "request")
     assert pool._leader is monitored.others[1]
     assert pool._followers == [monitored.others[0]]
 
@@ -499,13 +578,14 @@ def test_who_comes_out_of_an_app_follows_unless_something_waits(monitored: Monit
 
     pool._leader = leader
     assert follows()
-    for queue in (pool.work, pool.ready):
+    queues: list[Any] = [pool.work, pool.ready]
+    for queue in queues:
         queue.append("request")
         assert follows()  # the other one is about to look
         leader.polling = True
         assert not follows()
         leader.polling = False
-        pool._leader = pool._monitor_member
+        pool._leader = monitored.spare
         assert not follows()
         pool._leader = leader
         queue.clear()

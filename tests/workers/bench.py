@@ -141,7 +141,7 @@ class Bench:
     def close(self) -> None:
         for client in self._clients:
             client.close()
-        for near in list(self.worker.connections):
+        for near in list(self.worker.registry.connections):
             near.close()
         self.worker.poller.close()
         self.worker.tmp.close()

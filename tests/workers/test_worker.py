@@ -117,6 +117,10 @@ class Pool:
     def start(self) -> None:
         self.said.append("start")
 
+    def push(self, task: Callable[[], object]) -> None:
+        self.said.append("sweep")
+        task()
+
     def monitor(self, seconds: float) -> None:
         self.said.append("monitor")
         self.rounds.append(seconds)
@@ -142,13 +146,6 @@ class Life:
         self.listener = socket.create_server(("127.0.0.1", 0))
         worker.sockets = [self.listener]
         worker.notify = lambda: self.said.append("notify")
-        sweep = worker._sweep
-
-        def look() -> None:
-            self.said.append("sweep")
-            sweep()
-
-        worker._sweep = look
 
     def listens(self) -> bool:
         return bool(self.worker._acceptor._enabled)
@@ -270,7 +267,7 @@ def test_who_is_kept_alive_is_given_a_moment(life: Life) -> None:
     assert worker.keepalive_s() == 60
     life.pool.at_monitor = [lambda: setattr(worker, "alive", False), answer]
     worker.run()
-    assert not worker.connections
+    assert not worker.registry.connections
 
 
 def test_the_pool_is_made_to_measure(make_bench: MakeBench) -> None:
@@ -288,22 +285,10 @@ def test_what_is_held_goes_out_with_the_tick(make_bench: MakeBench) -> None:
     clients = [bench.connect() for _ in range(3)]
     for client in clients:
         assert client.near.output.write(b"held", hold=True)
-        bench.worker.held.add(client.near)
+        bench.worker.registry.held.add(client.near)
     bench.worker.pool._on_tick()
     assert [client.receive_all_there_is() for client in clients] == [b"held"] * 3
-    assert not bench.worker.held
-
-
-def test_what_is_held_is_taken_by_two_ticks_at_once(make_bench: MakeBench) -> None:
-    """A thread may send what it held by itself, after the monitor has seen that there is some."""
-    bench = make_bench(hello)
-
-    class Emptied(set[Any]):
-        def __bool__(self) -> bool:
-            return True
-
-    bench.worker.held = Emptied()
-    bench.worker._send_held()
+    assert not bench.worker.registry.held
 
 
 # Connections
@@ -339,9 +324,9 @@ def test_listeners_are_for_whoever_polls(make_bench: MakeBench, poller_kind: str
         worker._acceptor.resume()
         with socket.create_connection(listener.getsockname(), timeout=5) as sock:
             sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            while not worker.connections:
+            while not worker.registry.connections:
                 bench.run()
-            (near,) = worker.connections
+            (near,) = worker.registry.connections
             assert not near.sock.getblocking()
             while not bench.log.requests:
                 bench.run()
@@ -375,7 +360,7 @@ def test_a_connection_that_cannot_be_made(make_bench: MakeBench, tmp_path: Path)
         assert bench.worker._connect(near, ("192.0.2.1", 1), None) is None
         assert near.fileno() == -1
         assert far.recv(1) == b""
-    assert not bench.worker.connections
+    assert not bench.worker.registry.connections
     assert bench.log.says("A connection has failed at once")
 
 
@@ -413,13 +398,13 @@ def test_the_sweep_takes_only_what_is_overdue_and_its_own(
             found = super().pop(fd, default)
             return None if found is taken.near else found
 
-    bench.worker.waiting = Taken(bench.worker.waiting)
+    bench.worker.registry.waiting = Taken(bench.worker.registry.waiting)
     bench.worker._sweep()
     assert retried == [starved.near]
-    assert bench.worker.connections == {late.near, starved.near, taken.near}
+    assert bench.worker.registry.connections == {late.near, starved.near, taken.near}
     taken.near.deadline = math.inf
     taken.near.starved = True
-    bench.worker.waiting[taken.near.fd] = taken.near
+    bench.worker.registry.waiting[taken.near.fd] = taken.near
     bench.worker._sweep()
     assert retried == [starved.near]
 
@@ -611,7 +596,7 @@ def test_an_app_that_is_told_that_its_client_has_gone(make_bench: MakeBench) -> 
         client = bench.connect()
         client.send_request()
         bench.run()
-        assert not bench.worker.connections
+        assert not bench.worker.registry.connections
         assert bench.log.says("Ignoring a lost connection")
         assert not bench.log.says("Error")
         assert len(bench.log.requests) == 1

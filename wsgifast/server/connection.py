@@ -10,12 +10,12 @@ Theory of operation
     LINGERING  the last response is sent; waiting for the client to close (RFC 9112 section 9.6)
     CLOSED
 
-A connection that waits is registered in `server.waiting` and armed in the poller. An event, or
-the sweep of overdue connections, takes it out of there: `dict.pop` gives it to one thread only,
-and whoever has it runs :meth:`Connection.on_event` and either registers it again, closes it, or
-returns it as ready to run. During RUNNING it belongs to the app's thread; only if its output queue
-drains meanwhile is it registered too, and then the event does nothing but send (under the queue's
-lock). The socket is closed by its owner only, never while the app's thread may use it.
+A connection that waits is in the registry, where an event or the sweep of overdue connections
+claims it (see registry.py). Whoever has it runs :meth:`Connection.on_event` and either lets it wait
+again, closes it, or returns it as ready to run. During RUNNING it belongs to the app's thread; only
+if its output queue drains meanwhile does it wait too, and then the event does nothing but send
+(under the queue's lock). The socket is closed by its owner only, never while the app's thread may
+use it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,6 @@ class Connection:
         "_attempted",
         "_collector",
         "_discarded",
-        "_known",
         "_last_block",
         "_part",
         "_proxy",
@@ -93,6 +92,7 @@ class Connection:
         "fd",
         "hijacked",
         "http2",
+        "known",
         "output",
         "peer",
         "received",
@@ -127,7 +127,7 @@ class Connection:
         self._settings = (
             server.trusted_settings if server.settings.trusts(peer) else server.settings
         )
-        self._known = False  # whether the poller knows the descriptor
+        self.known = False  # whether the poller knows the descriptor
         self._attempted = 0  # bytes of an incomplete head that the parser has seen
         self._requests = 0
         self._part: dict[str, Any] | None = None
@@ -165,18 +165,7 @@ class Connection:
         :raises OSError, ValueError: if the kernel cannot watch the descriptor; the connection is
             still the caller's then.
         """
-        server = self.server
-        server.waiting[self.fd] = self
-        try:
-            if self._known:
-                server.poller.arm(self.fd, events)
-            else:
-                self._known = True
-                server.poller.add(self.fd, events)
-        except (OSError, ValueError) as error:
-            if server.take(self):
-                server.log.warning("cannot wait for a connection: %s", error)
-                raise
+        self.server.registry.wait(self, events)
 
     def _arm_for_writing(self, starved: bool) -> None:
         self.starved = starved
@@ -185,6 +174,10 @@ class Connection:
         else:
             self.deadline = time.monotonic() + self.server.send_timeout_s
             self._register(WRITE)
+
+    def send_held(self) -> bool:
+        """Send what was held back, unless another thread is sending; the monitor's tick."""
+        return self.output.push_on(wait=False)
 
     def retry(self) -> None:
         """Wait for writability after all; the sweep owns it."""
@@ -430,7 +423,7 @@ class Connection:
         behind = now - self._last_block < _HOLD_S
         self._last_block = now
         if self.output.write(block, hold=behind and server.pool.ticking):
-            server.held.add(self)
+            server.registry.hold(self)
             # The monitor may have stopped ticking meanwhile; nobody else would send it then.
             if not server.pool.ticking:
                 self.output.push_on()
@@ -446,7 +439,7 @@ class Connection:
     def app_is_done(self) -> None:
         """End of RUNNING: finish now, or leave it to whoever sends the last byte."""
         output = self.output
-        self.server.held.discard(self)
+        self.server.registry.unhold(self)
         output.push_on()
         with output.lock:
             self.state = SENDING
@@ -479,8 +472,7 @@ class Connection:
             self.received.data += self._tls_rest()
         if self.received.data:
             # Pipelined: no event will come for what is here already.
-            self.server.waiting[self.fd] = self
-            self.server.pool.push((self.fd, 0))
+            self.server.resume(self)
         else:
             self.wait(READ)
 
@@ -581,9 +573,9 @@ class Connection:
         self._abandon()
         self.output.fail(ClientGone("closed"))
         self._part = None
-        server.forget(self)
+        server.registry.forget(self)
         try:
             self.sock.close()
         except OSError:
             pass
-        server.on_closed(self)
+        server.registry.remove(self)

@@ -189,11 +189,20 @@ class OutputQueue:
             if not self.draining:
                 self._send_or_raise()
 
-    def push_on(self) -> None:
-        """Send what was held; called by the monitor and by the writer at its end."""
-        with self.lock:
+    def push_on(self, wait: bool = True) -> bool:
+        """Send what was held; called by the monitor and by the writer at its end.
+
+        :param wait: for a thread that is sending. The monitor must not.
+        :returns: False if another thread was sending.
+        """
+        if not self.lock.acquire(blocking=wait):
+            return False
+        try:
             if self._items and not self.draining:
                 self._send()
+        finally:
+            self.lock.release()
+        return True
 
     def on_writable(self) -> bool:
         """Go on; the event's owner calls it.

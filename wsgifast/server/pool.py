@@ -4,27 +4,32 @@ Theory of operation
 -------------------
 Handing each request from a polling thread to an app thread costs two context switches and a fight
 for the interpreter lock, more than a short request itself. So the *leader* polls and then serves
-what it found by itself, and nobody is woken. That holds only while apps are quick. When the leader
-has been inside the app for a tick (about a millisecond), the *monitor*, which runs in the main
-thread, promotes a *follower*, as Go's sysmon hands a processor on when a goroutine sits in a system
-call. If every thread is inside the app, the monitor itself leads: it polls, receives and sends, but
-never runs an app, so that downloads, uploads and new connections go on, and so do the events that a
-thread had left in `work` when it went into the app; what is ready to run waits in `ready`.
+what it found by itself, and nobody is woken. That holds only while its turns are quick. When the
+leader has been in one turn for a tick (about a millisecond), in the app or blocked in a system
+call, the *monitor* promotes a *follower*, as Go's sysmon hands a processor on when a goroutine sits
+in a system call. If no thread is free, the pool is *saturated*, and the monitor promotes a *spare*:
+it polls, receives and sends, but never runs an app, so that downloads, uploads and new connections
+go on, and so do the events that a thread had left in `work` when it went into the app; what is
+ready to run waits in `ready`.
 
-    following --(promoted)--> leading <--> leading, in the app
+    following --(promoted)--> leading <--> leading, in a turn
         ^                                          | the monitor promotes another
         |                                          v
-        +--(another one leads)------------- not leading, in the app
-                                                   | the leader is in the app: lead
+        +--(another one leads)------------- not leading, in a turn
+                                                   | the leader is in a turn: lead
+
+    spare, idle --(no follower)--> leading --(job for a follower, or blocked)--> spare, idle
 
 The leader is who *should* poll; nothing breaks when two threads do for a moment, because an event
 is delivered to one of them only (see poller.py) and a deque gives an item out once. What must hold
-is that somebody polls: the leader never waits to be promoted, and a follower becomes the leader
-only together with its wake-up. The leader changes under one lock, except that a thread which still
-leads after its app need not ask.
+is that somebody polls: the leader never waits to be promoted, and a thread that waits becomes the
+leader only together with its wake-up. The leader changes under one lock, except that a thread which
+still leads after its turn need not ask.
 
-While nothing runs, the monitor sleeps; the first request wakes it (one release of a lock), and
-after some quiet ticks it sleeps again. An idle worker wakes up for the arbiter's heartbeat only.
+The monitor runs in the main thread, and does nothing that could block: neither polling nor
+receiving, only what `on_tick` and `on_saturation` do. So it always sees a leader that is blocked,
+and whoever runs it may give a sign of life at each of its rounds. While nothing happens it sleeps;
+the next turn wakes it (one release of a lock), and after some quiet ticks it sleeps again.
 """
 
 from __future__ import annotations
@@ -38,31 +43,40 @@ from typing import Generic, TypeVar
 from ..sockets.wake_event import WakeEvent
 from .poller import Event, Poller
 
-__all__ = ["TICK_S", "Pool"]
+__all__ = ["TICK_S", "Pool", "Task"]
 
-# How long an app may keep the lead: one to two ticks. A shorter tick promotes sooner; at this one
+# How long a turn may keep the lead: one to two ticks. A shorter tick promotes sooner; at this one
 # the monitor costs about 1 % of a busy core.
 TICK_S = 0.0007
-# After so many ticks without a request the monitor sleeps until it is woken: 30 ms, so that a
-# steady trickle of requests does not pay for waking it each time.
+# After so many ticks without a turn the monitor sleeps until it is woken: 30 ms, so that a steady
+# trickle of requests does not pay for waking it each time.
 _QUIET_TICKS = 40
 # After an app that was slow, so many quick ones in a row before the lead is kept during the app
 # again: slow requests come in bursts, and each would cost a tick of waiting for the next one.
 _EARLY_PROMOTIONS = 8
+# A spare may take so long for a turn: it competes with all the apps for the interpreter lock, and
+# is no sooner back if another one joins. Longer than that, it is blocked.
+_SPARE_PATIENCE_S = 0.25
+# Spares, all of which can be blocked only by what nothing in here should wait for.
+_MAX_SPARES = 4
 
 Job = TypeVar("Job")
+# Work that is no event: does what there is to do, and returns a job if that is ready to run.
+Task = Callable[[], Job | None]
 
 
 class Pool(Generic[Job]):
-    """A fixed number of threads that poll a poller and run what becomes ready.
+    """A fixed number of threads that poll and run what becomes ready, and spare ones that poll.
 
     :param size: threads, that is, apps at once.
-    :param receive: takes an event or a job up: does the non-blocking input and output that it
-        calls for, and returns the job if it is ready to run. Called by any thread, the monitor's
-        included. Must not raise.
-    :param run: runs a job; called by the pool's threads only. Must not raise.
+    :param receive: takes an event or a task up: does the non-blocking input and output that it
+        calls for, and returns a job if one is ready to run. Called by any thread but the monitor's.
+        Must not raise.
+    :param run: runs a job; called by the pool's threads but the spare ones. Must not raise.
     :param on_tick: called by the monitor at every tick, and once more when it stops ticking.
+        Returns whether there was anything to do, and there may be more. Must not block.
     :param on_failure: called in a thread of the pool that ends by an error of our own.
+    :param on_saturation: called when `saturated` has changed. Must not block.
     """
 
     def __init__(
@@ -70,27 +84,33 @@ class Pool(Generic[Job]):
         *,
         size: int,
         poller: Poller,
-        receive: Callable[[Event | Job], Job | None],
+        receive: Callable[[Event | Task[Job]], Job | None],
         run: Callable[[Job], None],
-        on_tick: Callable[[], None],
-        on_failure: Callable[[], None],
+        on_tick: Callable[[], bool],
+        on_failure: Callable[[], object],
+        on_saturation: Callable[[], object] = lambda: None,
     ) -> None:
-        self.work: deque[Event | Job] = deque()
-        # Jobs that the monitor has received while every thread was busy.
+        self.work: deque[Event | Task[Job]] = deque()
+        # Jobs that a spare has received while every thread was taken.
         self.ready: deque[Job] = deque()
         # Whether the monitor looks in every TICK_S; work may then be left for `on_tick`.
         self.ticking = False
+        # No thread is free to run a job, and a spare leads.
+        self.saturated = False
         # A thread has ended by an error of our own; the worker must not go on without it.
         self.failed = False
         self._poller = poller
         self._receive = receive
         self._run = run
         self._on_tick = on_tick
+        self._on_saturation = on_saturation
         self._on_failure = on_failure
-        self._members = [_Member() for _ in range(size)]
-        self._monitor_member = _Member()  # the main thread, while it leads
+        self._members = [_Member(f"wsgifast-{number}") for number in range(size)]
+        self._spares = [_Member("wsgifast-spare-0", spare=True)]
         self._leader = self._members[0]
+        # Threads that wait at their gates.
         self._followers: list[_Member] = []
+        self._idle_spares: list[_Member] = []
         self._lock = threading.Lock()
         self._stopped = False
         self._ticks = 0
@@ -101,30 +121,27 @@ class Pool(Generic[Job]):
 
     def start(self) -> None:
         """Start the threads; the first one leads."""
-        for number, member in enumerate(self._members):
-            threading.Thread(
-                target=self._serve, args=(member,), name=f"wsgifast-{number}", daemon=True
-            ).start()
+        for member in [*self._members, *self._spares]:
+            self._start(member)
 
-    def push(self, item: Event | Job) -> None:
+    def push(self, item: Event | Task[Job]) -> None:
         """Add to the work, from any thread, and see that somebody takes it."""
         self.work.append(item)
-        self._see_to_work(self._leader)
+        self._see_to_work()
 
     def stop(self) -> None:
         """Let every thread end that is not inside an app; the others end after it."""
         self._stopped = True
         with self._lock:
-            for member in self._followers:
+            for member in [*self._followers, *self._idle_spares]:
                 member.gate.release()
             self._followers.clear()
+            self._idle_spares.clear()
         self._poller.wake()
 
     def interrupt(self) -> None:
         """Make :meth:`monitor` return, or its next call; safe in a signal handler."""
         self._interrupted = True
-        if self._leader is self._monitor_member:
-            self._poller.wake()
         self._wake_monitor()
 
     def monitor(self, seconds: float) -> None:
@@ -132,36 +149,31 @@ class Pool(Generic[Job]):
 
         :param seconds: return after that long, or when :meth:`interrupt` was called.
         """
-        deadline = time.monotonic() + seconds
+        now = time.monotonic()
+        deadline = now + seconds
         quiet = 0
         seen: tuple[_Member, int] | None = None
+        seen_at = now
         self.ticking = True
         while not self._interrupted:
             self._ticks += 1
-            self._on_tick()
-            leader = self._leader
-            if leader is self._monitor_member:
-                self.ticking = False
-                self._on_tick()
-                self._lead_until(deadline)
-                if self._leader is self._monitor_member or time.monotonic() >= deadline:
-                    break
-                self.ticking = True
-                seen = None
-            elif leader.busy:
+            if self._on_tick():
                 quiet = 0
-                stamp = (leader, leader.turn)
-                if stamp == seen:
-                    self._promote_early = _EARLY_PROMOTIONS
-                    self._replace(leader)
-                    continue
-                seen = stamp
-            else:
-                # Requests may have come and gone between two ticks.
-                stamp = (leader, leader.turn)
-                quiet = quiet + 1 if stamp == seen else 0
-                seen = stamp
-            remaining = deadline - time.monotonic()
+            leader = self._leader
+            busy, stamp = leader.busy, (leader, leader.turn)
+            if stamp != seen:
+                quiet = 0
+                seen, seen_at = stamp, now
+            elif not busy:
+                quiet += 1
+            elif not leader.spare:
+                quiet = 0
+                self._promote_early = _EARLY_PROMOTIONS
+                self._replace(leader)
+            elif now - seen_at >= _SPARE_PATIENCE_S:
+                self._replace(leader)
+            now = time.monotonic()
+            remaining = deadline - now
             if remaining <= 0:
                 break
             if quiet > _QUIET_TICKS:
@@ -173,133 +185,183 @@ class Pool(Generic[Job]):
                 if not woken:
                     break
                 self.ticking = True
+                quiet = 0
             else:
                 self._wake_event.wait(min(TICK_S, remaining))
+            now = time.monotonic()
         self._interrupted = False
 
-    def _see_to_work(self, leader: _Member) -> None:
+    # The pool's threads.
+
+    def _start(self, member: _Member) -> None:
+        serve = self._serve_as_spare if member.spare else self._serve
+        member.thread = threading.Thread(
+            target=self._until_stopped, args=(serve, member), name=member.name, daemon=True
+        )
+        member.thread.start()
+
+    def _until_stopped(self, serve: Callable[[_Member], None], me: _Member) -> None:
+        try:
+            while not self._stopped:
+                serve(me)
+            self._poller.wake()  # another one may poll still
+        except BaseException:
+            self.failed = True
+            self._on_failure()
+            raise
+
+    def _serve(self, me: _Member) -> None:
+        """Take a turn, or wait for one."""
+        job = item = None
+        try:
+            if self.ready:
+                job = self.ready.popleft()
+            elif self.work:
+                item = self.work.popleft()
+            elif self._leader is me:
+                self._poll(me)
+                return
+            else:
+                self._lead_or_follow(me)
+                return
+        except IndexError:
+            return  # another thread was quicker
+        me.turn += 1
+        me.busy = True
+        if self._asleep:
+            self._wake_monitor()
+        if item is not None:
+            job = self._receive(item)
+        if job is not None:
+            if self._promote_early:
+                self._run_without_the_lead(me, job)
+            else:
+                self._run(job)
+        me.busy = False
+        if self._leader is not me:
+            self._lead_or_follow(me)
+
+    def _serve_as_spare(self, me: _Member) -> None:
+        """Take a turn in place of the others, or wait until they are all taken."""
+        if self._leader is not me:
+            with self._lock:
+                if self._leader is me or self._stopped:
+                    return
+                self._idle_spares.append(me)
+            me.gate.acquire()
+            return
+        if not self.work:
+            self._poll(me)
+            return
+        try:
+            item = self.work.popleft()
+        except IndexError:
+            return  # another thread was quicker
+        me.turn += 1
+        me.busy = True
+        if self._asleep:
+            self._wake_monitor()
+        job = self._receive(item)
+        me.busy = False
+        if job is not None:
+            self.ready.append(job)
+            self._see_to_work()
+
+    def _poll(self, me: _Member) -> None:
+        # Said before the last look at what is there: whoever adds to it either sees that we poll,
+        # and wakes us, or is seen by us.
+        me.polling = True
+        if not self.work and (me.spare or not self.ready):
+            self.work.extend(self._poller.poll(None))
+        me.polling = False
+
+    def _run_without_the_lead(self, me: _Member, job: Job) -> None:
+        """Promote another before a job that may be slow; see whether it was."""
+        began = self._ticks
+        with self._lock:
+            if self._leader is me and self._followers:
+                self._promote(self._followers.pop())
+        self._run(job)
+        slow = self._ticks > began + 1
+        self._promote_early = _EARLY_PROMOTIONS if slow else self._promote_early - 1
+
+    def _lead_or_follow(self, me: _Member) -> None:
+        """Lead if the leader is in a turn; else follow until promoted."""
+        with self._lock:
+            leader = self._leader
+            if self._stopped or leader is me:
+                return
+            leads = leader.busy
+            if leads:
+                self._leader = me
+            elif (self.work or self.ready) and (leader.polling or leader.spare):
+                return  # nobody else would look at it now
+            else:
+                self._followers.append(me)
+            saturated, self.saturated = self.saturated, False
+        if saturated:
+            self._on_saturation()
+        if not leads:
+            me.gate.acquire()
+
+    # Changes of the leader.
+
+    def _see_to_work(self) -> None:
         """See that somebody takes up what has just been added."""
-        if leader is self._monitor_member:
+        leader = self._leader
+        if leader.spare:
             with self._lock:
                 if self._leader is leader and self._followers:
                     self._promote(self._followers.pop())
         if leader.polling:
             self._poller.wake()
 
-    def _wake_monitor(self) -> None:
-        self._asleep = False
-        self._wake_event.set()
-
-    # The pool's threads.
-
-    def _serve(self, me: _Member) -> None:
-        try:
-            while not self._stopped:
-                self._take_turn(me)
-        except BaseException:
-            self.failed = True
-            self._on_failure()
-            raise
-
-    def _take_turn(self, me: _Member) -> None:
-        try:
-            item = (self.ready or self.work).popleft()
-        except IndexError:
-            if self._leader is me:
-                # Said before the last look at what is there: whoever adds to it either sees that
-                # we poll, and wakes us, or is seen by us.
-                me.polling = True
-                if not self.work and not self.ready:
-                    self.work.extend(self._poller.poll(None))
-                me.polling = False
-            else:
-                self._lead_or_follow(me)
-            return
-        job = self._receive(item)
-        if job is None:
-            if self._leader is not me:
-                self._lead_or_follow(me)
-            return
-        me.turn += 1
-        me.busy = True
-        if self._asleep:
-            self._wake_monitor()
-        began = self._ticks
-        if self._promote_early:
-            self._promote_before_app(me)
-        self._run(job)
-        me.busy = False
-        if self._promote_early:
-            self._promote_early = (
-                _EARLY_PROMOTIONS if self._ticks > began + 1 else self._promote_early - 1
-            )
-        if self._leader is not me:
-            self._lead_or_follow(me)
-
-    def _lead_or_follow(self, me: _Member) -> None:
-        """Lead if the leader is in the app; else follow until promoted."""
-        with self._lock:
-            leader = self._leader
-            if self._stopped or leader is me:
-                return
-            if leader.busy:
-                self._leader = me
-                return
-            if (self.work or self.ready) and (leader.polling or leader is self._monitor_member):
-                return  # nobody else would look at it now
-            self._followers.append(me)
-        me.gate.acquire()
-
-    def _promote_before_app(self, me: _Member) -> None:
-        """Promote another before a request that may be slow."""
-        with self._lock:
-            if self._leader is me and self._followers:
-                self._promote(self._followers.pop())
-
-    # The monitor.
-
     def _replace(self, leader: _Member) -> None:
+        """Promote another, if the leader is still in its turn."""
         with self._lock:
             if self._leader is not leader or not leader.busy:
                 return
             if self._followers:
                 self._promote(self._followers.pop())
-            else:
-                self._leader = self._monitor_member
+                return
+            spare = self._idle_spares.pop() if self._idle_spares else self._make_spare()
+            if spare is None:
+                return
+            self._leader = spare
+            self.saturated = True
+        self._on_saturation()  # before it polls
+        if spare.thread is None:
+            self._start(spare)
+        else:
+            spare.gate.release()
+
+    def _make_spare(self) -> _Member | None:
+        if len(self._spares) == _MAX_SPARES or self._spares[-1].thread is None:
+            return None
+        spare = _Member(f"wsgifast-spare-{len(self._spares)}", spare=True)
+        self._spares.append(spare)
+        return spare
 
     def _promote(self, member: _Member) -> None:
         self._leader = member
         member.gate.release()
 
-    def _lead_until(self, deadline: float) -> None:
-        """Poll in place of the pool's threads until one is free for a request, or time is over."""
-        me = self._monitor_member
-        while self._leader is me and not self._interrupted:
-            try:
-                item = self.work.popleft()
-            except IndexError:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    return
-                me.polling = True
-                if not self.work:
-                    self.work.extend(self._poller.poll(remaining))
-                me.polling = False
-                continue
-            job = self._receive(item)
-            if job is not None:
-                self.ready.append(job)
-                self._see_to_work(self._leader)
+    def _wake_monitor(self) -> None:
+        self._asleep = False
+        self._wake_event.set()
 
 
 class _Member:
     """One thread of the pool."""
 
-    __slots__ = ("busy", "gate", "polling", "turn")
+    __slots__ = ("busy", "gate", "name", "polling", "spare", "thread", "turn")
 
-    def __init__(self) -> None:
-        self.busy = False  # inside the app
+    def __init__(self, name: str, *, spare: bool = False) -> None:
+        self.name = name
+        self.spare = spare
+        self.thread: threading.Thread | None = None
+        self.busy = False  # in a turn: receiving, or in the app
         self.polling = False  # waiting in the poller, or about to
-        self.turn = 0  # requests begun: tells the monitor whether it is still the same one
+        self.turn = 0  # turns begun: tells the monitor whether it is still the same one
         self.gate = threading.Lock()
         self.gate.acquire()

@@ -22,8 +22,9 @@ from ..server.acceptor import Acceptor
 from ..server.application import Application
 from ..server.connection import LINGER_S, Connection
 from ..server.environ import EnvironFactory
-from ..server.poller import READ, Event, Poller, make_poller
-from ..server.pool import Pool
+from ..server.poller import Event, Poller, make_poller
+from ..server.pool import Pool, Task
+from ..server.registry import Registry
 from .attributes import InvalidWorkerOption, check_attributes
 from .gunicorn_support import Settings, TLSContexts, check_gunicorn, head_limit
 from .http2 import HTTP2
@@ -32,6 +33,8 @@ __all__ = ["FastWorker"]
 
 # The main thread looks after time limits and the heartbeat this often, as gthread does.
 _ROUND_S = 1.0
+# The same while the worker stops.
+_STOP_ROUND_S = 0.1
 
 
 class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
@@ -98,20 +101,18 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     def init_process(self) -> None:
         self.tpool = None  # ours are in the pool
-        # Connections that wait for an event or a time limit, by descriptor; whoever pops one owns
-        # it.
-        self.waiting: dict[int, Connection] = {}
-        # Output that waits for the next tick.
-        self.held: set[Connection] = set()
-        self.connections: set[Connection] = set()
         self._stopping = False
+        self._sweep_pushed = False
         self.poller: Poller = make_poller(self.poller_kind)
+        self.registry: Registry[Connection] = Registry(
+            self.poller, on_closed=self._on_closed, log=self.log
+        )
         self.pool: Pool[Connection] = Pool(
             size=self.cfg.threads,
             poller=self.poller,
             receive=self._receive,
             run=self._run,
-            on_tick=self._send_held,
+            on_tick=self.registry.send_held,
             on_failure=self._on_pool_failure,
         )
         # Past gthread's own method, which makes a pool and a poller.
@@ -123,7 +124,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self.pool.start()
         while self.alive and not self.pool.failed:
             self.notify()
-            self._sweep()
+            self._sweep_soon()
             if not self.is_parent_alive():
                 break
             self.pool.monitor(_ROUND_S)
@@ -180,26 +181,20 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         deadline = now + self.cfg.graceful_timeout
         # Kept-alive connections get a moment for a request that is under way already; it is
         # answered with "Connection: close" (RFC 9112 section 9.6).
-        self._cap_keepalive(now + LINGER_S)
-        while self.connections and not self.pool.failed:
+        self.registry.cap_deadlines(now + LINGER_S, Connection.is_idle)
+        while self.registry.connections and not self.pool.failed:
             now = time.monotonic()
             if now >= deadline:
-                self.log.info("%d connections cut off", len(self.connections))
+                self.log.info("%d connections cut off", len(self.registry))
                 break
             self.notify()
-            self._sweep()
-            self.pool.monitor(min(0.1, deadline - now))
+            self._sweep_soon()
+            self.pool.monitor(min(_STOP_ROUND_S, deadline - now))
         self.pool.stop()
         for sock in self.sockets:
             sock.close()
         if self.pool.failed:
             sys.exit(1)
-
-    def _cap_keepalive(self, deadline: float) -> None:
-        """Idle connections end by `deadline` at the latest."""
-        for connection in list(self.waiting.values()):
-            if connection.is_idle():
-                connection.deadline = min(connection.deadline, deadline)
 
     def _on_pool_failure(self) -> None:
         self.log.exception("A thread of the worker has failed; the worker restarts")
@@ -208,7 +203,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     # Connections come and go.
 
     def _has_room(self) -> bool:
-        return self.alive and len(self.connections) < self._max_connections
+        return self.alive and len(self.registry) < self._max_connections
 
     def _connect(self, sock: socket.socket, peer: Any, address: Any) -> Connection | None:
         try:
@@ -225,56 +220,35 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             self.log.debug("A connection has failed at once", exc_info=True)
             sock.close()
             return None
-        self.connections.add(connection)
-        self.nr_conns = len(self.connections)
+        self.registry.connections.add(connection)
+        self.nr_conns = len(self.registry)
         return connection
 
-    def on_closed(self, connection: Connection) -> None:
-        """A connection has closed: there is room for another one."""
-        self.connections.discard(connection)
-        self.nr_conns = len(self.connections)
+    def _on_closed(self) -> None:
+        self.nr_conns = len(self.registry)
         self._acceptor.on_room()
 
-    def take(self, connection: Connection) -> bool:
-        """Become the owner of a connection that waits; False if somebody else has.
-
-        Its descriptor's number may be another connection's by now, whose event has found nobody if
-        it came in this very moment: that one is given an event in its place.
-        """
-        taken = self.waiting.pop(connection.fd, None)
-        if taken is connection:
-            return True
-        if taken is not None:
-            self.waiting[taken.fd] = taken
-            self.pool.push((taken.fd, READ))
-        return False
-
-    def forget(self, connection: Connection) -> None:
-        """A connection is about to be closed.
-
-        If the app has taken its socket over and closed it, its number may be another one's by now.
-        """
-        fd = connection.fd
-        self.held.discard(connection)
-        if self.waiting.get(fd) is connection:
-            self.waiting.pop(fd, None)
-        if self.poller.must_forget and connection.sock.fileno() == fd:
-            self.poller.forget(fd)
+    def resume(self, connection: Connection) -> None:
+        """Let a thread of the pool go on with a connection that has something buffered."""
+        self.pool.push(partial(self._go_on, connection, 0))
 
     # What the pool calls.
 
-    def _receive(self, item: Event | Connection) -> Connection | None:
-        """Take an event up; returns the connection if it is ready to run."""
+    def _receive(self, item: Event | Task[Connection]) -> Connection | None:
+        """Take an event or a task up; returns the connection if it is ready to run."""
         if not isinstance(item, tuple):
-            return item
+            return item()
         fd, events = item
-        connection = self.waiting.pop(fd, None)
+        connection = self.registry.claim(fd)
         if connection is None:
             if self._acceptor.listens_on(fd):
                 self._acceptor.accept(fd)
             return None
         if self._acceptor.unfinished is not None:
             self._acceptor.count_event()
+        return self._go_on(connection, events)
+
+    def _go_on(self, connection: Connection, events: int) -> Connection | None:
         try:
             return connection if connection.on_event(events) else None
         except Exception:
@@ -294,27 +268,16 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             self.log.exception("Error in a connection")
             connection.close()
 
-    def _send_held(self) -> None:
-        held = self.held
-        while held:
-            try:
-                connection = held.pop()
-            except KeyError:
-                return
-            connection.output.push_on()
+    def _sweep_soon(self) -> None:
+        """Let a thread of the pool sweep: the main thread does nothing that could block."""
+        if not self._sweep_pushed:
+            self._sweep_pushed = True
+            self.pool.push(self._sweep)
 
     def _sweep(self) -> None:
         """End what is overdue; take up accepting again."""
-        now = time.monotonic()
-        for connection in list(self.waiting.values()):
-            if connection.deadline < now and self.take(connection):
-                try:
-                    connection.on_overdue()
-                except Exception:
-                    self.log.exception("Error in a connection")
-                    connection.close()
-            elif connection.starved and self.take(connection):
-                connection.retry()
+        self._sweep_pushed = False
+        self.registry.sweep(time.monotonic())
         self._acceptor.resume()
 
     def keepalive_s(self) -> float:
@@ -334,7 +297,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                 self.pool.interrupt()
             return False
         return bool(
-            self.alive and self.settings.keepalive and len(self.connections) <= self.max_keepalived
+            self.alive and self.settings.keepalive and len(self.registry) <= self.max_keepalived
         )
 
     def answer_error(self, connection: Connection, req: Any, error: Any) -> None:
