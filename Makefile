@@ -6,6 +6,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# What FastWorker and `wsgifast files` say to a gunicorn that is too old is tested with one.
+UNSUPPORTED_GUNICORN := $(VENV)/unsupported-gunicorn
 # Worker processes for the tests; the live servers wait more than they compute.
 JOBS   ?= 2
 
@@ -23,6 +25,11 @@ $(READY): pyproject.toml
 	@touch $@
 	@echo "$(VENV) is ready."
 
+$(UNSUPPORTED_GUNICORN): $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	  --target $@ gunicorn==23.0.0
+	@touch $@
+
 demo: $(READY)
 	@$(BIN)/python -m loadtests.demo
 
@@ -34,17 +41,18 @@ field-reports: $(READY)
 servers:
 	@$(PYTHON) tests/support/programs.py
 
-test: $(READY)
+test: $(READY) $(UNSUPPORTED_GUNICORN)
 	@echo "Running the tests on $$($(BIN)/python --version), $(JOBS) at a time ..."
 	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 # Every supported Python that this machine has, each in an environment of its own.
 test-all:
-	@for version in 3.10 3.11 3.12 3.13; do \
+	@missing=; for version in 3.10 3.11 3.12 3.13 3.14 3.15; do \
 	  python=$$(sh tests/support/find_python.sh $$version) \
-	    || { echo "Python $$version is not installed here (pyenv install $$version)"; exit 1; }; \
+	    || { missing="$$missing $$version"; continue; }; \
 	  $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$version || exit 1; \
-	done
+	done; \
+	[ -z "$$missing" ] || echo "Not tested, as not installed here (pyenv install N):$$missing"
 
 # FastWorker on the oldest gunicorn that it supports, asgifast on the oldest uvicorn.
 test-oldest: test-oldest-gunicorn test-oldest-uvicorn
@@ -68,7 +76,7 @@ format: $(READY)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-coverage: $(READY)
+coverage: $(READY) $(UNSUPPORTED_GUNICORN)
 	@rm -f .coverage .coverage.*
 	@$(BIN)/python -m coverage run -m pytest -n $(JOBS) $(ARGS)
 	@$(BIN)/python -m coverage combine --quiet

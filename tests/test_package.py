@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 
 from wsgifast import MissingExtra
+from wsgifast.imports import needs
 
 EXPORTED = {
     "wsgifast": """
@@ -38,12 +41,40 @@ def test_exported_names(package: str) -> None:
     assert all(hasattr(module, name) for name in module.__all__)
 
 
-@pytest.mark.parametrize("package", ["wsgifast", "asgifast"])
-def test_importing_needs_no_extra(package: str) -> None:
-    extras = {"gunicorn", "uvicorn", "starlette", "locust", "aiosmtpd", "gevent", "django"}
-    code = f"import sys, {package}; print(*(sys.modules.keys() & {extras}))"
+# What costs 10 to 40 ms to load, and a page needs none of.
+SLOW = {"asyncio", "email", "ssl"}
+
+
+@pytest.mark.parametrize(
+    ("statement", "spared"),
+    [
+        ("import wsgifast", {*SLOW, "inspect", "logging", "wsgifast.middleware"}),
+        ("import asgifast", {*SLOW, "inspect", "logging", "wsgifast.middleware"}),
+        ("import wsgifast.sockets", {*SLOW, "wsgifast.middleware"}),
+        ("import wsgifast.files", {*SLOW, "wsgifast.middleware"}),
+    ],
+)
+def test_what_an_import_does_not_load(statement: str, spared: set[str]) -> None:
+    code = f"import sys; {statement}; print(*(sys.modules.keys() & {spared}))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == []
+
+
+def test_extras_are_those_that_pip_knows() -> None:
+    """Of what an ImportError advises to install, in pyproject.toml."""
+    extras = {
+        "gunicorn": ["gunicorn"],
+        "devservers": ["werkzeug"],
+        "mail": ["aiosmtpd"],
+        "django": ["django"],
+        "asgi": ["starlette", "uvicorn", "httptools", "h11"],
+    }
+    required = requires("wsgifast") or []
+    for extra, packages in extras.items():
+        for package in packages:
+            wanted = re.compile(rf"{package}[^;]*; extra == .{extra}.")
+            assert any(map(wanted.fullmatch, required)), (package, extra)
+    assert all("extra ==" in requirement for requirement in required)
 
 
 @pytest.mark.parametrize("package", ["wsgifast", "asgifast", "loadtests"])
@@ -65,6 +96,13 @@ def test_every_module_can_be_imported(package: str) -> None:
     )
     # What is left open at the end only complains.
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_an_import_that_fails_for_another_reason_is_told_as_it_is() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"), needs("a", "gunicorn", "b"):
+        importlib.import_module("no_such_module")
+    with pytest.raises(MissingExtra), needs("a", "no_such_module", "b"):
+        importlib.import_module("no_such_module.part")
 
 
 def test_missing_extra_names_the_way_out() -> None:

@@ -8,10 +8,27 @@
 - The package `asgifast` is the half for ASGI.
 """
 
-from .body import register_file_wrapper
+from typing import TYPE_CHECKING
+
 from .errors import BodyError, ConfigurationError, MissingExtra, WSGIFastError
-from .middleware import WSGIFast
-from .static import StaticFiles
+from .imports import exports_on_demand
+
+if TYPE_CHECKING:
+    from .body import register_file_wrapper
+    from .middleware import WSGIFast
+    from .static import StaticFiles
+    from .workers import FastWorker as FastWorker
+else:
+    __getattr__ = exports_on_demand(
+        __name__,
+        {
+            "StaticFiles": ".static",
+            "WSGIFast": ".middleware",
+            "register_file_wrapper": ".body",
+            # Not in __all__: it needs the extra. `gunicorn -k wsgifast.FastWorker` finds it.
+            "FastWorker": ".workers",
+        },
+    )
 
 __all__ = [
     "BodyError",

@@ -125,7 +125,7 @@ def _run_files(options: argparse.Namespace) -> int:
 def _serve_with_gunicorn(app: StaticFiles, listener: socket.socket) -> int:
     from gunicorn.app.base import BaseApplication
 
-    from .workers.gunicorn_support import UnsupportedGunicorn, check_gunicorn
+    from .workers.gunicorn_version import UnsupportedGunicorn, check_gunicorn
 
     try:
         check_gunicorn()

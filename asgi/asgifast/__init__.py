@@ -8,21 +8,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .middleware import ASGIFast
-from .static import StaticFiles
+from wsgifast.imports import exports_on_demand
 
 if TYPE_CHECKING:
+    from .middleware import ASGIFast
     from .responses import FileResponse
+    from .static import StaticFiles
+else:
+    __getattr__ = exports_on_demand(
+        __name__,
+        {"ASGIFast": ".middleware", "FileResponse": ".responses", "StaticFiles": ".static"},
+    )
 
 __all__ = ["ASGIFast", "FileResponse", "StaticFiles"]
-
-
-def __getattr__(name: str) -> Any:
-    # FileResponse is Starlette's: it is loaded when it is asked for.
-    if name == "FileResponse":
-        from .responses import FileResponse
-
-        return FileResponse
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,8 +6,8 @@ import os
 import time
 from collections import OrderedDict
 
-from wsgifast.errors import MissingExtra
 from wsgifast.files import Plan, RequestFacts, describe, plan_representation, stat_etag
+from wsgifast.imports import needs
 
 from .loops import in_thread
 from .messages import Receive, Scope, Send, response_start
@@ -15,10 +15,8 @@ from .pages import NotAFile, open_regular
 from .requests import request_facts
 from .sending import Delivery
 
-try:
+with needs("asgifast.FileResponse", "starlette", "asgi"):
     from starlette import responses
-except ImportError:
-    raise MissingExtra("asgifast.FileResponse", "starlette", "asgi") from None
 
 __all__ = ["FileResponse"]
 

@@ -20,17 +20,16 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.errors import MissingExtra, WSGIFastError
+from wsgifast.imports import needs
 
 from .messages import PATHSEND, ZEROCOPYSEND, Receive, Scope, Send
 from .sending import COALESCING, PLANNED
 from .transport import CoalescingTransport
 from .uvicorn_response import H11Response, HttpToolsResponse, Response
 
-try:
+with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     import uvicorn
     from uvicorn.protocols.http import h11_impl
-except ImportError:
-    raise MissingExtra("asgifast.uvicorn", "uvicorn", "asgi") from None
 try:
     from uvicorn.protocols.http import httptools_impl
 except ImportError:

@@ -9,13 +9,12 @@ import warnings
 from typing import Any
 
 from wsgifast.errors import MissingExtra
+from wsgifast.imports import needs
 
 __all__ = ["FastUvicornH11Worker", "FastUvicornWorker"]
 
-try:
+with needs("asgifast.workers", "gunicorn", "gunicorn,asgi"):
     import gunicorn  # noqa: F401
-except ImportError:
-    raise MissingExtra("asgifast.workers", "gunicorn", "gunicorn,asgi") from None
 
 try:
     from uvicorn_worker import UvicornWorker  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -24,10 +23,8 @@ except ImportError:
         # uvicorn's own module says that it has moved to the uvicorn-worker package; it is used
         # only where that is not installed.
         warnings.simplefilter("ignore", DeprecationWarning)
-        try:
+        with needs("asgifast.workers", "uvicorn", "gunicorn,asgi"):
             from uvicorn.workers import UvicornWorker
-        except ImportError:
-            raise MissingExtra("asgifast.workers", "uvicorn", "gunicorn,asgi") from None
 
 from .uvicorn import H11Protocol
 

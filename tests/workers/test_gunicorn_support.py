@@ -17,10 +17,9 @@ from wsgifast.server.request_body import Received
 from wsgifast.workers.gunicorn_support import (
     Settings,
     TLSContexts,
-    UnsupportedGunicorn,
-    check_gunicorn,
     head_limit,
 )
+from wsgifast.workers.gunicorn_version import UnsupportedGunicorn, check_gunicorn
 
 
 def configured(**options: Any) -> Config:

@@ -21,8 +21,6 @@ from tests.support.http import Connection
 from tests.support.servers import LiveServer, free_port, wait_for
 from tests.workers.app import FILE_BYTES, block
 from tests.workers.serving import POLLERS, fast_worker, stats
-from wsgifast.workers import UnsupportedGunicorn
-from wsgifast.workers.gunicorn_support import check_gunicorn
 
 
 @pytest.mark.parametrize("poller", POLLERS)
@@ -307,15 +305,6 @@ def test_wrong_option_is_a_sentence_at_start(
     assert done.returncode == 1
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_gunicorn_outside_the_range_is_a_sentence() -> None:
-    check_gunicorn("25.0.0")
-    check_gunicorn("27.9.1")
-    for version in ("23.0.0", "28.0.0"):
-        sentence = rf"gunicorn {version} is installed, but .* gunicorn 25\.0 to 27\.x"
-        with pytest.raises(UnsupportedGunicorn, match=sentence):
-            check_gunicorn(version)
 
 
 def test_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from wsgifast.delivery import SegmentedBody
 from wsgifast.errors import ConfigurationError
 from wsgifast.server.connection import LINGER_S, Connection
 from wsgifast.server.response import Response
-from wsgifast.workers import gunicorn_support
+from wsgifast.workers import UnsupportedGunicorn
 from wsgifast.workers import worker as module
 from wsgifast.workers.worker import FastWorker
 
@@ -93,10 +93,10 @@ def test_threads_and_what_gthread_has_to_say() -> None:
 
 def test_the_installed_gunicorn_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
-        raise gunicorn_support.UnsupportedGunicorn("another one")
+        raise UnsupportedGunicorn("another one")
 
     monkeypatch.setattr(module, "check_gunicorn", refuse)
-    with pytest.raises(gunicorn_support.UnsupportedGunicorn, match="another one"):
+    with pytest.raises(UnsupportedGunicorn, match="another one"):
         FastWorker.check_config(Config(), Log())
 
 

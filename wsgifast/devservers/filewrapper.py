@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 from typing import IO
-
-from werkzeug import wsgi
+from wsgiref import util
 
 from ..delivery import BLOCK_BYTES, FileSlice
 from ..sockets.sendfile import FileSegment, file_segment
@@ -13,10 +13,10 @@ from ..sockets.sendfile import FileSegment, file_segment
 __all__ = ["FileWrapper"]
 
 
-class FileWrapper(wsgi.FileWrapper):
+class FileWrapper(util.FileWrapper):
     """Wraps a file that an application returns; the server sends it by sendfile where it can.
 
-    A subclass of Werkzeug's, so that its range responses can seek in it.
+    It can be sought in where the file can: Werkzeug's range responses do so.
 
     :param file: a file object; only `read` is needed.
     :param buffer_size: a suggestion for the size of the blocks (PEP 3333), followed where a read
@@ -27,9 +27,19 @@ class FileWrapper(wsgi.FileWrapper):
         if isinstance(file, (FileSlice, io.BytesIO)) or file_segment(file) is not None:
             buffer_size = max(buffer_size, BLOCK_BYTES)
         super().__init__(file, buffer_size)
+        self.file = file
 
     def segment(self) -> FileSegment | None:
         """The file from where it stands now to its end, or None if it has to be read."""
         if isinstance(self.file, FileSlice):
             return self.file.rest()
         return file_segment(self.file)
+
+    def seekable(self) -> bool:
+        return hasattr(self.file, "seekable") and self.file.seekable()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self.file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self.file.tell()

@@ -15,10 +15,12 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING
 
-from werkzeug import serving
-from werkzeug.exceptions import InternalServerError
-
+from ..imports import needs
 from .connection import KeepAliveHandler
+
+with needs("wsgifast.devservers.WerkzeugRequestHandler", "werkzeug", "devservers"):
+    from werkzeug import serving
+    from werkzeug.exceptions import InternalServerError
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication, WSGIEnvironment

@@ -8,13 +8,11 @@ In the settings, with all else as it is:
 
 from __future__ import annotations
 
-from ..errors import MissingExtra
+from ..imports import needs
 from .smtp import SMTP, SMTP_SSL
 
-try:
+with needs("wsgifast.mail.django", "django", "django"):
     from django.core.mail.backends import smtp
-except ImportError as error:
-    raise MissingExtra("wsgifast.mail.django", "Django", "django") from error
 
 __all__ = ["EmailBackend"]
 

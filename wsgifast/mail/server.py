@@ -22,16 +22,15 @@ import warnings
 from collections.abc import Iterator
 from typing import IO, Any
 
-from ..errors import ConfigurationError, MissingExtra
+from ..errors import ConfigurationError
+from ..imports import needs
 from ..options import check_switches, is_count
 from .content import Content
 from .decoding import ChunkDecoder, DataDecoder, Intake, Refusal, SmugglingCheck
 
-try:
+with needs("wsgifast.mail.server", "aiosmtpd", "mail"):
     from aiosmtpd import controller as _controller
     from aiosmtpd import smtp as _smtp
-except ImportError as error:
-    raise MissingExtra("wsgifast.mail.server", "aiosmtpd", "mail") from error
 
 __all__ = [
     "Controller",

@@ -1,7 +1,9 @@
 """What touches a socket: its options, sendfile, whole receives, coalesced sends."""
 
+from typing import TYPE_CHECKING
+
+from ..imports import exports_on_demand
 from .coalescing import (
-    AsyncCoalescingWriter,
     CoalescingWriter,
     SendFailed,
     SharedCoalescingWriter,
@@ -20,6 +22,12 @@ from .receive import (
     recv_exactly_into,
 )
 from .sendfile import FileSegment, FileTruncated, file_segment, send_file_segment
+
+if TYPE_CHECKING:
+    from .coalescing import AsyncCoalescingWriter
+else:
+    # Which needs asyncio: a thing to load for those who use it.
+    __getattr__ = exports_on_demand(__name__, {"AsyncCoalescingWriter": ".coalescing"})
 
 __all__ = [
     "AsyncCoalescingWriter",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import ssl
 from collections.abc import Sequence
+
+from .options import is_tls_socket
 
 __all__ = ["send_all", "send_some"]
 
@@ -33,7 +34,7 @@ def send_some(
     if not buffers:
         return ()
     # ssl's sockets have no sendmsg: a record is made from one block.
-    is_tls = isinstance(sock, ssl.SSLSocket)
+    is_tls = type(sock) is not socket.socket and is_tls_socket(sock)
     if len(buffers) > 1:
         total = sum(map(len, buffers))
         if total < len(buffers) * _JOIN_BELOW_BYTES or (is_tls and total <= _JOIN_FOR_TLS_BYTES):

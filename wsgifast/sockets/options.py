@@ -6,6 +6,7 @@ import _socket
 import errno
 import socket
 import struct
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TypeGuard
 
@@ -18,6 +19,7 @@ __all__ = [
     "SocketLike",
     "SocketNotFound",
     "is_plain_socket",
+    "is_tls_socket",
     "limit_send_buffer",
     "owned_socket",
     "set_nodelay",
@@ -135,6 +137,12 @@ def is_plain_socket(sock: object) -> TypeGuard[socket.socket]:
     socket.socket); and for subclasses that may do anything.
     """
     return type(sock) is socket.socket and isinstance(sock, _socket.socket)
+
+
+def is_tls_socket(sock: object) -> bool:
+    """Return whether a socket is one of the ssl module's, without loading it to ask."""
+    ssl = sys.modules.get("ssl")
+    return ssl is not None and isinstance(sock, ssl.SSLSocket)
 
 
 def limit_send_buffer(sock: SocketLike, size: int = NEAR_SEND_BUFFER_BYTES) -> bool:

@@ -9,12 +9,10 @@ this one less often. With a time limit, each call takes all that is there.
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import select
 import socket
-import ssl
 import sys
 import threading
 import time
@@ -23,9 +21,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..errors import WSGIFastError
 from .coalescing.flusher import flusher
-from .options import is_plain_socket
+from .options import is_plain_socket, is_tls_socket
 
 if TYPE_CHECKING:
+    import asyncio
+
     from _typeshed import WriteableBuffer
 
 __all__ = [
@@ -173,11 +173,13 @@ async def async_recv_exactly_into(
     Each turn of the loop makes one receive call for all that is missing, so a fast peer does not
     keep other tasks waiting.
     """
-    if isinstance(sock, ssl.SSLSocket):
+    from asyncio import get_running_loop  # loaded already, since its loop runs this
+
+    if is_tls_socket(sock):
         raise TypeError("a TLS socket cannot be received from in asyncio: use a StreamReader")
     if sock.gettimeout() != 0:
         raise ValueError("the socket must be non-blocking: call sock.setblocking(False)")
-    loop = asyncio.get_running_loop()
+    loop = get_running_loop()
     counted = count or ReceiveCount()
     view = memoryview(buffer).cast("B")
     size = len(view)

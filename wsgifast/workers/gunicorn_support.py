@@ -1,66 +1,22 @@
-"""What is used of gunicorn beyond its documented interface, and a check that it is there.
+"""What is used of gunicorn beyond its documented interface.
 
 FastWorker takes gunicorn's request parsers, its chunk parser, its loggers and its HTTP/2 code as
-they are. They are not a public interface, so the range of versions is stated here, checked when the
-server starts, and tested at both ends.
+they are. They are not a public interface, so the range of versions is stated (gunicorn_version.py),
+checked when the server starts, and tested at both ends.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import ssl
 import threading
 from typing import Any
 
-from ..errors import MissingExtra, WSGIFastError
+from gunicorn import sock as gunicorn_sock
+from gunicorn.config import Config
+from gunicorn.http.message import MAX_REQUEST_LINE, _ip_in_allow_list
 
-try:
-    import gunicorn
-    from gunicorn import sock as gunicorn_sock
-    from gunicorn.config import Config
-    from gunicorn.http.body import Body, ChunkedReader, LengthReader
-    from gunicorn.http.message import MAX_REQUEST_LINE, _ip_in_allow_list
-except ImportError as error:
-    if error.name == "gunicorn":
-        raise MissingExtra("wsgifast.workers", "gunicorn", "gunicorn") from None
-    raise
-
-__all__ = ["Settings", "TLSContexts", "UnsupportedGunicorn", "check_gunicorn", "head_limit"]
-
-# The oldest has the C parser's forerunner, HTTP/2 in gthread and the header checks of today.
-OLDEST = (25, 0)
-NEWEST_MAJOR = 27
-
-
-class UnsupportedGunicorn(WSGIFastError, RuntimeError):
-    """The installed gunicorn is not one that FastWorker works with: install another."""
-
-
-def check_gunicorn(version: str = gunicorn.__version__) -> None:
-    """See that the installed gunicorn is in the supported range and has the parts used.
-
-    :raises UnsupportedGunicorn: with a sentence naming the installed and the supported versions.
-    """
-    numbers = [int(number) for number in re.findall(r"\d+", version)[:2]]
-    supported = f"FastWorker works with gunicorn {OLDEST[0]}.{OLDEST[1]} to {NEWEST_MAJOR}.x"
-    if tuple(numbers) < OLDEST or numbers[0] > NEWEST_MAJOR:
-        raise UnsupportedGunicorn(
-            f"gunicorn {version} is installed, but {supported}: install one of these, "
-            "or a newer wsgifast"
-        )
-    for owner, name in (
-        (ChunkedReader, "parse_chunk_size"),
-        (Body, "read"),
-        (LengthReader, "read"),
-        (gunicorn_sock, "ssl_wrap_socket"),
-        (gunicorn_sock, "ssl_context"),
-    ):
-        if not hasattr(owner, name):
-            raise UnsupportedGunicorn(
-                f"gunicorn {version} has no {owner.__name__}.{name} any more, although {supported}:"
-                " is it a changed copy?"
-            )
+__all__ = ["Settings", "TLSContexts", "head_limit"]
 
 
 class Settings:

@@ -26,7 +26,8 @@ from ..server.poller import Event, Poller, make_poller
 from ..server.pool import Pool, Task
 from ..server.registry import Registry
 from .attributes import InvalidWorkerOption, check_attributes
-from .gunicorn_support import Settings, TLSContexts, check_gunicorn, head_limit
+from .gunicorn_support import Settings, TLSContexts, head_limit
+from .gunicorn_version import check_gunicorn
 from .http2 import HTTP2
 
 __all__ = ["FastWorker"]

@@ -32,10 +32,17 @@ call_soon; creating a timer for each batch costs more than the batch. What is wr
 call joins the batch, unless it is older than the window already: then it leaves at once.
 """
 
-from .asynchronous import AsyncCoalescingWriter
+from typing import TYPE_CHECKING
+
+from ...imports import exports_on_demand
 from .blocking import CoalescingWriter
 from .common import SendFailed, WriterClosed
 from .shared import SharedCoalescingWriter
+
+if TYPE_CHECKING:
+    from .asynchronous import AsyncCoalescingWriter
+else:
+    __getattr__ = exports_on_demand(__name__, {"AsyncCoalescingWriter": ".asynchronous"})
 
 __all__ = [
     "AsyncCoalescingWriter",

@@ -1,0 +1,138 @@
+"""The wheel in an empty environment: it brings no other package, and its core does without."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import ROOT, free_port, live_server
+from wsgifast import __version__
+
+USE_THE_CORE = """
+import asyncio, io, json, sys
+from importlib import import_module
+from importlib.metadata import distributions
+
+import asgifast, wsgifast, wsgifast.devservers, wsgifast.files, wsgifast.mail, wsgifast.sockets
+from wsgifast import *
+from asgifast import ASGIFast
+from wsgifast.devservers import make_server
+from wsgifast.mail import IMAP4, SMTP
+from wsgifast.sockets import *
+
+def app(environ, start_response):
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return "hello"
+
+def start_response(status, headers, exc_info=None):
+    statuses.append(status)
+
+async def asgi_app(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+async def send(message):
+    sent.append(message)
+
+statuses, sent = [], []
+environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/page.html", "wsgi.errors": sys.stderr}
+wrapped = b"".join(WSGIFast(app)(dict(environ), start_response))
+file = b"".join(StaticFiles(directory=sys.argv[1])(dict(environ), start_response))
+scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "extensions": {}}
+asyncio.run(ASGIFast(asgi_app)(scope, None, send))
+missing = {}
+for part in PARTS:
+    package, _, name = part.rpartition(".")
+    try:
+        try:
+            import_module(part)
+        except ModuleNotFoundError:
+            getattr(import_module(package), name)
+    except MissingExtra as error:
+        missing[part] = str(error)
+print(json.dumps({
+    "distributions": sorted(each.name for each in distributions()),
+    "statuses": statuses,
+    "bodies": [wrapped.decode(), file.decode(), b"".join(m["body"] for m in sent[1:]).decode()],
+    "missing": missing,
+}))
+"""
+# What needs an extra, and which.
+PARTS = {
+    "wsgifast.FastWorker": "gunicorn",
+    "wsgifast.workers.FastWorker": "gunicorn",
+    "wsgifast.devservers.WerkzeugRequestHandler": "devservers",
+    "wsgifast.mail.server": "mail",
+    "wsgifast.mail.django": "django",
+    "asgifast.FileResponse": "asgi",
+    "asgifast.uvicorn": "asgi",
+    "asgifast.workers": "gunicorn,asgi",
+}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder), cwd=ROOT)
+    (path,) = folder.iterdir()
+    return path
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The Python of an environment in which the wheel alone is installed."""
+    folder = tmp_path_factory.mktemp("empty")
+    _run(sys.executable, "-m", "venv", "--without-pip", str(folder))
+    python = str(folder / "bin" / "python")
+    # Without an index it fails if the wheel asks for any other package.
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    _run(*pip, "install", "--quiet", "--no-index", str(wheel))
+    return python
+
+
+def test_the_core_runs_alone(python: str, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("a page")
+    code = USE_THE_CORE.replace("PARTS", repr(list(PARTS)))
+    found = json.loads(_run(python, "-I", "-W", "error", "-c", code, str(tmp_path)))
+    assert found["distributions"] == ["wsgifast"]
+    assert found["statuses"] == ["200 OK", "200 OK"]
+    assert found["bodies"] == ["hello", "a page", "hello"]
+    for part, extra in PARTS.items():
+        assert f"pip install 'wsgifast[{extra}]'" in found["missing"].pop(part)
+    assert not found["missing"]
+
+
+def test_the_command_serves_files(python: str, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("a page")
+    port = free_port()
+    argv = [python, "-I", "-m", "wsgifast", "files", str(tmp_path), "--bind", str(port)]
+    with live_server(argv, ("127.0.0.1", port)) as server:
+        assert server.get("/page.html").body == b"a page"
+
+
+def test_what_is_in_the_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    metadata = f"wsgifast-{__version__}.dist-info/"
+    expected = {
+        path.relative_to(base).as_posix()
+        for base, package in ((ROOT, "wsgifast"), (ROOT / "asgi", "asgifast"))
+        for path in (base / package).rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert {name for name in names if not name.startswith(metadata)} == expected
+    assert {"wsgifast/py.typed", "asgifast/py.typed"} <= names
+    assert f"{metadata}licenses/LICENSE" in names
+
+
+def _run(*command: str, cwd: Path | None = None) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout

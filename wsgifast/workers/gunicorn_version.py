@@ -1,0 +1,60 @@
+"""Which gunicorn FastWorker works with, and a check that it is the one installed.
+
+Importable with any gunicorn and without one: what is told of an unsupported version must not fail
+on it. In a gunicorn that is supported, the parts used can be imported.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import WSGIFastError
+from ..imports import needs
+
+__all__ = ["UnsupportedGunicorn", "check_gunicorn"]
+
+# The oldest has the C parser's forerunner, HTTP/2 in gthread and the header checks of today.
+OLDEST = (25, 0)
+NEWEST_MAJOR = 27
+
+
+class UnsupportedGunicorn(WSGIFastError, RuntimeError):
+    """The installed gunicorn is not one that FastWorker works with: install another.
+
+    A RuntimeError too: gunicorn's command prints those as a sentence.
+    """
+
+
+def check_gunicorn(version: str | None = None) -> None:
+    """See that the installed gunicorn is in the supported range and has the parts used.
+
+    :param version: by default that of the installed one.
+    :raises UnsupportedGunicorn: with a sentence naming the installed and the supported versions.
+    :raises MissingExtra: if none is installed.
+    """
+    with needs("wsgifast.workers", "gunicorn", "gunicorn"):
+        import gunicorn
+    version = version or gunicorn.__version__
+    numbers = [int(number) for number in re.findall(r"\d+", version)[:2]]
+    supported = f"FastWorker works with gunicorn {OLDEST[0]}.{OLDEST[1]} to {NEWEST_MAJOR}.x"
+    if tuple(numbers) < OLDEST or numbers[0] > NEWEST_MAJOR:
+        raise UnsupportedGunicorn(
+            f"gunicorn {version} is installed, but {supported}: install one of these, "
+            "or a newer wsgifast"
+        )
+
+    from gunicorn import sock
+    from gunicorn.http import body
+
+    for owner, name in (
+        (body.ChunkedReader, "parse_chunk_size"),
+        (body.Body, "read"),
+        (body.LengthReader, "read"),
+        (sock, "ssl_wrap_socket"),
+        (sock, "ssl_context"),
+    ):
+        if not hasattr(owner, name):
+            raise UnsupportedGunicorn(
+                f"gunicorn {version} has no {owner.__name__}.{name} any more, although {supported}:"
+                " is it a changed copy?"
+            )
