@@ -3,7 +3,7 @@
 python -m loadtests.block_sizes
 
 gunicorn's gthread worker sends a 16 MiB body in chunks of each size: read from a file (without
-sendfile), and from a list in memory. The constants BLOCK_BYTES (wsgifast.delivery) and
+sendfile), and from a list in memory. The constants BLOCK_BYTES (wsgifast.bodies.files) and
 LARGE_CHUNK_BYTES (wsgifast.body) are where these columns become flat.
 """
 

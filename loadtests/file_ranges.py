@@ -3,8 +3,7 @@
 python -m loadtests.file_ranges
 
 gunicorn's gthread worker, one process, four threads. Werkzeug's send_file and WhiteNoise answer a
-range by reading; the same send_file behind WSGIFast(ranges="take-over") answers with the whole
-file, and the range of it goes out by sendfile.
+range by reading; behind WSGIFast the same ranges go out by sendfile.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def make_app(folder: str) -> Any:
 
     apps: dict[str, Any] = {
         "werkzeug": werkzeug_app,
-        "wrapped": WSGIFast(werkzeug_app, ranges="take-over"),
+        "wrapped": WSGIFast(werkzeug_app),
         "whitenoise": WhiteNoise(werkzeug_app, root=folder, prefix="whitenoise/"),
     }
 

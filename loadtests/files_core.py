@@ -25,7 +25,7 @@ from whitenoise.responders import StaticFile
 
 from loadtests.command_line import command_line
 from loadtests.measuring import Ratio, alternate, save, table, temporary_folder
-from wsgifast.environ import request_facts
+from wsgifast.file_answers import request_facts
 from wsgifast.files import Entry, describe, plan_entry, stat_etag
 
 FILE_BYTES = 1024

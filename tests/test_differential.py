@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from tests.support.scripts import AppError, CloseError, Script, ScriptedApp, lawful, scripts
 from wsgifast import BodyError, WSGIFast
-from wsgifast.delivery import BodyTooShort
+from wsgifast.errors import BodyTooShort
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication

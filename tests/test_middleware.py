@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from tests.support import shapes
 from wsgifast import BodyError, ConfigurationError, StaticFiles, WSGIFast
-from wsgifast.delivery import BodyTooShort, FileReader, FileSlice, SegmentedBody
+from wsgifast.bodies.files import FileReader, FileSlice, SegmentedBody
+from wsgifast.errors import BodyTooShort
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -144,8 +145,65 @@ def test_routes_that_depend_on_more_than_the_body() -> None:
     assert serve(io.BytesIO(b"x")).environ["wsgifast.route"] == "blocks"
     assert serve([b"x"], method="HEAD").environ["wsgifast.route"] == "no-body"
     assert serve([b"x"], status="204 No Content").environ["wsgifast.route"] == "no-body"
-    coalescing = WSGIFast(returning(iter([b"x"])), coalesce=True)
-    assert Server(coalescing).environ["wsgifast.route"] == "coalesced"
+    coalescing = Server(WSGIFast(returning(iter([b"x"])), coalesce=True))
+    coalescing.finish()
+    assert coalescing.environ["wsgifast.route"] == "coalesced"
+
+
+def _blocks(size: int, block: int) -> tuple[bytes, ...]:
+    return tuple(bytes(min(block, size - begin)) for begin in range(0, size, block))
+
+
+@pytest.mark.parametrize(
+    ("body", "route", "chunks"),
+    [
+        ([b"one"], "as-is", 1),
+        ([], "as-is", 0),
+        ([b"x" * 100_000] * 3, "as-is", 3),
+        ("text", "rescued", 1),
+        ([b"x"] * 20_000, "joined", 20_000),
+        ((), "stream", 0),
+        ((b"", b"page" * 5000), "stream", 1),
+        ((b"x" * 50_000, b"y" * 30_000, b"z" * 70_000), "stream", 3),
+        ((b"x",) * 20_000, "stream-crumbs", 20_000),
+        (_blocks(10 << 20, 8192), "stream-blocks", 1280),
+        (_blocks((10 << 20) + 1, 8192), "stream-blocks", 1281),
+        (_blocks(8193, 4096), "stream-blocks", 3),
+        (_blocks(100_000, 10_000), "stream", 10),
+        ((bytes(4096), bytes(8192)), "stream", 2),
+    ],
+)
+@pytest.mark.parametrize("declared", [False, True])
+def test_the_log_tells_what_a_stream_was(
+    body: Any, route: str, chunks: int, declared: bool
+) -> None:
+    if not isinstance(body, (list, str)):
+        whole = list(body)
+        header = ("Content-Length", str(sum(map(len, whole))))
+        server = serve(iter(whole), *[header] * declared)
+    else:
+        server = serve(body)
+    server.finish()
+    assert (server.environ["wsgifast.route"], server.environ["wsgifast.chunks"]) == (route, chunks)
+
+
+def test_the_log_tells_of_a_stream_that_broke_off() -> None:
+    def broken() -> Iterator[bytes]:
+        yield from [b"crumb"] * 10
+        raise LookupError
+
+    for client_leaves in (False, True):
+        server = serve(broken())
+        chunks = iter(server.result)
+        for _ in range(10):
+            next(chunks)
+        if client_leaves:
+            chunks.close()  # type: ignore[attr-defined]
+        else:
+            with pytest.raises(LookupError):
+                next(chunks)
+        assert server.environ["wsgifast.route"] == "stream-crumbs"
+        assert server.environ["wsgifast.chunks"] == 10
 
 
 @pytest.mark.parametrize(
@@ -162,8 +220,8 @@ def test_event_streams_are_never_coalesced(header: tuple[str, str]) -> None:
         return iter([b"x"] * 100)
 
     server = Server(WSGIFast(app, coalesce=True))
-    assert server.environ["wsgifast.route"] == "stream"
     assert len(list(server.result)) == 100
+    assert server.environ["wsgifast.route"] == "stream"
 
 
 @pytest.mark.parametrize(
@@ -171,6 +229,7 @@ def test_event_streams_are_never_coalesced(header: tuple[str, str]) -> None:
 )
 def test_other_streams_are_coalesced_when_asked(header: tuple[str, str]) -> None:
     server = Server(WSGIFast(returning(iter([b"x"] * 100), header), coalesce=True))
+    server.finish()
     assert server.environ["wsgifast.route"] == "coalesced"
 
 
@@ -301,7 +360,7 @@ def test_the_length_is_added_where_it_is_known_and_legal() -> None:
     assert serve([b"a"], ("Transfer-Encoding", "chunked")).header("Content-Length") is None
 
 
-@pytest.mark.parametrize("status", ["103 Early Hints", "204 No Content", "304 Not Modified"])
+@pytest.mark.parametrize("status", ["101 Switching", "204 No Content", "304 Not Modified"])
 @pytest.mark.parametrize("make", [list, iter, lambda chunks: io.BytesIO(b"".join(chunks))])
 def test_a_status_without_a_body_has_no_length_either(
     status: str, make: Callable[[list[bytes]], object]
@@ -319,7 +378,7 @@ def test_a_wrong_length_of_a_whole_body_is_corrected(caplog: pytest.LogCaptureFi
     assert "declared a Content-Length of 2 for a body of 4 bytes" in caplog.text
 
 
-@pytest.mark.parametrize("value", ["+5", "5 ", "-5", "5_0", "\u0665", "", "five", 5, None])
+@pytest.mark.parametrize("value", ["+5", "5 5", "-5", "5_0", "\u0665", "", "five", 5, None])
 def test_a_length_that_is_no_number_is_refused(value: Any) -> None:
     with pytest.raises(BodyError, match="Content-Length"):
         serve([b"12345"], ("Content-Length", value))
@@ -458,10 +517,32 @@ def test_write_beyond_the_length_is_an_error() -> None:
         Server(WSGIFast(app))
 
 
-@pytest.mark.parametrize("status", ["", None, 200, b"200 OK"])
+@pytest.mark.parametrize("status", ["", None, 200, b"200 OK", "103 Early Hints", "20 OK"])
 def test_a_status_that_is_none(status: Any) -> None:
-    with pytest.raises(BodyError, match="status"):
+    with pytest.raises(BodyError, match=r"the app tests\.test_middleware.*status"):
         serve([b"x"], status=status)
+
+
+def test_a_reset_content_has_none() -> None:
+    """RFC 9110 15.3.6: clients look for a body after 205, so it has to say that there is none."""
+    for body in ([b"x"], iter([b"x"]), io.BytesIO(b"x")):
+        server = serve(body, ("Content-Length", "1"), status="205 Reset Content")
+        assert server.finish() == b""
+        assert server.header("Content-Length") == "0"
+
+
+@pytest.mark.parametrize("empty", [b"", ""])
+def test_an_empty_chunk_before_start_response_says_nothing(empty: Any) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        yield empty
+        yield empty
+        start_response("200 OK", [("Content-Length", "4")])
+        yield b"body"
+
+    server = Server(WSGIFast(app))
+    assert not server.heads
+    assert server.finish() == b"body"
+    assert server.head == ("200 OK", [("Content-Length", "4")])
 
 
 def test_headers_of_any_iterable_are_sent() -> None:
@@ -483,7 +564,7 @@ def test_headers_that_are_none(headers: Any) -> None:
         start_response("200 OK", headers)
         return [b"x"]
 
-    with pytest.raises(BodyError, match=r"the app .* with the headers .*list of \(name, value\)"):
+    with pytest.raises(BodyError, match=r"the app .* the headers are a .* list of \(name, value\)"):
         Server(WSGIFast(app))
 
 

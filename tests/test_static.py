@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wsgifast import ConfigurationError, StaticFiles
-from wsgifast.delivery import FileSlice, SegmentedBody
+from wsgifast.bodies.files import FileSlice, SegmentedBody
 from wsgifast.files import directory as directory_module
 from wsgifast.files.rules import HeaderRules
 from wsgifast.sockets.sendfile import FileTruncated

@@ -55,6 +55,14 @@ class MalformedRequest(RequestError, ValueError):
         super().__init__(HTTPStatus.BAD_REQUEST, message)
 
 
+class BodyTooShort(WSGIFastError, EOFError):
+    """A body ended before its Content-Length: raised so that the server closes the connection."""
+
+    def __init__(self, missing: int) -> None:
+        super().__init__(f"the body ended {missing} bytes before its Content-Length")
+        self.missing = missing
+
+
 class ConfigurationError(WSGIFastError, ValueError):
     """An option has a value that cannot work; raised when the object is made, not at a request."""
 

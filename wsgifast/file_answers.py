@@ -1,4 +1,4 @@
-"""Ranges and conditions for the files that apps return without knowing of either.
+"""A WSGI request's facts, and ranges and conditions for files that apps return without either.
 
 What nginx's output filters do for its own files: the app answers 200 with a file, and the answer to
 Range, If-Range and the preconditions is made of that.
@@ -10,7 +10,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .files import (
     FilePart,
@@ -23,11 +23,29 @@ from .files import (
 )
 from .sockets.sendfile import FileSegment
 
-__all__ = ["file_parts", "plan_file_body"]
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIEnvironment
+
+__all__ = ["file_parts", "plan_file_body", "request_facts"]
 
 # An app that sends one of these has settled the matter itself: a part, or a framing of its own.
 _SETTLED = frozenset({"content-range", "transfer-encoding"})
 _VALIDATORS = frozenset({"etag", "last-modified"})
+
+
+def request_facts(environ: WSGIEnvironment) -> RequestFacts:
+    """Gather from an environ what decides how a file is answered."""
+    get = environ.get
+    return RequestFacts(
+        environ["REQUEST_METHOD"],
+        get("HTTP_ACCEPT_ENCODING"),
+        get("HTTP_RANGE"),
+        get("HTTP_IF_RANGE"),
+        get("HTTP_IF_MATCH"),
+        get("HTTP_IF_UNMODIFIED_SINCE"),
+        get("HTTP_IF_NONE_MATCH"),
+        get("HTTP_IF_MODIFIED_SINCE"),
+    )
 
 
 def plan_file_body(

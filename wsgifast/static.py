@@ -6,12 +6,12 @@ import io
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
-from .delivery import BLOCK_BYTES, FileSlice, SegmentedBody
-from .environ import request_facts
+from .bodies.files import BLOCK_BYTES, FileSlice, SegmentedBody
+from .bodies.streams import NoBody
+from .file_answers import request_facts
 from .files.entry import Plan
 from .files.site import Answer, FileSite
 from .sockets.sendfile import FileSegment
-from .streams import NoBody
 
 if TYPE_CHECKING:
     # WSGIApplication is named in a string, for FileSite.

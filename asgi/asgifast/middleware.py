@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from wsgifast.apps import check_app
-from wsgifast.body import charset_of, to_bytes
+from wsgifast.bodies.chunks import charset_of, to_bytes
 from wsgifast.file_answers import plan_file_body
 from wsgifast.options import check_switches
 from wsgifast.sockets import FileSegment

@@ -18,7 +18,7 @@ import pytest
 from tests.support.http import Connection
 from tests.support.servers import wait_for
 from wsgifast import WSGIFast
-from wsgifast.delivery import FileSlice, Segment, SegmentedBody
+from wsgifast.bodies.files import FileSlice, Segment, SegmentedBody
 from wsgifast.devservers import connection
 from wsgifast.sockets.sendfile import FileSegment
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsgifast.environ import request_facts
+from wsgifast.file_answers import request_facts
 from wsgifast.files import (
     Entry,
     FilePart,

@@ -18,7 +18,7 @@ from gunicorn.http.errors import InvalidRequestLine
 
 from tests.workers.bench import PEER, Bench, Client, make_bench
 from tests.workers.serving import POLLERS, has_setting
-from wsgifast.delivery import SegmentedBody
+from wsgifast.bodies.files import SegmentedBody
 from wsgifast.server import output
 from wsgifast.server.connection import LINGER_S
 from wsgifast.server.poller import READ, WRITE

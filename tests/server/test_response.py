@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.workers.bench import Bench, Client, make_bench
-from wsgifast.delivery import FileSlice, SegmentedBody
+from wsgifast.bodies.files import FileSlice, SegmentedBody
 from wsgifast.server import response as module
 from wsgifast.server.output import OutputQueue
 from wsgifast.sockets import FileSegment

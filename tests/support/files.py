@@ -67,7 +67,6 @@ def raw(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[byt
 
 
 app = WSGIFast(raw)
-taking_app = WSGIFast(raw, ranges="take-over")
 
 
 def shrinking_app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:

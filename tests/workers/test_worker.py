@@ -19,7 +19,7 @@ from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
 from tests.workers.bench import Bench, Client, Log, make_bench
-from wsgifast.delivery import SegmentedBody
+from wsgifast.bodies.files import SegmentedBody
 from wsgifast.errors import ConfigurationError
 from wsgifast.server.connection import LINGER_S, Connection
 from wsgifast.server.response import Response

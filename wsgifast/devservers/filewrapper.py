@@ -7,7 +7,7 @@ import os
 from typing import IO
 from wsgiref import util
 
-from ..delivery import BLOCK_BYTES, FileSlice
+from ..bodies.files import BLOCK_BYTES, FileSlice
 from ..sockets.sendfile import FileSegment, file_segment
 
 __all__ = ["FileWrapper"]

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Sequence
 from typing import cast
 
-from ..delivery import read_segment
+from ..bodies.files import read_segment
 from ..sockets.gathering import send_some
 from ..sockets.options import SocketLike, limit_send_buffer
 from ..sockets.sendfile import MSG_MORE, FileSegment, FileTruncated, send_file_segment

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from ..body import few_chunks
-from ..delivery import Segment, SegmentedBody, read_whole
+from ..bodies.chunks import few_chunks
+from ..bodies.files import Segment, SegmentedBody, read_whole
 from ..errors import BodyError
 from ..sockets.sendfile import FileSegment
 from .filewrapper import FileWrapper

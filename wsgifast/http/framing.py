@@ -84,20 +84,21 @@ def frame_response(
 class BodyCounter:
     """Holds a body to its framing: never a byte more than it promised.
 
+    :ivar length: bytes that may be sent in all; None for any number.
     :ivar sent: body bytes admitted so far.
     :ivar dropped: body bytes that had no place any more.
     """
 
-    __slots__ = ("_length", "dropped", "sent")
+    __slots__ = ("dropped", "length", "sent")
 
     def __init__(self, framing: Framing) -> None:
-        self._length = framing.length if framing.has_body else 0
+        self.length = framing.length if framing.has_body else 0
         self.sent = 0
         self.dropped = 0
 
     def admit(self, size: int) -> int:
         """How many of the next `size` bytes are to be sent; they are counted as such."""
-        length = self._length
+        length = self.length
         if length is not None and size > length - self.sent:
             admitted = length - self.sent
             self.dropped += size - admitted
@@ -108,12 +109,12 @@ class BodyCounter:
     @property
     def missing(self) -> int:
         """Promised bytes that have not come: if any at the end, only closing tells the client."""
-        return 0 if self._length is None else self._length - self.sent
+        return 0 if self.length is None else self.length - self.sent
 
     @property
     def complete(self) -> bool:
         """Whether nothing that still comes could be sent."""
-        return self._length is not None and self.sent >= self._length
+        return self.length is not None and self.sent >= self.length
 
 
 def chunk_size_line(size: int) -> bytes:

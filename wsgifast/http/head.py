@@ -207,7 +207,7 @@ def _agreed(length: int | None, value: object) -> int:
 
 def _no_pairs(headers: object) -> BodyError:
     return BodyError(
-        f"the headers, a {type(headers).__name__}, are not a list of (name, value) tuples of str"
+        f"the headers are a {type(headers).__name__}, and not a list of (name, value) tuples of str"
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gunicorn.http.wsgi import FileWrapper
 
-from ..delivery import SegmentedBody
+from ..bodies.files import SegmentedBody
 from .response import Response
 
 if TYPE_CHECKING:

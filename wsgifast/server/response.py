@@ -18,7 +18,7 @@ from gunicorn import SERVER, util
 from gunicorn.http import errors
 from gunicorn.http.message import TOKEN_RE
 
-from ..delivery import FileSlice, SegmentedBody, read_whole
+from ..bodies.files import FileSlice, SegmentedBody, read_whole
 from ..errors import BodyError
 from ..sockets.sendfile import FileSegment, file_segment
 

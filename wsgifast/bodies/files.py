@@ -1,4 +1,4 @@
-"""Bodies in the shape that a WSGI server sends fastest: files and runs of files.
+"""Bodies made of files: a file object for `wsgi.file_wrapper`, or runs of files between bytes.
 
 A server that has a `wsgi.file_wrapper` is given a :class:`FileSlice` in it and may use sendfile; a
 server that has none, or a body that is more than one run of bytes, gets an iterable of large
@@ -7,33 +7,30 @@ blocks. Servers of ours recognise :class:`SegmentedBody` and send its file segme
 
 from __future__ import annotations
 
+import io
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from .errors import WSGIFastError
-from .sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated
+from ..errors import BodyTooShort
+from ..http import BodyCounter, Framing
+from ..sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated, file_segment
 
 __all__ = [
     "BLOCK_BYTES",
-    "BodyTooShort",
     "FileReader",
     "FileSlice",
     "Segment",
     "SegmentedBody",
+    "file_body",
+    "known_size",
     "read_segment",
     "read_whole",
+    "segment_of",
 ]
 
 Segment = bytes | FileSegment
-
-
-class BodyTooShort(WSGIFastError, EOFError):
-    """A body ended before its Content-Length: raised so that the server closes the connection."""
-
-    def __init__(self, missing: int) -> None:
-        super().__init__(f"the body ended {missing} bytes before its Content-Length")
-        self.missing = missing
 
 
 class Closeable(Protocol):
@@ -180,6 +177,30 @@ def read_whole(segment: FileSegment) -> bytes:
     return data
 
 
+def segment_of(file: object) -> FileSegment | None:
+    """What of a file the kernel can send by itself; None if it has to be read.
+
+    :param file: any object; a :class:`FileSlice` stands for what has not been read of it.
+    """
+    return file.rest() if isinstance(file, FileSlice) else file_segment(file)
+
+
+def file_body(segments: Sequence[Segment], file: Closeable) -> FileSlice | SegmentedBody:
+    """Return bytes and runs of one file as a body.
+
+    :param segments: at least one of them a run of `file`.
+    :param file: closed with the body.
+    """
+    runs = [segment for segment in segments if isinstance(segment, FileSegment)]
+    if len(segments) == 1:
+        return FileSlice(runs[0], file)
+    # At its end a slice knows whether the file has become shorter.
+    start = min(run.offset for run in runs)
+    end = max(run.offset + run.size for run in runs)
+    whole = FileSlice(FileSegment(runs[0].fd, start, end - start), file)
+    return SegmentedBody(segments, whole.close)
+
+
 class FileReader:
     """Anything readable, as the file object that `wsgi.file_wrapper` wants, and as an iterable.
 
@@ -194,29 +215,24 @@ class FileReader:
 
     def __init__(self, file: Any, size: int | None, convert: Callable[[object], bytes]) -> None:
         self._file = file
-        self._rest = size
+        self._counter = BodyCounter(Framing(True, size, chunked=False))
         self._convert = convert
-        seekable = getattr(file, "seekable", None)
         # What cannot be sought is a pipe, a socket, a response from elsewhere: read() there waits
         # until a whole block has come, read1() hands over what there is.
-        self._read = (
-            file.read1
-            if hasattr(file, "read1") and callable(seekable) and not seekable()
-            else file.read
-        )
+        seekable = getattr(file, "seekable", None)
+        waits = callable(seekable) and not seekable() and _has_read1(file)
+        self._read = file.read1 if waits else file.read
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if self._rest is not None:
-            size = self._rest if size is None or size < 0 else min(size, self._rest)
+        counter = self._counter
+        if counter.length is not None:
+            size = counter.missing if size is None or size < 0 else min(size, counter.missing)
             if size == 0:
                 return b""
         data = self._convert(self._read(-1 if size is None else size))
-        if self._rest is not None:
-            if not data:
-                raise BodyTooShort(self._rest)
-            data = data[: self._rest]  # a block of text may be longer in bytes than in characters
-            self._rest -= len(data)
-        return data
+        if not data and counter.missing:
+            raise BodyTooShort(counter.missing)
+        return data[: counter.admit(len(data))]  # so many characters may be more bytes
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(lambda: self.read(BLOCK_BYTES), b"")
@@ -227,3 +243,18 @@ class FileReader:
         close = getattr(file, "close", None)
         if callable(close):
             close()
+
+
+def _has_read1(file: object) -> bool:
+    """Whether a file has a read1 of its own: io.BufferedIOBase's only raises."""
+    own = getattr(type(file), "read1", None)
+    return callable(getattr(file, "read1", None)) and own is not io.BufferedIOBase.read1
+
+
+def known_size(file: object) -> int | None:
+    """Return how many bytes are left to read from a file in memory; None for any other."""
+    if isinstance(file, tempfile.SpooledTemporaryFile):
+        file = file._file
+    if isinstance(file, io.BytesIO):
+        return max(0, file.getbuffer().nbytes - file.tell())
+    return None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsgifast.delivery import BodyTooShort, FileReader, FileSlice, Segment, SegmentedBody
+from wsgifast.bodies.files import FileReader, FileSlice, Segment, SegmentedBody, known_size
+from wsgifast.errors import BodyTooShort
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sendfile import FileTruncated
 
@@ -148,3 +150,16 @@ def test_a_pipe_is_read_as_it_comes() -> None:
         assert next(blocks) == b"second"
         writer.close()
         assert list(blocks) == []
+
+
+def test_sizes_of_files_in_memory() -> None:
+    file = io.BytesIO(b"0123456789")
+    file.seek(4)
+    assert known_size(file) == 6
+    file.seek(40)
+    assert known_size(file) == 0
+    with tempfile.SpooledTemporaryFile() as spooled:
+        spooled.write(b"12345")
+        spooled.seek(1)
+        assert known_size(spooled) == 4
+    assert known_size(io.StringIO("text")) is None

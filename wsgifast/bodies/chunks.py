@@ -1,20 +1,13 @@
-"""What did the app return, and how is it repaired? Pure: no sockets, no environ, no clock.
-
-PEP 3333 asks for an iterable of byte strings. Apps return strings, files, lists of crumbs and
-worse; the functions here say what a body is and turn its parts into what a server can send.
-"""
+"""The chunks of a body: turned into bytes, joined, or coalesced as they come. No I/O, no clock."""
 
 from __future__ import annotations
 
-import inspect
-import io
-import tempfile
+import re
 from collections.abc import Callable, Iterable, Iterator
-from email.message import Message
 from typing import Any
 
-from .apps import app_name
-from .errors import BodyError, ConfigurationError
+from ..apps import app_name
+from ..errors import BodyError
 
 __all__ = [
     "JOINED_BLOCK_BYTES",
@@ -25,13 +18,9 @@ __all__ = [
     "SLOW_CHUNK_S",
     "charset_of",
     "coalesced",
+    "excerpt",
     "few_chunks",
-    "is_readable",
-    "known_size",
-    "refuse",
-    "register_file_wrapper",
     "to_bytes",
-    "wrapped_file",
 ]
 
 # A chunk of this size is sent as it is: beyond it a send costs more than the call around it, and
@@ -41,91 +30,18 @@ LARGE_CHUNK_BYTES = 64 * 1024
 JOINED_WHOLE_BYTES = 1024 * 1024
 JOINED_BLOCK_BYTES = 256 * 1024
 
-# Wrappers around a file that frameworks and servers hand out, and the attribute that holds the
-# file. Named, not imported: only the ones that an app uses are ever loaded.
-_FILE_WRAPPERS = {
-    "bottle.WSGIFileWrapper": "fp",
-    "cherrypy.lib.file_generator": "input",
-    "falcon.app_helpers.CloseableStreamIterator": "_stream",
-    "gunicorn.http.wsgi.FileWrapper": "filelike",
-    "pyramid.response.FileIter": "file",
-    "waitress.buffers.ReadOnlyFileBasedBuffer": "file",
-    "webob.static.FileIter": "file",
-    "werkzeug.wsgi.FileWrapper": "file",
-    "wsgifast.devservers.filewrapper.FileWrapper": "file",
-    "wsgiref.util.FileWrapper": "filelike",
-}
-# Wrappers that users have registered, by class.
-_REGISTERED: dict[type, Callable[[Any], object]] = {}
 
-
-def register_file_wrapper(wrapper: type, get_file: Callable[[Any], object]) -> None:
-    """Teach wsgifast a class that wraps a file, so that the file is sent and not its iteration.
-
-    :param wrapper: the class; its subclasses are not meant, since they may iterate differently.
-    :param get_file: is given an instance, returns the readable file whose rest is the body. The
-        file's own close() is called when the body has been sent, and not the instance's.
-    :raises ConfigurationError: if the first is no class or the second cannot be called.
-    """
-    if not isinstance(wrapper, type):
-        raise ConfigurationError(f"register_file_wrapper takes a class, not {wrapper!r}")
-    if not callable(get_file):
-        raise ConfigurationError(f"get_file must be callable, not {get_file!r}")
-    _REGISTERED[wrapper] = get_file
-
-
-def wrapped_file(body: object) -> object | None:
-    """Return the file inside a known wrapper; None if the body is no known wrapper."""
-    cls = type(body)
-    get_file = _REGISTERED.get(cls)
-    if get_file is not None:
-        return get_file(body)
-    attribute = _FILE_WRAPPERS.get(f"{cls.__module__}.{cls.__qualname__}")
-    return None if attribute is None else getattr(body, attribute, None)
-
-
-def is_readable(body: object) -> bool:
-    """Whether a body is a file or anything else that is read rather than iterated."""
-    return callable(getattr(body, "read", None))
-
-
-def known_size(file: object) -> int | None:
-    """Return how many bytes are left to read from a file in memory; None for any other."""
-    if isinstance(file, tempfile.SpooledTemporaryFile):
-        file = file._file
-    if isinstance(file, io.BytesIO):
-        return max(0, file.getbuffer().nbytes - file.tell())
-    return None
-
-
-def refuse(body: object, app: object) -> BodyError | None:
-    """Return the error for a body that nothing can make right; None for an acceptable one."""
-    if inspect.iscoroutine(body) or inspect.isasyncgen(body):
-        advice = "an async app needs an ASGI server: wrap it with asgifast.ASGIFast"
-    elif body is None:
-        advice = "return a list of bytes, [] for an empty body"
-    elif isinstance(body, dict):
-        advice = "return bytes, for example json.dumps(...).encode()"
-    elif isinstance(body, (set, frozenset)):
-        advice = "a set has no order: return a list of bytes"
-    elif not isinstance(body, Iterable) and not hasattr(body, "__getitem__"):
-        advice = "return a list of bytes, or any iterable of bytes"
-    else:
-        return None
-    return BodyError(
-        f"{app_name(app)} returned {type(body).__name__} as its body: {_excerpt(body)}; {advice}"
-    )
+# RFC 9110 5.6.6: a parameter's value is a token or a quoted string.
+_PARAMETER = re.compile(r""";[ \t]*([^\s"=;]*)=(?:"((?:[^"\\]|\\.)*)"|([^\s"=;]*))""")
 
 
 def charset_of(headers: Iterable[tuple[str, str]]) -> str:
     """Return the charset parameter of the Content-Type (RFC 9110 8.3.2), utf-8 where none is."""
     for name, value in headers:
         if name.lower() == "content-type":
-            message = Message()
-            message["Content-Type"] = value
-            charset = message.get_param("charset")
-            if isinstance(charset, str) and charset:
-                return charset
+            for parameter, quoted, token in _PARAMETER.findall(value):
+                if parameter.lower() == "charset" and (quoted or token):
+                    return str(quoted or token)
     return "utf-8"
 
 
@@ -146,7 +62,7 @@ def to_bytes(chunk: object, charset: Callable[[], str], app: object) -> bytes:
     except TypeError:
         raise BodyError(
             f"{app_name(app)} returned a body with {type(chunk).__name__} in it: "
-            f"{_excerpt(chunk)}; yield bytes (or str, bytearray, memoryview)"
+            f"{excerpt(chunk)}; yield bytes (or str, bytearray, memoryview)"
         ) from None
 
 
@@ -279,6 +195,7 @@ def coalesced(chunks: Iterator[bytes], clock: Callable[[], float]) -> Iterator[b
         yield b"".join(held)
 
 
-def _excerpt(value: object) -> str:
+def excerpt(value: object) -> str:
+    """A value as an error message shows it."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

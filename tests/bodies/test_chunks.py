@@ -1,19 +1,17 @@
-"""The pure half of the middleware: what a body is, and how its parts are repaired."""
+"""Chunks: turned into bytes, joined, coalesced."""
 
 from __future__ import annotations
 
-import io
-import tempfile
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsgifast import BodyError, ConfigurationError, register_file_wrapper
-from wsgifast import body as bodies
+from wsgifast import BodyError
+from wsgifast.bodies import chunks as bodies
 
 CHUNK_LISTS = st.lists(
     st.one_of(
@@ -96,7 +94,7 @@ def test_a_subclass_of_bytes_becomes_bytes_itself() -> None:
 
 @pytest.mark.parametrize("chunk", [None, 5, 1.5, [b"x"], object()])
 def test_what_is_no_chunk_is_named(chunk: object) -> None:
-    with pytest.raises(BodyError, match=r"tests\.test_body\.some_app.*yield bytes"):
+    with pytest.raises(BodyError, match=r"tests\.bodies\.test_chunks\.some_app.*yield bytes"):
         bodies.to_bytes(chunk, utf_8, some_app)
 
 
@@ -116,6 +114,9 @@ def test_text_that_its_charset_cannot_express() -> None:
         ("text/html; charset=", "utf-8"),
         ("", "utf-8"),
         (";;;=;", "utf-8"),
+        ('text/html; title="; charset=ascii"; charset=latin-1', "latin-1"),
+        ("text/html;charset=latin-1;charset=ascii", "latin-1"),
+        ('text/html; charset=" ', "utf-8"),
     ],
 )
 def test_charset_of_a_content_type(content_type: str, charset: str) -> None:
@@ -124,37 +125,6 @@ def test_charset_of_a_content_type(content_type: str, charset: str) -> None:
         == charset
     )
     assert bodies.charset_of([]) == "utf-8"
-
-
-def test_sizes_of_files_in_memory() -> None:
-    file = io.BytesIO(b"0123456789")
-    file.seek(4)
-    assert bodies.known_size(file) == 6
-    file.seek(40)
-    assert bodies.known_size(file) == 0
-    with tempfile.SpooledTemporaryFile() as spooled:
-        spooled.write(b"12345")
-        spooled.seek(1)
-        assert bodies.known_size(spooled) == 4
-    assert bodies.known_size(io.StringIO("text")) is None
-
-
-class Wrapper:
-    def __init__(self, file: io.BytesIO) -> None:
-        self.inner = file
-
-
-def test_users_can_register_wrappers() -> None:
-    file = io.BytesIO()
-    assert bodies.wrapped_file(Wrapper(file)) is None
-    register_file_wrapper(Wrapper, lambda wrapper: wrapper.inner)
-    assert bodies.wrapped_file(Wrapper(file)) is file
-
-
-@pytest.mark.parametrize("arguments", [("Wrapper", len), (Wrapper, "inner")])
-def test_registering_nonsense_is_refused(arguments: tuple[type, Callable[..., object]]) -> None:
-    with pytest.raises(ConfigurationError):
-        register_file_wrapper(*arguments)
 
 
 class Clock:

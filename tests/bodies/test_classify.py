@@ -1,0 +1,203 @@
+"""What a body is, told by its type."""
+
+from __future__ import annotations
+
+import io
+import wsgiref.util
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import falcon.routing.static
+import pytest
+import servestatic.responders
+import werkzeug.wsgi
+import whitenoise.responders
+from gunicorn.http.wsgi import FileWrapper as GunicornWrapper
+
+from wsgifast import ConfigurationError, register_file_wrapper
+from wsgifast.bodies import FileSlice, SegmentedBody, Shape, classify
+from wsgifast.devservers.filewrapper import FileWrapper as DevServerWrapper
+
+
+class ServersWrapper:
+    """A `wsgi.file_wrapper` that nobody knows."""
+
+
+class Lines:
+    def __getitem__(self, index: int) -> bytes:
+        raise IndexError
+
+
+class ListOfOnesOwn(list[bytes]):
+    """May iterate as it likes."""
+
+
+def generator() -> Iterator[bytes]:
+    yield b""
+
+
+@pytest.mark.parametrize(
+    ("body", "shape"),
+    [
+        ([b"x"], Shape.WHOLE),
+        ([], Shape.WHOLE),
+        ((), Shape.WHOLE),
+        ("text", Shape.BARE),
+        (b"", Shape.BARE),
+        (bytearray(b"x"), Shape.BARE),
+        (memoryview(b"x"), Shape.BARE),
+        (io.BytesIO(b"x"), Shape.FILE),
+        (io.StringIO("x"), Shape.FILE),
+        (ServersWrapper(), Shape.PASS),
+        (SegmentedBody([], lambda: None), Shape.PASS),
+        (generator(), Shape.STREAM),
+        (iter([b"x"]), Shape.STREAM),
+        (Lines(), Shape.STREAM),
+        (ListOfOnesOwn(), Shape.STREAM),
+    ],
+)
+def test_shape_of_a_body(body: Any, shape: Shape) -> None:
+    assert classify(body, ServersWrapper) == (shape, body)
+
+
+@pytest.mark.parametrize(
+    ("body", "advice"),
+    [
+        (None, "[] for an empty body"),
+        ({"a": 1}, "json.dumps"),
+        ({b"a"}, "no order"),
+        (frozenset(), "no order"),
+        (42, "return a list of bytes"),
+        (object(), "return a list of bytes"),
+    ],
+)
+def test_what_is_no_body_comes_with_advice(body: Any, advice: str) -> None:
+    shape, said = classify(body)
+    assert shape is Shape.REFUSED
+    assert advice in said
+
+
+def test_async_bodies_are_refused() -> None:
+    async def coroutine() -> None: ...
+
+    async def events() -> Any:
+        yield b""
+
+    unawaited = coroutine()
+    for body in (unawaited, events()):
+        shape, said = classify(body)
+        assert shape is Shape.REFUSED
+        assert "asgifast.ASGIFast" in said
+    unawaited.close()
+
+
+class Wrapper:
+    def __init__(self, file: io.BytesIO) -> None:
+        self.inner = file
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.inner)
+
+
+def test_users_can_register_wrappers() -> None:
+    file = io.BytesIO()
+    wrapper = Wrapper(file)
+    assert classify(wrapper) == (Shape.STREAM, wrapper)
+    register_file_wrapper(Wrapper, lambda wrapper: wrapper.inner)
+    assert classify(wrapper) == (Shape.FILE, file)
+
+
+@pytest.mark.parametrize("arguments", [("Wrapper", len), (Wrapper, "inner")])
+def test_registering_nonsense_is_refused(arguments: tuple[type, Callable[..., object]]) -> None:
+    with pytest.raises(ConfigurationError):
+        register_file_wrapper(*arguments)
+
+
+WRAPPERS: dict[str, Callable[[IO[bytes]], Any]] = {
+    "wsgiref": wsgiref.util.FileWrapper,
+    "werkzeug": werkzeug.wsgi.FileWrapper,
+    "gunicorn": GunicornWrapper,
+    "devservers": DevServerWrapper,
+}
+DATA = bytes(range(256)) * 100
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[IO[bytes]]:
+    (tmp_path / "data").write_bytes(DATA)
+    with open(tmp_path / "data", "rb") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_known_wrappers_are_unwrapped(name: str, file: IO[bytes]) -> None:
+    assert classify(WRAPPERS[name](file), WRAPPERS[name]) == (Shape.FILE, file)
+
+
+# An app's own answer to Range: bytes 100 to 299 of the file.
+RANGES: dict[str, Callable[[Any], Any]] = {
+    "whitenoise": lambda file: whitenoise.responders.SlicedFile(file, 100, 299),
+    "servestatic": lambda file: servestatic.responders.SlicedFile(file, 100, 299),
+    "falcon": lambda file: falcon.routing.static._BoundedFile(_at(file, 100), 200),
+}
+
+
+def _werkzeug_range(wrap: Callable[[Any], Any], file: Any) -> Any:
+    return werkzeug.wsgi._RangeWrapper(wrap(file), 100, 200)
+
+
+for _name, _wrap in WRAPPERS.items():
+    RANGES[f"werkzeug in {_name}"] = partial(_werkzeug_range, _wrap)
+
+
+def _at(file: IO[bytes], position: int) -> IO[bytes]:
+    file.seek(position)
+    return file
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("name", RANGES)
+def test_a_range_of_a_file_is_a_slice_of_it(name: str, wrapped: bool, file: IO[bytes]) -> None:
+    body = RANGES[name](file)
+    if wrapped and hasattr(body, "read"):
+        body = GunicornWrapper(body)
+    shape, found = classify(body)
+    assert shape is Shape.FILE
+    assert isinstance(found, FileSlice)
+    assert found.rest()[1:] == (100, 200)
+    assert b"".join(found) == DATA[100:300]
+    found.close()
+    assert file.closed
+
+
+@pytest.mark.parametrize("name", ["whitenoise", "servestatic", "falcon"])
+def test_a_range_of_no_real_file_is_read(name: str) -> None:
+    body = RANGES[name](io.BytesIO(DATA))
+    assert classify(body) == (Shape.FILE, body)
+    assert body.read(1000) == DATA[100:300]
+
+
+@pytest.mark.parametrize("name", ["whitenoise", "servestatic", "falcon"])
+def test_a_range_of_which_a_part_was_read(name: str, file: IO[bytes]) -> None:
+    body = RANGES[name](file)
+    assert body.read(50) == DATA[100:150]
+    assert b"".join(classify(body)[1]) == DATA[150:300]
+
+
+def test_werkzeug_range_that_is_no_run_of_a_file_is_iterated(file: IO[bytes]) -> None:
+    wrap = werkzeug.wsgi.FileWrapper
+    begun = werkzeug.wsgi._RangeWrapper(wrap(file), 100, 20_000)
+    next(begun)
+    bodies = [
+        begun,
+        werkzeug.wsgi._RangeWrapper(wrap(io.BytesIO(DATA)), 100, 200),
+        werkzeug.wsgi._RangeWrapper(iter([DATA]), 100, 200),
+        werkzeug.wsgi._RangeWrapper([DATA], 100, 200),
+    ]
+    for body in bodies:
+        assert classify(body) == (Shape.STREAM, body)
+    file.seek(0)
+    too_long = werkzeug.wsgi._RangeWrapper(wrap(file), 100, len(DATA))
+    assert classify(too_long) == (Shape.STREAM, too_long)

@@ -1,0 +1,151 @@
+"""HeldHead: the start_response and the write() that an app is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..apps import app_name
+from ..errors import BodyError
+from ..http import BodyCounter, Framing, declared_length, frame_response, has_body, status_code
+from .chunks import charset_of, to_bytes
+
+if TYPE_CHECKING:
+    from _typeshed import OptExcInfo
+    from _typeshed.wsgi import StartResponse
+
+__all__ = ["HeldHead"]
+
+
+class HeldHead:
+    """What an app says of its response, held back until its body is known.
+
+    It goes on to the server (`forwarded`) when the app has returned and its body was looked at, at
+    the first write(), or at once if a lazy app calls start_response from inside its iterator
+    (`holds` is False by then).
+
+    :param app: named in errors.
+    :param method: of the request.
+    :ivar status: None until the app has called start_response.
+    :ivar headers: as the app gave them, in a list of ours.
+    :ivar length: the Content-Length among them; None without one.
+    :ivar no_body: whether the response ends at its head.
+    """
+
+    # Class attributes: a well-shaped response never pays for setting them.
+    status: str | None = None
+    code = 0
+    headers: list[tuple[str, str]] = []  # noqa: RUF012 - replaced by start(), never changed here
+    length: int | None = None
+    no_body = False
+    holds = True
+    forwarded = False
+    _counter: BodyCounter | None = None
+    _server_write: Callable[[bytes], object]
+
+    def __init__(self, app: object, method: str, server_start: StartResponse) -> None:
+        self._app = app
+        self._method = method
+        self.server_start = server_start
+
+    # What the app calls
+
+    def start(
+        self, status: str, headers: list[tuple[str, str]], exc_info: OptExcInfo | None = None, /
+    ) -> Callable[[bytes], object]:
+        """The start_response that the app is given."""
+        if exc_info is None:
+            if self.status is not None:
+                raise BodyError(f"{self.app_name} called start_response twice without exc_info")
+        elif self.forwarded:
+            # The server re-raises if the headers are out already (PEP 3333, "Error Handling").
+            try:
+                self._take(status, headers)
+                self._server_write = self.server_start(status, self.headers, exc_info)
+            finally:
+                exc_info = None  # it holds this frame
+            self._counter = None
+            return self.write
+        self._take(status, headers)
+        if not self.holds:
+            self.forward()
+        return self.write
+
+    def write(self, data: bytes) -> None:
+        """The write() that start_response returns: straight to the server, nothing is held."""
+        if not self.forwarded:
+            self.forward()
+        chunk = self.convert(data)
+        counter = self.counter()
+        if counter.admit(len(chunk)) < len(chunk):
+            if not self.no_body:
+                raise BodyError(
+                    f"{self.app_name} wrote {counter.sent + counter.dropped} bytes, more than its "
+                    f"Content-Length of {counter.length}"
+                )
+            chunk = b""
+        self._server_write(chunk)
+
+    # What the middleware asks
+
+    def set_length(self, size: int | None) -> None:
+        """Say how long the body is, where that may be said (RFC 9110 8.6, RFC 9112 6.2).
+
+        :param size: bytes; None where it is not known.
+        """
+        if self.length is not None:
+            self.headers = [item for item in self.headers if item[0].lower() != "content-length"]
+        if self.no_body:
+            size = frame_response(self._method, self.code, None, size=size).length
+        self.length = size
+        if size is None:
+            return
+        for name, _ in self.headers:
+            if len(name) == 17 and name.lower() == "transfer-encoding":
+                return  # never both
+        self.headers.append(("Content-Length", str(size)))
+
+    def forward(self) -> None:
+        """Call the server's start_response with what the app said."""
+        if self.status is None:
+            raise self.not_started()
+        self.forwarded = True
+        self._server_write = self.server_start(self.status, self.headers)
+
+    def counter(self) -> BodyCounter:
+        """What counts the bytes that go to the server against the Content-Length."""
+        if self._counter is None:
+            self._counter = BodyCounter(Framing(not self.no_body, self.length, chunked=False))
+        return self._counter
+
+    def convert(self, chunk: object) -> bytes:
+        """:raises BodyError: for a chunk that cannot be turned into bytes."""
+        if type(chunk) is bytes:
+            return chunk
+        return to_bytes(chunk, lambda: charset_of(self.headers), self._app)
+
+    def not_started(self) -> BodyError:
+        return BodyError(f"{self.app_name} returned a body without calling start_response")
+
+    @property
+    def app_name(self) -> str:
+        return app_name(self._app)
+
+    def _take(self, status: str, headers: list[tuple[str, str]]) -> None:
+        """Note what the app says of its response; refuse what no server could send."""
+        try:
+            headers = list(headers)  # the app may go on using its own, and we add to ours
+        except TypeError:
+            pass  # what is wrong with it, declared_length says
+        try:
+            code = status_code(status)
+            self.length = declared_length(headers)
+        except BodyError as error:
+            raise BodyError(f"{self.app_name} called start_response wrongly: {error}") from None
+        self.status = status
+        self.code = code
+        self.headers = headers
+        self.no_body = not has_body(self._method, code)
+        if self.length is not None and self.no_body and self._method != "HEAD":
+            # With 304 too: it may be there, and gevent's pywsgi answers 500 if it is.
+            self.set_length(None)

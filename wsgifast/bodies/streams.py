@@ -1,0 +1,175 @@
+"""The server's view of the iterables that apps return: converted, counted, closed once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BodyTooShort
+from ..routes import CHUNKS, ROUTE, SAMPLED_CHUNKS, stream_route
+from .chunks import coalesced
+from .held_head import HeldHead
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIEnvironment
+
+__all__ = ["NoBody", "SizedStream", "Stream", "close_body"]
+
+logger = logging.getLogger("wsgifast")
+
+# A stream with one of these types is read event by event: it is never coalesced.
+_EVENT_STREAMS = ("text/event-stream", "multipart/x-mixed-replace", "application/x-ndjson")
+
+
+class Stream:
+    """The server's view of an app's iterable: each chunk as it comes, converted and counted.
+
+    :param head: looked at again for each chunk: a lazy app calls start_response from inside its
+        iterator, and may call write() between two chunks.
+    :param environ: told the route, and at the end how many chunks there were.
+    :param coalesce: gather small chunks, unless the head says that each is waited for.
+    """
+
+    def __init__(
+        self, head: HeldHead, body: Iterable[Any], environ: WSGIEnvironment, *, coalesce: bool
+    ) -> None:
+        self._head = head
+        self._body = body
+        self._environ = environ
+        self._coalesce = coalesce
+        self._closed = False
+        environ[ROUTE] = "no-body" if head.no_body else "stream"
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._coalesced() if self._coalesce else self._chunks()
+
+    def _coalesced(self) -> Iterator[bytes]:
+        chunks = self._chunks()
+        for chunk in chunks:
+            yield chunk
+            break  # a lazy app has called start_response by now
+        if not self._head.no_body and not _is_event_stream(self._head.headers):
+            self._environ[ROUTE] = "coalesced"
+            chunks = coalesced(chunks, time.monotonic)
+        yield from chunks
+
+    def _chunks(self) -> Iterator[bytes]:
+        head = self._head
+        convert = head.convert
+        chunks = iter(self._body)
+        first = b""
+        # A lazy app calls start_response at the first chunk, and any app may replace the head (with
+        # exc_info) until the first byte is out: up to there HEAD runs what GET runs.
+        for chunk in chunks:
+            first = convert(chunk)
+            if head.status is not None:
+                if first:
+                    break
+                yield b""
+            elif first:
+                break
+        if head.status is None:
+            raise self._not_started()
+        if head.no_body:
+            yield b""  # see NoBody
+            return
+        count = 0
+        sizes: list[int] = []
+        if first:
+            chunks = chain((first,), chunks)
+        chunks = chain(_measured(chunks, sizes), chunks)
+        try:
+            if head.length is None:
+                for chunk in chunks:
+                    count += 1
+                    yield chunk if type(chunk) is bytes else convert(chunk)
+                return
+            counter = head.counter()
+            for chunk in map(convert, chunks):
+                count += 1
+                size = counter.admit(len(chunk))
+                if counter.dropped:
+                    logger.error(
+                        "%s returned more than its Content-Length of %d bytes; the rest is dropped",
+                        head.app_name,
+                        counter.length,
+                    )
+                    yield chunk[:size]
+                    return
+                yield chunk
+            if counter.missing:
+                raise BodyTooShort(counter.missing)
+        finally:
+            self._environ[CHUNKS] = count
+            if self._environ[ROUTE] == "stream" and not _is_event_stream(head.headers):
+                self._environ[ROUTE] = stream_route(count, sizes)
+
+    def _not_started(self) -> Exception:
+        # cheroot sends whatever head it has when an iterable fails: without one, it sends nothing.
+        headers = [("Content-Type", "text/plain"), ("Content-Length", "0")]
+        self._head.server_start("500 Internal Server Error", headers)
+        return self._head.not_started()
+
+    def close(self) -> None:
+        """Close the app's own iterable, once."""
+        if not self._closed:
+            self._closed = True
+            close_body(self._body)
+
+
+class SizedStream(Stream):
+    """A stream that knows how many chunks it has: a server may set Content-Length if it is one."""
+
+    def __init__(
+        self, head: HeldHead, body: Iterable[Any], environ: WSGIEnvironment, length: int
+    ) -> None:
+        super().__init__(head, body, environ, coalesce=False)
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+
+class NoBody:
+    """No body bytes: one empty chunk makes servers send the head without inventing a length.
+
+    :param body: the app's own iterable; closed, and not iterated.
+    """
+
+    def __init__(self, body: Iterable[Any] = ()) -> None:
+        self._body: object = body
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter((b"",))
+
+    def close(self) -> None:
+        """Close the app's own iterable, once."""
+        body, self._body = self._body, None
+        close_body(body)
+
+
+def close_body(body: object) -> None:
+    """Call the close() of what an app returned, if it has one (PEP 3333)."""
+    close = getattr(body, "close", None)
+    if callable(close):
+        close()
+
+
+def _measured(chunks: Iterator[Any], sizes: list[int]) -> Iterator[Any]:
+    """Pass the first chunks on, and note their sizes."""
+    for chunk in islice(chunks, SAMPLED_CHUNKS):
+        sizes.append(len(chunk) if isinstance(chunk, (bytes, str)) else 0)
+        yield chunk
+
+
+def _is_event_stream(headers: Iterable[tuple[str, str]]) -> bool:
+    for name, value in headers:
+        lowered = name.lower()
+        if lowered == "content-type" and value.lower().startswith(_EVENT_STREAMS):
+            return True
+        if lowered == "x-accel-buffering" and value.lower() == "no":
+            return True
+    return False
