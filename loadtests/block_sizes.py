@@ -4,7 +4,7 @@ python -m loadtests.block_sizes
 
 gunicorn's gthread worker sends a 16 MiB body in chunks of each size: read from a file (without
 sendfile), and from a list in memory. The constants BLOCK_BYTES (wsgifast.bodies.files) and
-LARGE_CHUNK_BYTES (wsgifast.body) are where these columns become flat.
+LARGE_CHUNK_BYTES (wsgifast.bodies.chunks) are where these columns become flat.
 """
 
 from __future__ import annotations
