@@ -330,7 +330,7 @@ def test_a_kernel_that_cannot_watch_what_the_sweep_asks_for(make_bench: MakeBenc
         yield bytes(LARGE)
         bench.worker.pool.push((client.near.fd, WRITE))
         bench.run()
-        assert client.near.starved
+        assert client.near.retries
         bench.worker.poller.arm = refuse
         bench.pass_time(1)
         assert client.near.sock.fileno() >= 0
@@ -368,7 +368,7 @@ def test_a_kernel_without_memory_is_asked_again_by_the_sweep(make_bench: MakeBen
     while client.near.output.draining:
         bench.worker.pool.push((client.near.fd, WRITE))
         bench.run()
-        assert client.near.starved
+        assert client.near.retries
         received += len(client.receive_all_there_is())
         bench.run()  # not by an event
         assert client.receive_all_there_is() == b""
@@ -377,7 +377,7 @@ def test_a_kernel_without_memory_is_asked_again_by_the_sweep(make_bench: MakeBen
     assert received > LARGE
     assert bench.log.requests == [("GET /", "200 OK", LARGE)]
     # Nor does the sweep go on asking.
-    assert not client.near.starved
+    assert not client.near.retries
     assert is_open(client)
 
 
@@ -389,7 +389,7 @@ def test_starving_has_an_end(make_bench: MakeBench) -> None:
     for _ in range(int(FastWorker.send_timeout_s)):
         bench.worker.pool.push((client.near.fd, WRITE))
         bench.run()
-        assert client.near.starved
+        assert client.near.retries
         bench.clock.now += 1
     bench.pass_time(1)
     assert not is_open(client)
@@ -1038,7 +1038,7 @@ def test_sendfile_can_be_switched_off(
     bench.run()
     assert client.read_response().body == bytes(100_000)
     assert bool(calls) is sendfile
-    assert client.near.output._by_kernel is sendfile
+    assert client.near.output._transport.sends_files is sendfile
 
 
 # Ends

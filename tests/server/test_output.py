@@ -13,23 +13,66 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wsgifast.server import output
-from wsgifast.server.output import ClientGone, OutputQueue
+from wsgifast.server import output, transport
+from wsgifast.server.disk import DiskThreads
+from wsgifast.server.output import ClientGone, OutputQueue, OutputRules
+from wsgifast.server.output_memory import OutputMemory
 from wsgifast.sockets.options import NEAR_SEND_BUFFER_BYTES
 
 SIZE = 8 * 1024 * 1024
 
 
-class Near:
-    """An output queue, its client, and how it was armed each time: True for "starved"."""
+def rules(
+    *,
+    ahead_bytes: int = 1 << 20,
+    timeout_s: float = 60.0,
+    least_bytes_per_s: float = 0.0,
+    sendfile: bool = True,
+    memory_bytes: int = 1 << 30,
+    warnings: list[str] | None = None,
+    disk: DiskThreads | None = None,
+) -> OutputRules:
+    told: list[str] = [] if warnings is None else warnings
+    return OutputRules(
+        ahead_bytes=ahead_bytes,
+        timeout_s=timeout_s,
+        least_bytes_per_s=least_bytes_per_s,
+        sendfile=sendfile,
+        memory=OutputMemory(memory_bytes, lambda text, *args: told.append(text % args)),
+        disk=disk or DiskThreads(lambda error: told.append(repr(error))),
+    )
 
-    def __init__(self) -> None:
+
+class Near:
+    """An output queue and its client.
+
+    :ivar armed: how it was waited for each time: True for "try again later".
+    """
+
+    def __init__(self, rules: OutputRules) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.client = socket.create_connection(listener.getsockname(), timeout=10)
             self.sock = listener.accept()[0]
         self.sock.setblocking(False)
         self.armed: list[bool] = []
-        self.queue = OutputQueue(self.sock, self.armed.append, ahead=1 << 20, sendfile=True)
+        self.deadlines: list[float] = []
+        self.resumed = 0
+        self.refusal: Exception | None = None
+        self.changed = threading.Condition()
+        self.queue = OutputQueue(self.sock, self, rules)
+
+    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        with self.changed:
+            self.armed.append(retry)
+            self.deadlines.append(deadline)
+            self.changed.notify_all()
+
+    def resume_sending(self) -> None:
+        with self.changed:
+            self.resumed += 1
+            self.changed.notify_all()
 
     @property
     def send_buffer(self) -> int:
@@ -57,14 +100,14 @@ class Near:
         return data
 
     def close(self) -> None:
-        self.queue.fail(ConnectionAbortedError())
+        self.queue.close()
         self.client.close()
         self.sock.close()
 
 
 @pytest.fixture
 def near() -> Iterator[Near]:
-    near = Near()
+    near = Near(rules())
     yield near
     near.close()
 
@@ -88,7 +131,7 @@ needs_near_buffers = pytest.mark.skipif(
 def test_the_send_buffer_grows_for_a_quick_client_only(
     near: Near, file: int, quick: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "QUICK_S", 3600.0 if quick else 0.0)
+    monkeypatch.setattr(transport, "QUICK_S", 3600.0 if quick else 0.0)
     near.queue.write_file(b"head", file, 0, SIZE)
     assert near.send_buffer < NEAR_SEND_BUFFER_BYTES
     near.receive_all_there_is()
@@ -96,7 +139,7 @@ def test_the_send_buffer_grows_for_a_quick_client_only(
     assert (near.send_buffer == NEAR_SEND_BUFFER_BYTES) is quick
 
 
-def until_starved(near: Near) -> None:
+def until_tried_again(near: Near) -> None:
     """As where the kernel has no memory left for TCP: an event says writable, nothing is taken."""
     assert near.armed == [False]
     for _ in range(100):  # at first the buffers may still grow
@@ -108,7 +151,7 @@ def until_starved(near: Near) -> None:
 
 def test_a_socket_that_takes_nothing_is_not_waited_for_in_a_loop(near: Near, file: int) -> None:
     near.queue.write_file(b"", file, 0, SIZE)
-    until_starved(near)
+    until_tried_again(near)
     received = b""
     while near.queue.draining:
         received += near.receive(near.queue.sent - len(received))
@@ -118,7 +161,7 @@ def test_a_socket_that_takes_nothing_is_not_waited_for_in_a_loop(near: Near, fil
 
 def test_bytes_wait_in_the_same_way(near: Near) -> None:
     near.queue.write(bytes(SIZE))
-    until_starved(near)
+    until_tried_again(near)
 
 
 def test_a_quick_client_gets_no_more_than_a_turn_at_a_time(
@@ -136,14 +179,14 @@ def test_a_quick_client_gets_no_more_than_a_turn_at_a_time(
     assert near.queue.draining
     while near.queue.draining:
         near.queue.on_writable()
-    assert offered == [SIZE // 4] * 4
+    assert sum(offered) == SIZE
     assert near.armed == [False] * 3
 
 
 CONTENT = bytes(range(256)) * 4096
 PIECES = st.lists(
     st.tuples(
-        st.sampled_from(["write", "hold", "all", "file"]),
+        st.sampled_from(["write", "coalesce", "all", "file"]),
         st.one_of(st.integers(0, 2), st.integers(0, 200_000)),
         st.integers(0, len(CONTENT) - 200_000),
     ),
@@ -160,13 +203,22 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     os.close(fd)
 
 
-@given(pieces=PIECES, reads=st.lists(st.booleans(), min_size=12, max_size=12), kernel=st.booleans())
+@given(
+    pieces=PIECES,
+    reads=st.lists(st.booleans(), min_size=12, max_size=12),
+    kernel=st.booleans(),
+    memory_bytes=st.sampled_from([0, 150_000, 1 << 30]),
+)
 @settings(max_examples=60, deadline=None)
 def test_whatever_is_written_arrives_in_order(
-    content: int, pieces: list[tuple[str, int, int]], reads: list[bool], kernel: bool
+    content: int,
+    pieces: list[tuple[str, int, int]],
+    reads: list[bool],
+    kernel: bool,
+    memory_bytes: int,
 ) -> None:
-    near = Near()
-    near.queue = queue = OutputQueue(near.sock, near.armed.append, ahead=1 << 30, sendfile=kernel)
+    near = Near(rules(ahead_bytes=1 << 30, sendfile=kernel, memory_bytes=memory_bytes))
+    queue = near.queue
     expected = received = b""
     descriptors = len(os.listdir("/proc/self/fd"))
     try:
@@ -179,29 +231,29 @@ def test_whatever_is_written_arrives_in_order(
             elif kind == "all":
                 queue.write_all([data[: size // 2], b"", data[size // 2 :]])
             else:
-                queue.write(data, hold=kind == "hold")
+                queue.write(data, coalesce=kind == "coalesce")
             assert queue.sent + queue.bytes_left() == len(expected)
             if read:
                 received += near.receive_all_there_is()
                 if queue.draining:
                     queue.on_writable()
-        queue.push_on()
+        queue.flush()
         while queue.draining:
             received += near.receive(queue.sent - len(received))
             queue.on_writable()
         received += near.receive(queue.sent - len(received))
         assert received == expected
         assert near.receive_all_there_is() == b""
-        assert queue.empty
         assert queue.bytes_queued == 0
         assert queue.sent == len(expected)
+        queue.reset()
         assert len(os.listdir("/proc/self/fd")) == descriptors
     finally:
         near.close()
 
 
 def test_queues_have_nothing_in_common(near: Near, content: int) -> None:
-    other = Near()
+    other = Near(rules())
     try:
         for client in (near, other):
             client.queue.write_file(b"", content, 0, len(CONTENT))
@@ -216,16 +268,16 @@ def test_queues_have_nothing_in_common(near: Near, content: int) -> None:
         other.close()
 
 
-def test_what_is_held_waits_for_company_up_to_a_size(near: Near) -> None:
-    assert near.queue.write(b"first ", hold=True)
-    assert near.queue.write(b"second ", hold=True)
+def test_what_is_coalesced_waits_for_company_up_to_a_size(near: Near) -> None:
+    assert near.queue.write(b"first ", coalesce=True)
+    assert near.queue.write(b"second ", coalesce=True)
     assert near.receive_all_there_is() == b""
-    near.queue.push_on()
+    near.queue.flush()
     assert near.receive(13) == b"first second "
-    assert near.queue.write(b"held, ", hold=True)
+    assert near.queue.write(b"held, ", coalesce=True)
     assert not near.queue.write(b"sent")
     assert near.receive(10) == b"held, sent"
-    assert not near.queue.write(bytes(1 << 17), hold=True)
+    assert not near.queue.write(bytes(1 << 17), coalesce=True)
     assert near.receive(1)
 
 
@@ -233,11 +285,11 @@ def test_what_is_held_waits_for_company_up_to_a_size(near: Near) -> None:
     "write",
     [
         lambda queue, fd: queue.write(b"more"),
-        lambda queue, fd: queue.write(b"more", hold=True),
+        lambda queue, fd: queue.write(b"more", coalesce=True),
         lambda queue, fd: queue.write_all([b"more"]),
         lambda queue, fd: queue.write_file(b"more", fd, 0, 10),
     ],
-    ids=["write", "hold", "write_all", "write_file"],
+    ids=["write", "coalesce", "write_all", "write_file"],
 )
 def test_nothing_follows_what_an_error_has_dropped(
     near: Near, content: int, write: Callable[[OutputQueue, int], object]
@@ -255,7 +307,7 @@ def test_nothing_follows_what_an_error_has_dropped(
     received = near.receive(near.queue.sent)
     with pytest.raises(ClientGone, match="took no byte"):
         write(near.queue, content)
-    near.queue.push_on()
+    near.queue.flush()
     assert near.receive_all_there_is() == b""
     assert len(received) == near.queue.sent
     # For the log: what the response would have had, and why it ended, whatever comes then.
@@ -279,7 +331,7 @@ def test_only_the_last_byte_of_a_whole_response_finishes_it(near: Near) -> None:
 
 
 def test_a_writer_far_ahead_of_its_client_waits_for_room(near: Near) -> None:
-    near.queue = queue = OutputQueue(near.sock, near.armed.append, ahead=SIZE // 2, sendfile=True)
+    near.queue = queue = OutputQueue(near.sock, near, rules(ahead_bytes=SIZE // 2))
     queue.write(bytes(4 * SIZE))  # of which the kernel takes a part only
     assert queue.bytes_queued > SIZE // 2
     written = threading.Event()
@@ -305,17 +357,16 @@ def test_a_writer_far_ahead_of_its_client_waits_for_room(near: Near) -> None:
 
 
 def test_a_kernel_that_cannot_watch_the_socket_ends_the_queue(near: Near, file: int) -> None:
-    def refuse(starved: bool) -> None:
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
-
-    near.queue = queue = OutputQueue(near.sock, refuse, ahead=1 << 20, sendfile=True)
+    near.refusal = OSError(errno.ENOMEM, "Cannot allocate memory")
+    queue = near.queue
     descriptors = len(os.listdir("/proc/self/fd"))
-    queue.write(bytes(SIZE))
+    with pytest.raises(ClientGone, match="Cannot allocate memory"):
+        queue.write(bytes(SIZE))
     assert not queue.draining
     with pytest.raises(ClientGone, match="Cannot allocate memory"):
         queue.write(b"more")
     near.receive(queue.sent)
-    near.queue = queue = OutputQueue(near.sock, refuse, ahead=1 << 20, sendfile=True)
+    near.queue = queue = OutputQueue(near.sock, near, rules())
     with pytest.raises(ClientGone, match="Cannot allocate memory"):
         queue.write_file(b"", file, 0, SIZE)
     assert len(os.listdir("/proc/self/fd")) == descriptors
@@ -357,7 +408,7 @@ def test_a_socket_that_has_taken_something_is_waited_for(
     near.queue.write_file(b"", content, 0, 100)
     monkeypatch.setattr(os, "sendfile", full)
     received = 0
-    while near.queue.bytes_queued:
+    while near.queue.bytes_queued > 100:
         received += len(near.receive(near.queue.sent - received))
         near.queue.on_writable()
         assert not near.armed[-1]
@@ -365,7 +416,7 @@ def test_a_socket_that_has_taken_something_is_waited_for(
     near.queue.on_writable()
     assert near.armed[-1]
     # The first refusal is none of that.
-    other = Near()
+    other = Near(rules())
     try:
         other.queue.write_file(b"", content, 0, 100)
         assert other.armed == [False]
@@ -374,7 +425,7 @@ def test_a_socket_that_has_taken_something_is_waited_for(
 
 
 def test_a_writer_that_waits_for_room_is_told_of_the_end(near: Near) -> None:
-    near.queue = queue = OutputQueue(near.sock, near.armed.append, ahead=0, sendfile=True)
+    near.queue = queue = OutputQueue(near.sock, near, rules(ahead_bytes=0))
     queue.write(bytes(SIZE))
     told = threading.Event()
 
@@ -392,10 +443,10 @@ def test_a_writer_that_waits_for_room_is_told_of_the_end(near: Near) -> None:
     writer.join()
 
 
-def test_nobody_waits_for_what_is_only_held(near: Near) -> None:
+def test_nobody_waits_for_what_is_only_coalesced(near: Near) -> None:
     """With no room at all: there is no event that would make some."""
-    near.queue = queue = OutputQueue(near.sock, near.armed.append, ahead=0, sendfile=True)
-    assert queue.write(b"one", hold=True)
-    assert queue.write(b"two", hold=True)
-    queue.push_on()
+    near.queue = queue = OutputQueue(near.sock, near, rules(ahead_bytes=0))
+    assert queue.write(b"one", coalesce=True)
+    assert queue.write(b"two", coalesce=True)
+    queue.flush()
     assert near.receive(6) == b"onetwo"

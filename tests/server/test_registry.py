@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from wsgifast.server.connection import CLOSED, RUNNING, Connection
+from wsgifast.server.disk import DiskThreads
+from wsgifast.server.output import ClientGone, OutputRules
+from wsgifast.server.output_memory import OutputMemory
 from wsgifast.server.poller import READ, make_poller
 from wsgifast.server.registry import Registry
 
@@ -23,12 +26,12 @@ class Waits:
     """A connection that waits, as far as the registry looks at it."""
 
     def __init__(
-        self, sock: Any = None, *, fd: int = -1, overdue: bool = False, starved: bool = False
+        self, sock: Any = None, *, fd: int = -1, overdue: bool = False, retrying: bool = False
     ) -> None:
         self.sock: Any = sock
         self.fd = fd if sock is None else sock.fileno()
         self.deadline = float("-inf") if overdue else LATE
-        self.starved = starved
+        self.retries = retrying
         self.known = False
         self.ended = 0
         self.retried = 0
@@ -92,11 +95,11 @@ def test_an_event_claims_what_waits_and_only_once(registry: Registry[Waits]) -> 
     assert poller.events == [("add", 7, READ), ("arm", 7, READ)]
 
 
-def test_only_what_is_overdue_or_starved_is_swept(registry: Registry[Waits]) -> None:
-    late, starved, waiting = Waits(fd=7, overdue=True), Waits(fd=8, starved=True), Waits(fd=9)
-    wait(registry, late, starved, waiting)
+def test_only_what_is_overdue_or_retrying_is_swept(registry: Registry[Waits]) -> None:
+    late, retrying, waiting = Waits(fd=7, overdue=True), Waits(fd=8, retrying=True), Waits(fd=9)
+    wait(registry, late, retrying, waiting)
     registry.sweep(0.0)
-    assert (late.ended, starved.retried) == (1, 1)
+    assert (late.ended, retrying.retried) == (1, 1)
     assert registry.waiting == {9: waiting}
 
 
@@ -108,7 +111,7 @@ def test_what_has_an_event_meanwhile_is_left_to_it(registry: Registry[Waits]) ->
     assert (first.ended, second.ended) == (1, 0)
 
 
-@pytest.mark.parametrize("why", ["overdue", "starved"])
+@pytest.mark.parametrize("why", ["overdue", "retrying"])
 def test_a_descriptor_that_is_used_again_meanwhile_is_left_alone(
     registry: Registry[Waits], why: str
 ) -> None:
@@ -250,7 +253,16 @@ class Unwatchable:
 def server() -> Iterator[Any]:
     """What a connection takes for its worker."""
     server: Any = SimpleNamespace(
-        head_timeout_s=20.0, send_timeout_s=60.0, body_timeout_s=30.0, output_ahead_bytes=1 << 18
+        head_timeout_s=20.0,
+        body_timeout_s=30.0,
+        output_rules=OutputRules(
+            ahead_bytes=1 << 18,
+            timeout_s=60.0,
+            least_bytes_per_s=0.0,
+            sendfile=True,
+            memory=OutputMemory(1 << 30, pytest.fail),
+            disk=DiskThreads(lambda error: pytest.fail(repr(error))),
+        ),
     )
     server.settings = server.trusted_settings = SimpleNamespace(
         is_ssl=False, sendfile=None, trusts=lambda peer: False
@@ -283,7 +295,8 @@ def test_a_response_that_cannot_be_waited_for_fails_and_leaves_the_app_its_threa
         sock.setblocking(False)
         connection = Connection(server, sock, "peer", "address")
         connection.state = RUNNING
-        connection.output.write(bytes(8 << 20))  # more than the kernel takes
+        with pytest.raises(ClientGone):
+            connection.output.write(bytes(8 << 20))  # more than the kernel takes
         assert str(connection.output.error) == "no more watches"
         assert connection.state == RUNNING  # the app's thread is still in it, and closes it
         connection.app_is_done()

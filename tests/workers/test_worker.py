@@ -284,7 +284,7 @@ def test_what_is_held_goes_out_with_the_tick(make_bench: MakeBench) -> None:
     bench = make_bench(hello)
     clients = [bench.connect() for _ in range(3)]
     for client in clients:
-        assert client.near.output.write(b"held", hold=True)
+        assert client.near.output.write(b"held", coalesce=True)
         bench.worker.registry.held.add(client.near)
     bench.worker.pool._on_tick()
     assert [client.receive_all_there_is() for client in clients] == [b"held"] * 3
@@ -382,13 +382,13 @@ def test_the_sweep_takes_only_what_is_overdue_and_its_own(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = make_bench(hello)
-    early, late, starved, taken = (bench.connect() for _ in range(4))
+    early, late, retrying, taken = (bench.connect() for _ in range(4))
     bench.clock.now += 10
     late.near.deadline = bench.clock.now
     early.near.deadline = bench.clock.now - 0.1
     taken.near.deadline = bench.clock.now - 0.1
     retried: list[Any] = []
-    starved.near.starved = True
+    retrying.near.retries = True
     monkeypatch.setattr(Connection, "retry", lambda self: retried.append(self))
 
     class Taken(dict[int, Any]):
@@ -400,13 +400,13 @@ def test_the_sweep_takes_only_what_is_overdue_and_its_own(
 
     bench.worker.registry.waiting = Taken(bench.worker.registry.waiting)
     bench.worker._sweep()
-    assert retried == [starved.near]
-    assert bench.worker.registry.connections == {late.near, starved.near, taken.near}
+    assert retried == [retrying.near]
+    assert bench.worker.registry.connections == {late.near, retrying.near, taken.near}
     taken.near.deadline = math.inf
-    taken.near.starved = True
+    taken.near.retries = True
     bench.worker.registry.waiting[taken.near.fd] = taken.near
     bench.worker._sweep()
-    assert retried == [starved.near]
+    assert retried == [retrying.near]
 
 
 # Requests

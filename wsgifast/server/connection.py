@@ -34,7 +34,7 @@ from gunicorn.http.wsgi import proxy_environ
 
 from ..sockets.sendfile import FileTruncated
 from .exchange import AppSocket, ErrorSocket, Exchange
-from .output import WOULD_BLOCK, ClientGone, OutputQueue
+from .output import ClientGone, OutputQueue
 from .poller import READ, WRITE
 from .request_body import (
     BodyTooLarge,
@@ -45,6 +45,7 @@ from .request_body import (
     receive_available,
 )
 from .streamed_body import drain, receive_blocking
+from .transport import WOULD_BLOCK
 
 if TYPE_CHECKING:
     from ..workers.worker import FastWorker
@@ -68,7 +69,7 @@ LINGER_S = 2.0
 _BODY_BYTES_PER_S = 500.0
 
 # A block that comes so soon after the one before waits for more, until the next tick at most.
-_HOLD_S = 0.0005
+_COALESCE_S = 0.0005
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -96,9 +97,9 @@ class Connection:
         "output",
         "peer",
         "received",
+        "retries",
         "server",
         "sock",
-        "starved",
         "state",
         "upgrade_settings",
     )
@@ -115,15 +116,10 @@ class Connection:
         self.http2 = False
         self.upgrade_settings: Any = None
         self.state = HANDSHAKE if server.settings.is_ssl else HEAD
-        self.starved = False  # its output waits for the sweep
+        self.retries = False  # its output is tried again by the next sweep
         # When the sweep may end it; monotonic.
         self.deadline = time.monotonic() + server.head_timeout_s
-        self.output = OutputQueue(
-            sock,
-            self._arm_for_writing,
-            ahead=server.output_ahead_bytes,
-            sendfile=server.settings.sendfile is not False,
-        )
+        self.output = OutputQueue(sock, self, server.output_rules)
         self._settings = (
             server.trusted_settings if server.settings.trusts(peer) else server.settings
         )
@@ -167,21 +163,23 @@ class Connection:
         """
         self.server.registry.wait(self, events)
 
-    def _arm_for_writing(self, starved: bool) -> None:
-        self.starved = starved
-        if starved:
-            self._register(0)  # for its end only; its deadline stays, since nothing has been taken
-        else:
-            self.deadline = time.monotonic() + self.server.send_timeout_s
-            self._register(WRITE)
+    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
+        """Have the output queue go on when the socket is writable; see OutputOwner."""
+        self.deadline = deadline
+        self.retries = retry
+        self._register(0 if retry else WRITE)
+
+    def resume_sending(self) -> None:
+        """Have the output queue go on soon; see OutputOwner."""
+        self.server.resume(self)
 
     def send_held(self) -> bool:
         """Send what was held back, unless another thread is sending; the monitor's tick."""
-        return self.output.push_on(wait=False)
+        return self.output.flush(wait=False)
 
     def retry(self) -> None:
         """Wait for writability after all; the sweep owns it."""
-        self.starved = False
+        self.retries = False
         self.wait(WRITE)
 
     # Events. Each returns whether the connection is ready to run.
@@ -420,19 +418,19 @@ class Connection:
         """Send a block that others may follow at once."""
         server = self.server
         now = time.monotonic()
-        behind = now - self._last_block < _HOLD_S
+        behind = now - self._last_block < _COALESCE_S
         self._last_block = now
-        if self.output.write(block, hold=behind and server.pool.ticking):
+        if self.output.write(block, coalesce=behind and server.pool.ticking):
             server.registry.hold(self)
             # The monitor may have stopped ticking meanwhile; nobody else would send it then.
             if not server.pool.ticking:
-                self.output.push_on()
+                self.output.flush()
 
     def hijack(self) -> socket.socket:
         """Hand the socket to the app; what is queued goes out first."""
         if not self.hijacked:
             self.hijacked = True
-            self.output.push_on()
+            self.output.flush()
             self.sock.setblocking(True)
         return self.sock
 
@@ -440,7 +438,7 @@ class Connection:
         """End of RUNNING: finish now, or leave it to whoever sends the last byte."""
         output = self.output
         self.server.registry.unhold(self)
-        output.push_on()
+        output.flush()
         with output.lock:
             self.state = SENDING
             if output.draining:
@@ -571,7 +569,7 @@ class Connection:
         self.state = CLOSED
         server = self.server
         self._abandon()
-        self.output.fail(ClientGone("closed"))
+        self.output.close()
         self._part = None
         server.registry.forget(self)
         try:

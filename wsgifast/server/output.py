@@ -3,89 +3,119 @@
 Theory of operation
 -------------------
 A writer (the thread in the app, or whoever answers an error) hands over bytes and file segments.
-They are sent at once as far as the kernel takes them; the rest stays here, the queue arms its
-connection for writability (it is *draining*), and the thread that receives the event goes on.
-From then on two threads may meet here, so everything is done under the connection's lock; TLS
-needs it too, since one TLS object must not be used by two threads at once.
+They are sent at once as far as the kernel takes them; the rest stays here, and the queue is
+*draining*: the thread that is told of room in the kernel goes on. From then on two threads may meet
+here, so everything is done under the connection's lock; TLS needs it too, since one TLS object must
+not be used by two threads at once.
 
     empty --write--> (sent at once) empty
-                     (kernel full)  draining --event--> draining | empty
-    empty --write, more to come--> held --tick, or enough--> as above
+                     (kernel full)  draining --writable--> draining | empty
+                     (file not in memory)  draining --disk thread--> draining | empty
+    empty --write, more to come--> coalescing --tick, or enough--> as above
 
-*Held*: a generator's chunk that comes right behind another waits for company, at most until the
-monitor's next tick, in which another thread sends it while the app works on (PEP 3333, "Buffering
-and Streaming"). A writer that is more than `ahead` bytes before its client waits for room.
+*Coalescing*: a generator's chunk that comes right behind another waits for company, at most until
+the monitor's next tick, in which another thread sends it while the app works on (PEP 3333,
+"Buffering and Streaming"). A writer that is more than `ahead_bytes` before its client waits.
+
+*Disk*: a run of a file is sent by the thread that has the event only as far as it is in memory.
+What is not, or not known to be, is a disk thread's: it makes one step, outside of the lock, and
+waits for room in its turn. While it does, nobody else sends.
+
+*Memory*: what all queues hold is limited; beyond it a writer puts the rest into a temporary file,
+outside of the lock too.
 
 An error is final: what is queued is dropped, file descriptors are closed, writers are told.
 
-The send buffer of a near client starts small and grows when the client is quick: what slow clients
-leave lying there comes out of the memory that the kernel has for all TCP connections, and when
-that is gone, every connection of the host stands still. It may be gone all the same: then a socket
-is writable and takes nothing, and the queue is *starved*. To wait for writability again would spin,
-so it waits for the sweep.
+When the kernel has no memory left for TCP, a socket is writable and takes nothing. To wait for
+writability again would spin, so the queue is *tried again* some time later.
 """
 
 from __future__ import annotations
 
-import contextlib
+import enum
 import os
 import socket
-import ssl
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from itertools import islice
-from typing import cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from ..sockets.gathering import send_some
-from ..sockets.options import FIRST_SEND_BUFFER_BYTES, QUICK_S, SocketLike, limit_send_buffer
-from ..sockets.sendfile import MSG_MORE, NO_SENDFILE, FileTruncated
+from ..sockets.sendfile import FileSegment
+from .backlog import Backlog
+from .disk import DiskThreads
+from .output_memory import OutputMemory
+from .transport import WOULD_BLOCK, Transport
 
-__all__ = ["WOULD_BLOCK", "ClientGone", "OutputQueue"]
+__all__ = ["ClientGone", "OutputOwner", "OutputQueue", "OutputRules"]
 
-WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-
-# One turn for one connection: beyond it, the others get theirs first. A limit for each sendfile
-# too: while a quick client makes room, the kernel goes on in one call.
+# One turn for one connection: beyond it, the others get theirs first.
 _TURN_BYTES = 4 * 1024 * 1024
-# Read at a time where sendfile does not apply; also what one TLS write is given.
-_READ_BYTES = 256 * 1024
-# Buffers given to one send; small chunks of a generator come in such bundles.
-_BUFFERS = 64
-# Held chunks are sent as soon as they are this many bytes: larger writes are no cheaper per byte.
-_HOLD_BYTES = 64 * 1024
-
-_EMPTY: deque[object] = deque()
+# Chunks are coalesced up to so many bytes: larger writes are no cheaper per byte.
+_COALESCED_BYTES = 64 * 1024
 
 
 class ClientGone(ConnectionError):
     """The client cannot be sent any more: it left, or took no byte for too long."""
 
 
+@dataclass(frozen=True)
+class OutputRules:
+    """What the output queues of a worker have in common.
+
+    :param ahead_bytes: bytes in a queue from which on the next write has to wait.
+    :param timeout_s: within so many seconds a client must take something.
+    :param least_bytes_per_s: on average, from `timeout_s` on; 0 for any rate.
+    :param sendfile: whether the kernel sends files by itself.
+    :param memory: what all queues hold.
+    :param disk: for files that are not in memory.
+    """
+
+    ahead_bytes: int
+    timeout_s: float
+    least_bytes_per_s: float
+    sendfile: bool
+    memory: OutputMemory
+    disk: DiskThreads
+
+
+class OutputOwner(Protocol):
+    """What a queue asks of its connection; called under the queue's lock."""
+
+    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
+        """Have :meth:`OutputQueue.on_writable` called once the socket is writable.
+
+        :param deadline: monotonic; when the client is to be given up.
+        :param retry: have it called some time later instead, writable or not.
+        :raises OSError, ValueError: if the kernel can watch no more; it ends the queue.
+        """
+
+    def resume_sending(self) -> None:
+        """Have :meth:`OutputQueue.on_writable` called soon."""
+
+
+class _Turn(enum.Enum):
+    DONE = "nothing is left"
+    FULL = "the kernel takes no more, or it is other connections' turn"
+    DISK = "the next bytes may have to come from a disk"
+
+
 class OutputQueue:
     """The output side of one connection.
 
     :param sock: non-blocking, plain or TLS.
-    :param arm: called under the lock when the kernel is full: wait for writability; with True when
-        the queue is starved: call :meth:`on_writable` again some time later. An OSError that it
-        raises ends the queue.
-    :param ahead: bytes in memory from which on the next write has to wait.
     """
 
     __slots__ = (
-        "_ahead",
-        "_arm",
-        "_buffer_set",
-        "_by_kernel",
-        "_draining_since",
+        "_backlog",
+        "_deadline",
         "_dropped",
-        "_is_tls",
-        "_items",
-        "_may_grow",
+        "_owner",
         "_room",
-        "_sock",
-        "bytes_queued",
+        "_rules",
+        "_sent_before",
+        "_transport",
+        "_waiting_since",
         "closing",
         "draining",
         "error",
@@ -93,52 +123,65 @@ class OutputQueue:
         "sent",
     )
 
-    def __init__(
-        self, sock: socket.socket, arm: Callable[[bool], None], *, ahead: int, sendfile: bool
-    ) -> None:
+    def __init__(self, sock: socket.socket, owner: OutputOwner, rules: OutputRules) -> None:
         self.lock = threading.Lock()
         self.draining = False
         self.closing = False  # the response is whole: whoever sends its last byte finishes it
         self.error: BaseException | None = None
-        self.bytes_queued = 0  # in memory
         self.sent = 0  # handed to the kernel since the last reset, everything counted
         self._dropped = 0  # bytes that were queued when an error came
-        self._sock = sock
-        self._arm = arm
-        self._ahead = ahead
-        self._is_tls = isinstance(sock, ssl.SSLSocket)
-        self._by_kernel = sendfile and not self._is_tls and hasattr(os, "sendfile")
-        self._items: deque[bytes | memoryview | _FileRun] = _EMPTY  # type: ignore[assignment]
+        self._owner = owner
+        self._rules = rules
+        self._transport = Transport(sock, sendfile=rules.sendfile)
+        self._backlog: Backlog | None = None  # most responses need none
         self._room: threading.Condition | None = None
-        self._buffer_set = False
-        self._may_grow = False  # the send buffer is the small one
-        self._draining_since = 0.0
+        self._deadline = 0.0
+        self._waiting_since: float | None = None  # for the client, with something left to send
+        self._sent_before = 0
 
     def reset(self) -> None:
         """Begin a new response; the queue is empty."""
         self.sent = 0
         self._dropped = 0
         self.closing = False
+        if self._backlog is not None:
+            self._backlog.close()
+            self._backlog = None
+
+    def close(self) -> None:
+        """The connection is about to be closed; nobody writes any more."""
+        with self.lock:
+            self._fail(ClientGone("closed"))
+            if self._backlog is not None:
+                self._backlog.close()
 
     @property
-    def empty(self) -> bool:
-        return not self._items
+    def bytes_queued(self) -> int:
+        return 0 if self._backlog is None else self._backlog.size
 
-    def write(self, data: bytes, hold: bool = False) -> bool:
+    # Writers
+
+    def write(self, data: bytes, *, coalesce: bool = False) -> bool:
         """Send bytes, or queue what the kernel does not take; wait while too far ahead.
 
-        :param hold: more may follow at once: leave them for the next write or tick.
-        :returns: True if something was held back, which :meth:`push_on` must send.
+        :param coalesce: more may follow at once: leave them for the next write or :meth:`flush`.
+        :returns: True if they were left.
         :raises ClientGone: if the client has gone.
         """
         with self.lock:
-            if self.bytes_queued > self._ahead:
+            queued = 0 if self._backlog is None else self._backlog.size
+            if queued > self._rules.ahead_bytes:
                 self._wait_for_room()
             if self.error is not None:
                 raise ClientGone(str(self.error))
-            if not self._items and not hold:
+            rest: bytes | memoryview = data
+            if coalesce:
+                if not self.draining and queued + len(data) < _COALESCED_BYTES:
+                    self._add(data)
+                    return True
+            elif not queued and not self.draining:
                 try:
-                    sent = self._sock.send(data)
+                    sent = self._transport.sock.send(data)
                 except WOULD_BLOCK:
                     sent = 0
                 except OSError as error:
@@ -147,50 +190,61 @@ class OutputQueue:
                 self.sent += sent
                 if sent == len(data):
                     return False
-                self._append(memoryview(data)[sent:])
-                self._start_draining()
-            else:
-                self._append(memoryview(data))
-                if not self.draining:
-                    if hold and self.bytes_queued < _HOLD_BYTES:
-                        return True
-                    self._send_or_raise()
-            return False
+                rest = memoryview(data)[sent:]
+        self.write_all((rest,))
+        return False
 
-    def write_all(self, buffers: list[bytes]) -> None:
-        """Send several buffers in one call of the kernel where it takes them."""
+    def write_all(self, buffers: Sequence[bytes | memoryview]) -> None:
+        """Send several buffers in one call of the kernel where it takes them; never wait.
+
+        :raises ClientGone: if the client has gone.
+        """
         with self.lock:
-            if self.error is not None:
-                raise ClientGone(str(self.error))
-            for data in buffers:
-                if data:
-                    self._append(memoryview(data))
-            if not self.draining:
-                self._send_or_raise()
+            self._check()
+            added = 0
+            for buffer in buffers:
+                if buffer:
+                    self._add(buffer)
+                    added += 1
+            self._send_or_raise()
+            backlog = self._backlog
+            if not added or backlog is None or not backlog.size or backlog.reserve_memory():
+                return
+            rest = backlog.take_back(added)
+        # Without the lock: a disk that is slow to write holds nobody else up.
+        spilled = None
+        try:
+            spilled = backlog.spill(rest)
+        except OSError as error:
+            self._rules.memory.warn("Output stays in memory: no temporary file takes it: %s", error)
+        with self.lock:
+            self._check()
+            if spilled is not None:
+                backlog.append_file(spilled)
+            else:
+                for buffer in rest:
+                    backlog.append(buffer)
+            self._send_or_raise()
 
     def write_file(self, head: bytes, fd: int, offset: int, size: int) -> None:
         """Send a head (may be empty) and a run of a file; the rest is sent from a dup of `fd`.
 
         :raises ClientGone: if the client has gone.
-        :raises OSError: if no descriptor is left for the dup.
+        :raises OSError: if no descriptor is left for the dup; nothing was sent.
         """
         with self.lock:
-            if self.error is not None:
-                raise ClientGone(str(self.error))
-            run = None
-            if size > 0:
-                # Before the head is queued: without a descriptor the answer is still a 500.
-                run = _FileRun(os.dup(fd), offset, size, self._by_kernel)
-                self._limit_buffer()
+            self._check()
+            # Before the head is queued: without a descriptor the answer is still a 500.
+            segment = FileSegment(os.dup(fd), offset, size) if size > 0 else None
             if head:
-                self._append(memoryview(head))
-            if run is not None:
-                self._items.append(run)
-            if not self.draining:
-                self._send_or_raise()
+                self._add(head)
+            if segment is not None:
+                self._transport.limit_buffer()
+                self._begin_backlog().append_file(segment)
+            self._send_or_raise()
 
-    def push_on(self, wait: bool = True) -> bool:
-        """Send what was held; called by the monitor and by the writer at its end.
+    def flush(self, *, wait: bool = True) -> bool:
+        """Send what was left for more to come; called by the monitor and by the writer.
 
         :param wait: for a thread that is sending. The monitor must not.
         :returns: False if another thread was sending.
@@ -198,11 +252,13 @@ class OutputQueue:
         if not self.lock.acquire(blocking=wait):
             return False
         try:
-            if self._items and not self.draining:
+            if self._backlog is not None and self._backlog.size and not self.draining:
                 self._send()
         finally:
             self.lock.release()
         return True
+
+    # Whoever has the connection
 
     def on_writable(self) -> bool:
         """Go on; the event's owner calls it.
@@ -212,11 +268,10 @@ class OutputQueue:
         """
         with self.lock:
             self.draining = False
-            if self._may_grow and time.monotonic() - self._draining_since < QUICK_S:
-                self._grow_buffer()
             if self.error is None:
-                self._send(writable=True)
-            if self._room is not None and self.bytes_queued <= self._ahead // 2:
+                self._transport.note_writable()
+                self._send(after_event=True)
+            if self._room is not None and self.bytes_queued <= self._rules.ahead_bytes // 2:
                 self._room.notify_all()
             return self.closing and not self.draining
 
@@ -228,159 +283,172 @@ class OutputQueue:
     def bytes_left(self) -> int:
         """What has not been handed to the kernel; bytes that an error made pointless included."""
         with self.lock:
-            return self._dropped + self._left()
+            return self._dropped + self.bytes_queued
 
-    # Everything below is called with the lock held.
+    # Everything below is called with the lock held, unless it says otherwise.
 
-    def _append(self, view: memoryview) -> None:
-        if self._items is _EMPTY:
-            self._items = deque()
-        self._items.append(view)
-        self.bytes_queued += len(view)
-
-    def _start_draining(self, starved: bool = False) -> None:
-        self.draining = True
-        self._limit_buffer()
-        if self._may_grow:
-            self._draining_since = time.monotonic()
-        try:
-            self._arm(starved)
-        except (OSError, ValueError) as error:  # of the kernel, which can wait for no more
-            self._fail(error)
-
-    def _limit_buffer(self) -> None:
-        if self._items is _EMPTY:
-            self._items = deque()
-        if not self._buffer_set:
-            self._buffer_set = True
-            # Reset just now: the next send says so.
-            with contextlib.suppress(OSError):
-                self._may_grow = limit_send_buffer(
-                    cast(SocketLike, self._sock), FIRST_SEND_BUFFER_BYTES
-                )
-
-    def _grow_buffer(self) -> None:
-        self._may_grow = False
-        with contextlib.suppress(OSError):
-            limit_send_buffer(cast(SocketLike, self._sock))
-
-    def _send_or_raise(self) -> None:
-        self._send()
+    def _check(self) -> None:
         if self.error is not None:
             raise ClientGone(str(self.error)) from self.error
 
-    def _send(self, writable: bool = False) -> None:
-        sent = self.sent
-        try:
-            if not self._send_a_turn():
-                self._start_draining()
-        except WOULD_BLOCK:
-            # TLS may have wanted something else; for the others see "starved" above.
-            self._start_draining(starved=writable and self.sent == sent and not self._is_tls)
-        except OSError as error:
-            self._fail(error)
+    def _begin_backlog(self) -> Backlog:
+        if self._backlog is None:
+            self._backlog = Backlog(self._rules.memory)
+        return self._backlog
 
-    def _send_a_turn(self) -> bool:
-        """Send until the kernel is full, the turn is over, or nothing is left (returns True)."""
-        items = self._items
-        turn = _TURN_BYTES
-        while items:
-            if turn <= 0:
-                return False
-            item = items[0]
-            if isinstance(item, _FileRun):
-                sent, full = self._send_file(item, turn)
-            else:
-                sent, full = self._send_buffers(item)
-            self.sent += sent
-            turn -= sent
-            if full:
-                return False
-        self._items = _EMPTY  # type: ignore[assignment]
-        return True
-
-    def _send_buffers(self, first: bytes | memoryview) -> tuple[int, bool]:
-        items = self._items
-        buffers = [first]
-        flags = 0
-        # After a refusal TLS wants the same bytes again: a queue's head only ever shrinks.
-        if len(items) > 1 and not self._is_tls:
-            for item in islice(items, 1, _BUFFERS):
-                if isinstance(item, _FileRun):
-                    break
-                buffers.append(item)
-            # A file follows: let the kernel put its first bytes into the same packet.
-            flags = MSG_MORE if len(buffers) < len(items) and self._by_kernel else 0
-        left = send_some(self._sock, buffers, flags)
-        for _ in buffers:
-            items.popleft()
-        items.extendleft(reversed(left))
-        sent = sum(map(len, buffers)) - sum(map(len, left))
-        self.bytes_queued -= sent
-        return sent, bool(left)
-
-    def _send_file(self, run: _FileRun, turn: int) -> tuple[int, bool]:
-        left = run.end - run.offset
-        if run.by_kernel:
-            offered = min(left, turn)
-            try:
-                sent = os.sendfile(self._sock.fileno(), run.fd, run.offset, offered)
-            except OSError as error:
-                if error.errno in NO_SENDFILE:
-                    run.by_kernel = False  # this file system has none: read it
-                    return 0, False
-                raise
-            if sent == 0:
-                raise FileTruncated(left, run.size)
-            run.offset += sent
-            if sent == left:
-                self._items.popleft()
-                os.close(run.fd)
-            return sent, sent < offered
-        data = os.pread(run.fd, min(left, _READ_BYTES), run.offset)
-        if not data:
-            raise FileTruncated(left, run.size)
-        run.offset += len(data)
-        if run.offset == run.end:
-            self._items.popleft()
-            os.close(run.fd)
-        self._items.appendleft(memoryview(data))
-        self.bytes_queued += len(data)
-        return 0, False
-
-    def _left(self) -> int:
-        runs = [item for item in self._items if isinstance(item, _FileRun)]
-        return self.bytes_queued + sum(run.end - run.offset for run in runs)
-
-    def _fail(self, error: BaseException) -> None:
-        if self.error is None:
-            self.error = error
-        self._dropped += self._left()
-        for item in self._items:
-            if isinstance(item, _FileRun):
-                os.close(item.fd)
-        self._items = _EMPTY  # type: ignore[assignment]
-        self.bytes_queued = 0
-        self.draining = False
-        if self._room is not None:
-            self._room.notify_all()
+    def _add(self, buffer: bytes | memoryview) -> None:
+        self._begin_backlog().append(buffer)
 
     def _wait_for_room(self) -> None:
         if self._room is None:
             self._room = threading.Condition(self.lock)
         # Ends in any case: a client that takes nothing is dropped by the sweep.
-        while self.draining and self.bytes_queued > self._ahead // 2:
+        while self.draining and self.bytes_queued > self._rules.ahead_bytes // 2:
             self._room.wait()
 
+    def _fail(self, error: BaseException) -> None:
+        if self.error is None:
+            self.error = error
+        if self._backlog is not None:
+            self._dropped += self._backlog.size
+            self._backlog.clear()
+        self.draining = False
+        if self._room is not None:
+            self._room.notify_all()
 
-class _FileRun:
-    """A run of a file, by a descriptor of our own."""
+    # Sending
 
-    __slots__ = ("by_kernel", "end", "fd", "offset", "size")
+    def _send_or_raise(self) -> None:
+        if not self.draining:
+            self._send()
+            self._check()
 
-    def __init__(self, fd: int, offset: int, size: int, by_kernel: bool) -> None:
-        self.fd = fd
-        self.offset = offset
-        self.size = size
-        self.end = offset + size
-        self.by_kernel = by_kernel
+    def _send(self, after_event: bool = False) -> None:
+        before = self.sent
+        backlog = self._backlog
+        try:
+            turn = _Turn.DONE if backlog is None else self._send_turn(backlog)
+        except WOULD_BLOCK:
+            # TLS may have wanted something else; for the others see "tried again" above.
+            nothing = after_event and self.sent == before and not self._transport.is_tls
+            self._start_draining(retry=nothing)
+        except OSError as error:
+            self._fail(error)
+        else:
+            if turn is _Turn.DONE:
+                self._waiting_since = None
+            elif turn is _Turn.FULL:
+                self._start_draining()
+            else:
+                self._call_disk_thread()
+        if backlog is not None:
+            backlog.release_memory()
+
+    def _start_draining(self, retry: bool = False) -> None:
+        self.draining = True
+        self._transport.note_full()
+        if not retry:
+            self._deadline = self._next_deadline()
+        try:
+            self._owner.wait_to_send(self._deadline, retry=retry)
+        except (OSError, ValueError) as error:
+            self._fail(error)
+
+    def _next_deadline(self) -> float:
+        now = time.monotonic()
+        rules = self._rules
+        if self._waiting_since is None:
+            self._waiting_since = now
+            self._sent_before = self.sent
+        deadline = now + rules.timeout_s
+        if rules.least_bytes_per_s:
+            earned_s = (self.sent - self._sent_before) / rules.least_bytes_per_s
+            deadline = min(deadline, self._waiting_since + rules.timeout_s + earned_s)
+        return deadline
+
+    def _send_turn(self, backlog: Backlog) -> _Turn:
+        """Send until the kernel is full, the turn is over, or the disk is needed."""
+        transport = self._transport
+        end = self.sent + _TURN_BYTES
+        while (first := backlog.first) is not None:
+            if self.sent >= end:
+                return _Turn.FULL
+            if not isinstance(first, FileSegment):
+                self._send_buffers(backlog)
+                if transport.is_full:
+                    return _Turn.FULL
+                continue
+            done = self._send_file(backlog, first, may_wait=False)
+            if done is None:
+                return _Turn.DISK
+            self._note_file(backlog, done)
+            if isinstance(done, int) and transport.is_full:
+                return _Turn.FULL
+        return _Turn.DONE
+
+    def _send_buffers(self, backlog: Backlog) -> None:
+        buffers, file_follows = backlog.buffers()
+        if self._transport.is_tls:
+            # After a refusal TLS wants the same bytes again: a backlog's front only ever shrinks.
+            del buffers[1:]
+        left = self._transport.send(buffers, file_follows=file_follows)
+        self.sent += backlog.replace_buffers(len(buffers), left)
+
+    def _send_file(
+        self, backlog: Backlog, segment: FileSegment, *, may_wait: bool
+    ) -> int | bytes | None:
+        return self._transport.send_file(
+            segment,
+            backlog.file_sent,
+            may_wait=may_wait,
+            memory_is_short=self._rules.memory.is_full,
+        )
+
+    def _note_file(self, backlog: Backlog, done: int | bytes) -> None:
+        if isinstance(done, int):
+            self.sent += done
+            backlog.advance_file(done)
+        else:
+            backlog.insert_read(done)
+
+    def _call_disk_thread(self) -> None:
+        backlog = self._backlog
+        assert backlog is not None
+        segment = backlog.first
+        assert isinstance(segment, FileSegment)
+        self.draining = True
+        self._transport.limit_buffer()
+        backlog.use(segment.fd)  # whatever becomes of the connection meanwhile
+        try:
+            device = os.fstat(segment.fd).st_dev
+            self._rules.disk.submit(device, lambda: self._go_on_from_disk(backlog, segment))
+        except OSError as error:
+            backlog.release(segment.fd)
+            self._fail(error)
+
+    def _go_on_from_disk(self, backlog: Backlog, segment: FileSegment) -> None:
+        """Make one step of a file that may wait for its disk; in a disk thread, without the lock.
+
+        Nobody else sends while it runs: the queue is draining, and no event is waited for.
+        """
+        began = time.monotonic()
+        done: int | bytes | None = None
+        failure: OSError | None = None
+        try:
+            done = self._send_file(backlog, segment, may_wait=True)
+        except WOULD_BLOCK:
+            pass
+        except OSError as error:
+            failure = error
+        with self.lock:
+            if self._waiting_since is not None:  # what the disk took is not the client's time
+                self._waiting_since += time.monotonic() - began
+            if failure is not None:
+                self._fail(failure)
+            elif self.error is None:
+                if done is not None:
+                    self._note_file(backlog, done)
+                self._start_draining()
+            backlog.release(segment.fd)
+            if self.error is not None and self.closing:
+                self._owner.resume_sending()  # who sees that it is over, and finishes

@@ -38,7 +38,7 @@ class Waiting(Protocol):
     #: Whether the poller knows its descriptor.
     known: bool
     #: Whether the next sweep claims it in any case.
-    starved: bool
+    retries: bool
 
     def on_overdue(self) -> None:
         """End; called by the sweep once the deadline is over."""
@@ -141,7 +141,7 @@ class Registry(Generic[C]):
                 if connection.deadline < now:
                     if self._claim_if_waiting(connection):
                         connection.on_overdue()
-                elif connection.starved and self._claim_if_waiting(connection):
+                elif connection.retries and self._claim_if_waiting(connection):
                     connection.retry()
             except Exception:
                 self.log.exception("Error in a connection")

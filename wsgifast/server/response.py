@@ -207,7 +207,7 @@ class Response:
         if self.chunked:
             end += b"0\r\n\r\n"
         if end:
-            self._output.write(end, hold=not self._output.empty)
+            self._output.write(end, coalesce=self._output.bytes_queued > 0)
 
     def missing(self) -> int:
         """Body bytes that Content-Length has promised and the app has not delivered."""

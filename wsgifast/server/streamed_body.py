@@ -9,8 +9,8 @@ import threading
 import time
 from typing import Any
 
-from .output import WOULD_BLOCK
 from .request_body import Received
+from .transport import WOULD_BLOCK
 
 __all__ = ["DRAIN_BYTES", "drain", "receive_blocking"]
 

@@ -26,7 +26,9 @@ __all__ = [
     "NO_SENDFILE",
     "FileSegment",
     "FileTruncated",
+    "SendfileUnavailable",
     "file_segment",
+    "send_file_once",
     "send_file_segment",
 ]
 
@@ -51,6 +53,10 @@ class FileSegment(NamedTuple):
     fd: int
     offset: int
     size: int
+
+
+class SendfileUnavailable(WSGIFastError):
+    """The kernel cannot send this file, or not on this socket: read it and send what was read."""
 
 
 class FileTruncated(WSGIFastError, OSError):
@@ -111,39 +117,44 @@ def send_file_segment(
     """
     fd, offset, size = segment
     end = offset + size
-    if hasattr(os, "sendfile") and is_plain_socket(sock):
-        offset = _send_by_kernel(sock, fd, offset, end, progress)
+    by_kernel = hasattr(os, "sendfile") and is_plain_socket(sock)
     while offset < end:
-        block = os.pread(fd, min(BLOCK_BYTES, end - offset), offset)
-        if not block:
+        if by_kernel:
+            try:
+                sent = send_file_once(sock.fileno(), fd, offset, end - offset)
+            except BlockingIOError:
+                _wait_writable(sock, sock.gettimeout())
+                continue
+            except SendfileUnavailable:
+                by_kernel = False
+                continue
+        else:
+            block = os.pread(fd, min(BLOCK_BYTES, end - offset), offset)
+            if block:
+                sock.sendall(block)
+            sent = len(block)
+        if not sent:
             raise FileTruncated(end - offset, size)
-        sock.sendall(block)
-        progress(len(block))
-        offset += len(block)
-
-
-def _send_by_kernel(
-    sock: socket.socket, fd: int, offset: int, end: int, progress: Callable[[int], object]
-) -> int:
-    """Send with os.sendfile; return how far it came: short of `end` only if it does not apply."""
-    start = offset
-    timeout = sock.gettimeout()
-    out = sock.fileno()
-    while offset < end:
-        try:
-            sent = os.sendfile(out, fd, offset, min(_MAX_SENDFILE_BYTES, end - offset))
-        except BlockingIOError:
-            _wait_writable(sock, timeout)
-            continue
-        except OSError:
-            if offset == start and not _peer_is_gone(sock):
-                return offset  # EINVAL, ENOSYS, ENOTSUP ...: this file system has no sendfile
-            raise
-        if sent == 0:
-            raise FileTruncated(end - offset, end - start)
         progress(sent)
         offset += sent
-    return offset
+
+
+def send_file_once(out_fd: int, fd: int, offset: int, size: int) -> int:
+    """Have the kernel send the beginning of a run of a file, in one call.
+
+    :param out_fd: the socket's descriptor, plain.
+    :param size: bytes, 1 or more.
+    :returns: how many bytes it has taken; 0 only where the file ends.
+    :raises SendfileUnavailable: if the kernel cannot; nothing was sent, the file is to be read.
+    :raises BlockingIOError: if a socket that does not wait takes nothing now.
+    :raises OSError: if the peer has gone, or the file cannot be read.
+    """
+    try:
+        return os.sendfile(out_fd, fd, offset, min(_MAX_SENDFILE_BYTES, size))
+    except OSError as error:
+        if error.errno in NO_SENDFILE:
+            raise SendfileUnavailable from error
+        raise
 
 
 def _wait_writable(sock: socket.socket, timeout: float | None) -> None:
@@ -155,14 +166,6 @@ def _wait_writable(sock: socket.socket, timeout: float | None) -> None:
     ):
         if deadline is not None and time.monotonic() >= deadline:
             raise TimeoutError(f"the peer took no byte for {timeout} s")
-
-
-def _peer_is_gone(sock: socket.socket) -> bool:
-    try:
-        sock.getpeername()
-    except OSError:
-        return True
-    return False
 
 
 def _reads_its_descriptor(file: object) -> bool:

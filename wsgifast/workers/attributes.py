@@ -12,9 +12,10 @@ from ..server.poller import POLLERS
 
 __all__ = ["InvalidWorkerOption", "check_attributes"]
 
-_BYTES = ("body_memory_bytes", "body_limit_bytes", "output_ahead_bytes")
+_BYTES = ("body_memory_bytes", "body_limit_bytes", "output_ahead_bytes", "output_memory_bytes")
 _SECONDS = ("body_timeout_s", "head_timeout_s", "send_timeout_s")
-_ATTRIBUTES = ("buffer_bodies", *_BYTES, *_SECONDS, "poller_kind")
+_RATES = ("send_least_bytes_per_s",)
+_ATTRIBUTES = ("buffer_bodies", *_BYTES, *_SECONDS, *_RATES, "poller_kind")
 # difflib's measure of two names. Slips are above it; a name that a subclass has for something of
 # its own is below it, even memory_limit_bytes (0.82) or db_timeout_s (0.85).
 _ALIKE = 0.87
@@ -40,6 +41,12 @@ def check_attributes(worker: Any, base: type) -> None:
         value = getattr(worker, name)
         if not is_number(value, least=0, most=math.inf) or value == 0:
             raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected seconds above 0")
+    for name in _RATES:
+        value = getattr(worker, name)
+        if not is_number(value, least=0, most=math.inf):
+            raise InvalidWorkerOption(
+                f"FastWorker.{name}={value!r}: expected bytes a second, 0 for no limit"
+            )
     for name in _BYTES:
         value = getattr(worker, name)
         if not is_count(value):

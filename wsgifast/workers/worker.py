@@ -21,7 +21,10 @@ from gunicorn.workers import gthread
 from ..server.acceptor import Acceptor
 from ..server.application import Application
 from ..server.connection import LINGER_S, Connection
+from ..server.disk import DiskThreads
 from ..server.environ import EnvironFactory
+from ..server.output import OutputRules
+from ..server.output_memory import OutputMemory
 from ..server.poller import Event, Poller, make_poller
 from ..server.pool import Pool, Task
 from ..server.registry import Registry
@@ -64,8 +67,12 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         begin) on; then 408.
     :cvar send_timeout_s: a client that takes no byte of a response for this many seconds is
         dropped.
+    :cvar send_least_bytes_per_s: so is one that has taken, after this time, fewer bytes a second on
+        average; 0 for any.
     :cvar output_ahead_bytes: a generator is not asked for its next block while more than this waits
         for its client.
+    :cvar output_memory_bytes: what waits in memory for all clients together, beside 16 KiB for
+        each; the rest of their responses waits in temporary files.
     :cvar poller_kind: "epoll", "selectors", or "auto" for the first of them that the system
         has.
     """
@@ -76,7 +83,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     body_timeout_s = 30.0
     head_timeout_s = 20.0
     send_timeout_s = 60.0
+    send_least_bytes_per_s = 500.0
     output_ahead_bytes = 256 * 1024
+    output_memory_bytes = 64 * 1024 * 1024
     poller_kind = "auto"
 
     # gunicorn's own, named here because it ships no types.
@@ -159,6 +168,14 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             has_room=self._has_room,
             log=self.log,
         )
+        self.output_rules = OutputRules(
+            ahead_bytes=self.output_ahead_bytes,
+            timeout_s=self.send_timeout_s,
+            least_bytes_per_s=self.send_least_bytes_per_s,
+            sendfile=settings.sendfile is not False,
+            memory=OutputMemory(self.output_memory_bytes, self.log.warning),
+            disk=DiskThreads(self._on_disk_error),
+        )
         self._max_connections: int = settings.worker_connections
         self.application = Application(
             self.wsgi,
@@ -200,6 +217,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     def _on_pool_failure(self) -> None:
         self.log.exception("A thread of the worker has failed; the worker restarts")
         self.pool.interrupt()
+
+    def _on_disk_error(self, error: BaseException) -> None:
+        self.log.error("Error in a disk thread", exc_info=error)
 
     # Connections come and go.
 

@@ -1,0 +1,218 @@
+"""What waits for one client, in its order: bytes in memory, runs of files, and what they hold.
+
+A plain structure: it knows no socket and waits for nothing. Its queue's lock is held for every call
+but :meth:`Backlog.spill`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+
+from ..sockets.sendfile import FileSegment
+from .output_memory import OutputMemory, SpillFile
+
+__all__ = ["Backlog"]
+
+# So much of a connection's output stays in memory in any case: an answer of the usual size.
+_ALWAYS_IN_MEMORY_BYTES = 16 * 1024
+# Buffers given to one send; small chunks of a generator come in such bundles.
+_BUFFERS = 64
+
+
+class Backlog:
+    """Buffers and files, sent from the front.
+
+    :param memory: counts what lies in memory here for longer than a send takes.
+    :ivar size: bytes that wait.
+    :ivar file_sent: bytes of the first item that have been taken, if it is a file.
+    """
+
+    __slots__ = (
+        "_held",
+        "_items",
+        "_memory",
+        "_reserved",
+        "_spill_file",
+        "_spill_is_used",
+        "_uses",
+        "file_sent",
+        "size",
+    )
+
+    def __init__(self, memory: OutputMemory) -> None:
+        self.size = 0
+        self.file_sent = 0
+        self._items: deque[memoryview | FileSegment] = deque()
+        self._memory = memory
+        # Bytes in memory: a buffer whose end waits is held whole. And how many of them are counted.
+        self._held = 0
+        self._reserved = 0
+        self._spill_file: SpillFile | None = None
+        self._spill_is_used = False
+        # How often each descriptor of ours is in use; the last use closes it.
+        self._uses: dict[int, int] = {}
+
+    # Adding
+
+    def append(self, buffer: bytes | memoryview) -> None:
+        view = memoryview(buffer)
+        self._items.append(view)
+        self.size += len(view)
+        self._held += _bytes_held(view)
+
+    def append_file(self, segment: FileSegment) -> None:
+        """Add a run of a file, by a descriptor of its own that is closed behind it."""
+        items = self._items
+        last = items[-1] if items else None
+        self.size += segment.size
+        if isinstance(last, FileSegment) and last.fd == segment.fd:
+            # What is spilled piece by piece is one run.
+            items[-1] = last._replace(size=last.size + segment.size)
+        else:
+            items.append(segment)
+            self.use(segment.fd)
+            if self._spill_file is not None and segment.fd == self._spill_file.fd:
+                self._share_spill_file(segment.fd)
+
+    def reserve_memory(self) -> bool:
+        """Have what is held here counted; False, and no more than before, if it is too much."""
+        more = self._held - self._reserved
+        if more > 0:
+            if self._held <= _ALWAYS_IN_MEMORY_BYTES:
+                self._memory.count(more)
+            elif not self._memory.reserve(more):
+                return False
+            self._reserved = self._held
+        return True
+
+    def take_back(self, count: int) -> list[memoryview]:
+        """Remove up to so many buffers from the end."""
+        items = self._items
+        taken: list[memoryview] = []
+        while count and items:
+            buffer = items[-1]
+            if isinstance(buffer, FileSegment):
+                break
+            items.pop()
+            taken.append(buffer)
+            self._on_gone(buffer)
+            self.size -= len(buffer)
+            count -= 1
+        taken.reverse()
+        return taken
+
+    def spill(self, buffers: list[memoryview]) -> FileSegment:
+        """Write buffers to a temporary file; by the thread that adds, without the lock.
+
+        :raises OSError: if that cannot be.
+        """
+        if self._spill_file is None:
+            self._spill_file = SpillFile()
+        return self._spill_file.append(buffers)
+
+    def _share_spill_file(self, fd: int) -> None:
+        """More may be written to it behind what has been sent: that is a use of its own."""
+        if not self._spill_is_used:
+            self._spill_is_used = True
+            self.use(fd)
+
+    # Sending
+
+    @property
+    def first(self) -> memoryview | FileSegment | None:
+        return self._items[0] if self._items else None
+
+    def buffers(self) -> tuple[list[memoryview], bool]:
+        """The buffers in front, as many as one send is given; and whether a file follows them."""
+        buffers: list[memoryview] = []
+        for item in islice(self._items, _BUFFERS):
+            if isinstance(item, FileSegment):
+                return buffers, True
+            buffers.append(item)
+        return buffers, False
+
+    def replace_buffers(self, count: int, left: Sequence[bytes | memoryview]) -> int:
+        """Put what a send has left of the first buffers in their place; return what it has sent."""
+        sent = 0
+        for _ in range(count):
+            buffer = self._items.popleft()
+            assert isinstance(buffer, memoryview)
+            self._on_gone(buffer)
+            sent += len(buffer)
+        for rest in reversed(left):
+            view = memoryview(rest)
+            self._items.appendleft(view)
+            self._held += _bytes_held(view)
+            sent -= len(view)
+        self.size -= sent
+        return sent
+
+    def advance_file(self, size: int) -> None:
+        """So many bytes of the file in front have been sent."""
+        self.size -= size
+        self._take_from_file(size)
+
+    def insert_read(self, data: bytes) -> None:
+        """The next bytes of the file in front have been read: they are to be sent first."""
+        self._take_from_file(len(data))
+        self._items.appendleft(memoryview(data))
+        self._held += len(data)
+        self._reserved += len(data)
+        self._memory.count(len(data))
+
+    def _take_from_file(self, size: int) -> None:
+        segment = self._items[0]
+        assert isinstance(segment, FileSegment)
+        self.file_sent += size
+        if self.file_sent == segment.size:
+            self._items.popleft()
+            self.file_sent = 0
+            self.release(segment.fd)
+
+    def _on_gone(self, buffer: memoryview) -> None:
+        self._held -= _bytes_held(buffer)
+
+    # Ends
+
+    def release_memory(self) -> None:
+        """Have what is not held any more counted no more."""
+        if self._held < self._reserved:
+            self._memory.count(self._held - self._reserved)
+            self._reserved = self._held
+
+    def clear(self) -> None:
+        """Drop everything, but for a temporary file that its writer may be writing to."""
+        for item in self._items:
+            if isinstance(item, FileSegment):
+                self.release(item.fd)
+        self._items.clear()
+        self.size = self.file_sent = self._held = 0
+        self.release_memory()
+
+    def close(self) -> None:
+        """Drop everything; nobody writes any more."""
+        self.clear()
+        spill, self._spill_file = self._spill_file, None
+        if spill is not None:
+            if not self._spill_is_used:
+                self.use(spill.fd)
+            self.release(spill.fd)
+
+    def use(self, fd: int) -> None:
+        """Keep a descriptor open until :meth:`release`, whatever becomes of its file here."""
+        self._uses[fd] = self._uses.get(fd, 0) + 1
+
+    def release(self, fd: int) -> None:
+        uses = self._uses.pop(fd) - 1
+        if uses:
+            self._uses[fd] = uses
+        else:
+            os.close(fd)
+
+
+def _bytes_held(buffer: memoryview) -> int:
+    whole = buffer.obj
+    return len(whole) if isinstance(whole, bytes) else buffer.nbytes
