@@ -34,7 +34,17 @@ class FileResponse(responses.FileResponse):
 
     Preconditions are answered (304, 412), several ranges too, and file bytes go out by sendfile
     where the server has asgifast's protocols or http.response.zerocopysend, else by reads that
-    leave the event loop only for the disk.
+    leave the event loop only for the disk; `chunk_size` and `max_ranges` have no effect.
+
+    To a GET or HEAD with status 200 it answers as Starlette's does, but for Range (section 14.2):
+
+    - HEAD ignores it, as a header that is defined for GET alone.
+    - A malformed or foreign one is ignored as a whole (200), where Starlette answers 400 or leaves
+      out the part that it cannot read.
+    - Several ranges stand in the client's order, those that cannot be satisfied are left out, and
+      more than the file has is not sent (200).
+
+    :raises RuntimeError: Starlette's own, if the file is missing or is none.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

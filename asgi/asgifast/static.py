@@ -21,6 +21,12 @@ class StaticFiles(FileSite[ASGIApp]):
     FastAPI: `app.mount("/static", StaticFiles(directory="static"))`. A file that was served lately
     is looked at on the event loop, since what stat() and open() ask for is in memory; the first
     look at a path, and at a file that has changed, goes to a thread.
+
+    Starlette's, whose name it has, has other options and hooks: `html` is `index` and `fallback`
+    here, `follow_symlink` is `follow_symlinks`; `packages` are directories to be named,
+    `check_dir=False` has no counterpart, and there are no methods to override. What is no file here
+    is answered (404, 405) and not raised as an HTTPException, so the app around has no handler
+    called for it; put the app behind with `StaticFiles(app, directory=...)` instead.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -260,6 +260,11 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
         await serve(scope, receive, send)
         return
+    if scope["path"].startswith("/framework/"):
+        from . import frameworks
+
+        await frameworks.serve(scope, receive, send)
+        return
     exchange = Exchange(scope, receive, send)
     route: Callable[[], Awaitable[None]] = getattr(exchange, scope["path"].lstrip("/") or "hello")
     await route()

@@ -10,6 +10,7 @@ from tests.support.http import Connection
 from tests.support.servers import LiveServer, wait_for
 
 from .app import crumbs
+from .frameworks import FRAMEWORKS
 from .servers import SERVERS
 from .support import expect_files_through
 
@@ -127,6 +128,42 @@ def test_several_ranges(fast_server: LiveServer, files: Path) -> None:
 @pytest.mark.parametrize("stack", ["fast", "base", "base-fast", "gzip", "gzip-fast"])
 def test_files_through_middleware(fast_server: LiveServer, files: Path, stack: str) -> None:
     expect_files_through(stack, fast_server, files)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_files_of_frameworks(
+    fast_server: LiveServer, files: Path, name: str, request: pytest.FixtureRequest
+) -> None:
+    if name.startswith("django") and "hypercorn-trio" in request.node.name:
+        pytest.skip("Django runs on asyncio alone")
+    _, answers_ranges = FRAMEWORKS[name]
+    data = (files / "large").read_bytes()
+    target = f"/framework/{name}/large"
+    with Connection(fast_server.address) as connection:
+        whole = connection.request(target)
+        assert (whole.status, whole.body) == (200, data)
+        head = connection.request(target, method="HEAD")
+        assert (head.status, head.body) == (200, b"")
+        for asked, start, stop in (
+            ("0-1", 0, 2),  # WhiteNoise refuses 0-0
+            ("100000-399999", 100_000, 400_000),
+            ("-500", len(data) - 500, len(data)),
+            (f"{len(data) - 9}-", len(data) - 9, len(data)),
+        ):
+            part = connection.request(target, headers=[("Range", f"bytes={asked}")])
+            if answers_ranges:
+                assert (part.status, part.body) == (206, data[start:stop]), asked
+                expected = f"bytes {start}-{stop - 1}/{len(data)}"
+                assert part.header("content-range") == expected
+            else:
+                assert (part.status, part.body) == (200, data), asked
+        beyond = connection.request(target, headers=[("Range", f"bytes={len(data)}-")])
+        assert beyond.status == (416 if answers_ranges else 200)
+        modified = whole.header("last-modified") or ""
+        unchanged = connection.request(target, headers=[("If-Modified-Since", modified)])
+        assert (unchanged.status, unchanged.body) == (304, b"")
+        empty = connection.request(f"/framework/{name}/size-0")
+        assert (empty.status, empty.body) == (200, b"")
 
 
 def test_conditions(fast_server: LiveServer) -> None:
