@@ -17,6 +17,7 @@ what is sent.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.errors import MissingExtra, WSGIFastError
@@ -125,6 +126,7 @@ class _FileSending(_Base):
     _coalescing: CoalescingTransport
     app: Any
     loop: asyncio.AbstractEventLoop
+    _unset_keepalive_if_required: Callable[[], None]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -137,6 +139,9 @@ class _FileSending(_Base):
     def connection_lost(self, exc: Exception | None) -> None:
         self._coalescing.lost()
         super().connection_lost(exc)
+        # uvicorn leaves the keep-alive timer of a connection that was reset, and the timer would
+        # keep all that the connection had.
+        self._unset_keepalive_if_required()
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import socket
 import tracemalloc
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -119,9 +121,10 @@ async def serving(protocol: Any, app: ASGIApp, **options: Any) -> AsyncIterator[
         for sock in (ours, theirs):
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
-        transport, _ = await loop.connect_accepted_socket(
+        transport, made = await loop.connect_accepted_socket(
             lambda: protocol(config=config, server_state=state, app_state={}), theirs
         )
+        del made  # a test asks for when it is gone
         try:
             yield Client(ours, state)
         finally:
@@ -533,6 +536,46 @@ def test_what_is_sent_to_nobody_is_not_kept(protocol: Any) -> None:
         client.sock.close()
         await finished.wait()
         assert peak < 1_000_000
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize("target", ["/hello", "/pathsend", "/ours", "/stream"])
+def test_nothing_is_left_of_a_client_that_resets(protocol: Any, large: Path, target: str) -> None:
+    """Neither the keep-alive timer nor a cycle of references keeps what its connection had."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if target == "/ours":
+            await FileResponse(large)(scope, receive, send)
+        elif target == "/stream":
+            await start(send, length=TOO_MUCH)
+            for _ in range(TOO_MUCH // 100_000):
+                await body(send, b"x" * 100_000, more=True)
+        else:
+            await start(send, length=LARGE_BYTES)
+            await send({"type": PATHSEND, "path": str(large)})
+
+    async def conversation(client: Client) -> None:
+        await client.hello()
+        await client.send(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % target.encode())
+        await client.receive()
+        await turns()
+        if target == "/hello":
+            await client.send(HELLO)
+            await turns()  # whose answer is left unread: closing is a reset then
+        [connection] = client.state.connections
+        left = weakref.ref(connection)
+        del connection
+        gc.collect()
+        gc.disable()
+        try:
+            client.sock.close()
+            await turns()
+            while client.state.tasks:
+                await turns()
+            assert left() is None
+        finally:
+            gc.enable()
 
     talk(protocol, app, conversation)
 
