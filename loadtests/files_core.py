@@ -26,7 +26,7 @@ from whitenoise.responders import StaticFile
 from loadtests.command_line import command_line
 from loadtests.measuring import Ratio, alternate, save, table, temporary_folder
 from wsgifast.file_answers import request_facts
-from wsgifast.files import Entry, describe, plan_entry, stat_etag
+from wsgifast.files import describe, stat_etag
 
 FILE_BYTES = 1024
 CALLS = 5_000
@@ -70,25 +70,22 @@ class Contenders:
         self.modified = datetime.fromtimestamp(int(facts.st_mtime), timezone.utc)
         self.etag = stat_etag(facts.st_size, facts.st_mtime_ns) or ""
         headers = [("Cache-Control", "max-age=60"), ("Access-Control-Allow-Origin", "*")]
-        self.entry = Entry(
-            describe(
-                path,
-                size=facts.st_size,
-                mtime_ns=facts.st_mtime_ns,
-                now=time.time(),
-                etag=self.etag,
-                content_type="text/plain",
-                headers=headers,
-            )
+        self.file = describe(
+            size=facts.st_size,
+            mtime_ns=facts.st_mtime_ns,
+            now=time.time(),
+            etag=self.etag,
+            content_type="text/plain",
+            headers=headers,
         )
         headers += [("Content-Type", "text/plain"), ("ETag", self.etag)]
         self.static_file = StaticFile(os.fspath(path), headers)
 
     def ours(self, environ: Environ) -> None:
-        plan_entry(request_facts(environ), self.entry)
+        self.file.plan(request_facts(environ))
 
     def ours_with_open(self, environ: Environ) -> None:
-        answer = plan_entry(request_facts(environ), self.entry)
+        answer = self.file.plan(request_facts(environ))
         if answer.segments:
             open(self.path, "rb").close()
 

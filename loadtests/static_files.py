@@ -95,7 +95,7 @@ def compare_calls(root: Path, rounds: int) -> dict[str, Ratio]:
         "WhiteNoise": WhiteNoise(_no_app, root=str(root), prefix="/"),
         "autorefresh": WhiteNoise(_no_app, root=str(root), prefix="/", autorefresh=True),
         "StaticFiles": StaticFiles(directory=root),
-        "recheck=1": StaticFiles(directory=root, recheck=1),
+        "recheck_s=1": StaticFiles(directory=root, recheck_s=1),
     }
     rows = []
     ratios: dict[str, Ratio] = {}
@@ -112,13 +112,13 @@ def compare_calls(root: Path, rounds: int) -> dict[str, Ratio]:
         row: list[object] = [kind]
         for name in apps:
             row.append(sorted(runs[name])[len(runs[name]) // 2])
-        for name in ("StaticFiles", "recheck=1"):
+        for name in ("StaticFiles", "recheck_s=1"):
             ratio = ratios[f"{kind}: {name}"] = Ratio.of(runs[name], runs["WhiteNoise"])
             row.append(ratio)
         ratio = ratios[f"{kind}: autorefresh"] = Ratio.of(runs["StaticFiles"], runs["autorefresh"])
         rows.append([*row, ratio])
     print(f"\nCalls a second without a server, {SMALL_BYTES} bytes")
-    columns = ["", *apps, "StaticFiles / WhiteNoise", "recheck=1 / WhiteNoise"]
+    columns = ["", *apps, "StaticFiles / WhiteNoise", "recheck_s=1 / WhiteNoise"]
     print(table([*columns, "StaticFiles / autorefresh"], rows))
     return ratios
 

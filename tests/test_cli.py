@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import pty
 import re
@@ -11,6 +12,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from tests.support.http import get
 from tests.support.servers import free_port, live_server, wait_for
 from wsgifast import ConfigurationError, StaticFiles, __version__, cli
 from wsgifast.files import compress as module
+from wsgifast.files import directory
 from wsgifast.files.compress import MANIFEST, available_codings, compress
 
 TEXT = b"A line of text that repeats itself.\n" * 200
@@ -147,10 +150,10 @@ def test_files_of_others_are_left_alone_unless_told(tree: Path) -> None:
 def test_a_failure_leaves_no_half_file_and_is_reported(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(source: Any, target: Any) -> None:
+    def failing(source: Any, target: Any, **folders: Any) -> None:
         if str(target).endswith("page.html.gz"):
             raise OSError(28, "No space left on device")
-        real(source, target)
+        real(source, target, **folders)
 
     real = os.replace
     monkeypatch.setattr(os, "replace", failing)
@@ -178,10 +181,137 @@ def test_wrong_options(tree: Path, options: dict[str, Any], message: str) -> Non
         compress(tree, **options)
 
 
-def test_a_broken_manifest_is_an_error_not_a_licence(tree: Path) -> None:
-    (tree / MANIFEST).write_text("[]")
+@pytest.mark.parametrize(
+    "content", ["[]", "", "{", '{"version": 1}', '{"version": 1, "siblings": ["a.gz"]}', "[" * 9999]
+)
+def test_a_broken_manifest_is_an_error_not_a_licence(tree: Path, content: str) -> None:
+    (tree / MANIFEST).write_text(content)
     with pytest.raises(ConfigurationError, match="manifest"):
         compress(tree)
+
+
+def write_manifest(root: Path, *made: str, content: bytes) -> None:
+    """A manifest that says of each of these names that it was made here with that content."""
+    digest = module._digest(content)
+    siblings = dict.fromkeys(made, digest)
+    (root / MANIFEST).write_text(json.dumps({"version": 1, "siblings": siblings}))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x.gz",
+        "css/../../x.gz",
+        "<outside>/x.gz",
+        "/x.gz",
+        "./x.gz",
+        "css//x.gz",
+        "css\\x.gz",
+        "x.gz/",
+        ".gz",
+        "css/.gz",
+        ".hidden.txt.gz",
+        "x",
+        "page.html",
+        "x.gz\n",
+        "x\0.gz",
+        "",
+    ],
+)
+def test_a_manifest_names_nothing_but_siblings_below_its_directory(tree: Path, name: str) -> None:
+    outside = tree.parent / "x.gz"
+    outside.write_bytes(TEXT)
+    write_manifest(tree, name.replace("<outside>", str(tree.parent)), content=TEXT)
+    before = snapshot(tree.parent)
+    with pytest.raises(ConfigurationError, match="manifest"):
+        compress(tree)
+    assert snapshot(tree.parent) == before
+
+
+def test_a_manifest_leads_through_no_link(tree: Path) -> None:
+    outside = tree.parent / "outside"
+    outside.mkdir()
+    (outside / "x.gz").write_bytes(TEXT)
+    (tree / "out").symlink_to(outside)
+    (tree / "x.gz").symlink_to(outside / "x.gz")
+    write_manifest(tree, "out/x.gz", "x.gz", content=TEXT)
+    compress(tree)
+    assert (outside / "x.gz").read_bytes() == TEXT
+    assert (tree / "x.gz").is_symlink()
+
+
+def test_a_manifest_that_is_no_file_is_not_opened(tree: Path) -> None:
+    os.mkfifo(tree / MANIFEST)  # would be waited for
+    with pytest.raises(ConfigurationError, match="manifest"):
+        compress(tree)
+    (tree / MANIFEST).unlink()
+    (tree.parent / "elsewhere").write_text('{"version": 1, "siblings": {}}')
+    (tree / MANIFEST).symlink_to("../elsewhere")
+    with pytest.raises(ConfigurationError, match="manifest"):
+        compress(tree)
+
+
+def test_siblings_that_are_no_files_are_left_alone(tree: Path) -> None:
+    target = tree.parent / "target.gz"
+    target.write_bytes(b"somebody's")
+    (tree / "page.html.gz").symlink_to(target)
+    os.mkfifo(tree / "page.html.br")
+    (tree / "page.html.zst").mkdir()
+    write_manifest(tree, *(f"page.html{s}" for s in (".gz", ".br", ".zst")), content=b"")
+    report = compress(tree)
+    assert report.left_alone == [f"page.html{suffix}" for suffix in (".br", ".gz", ".zst")]
+    assert not report.failed
+    assert (tree / "page.html.gz").is_symlink()
+    assert target.read_bytes() == b"somebody's"
+    (tree / "page.html.zst").rmdir()
+    compress(tree, overwrite=True)
+    assert gzip.decompress((tree / "page.html.gz").read_bytes()) == TEXT
+    assert target.read_bytes() == b"somebody's"
+
+
+def test_a_sibling_goes_where_a_link_takes_its_originals_place(tree: Path) -> None:
+    """It may be newer than what the link leads to, and would be sent for it."""
+    compress(tree, codings=["gzip"])
+    (tree / "page.html").unlink()
+    (tree / "page.html").symlink_to("css/site.css")
+    assert compress(tree, codings=["gzip"]).removed == ["page.html.gz"]
+
+
+@pytest.mark.parametrize("when", ["read", "written", "removed"])
+def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    outside = tree.parent / "outside"
+    outside.mkdir()
+    for name in ("site.css", "site.css.gz"):
+        (outside / name).write_bytes(TEXT)
+    before = snapshot(outside)
+    if when == "removed":
+        compress(tree, codings=["gzip"])
+        (outside / "site.css.gz").write_bytes((tree / "css" / "site.css.gz").read_bytes())
+        (tree / "css" / "site.css").unlink()
+        (outside / "site.css").unlink()
+        before = snapshot(outside)
+
+    def swapping(root: Path, names: Sequence[str]) -> int:
+        if names and when == "read":
+            swap()
+        folder = real(root, names)
+        if names:
+            swap()
+        return folder
+
+    def swap() -> None:
+        if not (tree / "css").is_symlink():
+            (tree / "css").rename(tree.parent / "moved")
+            (tree / "css").symlink_to(outside)
+
+    real = directory.open_folder
+    monkeypatch.setattr(module, "open_folder", swapping)
+    report = compress(tree, codings=["gzip"], jobs=1)
+    assert snapshot(outside) == before
+    assert ("css/site.css" in report.failed) == (when == "read")
+    assert (tree.parent / "moved" / "site.css.gz").exists() == (when == "written")
 
 
 def test_what_compress_makes_static_files_sends(tree: Path) -> None:
@@ -210,7 +340,7 @@ def test_the_command_and_its_exit_status(
     os.utime(tree / "page.html.gz", (1, 1))
     (tree / MANIFEST).unlink()
     assert cli.main(["compress", str(tree)]) == 0
-    assert "page.html.gz is older than its original" in capsys.readouterr().err
+    assert "page.html.gz is older than its original or a link" in capsys.readouterr().err
 
     def failing(content: bytes) -> bytes:
         raise OSError(5, "Input/output error")

@@ -138,7 +138,7 @@ def test_conditions(server: LiveServer) -> None:
     ):
         response = server.get("/file", headers=[(header, value)])
         assert response.status == status, str(response)
-        assert response.header("ETag") == etag
+        assert response.header("ETag") == (None if status == 412 else etag)
         assert response.header("Access-Control-Allow-Origin") == "*"
         assert response.body == (CONTENT if status == 200 else b"")
 

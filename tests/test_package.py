@@ -20,8 +20,8 @@ EXPORTED = {
         register_file_wrapper
     """,
     "wsgifast.files": """
-        Entry FilePart Header Plan Representation RequestFacts content_etag describe http_date
-        parse_http_date plan_entry plan_representation stat_etag
+        ByteRange Header Plan Representation RequestFacts content_etag describe http_date
+        parse_http_date stat_etag
     """,
     "wsgifast.sockets": """
         AsyncCoalescingWriter ClosedEarly CoalescingWriter FileSegment FileTruncated

@@ -211,8 +211,8 @@ def _run_compress(options: argparse.Namespace) -> int:
         print(f"wsgifast: {name}: {reason}", file=sys.stderr)
     for name in report.left_alone:
         print(
-            f"wsgifast: {name} is older than its original, and not from here: left alone "
-            "(--overwrite replaces it)",
+            f"wsgifast: {name} is older than its original or a link, and not from here: left "
+            "alone (--overwrite replaces it)",
             file=sys.stderr,
         )
     if not options.quiet:

@@ -12,21 +12,13 @@ import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .files import (
-    FilePart,
-    Header,
-    Plan,
-    Representation,
-    RequestFacts,
-    plan_representation,
-    stat_etag,
-)
+from .files import Header, Plan, Representation, RequestFacts, stat_etag
 from .sockets.sendfile import FileSegment
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
-__all__ = ["file_parts", "plan_file_body", "request_facts"]
+__all__ = ["plan_file_body", "request_facts"]
 
 # An app that sends one of these has settled the matter itself: a part, or a framing of its own.
 _SETTLED = frozenset({"content-range", "transfer-encoding"})
@@ -36,15 +28,19 @@ _VALIDATORS = frozenset({"etag", "last-modified"})
 def request_facts(environ: WSGIEnvironment) -> RequestFacts:
     """Gather from an environ what decides how a file is answered."""
     get = environ.get
-    return RequestFacts(
-        environ["REQUEST_METHOD"],
-        get("HTTP_ACCEPT_ENCODING"),
-        get("HTTP_RANGE"),
-        get("HTTP_IF_RANGE"),
-        get("HTTP_IF_MATCH"),
-        get("HTTP_IF_UNMODIFIED_SINCE"),
-        get("HTTP_IF_NONE_MATCH"),
-        get("HTTP_IF_MODIFIED_SINCE"),
+    # What RequestFacts(...) does, without the call of a Python function.
+    return tuple.__new__(
+        RequestFacts,
+        (
+            environ["REQUEST_METHOD"],
+            get("HTTP_ACCEPT_ENCODING"),
+            get("HTTP_RANGE"),
+            get("HTTP_IF_RANGE"),
+            get("HTTP_IF_MATCH"),
+            get("HTTP_IF_UNMODIFIED_SINCE"),
+            get("HTTP_IF_NONE_MATCH"),
+            get("HTTP_IF_MODIFIED_SINCE"),
+        ),
     )
 
 
@@ -91,21 +87,7 @@ def plan_file_body(
         facts = facts._replace(range=None)
     if not conditional:
         facts = RequestFacts(facts.method, None, facts.range, facts.if_range)
-    whole = Representation(segment, segment.size, [*headers, *added])
-    return plan_representation(facts, whole)
-
-
-def file_parts(plan: Plan) -> list[bytes | FileSegment]:
-    """Return a plan's body as bytes and runs of the file: positions within it, not within the body.
-
-    :param plan: made by :func:`plan_file_body`.
-    """
-    return [
-        FileSegment(part.file.fd, part.file.offset + part.offset, part.size)
-        if isinstance(part, FilePart)
-        else part
-        for part in plan.segments
-    ]
+    return Representation(segment.size, [*headers, *added]).plan(facts)
 
 
 def _file_etag(file: Any, segment: FileSegment) -> str | None:

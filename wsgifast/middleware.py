@@ -23,7 +23,7 @@ from .bodies.files import (
 from .bodies.held_head import HeldHead
 from .bodies.streams import NoBody, SizedStream, Stream, close_body
 from .errors import BodyError, ConfigurationError
-from .file_answers import file_parts, plan_file_body, request_facts
+from .file_answers import plan_file_body, request_facts
 from .front_server import FrontServer
 from .options import check_switches
 from .routes import CHUNKS, ROUTE
@@ -220,7 +220,7 @@ class WSGIFast:
         if plan.status != 200:  # the app's own phrase stays
             head.status = plan.status_line
         head.headers = list(plan.headers)
-        parts = file_parts(plan)
+        parts = plan.segments_of(segment.fd, segment.offset)
         if not parts:
             return _send_nothing(environ, head, file)
         answer = file_body(parts, file)

@@ -6,7 +6,7 @@ import os
 import time
 from collections import OrderedDict
 
-from wsgifast.files import Plan, RequestFacts, describe, plan_representation, stat_etag
+from wsgifast.files import Plan, RequestFacts, describe, stat_etag
 from wsgifast.imports import needs
 
 from .loops import in_thread
@@ -70,7 +70,6 @@ class FileResponse(responses.FileResponse):
     def _plan(self, request: RequestFacts, fd: int, facts: os.stat_result) -> Plan:
         size, mtime_ns = facts.st_size, facts.st_mtime_ns
         representation = describe(
-            fd,
             size=size,
             mtime_ns=mtime_ns,
             now=time.time(),
@@ -82,7 +81,7 @@ class FileResponse(responses.FileResponse):
                 if name not in _SIZE_HEADERS
             ],
         )
-        return plan_representation(request, representation)
+        return representation.plan(request)
 
 
 async def _open(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:

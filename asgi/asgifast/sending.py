@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 from wsgifast.errors import BodyError
-from wsgifast.files import FilePart
+from wsgifast.files import ByteRange
 from wsgifast.sockets import FileSegment, FileTruncated, file_segment
 from wsgifast.sockets.sendfile import BLOCK_BYTES
 
@@ -65,7 +65,7 @@ class PlannedBody(NamedTuple):
     """
 
     file: io.FileIO
-    segments: Sequence[bytes | FilePart]
+    segments: Sequence[bytes | ByteRange]
 
 
 class Delivery:
@@ -101,10 +101,10 @@ class Delivery:
         finally:
             self._receiving = False
 
-    async def send_segments(self, segments: Sequence[bytes | FilePart], fd: int | None) -> None:
+    async def send_segments(self, segments: Sequence[bytes | ByteRange], fd: int | None) -> None:
         """Send a plan's segments as the whole body.
 
-        :param fd: the descriptor that the file parts are of.
+        :param fd: the descriptor that the runs are of.
         """
         if not segments:
             await self._server_send(response_body())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from wsgifast.files.site import Answer, FileSite
+from wsgifast.files.site import Answer, StaticFilesBase
 
 from .loops import in_thread
 from .messages import ASGIApp, Receive, Scope, Send, response_body, response_start
@@ -14,7 +14,7 @@ from .sending import Delivery
 __all__ = ["StaticFiles"]
 
 
-class StaticFiles(FileSite[ASGIApp]):
+class StaticFiles(StaticFilesBase[ASGIApp]):
     """Serve files: `StaticFiles(directory="site")`, or `StaticFiles(app, directory=...)` in front.
 
     The twin of wsgifast.StaticFiles: the same options, the same answers. Mountable in Starlette and
@@ -37,17 +37,17 @@ class StaticFiles(FileSite[ASGIApp]):
         if method == "GET" or method == "HEAD":
             path = _path_below_mount(scope)
             facts = request_facts(scope)
-            answer = self.kept_answer(facts, path)
+            answer = self.answer_kept(facts, path)
             if answer is None:
                 query = scope["query_string"].decode("latin-1")
-                answer = await in_thread(self.answer, facts, path, query)
+                answer = await in_thread(self.look_up, facts, path, query)
             if answer is not None:
                 await _send(answer, scope, receive, send)
                 return
         if self.app is not None:
             await self.app(scope, receive, send)
             return
-        await _send(Answer(self.refusal(method)), scope, receive, send)
+        await _send((self.refusal(method), None), scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Lifespan and websockets are the app's; without one they are declined politely."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from wsgifast.files import FilePart
+from wsgifast.files import ByteRange
 from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.page_cache import read_cached
 from wsgifast.sockets.sendfile import BLOCK_BYTES
@@ -180,7 +180,7 @@ class Response:
         self._headers = None
         fd, size = open_for_pathsend(path)
         # Grown since the app looked: not one byte more than was declared.
-        whole = FilePart(fd, 0, size if declared is None else declared)
+        whole = ByteRange(0, size if declared is None else declared)
         await self._send_body(fd, (whole,), partial(os.close, fd))
 
     async def _send_planned(self, planned: PlannedBody) -> None:
@@ -188,7 +188,7 @@ class Response:
         await self._send_body(planned.file.fileno(), segments, planned.file.close)
 
     async def _send_body(
-        self, fd: int, segments: Sequence[bytes | FilePart], close: Callable[[], None]
+        self, fd: int, segments: Sequence[bytes | ByteRange], close: Callable[[], None]
     ) -> None:
         """Send the whole rest of the body; what must wait for the client goes on without the app.
 
@@ -217,7 +217,7 @@ class Response:
         # Not by the task itself, which may be cancelled before its first step.
         self.handed_over.add_done_callback(lambda _: close())
 
-    async def _send_rest(self, rest: Rest, fd: int, segments: Iterator[bytes | FilePart]) -> None:
+    async def _send_rest(self, rest: Rest, fd: int, segments: Iterator[bytes | ByteRange]) -> None:
         await rest()
         for segment in segments:
             if isinstance(segment, bytes):
@@ -319,7 +319,7 @@ class Response:
         self._transport.flush()
 
 
-def _at_hand(fd: int, segment: bytes | FilePart) -> bytes | None:
+def _at_hand(fd: int, segment: bytes | ByteRange) -> bytes | None:
     """A small file's bytes, if all of them can be had without waiting."""
     if isinstance(segment, bytes) or segment.size > SMALL_FILE_BYTES:
         return None

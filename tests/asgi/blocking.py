@@ -65,7 +65,7 @@ ALLOWED = (
         "made here only if the same path was opened within the last minute, else in a thread",
     ),
     AllowedCalls(
-        "wsgifast.files.site.kept_answer",
+        "wsgifast.files.site.answer_kept",
         ("os.open", "os.stat"),
         "the file was served before: its inode is in memory (its pages need not be)",
     ),

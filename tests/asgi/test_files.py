@@ -17,7 +17,7 @@ from asgifast.messages import Message, Receive, Scope, Send
 from asgifast.sending import PLANNED, PlannedBody
 
 from wsgifast import BodyError
-from wsgifast.files import FilePart
+from wsgifast.files import ByteRange
 from wsgifast.sockets.sendfile import FileTruncated
 
 from .support import Answer, call, scope_of
@@ -228,7 +228,7 @@ def test_a_planned_body_is_closed_by_whoever_sends_it(
 ) -> None:
     def planned() -> Message:
         file = io.FileIO(path)
-        body = PlannedBody(file, [b"<", FilePart(file, 5, 3), b">"])
+        body = PlannedBody(file, [b"<", ByteRange(5, 3), b">"])
         return {"type": PATHSEND, "path": "/nowhere", PLANNED: body}
 
     parts: list[bytes] = []

@@ -18,7 +18,7 @@ from asgifast.sending import PLANNED, PlannedBody
 from starlette import responses
 from starlette.background import BackgroundTask
 
-from wsgifast.files import FilePart
+from wsgifast.files import ByteRange
 
 from .test_protocols import (
     LARGE_BYTES,
@@ -317,7 +317,7 @@ def test_a_planned_body_that_nobody_can_have_is_closed(
         else:
             while (await receive())["type"] != "http.disconnect":
                 pass
-        planned = PlannedBody(file, [FilePart(file, 0, LARGE_BYTES)])
+        planned = PlannedBody(file, [ByteRange(0, LARGE_BYTES)])
         with contextlib.suppress(RuntimeError):  # uvicorn's, where the response is complete
             await send({"type": PATHSEND, "path": "/none", PLANNED: planned})
         over.set()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -309,6 +311,49 @@ def test_what_may_not_be_read_is_said_so(tree: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "open", refusing)
     with pytest.raises(PermissionError):
         Directory(tree).open(["a.txt"])
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EPERM, errno.ESTALE, errno.EIO])
+def test_nothing_is_told_about_what_a_link_out_of_the_root_leads_to(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """Not even that it may not be looked at; by a stand-in for the kernel, as above."""
+    (tree / "out").symlink_to("../outside")
+    (tree / "up").symlink_to("../outside/a.txt")
+    real = os.stat
+
+    def failing(path: str, *args: Any, **options: Any) -> os.stat_result:
+        if os.fspath(path) in (str(tree / "out" / "a.txt"), str(tree / "up")):
+            raise OSError(error, os.strerror(error))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", failing)
+    for path in ("out/a.txt", "up"):
+        assert read(Directory(tree), path) is None
+        with pytest.raises(OSError, match=re.escape(os.strerror(error))):
+            read(Directory(tree, follow_symlinks=True), path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may become somebody else")
+def test_a_link_into_a_directory_that_may_not_be_searched(tree: Path) -> None:
+    (tree / "out").symlink_to("../outside/a.txt")
+    (tree / "shut").mkdir()
+    (tree / "shut" / "a.txt").write_text("shut")
+    (tree / "in").symlink_to("shut/a.txt")
+    for place in (tree, *tree.parents):
+        if place.stat().st_uid == 0 and place != Path("/tmp"):
+            place.chmod(place.stat().st_mode | 0o011)
+    (tree.parent / "outside").chmod(0)
+    (tree / "shut").chmod(0)
+    directory = Directory(tree)
+    os.seteuid(65534)
+    try:
+        assert read(directory, "out") is None
+        for path in ("in", "shut/a.txt"):
+            with pytest.raises(PermissionError):
+                read(directory, path)
+    finally:
+        os.seteuid(0)
 
 
 def test_a_failing_disk_is_an_error(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,10 +29,17 @@ ALL = ("zstd", "br", "gzip")
         # Refused ones.
         ("gzip;q=0", ("gzip",), None),
         ("gzip;q=0.000", ("gzip",), None),
-        ("gzip;q=0, *", ALL, "zstd"),
         ("*;q=0", ALL, None),
         ("*;q=0, gzip", ALL, "gzip"),
-        ("*", ALL, "zstd"),
+        # What only `*` lets pass comes after the file itself, at the same weight.
+        ("*", ALL, None),
+        ("*;q=0.5", ALL, None),
+        ("gzip;q=0, *", ALL, None),
+        ("gzip, *", ALL, "gzip"),
+        ("gzip;q=0.5, *;q=0.5", ALL, "gzip"),
+        ("identity;q=0, *", ALL, "zstd"),
+        ("identity;q=0.5, *", ALL, "zstd"),
+        ("identity, *", ALL, None),
         ("*;q=0.1, gzip;q=0.2", ALL, "gzip"),
         ("", ALL, None),
         (" ", ALL, None),
@@ -77,14 +84,16 @@ _thousandths = st.integers(0, 1000)
 def test_like_the_model(weights: dict[str, int], order: list[str], count: int) -> None:
     available = tuple(order[:count])
     header = ", ".join(f"{coding};q={weight / 1000:.3f}" for coding, weight in weights.items())
-    choices: list[str | None] = [*available, None]
+    named = [coding for coding in available if coding in weights]
+    unnamed = [coding for coding in available if coding not in weights]
+    choices: list[str | None] = [*named, None, *unnamed]
 
     def weight(choice: str | None) -> int:
         name = choice or "identity"
         return weights[name] if name in weights else weights.get("*", 0)
 
     best = max(map(weight, choices))
-    # max() takes the first of equals, as the server's order says; the file itself comes last.
+    # max() takes the first of equals, as the server's order says.
     expected = max(choices, key=weight) if best else None
     assert preferred_coding(header, available) == expected
 

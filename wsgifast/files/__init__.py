@@ -1,12 +1,11 @@
 """The sans-I/O core of file responses: a request's facts and a file's facts in, a plan out."""
 
 from .conditions import content_etag, http_date, parse_http_date, stat_etag
-from .entry import Entry, FilePart, Header, Plan, Representation, describe
-from .plan import RequestFacts, plan_entry, plan_representation
+from .plan import Header, Plan, Representation, RequestFacts, describe
+from .ranges import ByteRange
 
 __all__ = [
-    "Entry",
-    "FilePart",
+    "ByteRange",
     "Header",
     "Plan",
     "Representation",
@@ -15,7 +14,5 @@ __all__ = [
     "describe",
     "http_date",
     "parse_http_date",
-    "plan_entry",
-    "plan_representation",
     "stat_etag",
 ]

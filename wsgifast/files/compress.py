@@ -4,23 +4,31 @@ The same bytes in give the same bytes out: no names, no times, no thread's luck 
 and it gets the modification time of its original, so that copies of a tree agree on their entity
 tags. A manifest in the directory says which siblings were made here. Others are somebody's own
 files: a `dump.sql.gz` may be all that is left of yesterday's `dump.sql`.
+
+Whoever may write into the directory may have written the manifest, and may rename and link while
+this runs. So each name is walked from the directory on, no link is followed, and what is read,
+written and removed is named relative to a directory that is open.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
+import re
+import secrets
 import stat
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import ConfigurationError
+from .directory import names_of, open_folder
 from .lookup import SIBLING_SUFFIXES
 
 __all__ = ["CODING_PACKAGES", "MANIFEST", "CompressReport", "available_codings", "compress"]
@@ -28,6 +36,7 @@ __all__ = ["CODING_PACKAGES", "MANIFEST", "CompressReport", "available_codings",
 # Hidden, so that it is not served.
 MANIFEST = ".wsgifast-compress.json"
 _MANIFEST_VERSION = 1
+_SIBLING = re.compile(rf"[^/](?:{'|'.join(map(re.escape, SIBLING_SUFFIXES.values()))})\Z")
 # A sibling has to save this share of the original: below it, unpacking costs the client more than
 # the transfer did.
 _MIN_SAVING = 0.05
@@ -55,7 +64,7 @@ class CompressReport:
     current: list[str] = field(default_factory=list)
     # Made here for a file that has gone, or no longer saves enough.
     removed: list[str] = field(default_factory=list)
-    # Older than its original, but not made here.
+    # Not made here, and older than its original or no regular file.
     left_alone: list[str] = field(default_factory=list)
     # Path -> why.
     failed: dict[str, str] = field(default_factory=dict)
@@ -81,15 +90,15 @@ def compress(
 ) -> CompressReport:
     """Make every sibling that pays, and remove those made earlier that do so no more.
 
-    Links are not followed, hidden files are left out. A sibling is written beside its place and
-    then moved there, so that a server meanwhile sends the old one or the new one.
+    Links are not followed, names that StaticFiles hides are left out. A sibling is written beside
+    its place and then moved there, so that a server meanwhile sends the old one or the new one.
 
     :param codings: of "gzip", "br" and "zstd"; by default those whose package is installed.
     :param jobs: threads; by default one for each processor. The compressors leave the GIL.
-    :param overwrite: also replace older siblings that were not made here.
+    :param overwrite: also replace such siblings that were not made here.
     :param progress: called as (files done, files in all, relative path).
-    :raises ConfigurationError: if the directory does not exist, a coding is unknown, or its package
-        is not installed.
+    :raises ConfigurationError: if the directory does not exist, its manifest cannot be one, a
+        coding is unknown, or its package is not installed.
     """
     root = Path(directory)
     if not root.is_dir():
@@ -138,98 +147,128 @@ class _Run:
 
     def compress_one(self, path: str) -> tuple[int, int]:
         """Return the size of the file and of its smallest sibling; 0 and 0 if it has none."""
-        original = self.root / path
-        with original.open("rb") as file:
-            facts = os.fstat(file.fileno())
-            content = file.read()
-        sizes = [
-            size
-            for coding in self.codings
-            if (size := self._make_sibling(path, coding, content, facts)) is not None
-        ]
-        return (len(content), min(sizes)) if sizes else (0, 0)
+        with _folder_of(self.root, path) as (folder, name):
+            original = _read(folder, name)
+            if original is None:
+                return 0, 0  # another kind of file by now
+            sizes = [
+                size
+                for coding in self.codings
+                if (size := self._make_sibling(folder, path, coding, original)) is not None
+            ]
+        return (len(original.content), min(sizes)) if sizes else (0, 0)
 
     def remove_orphans(self) -> None:
-        for name in sorted(self.made):
-            original = self.root / _original_of(name)
-            if self._is_ours(name) and not original.is_file():
-                self._remove(name)
+        for path in sorted(self.made):
+            with contextlib.suppress(OSError), _folder_of(self.root, path) as (folder, name):
+                original = _facts_of(name.rpartition(".")[0], folder)
+                if (original is None or not _is_regular(original)) and self._is_ours(folder, path):
+                    self._remove(folder, path)
 
-    def _make_sibling(
-        self, path: str, coding: str, content: bytes, facts: os.stat_result
-    ) -> int | None:
+    def _make_sibling(self, folder: int, path: str, coding: str, original: _File) -> int | None:
         """Return the sibling's size, or None if it has none in the end."""
-        name = path + SIBLING_SUFFIXES[coding]
-        there = _facts_of(self.root / name)
-        ours = there is not None and self._is_ours(name)
+        path += SIBLING_SUFFIXES[coding]
+        name = path.rpartition("/")[2]
+        there = _facts_of(name, folder)
+        ours = there is not None and self._is_ours(folder, path)
         if there is not None and not ours and not self.overwrite:
-            if there.st_mtime_ns < facts.st_mtime_ns:
-                self.report.left_alone.append(name)
+            if not _is_regular(there) or there.st_mtime_ns < original.facts.st_mtime_ns:
+                self.report.left_alone.append(path)
                 return None
-            self.report.current.append(name)
+            self.report.current.append(path)
             return there.st_size
-        if there is not None and ours and there.st_mtime_ns == facts.st_mtime_ns:
-            self.report.current.append(name)
+        if there is not None and ours and there.st_mtime_ns == original.facts.st_mtime_ns:
+            self.report.current.append(path)
             return there.st_size
-        encoded = _ENCODERS[coding](content)
-        if len(encoded) > len(content) * (1 - _MIN_SAVING):
+        encoded = _ENCODERS[coding](original.content)
+        if len(encoded) > len(original.content) * (1 - _MIN_SAVING):
             if ours:
-                self._remove(name)
+                self._remove(folder, path)
             return None
-        _write(self.root / name, encoded, facts)
-        self.made[name] = _digest(encoded)
-        self.report.written.append(name)
+        _write(folder, name, encoded, original.facts)
+        self.made[path] = _digest(encoded)
+        self.report.written.append(path)
         return len(encoded)
 
-    def _is_ours(self, name: str) -> bool:
-        digest = self.made.get(name)
+    def _is_ours(self, folder: int, path: str) -> bool:
+        digest = self.made.get(path)
         if digest is None:
             return False
         try:
-            return _digest((self.root / name).read_bytes()) == digest
+            there = _read(folder, path.rpartition("/")[2])
         except OSError:
             return False
+        return there is not None and _digest(there.content) == digest
 
-    def _remove(self, name: str) -> None:
-        (self.root / name).unlink(missing_ok=True)
-        del self.made[name]
-        self.report.removed.append(name)
+    def _remove(self, folder: int, path: str) -> None:
+        os.unlink(path.rpartition("/")[2], dir_fd=folder)
+        del self.made[path]
+        self.report.removed.append(path)
+
+
+class _File(NamedTuple):
+    content: bytes
+    facts: os.stat_result
 
 
 def _originals(root: Path) -> Iterator[str]:
-    for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+    for folder, _, names in os.walk(root):
         for name in names:
-            if name.startswith(".") or Path(name).suffix.lower() in _COMPRESSED_EXTENSIONS:
-                continue
-            path = Path(folder, name)
-            facts = _facts_of(path)
-            if facts is not None and 0 < facts.st_size <= _MAX_FILE_BYTES:
-                yield path.relative_to(root).as_posix()
+            path = Path(folder, name).relative_to(root).as_posix()
+            if names_of(path) and Path(name).suffix.lower() not in _COMPRESSED_EXTENSIONS:
+                facts = _facts_of(os.path.join(folder, name))
+                if facts and _is_regular(facts) and 0 < facts.st_size <= _MAX_FILE_BYTES:
+                    yield path
 
 
-def _facts_of(path: Path) -> os.stat_result | None:
-    """Of a regular file; None for anything else, a link too."""
+@contextlib.contextmanager
+def _folder_of(root: Path, path: str) -> Iterator[tuple[int, str]]:
+    """Open the directory that a file is in; what comes is its descriptor and the file's name."""
+    *folders, name = path.split("/")
+    folder = open_folder(root, folders)
     try:
-        facts = path.lstat()
+        yield folder, name
+    finally:
+        os.close(folder)
+
+
+def _facts_of(name: str, folder: int | None = None) -> os.stat_result | None:
+    """Of the name itself, where it is a link; None if there is nothing."""
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError:
         return None
-    return facts if stat.S_ISREG(facts.st_mode) else None
 
 
-def _original_of(name: str) -> str:
-    for suffix in SIBLING_SUFFIXES.values():
-        if name.endswith(suffix):
-            return name.removesuffix(suffix)
-    return name
+def _is_regular(facts: os.stat_result) -> bool:
+    return stat.S_ISREG(facts.st_mode)
 
 
-def _write(path: Path, content: bytes, like: os.stat_result | None = None) -> None:
+def _read(folder: int, name: str) -> _File | None:
+    """Read a regular file; None for anything else, a link too.
+
+    :raises OSError: if it is not there, or cannot be read.
+    """
+    facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if not _is_regular(facts):
+        return None  # opening a device can do something
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(name, flags, dir_fd=folder), "rb") as file:
+        facts = os.fstat(file.fileno())
+        if not _is_regular(facts) or facts.st_size > _MAX_FILE_BYTES:
+            return None
+        return _File(file.read(), facts)
+
+
+def _write(folder: int, name: str, content: bytes, like: os.stat_result | None = None) -> None:
     """Write a file in one step.
 
     :param like: of a file whose permissions and modification time it gets.
     """
-    fd, temporary = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+    # 100 characters: with its suffix it is to stay shorter than a name can be.
+    temporary = f".{name[:100]}.{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fd = os.open(temporary, flags, 0o600, dir_fd=folder)
     try:
         with open(fd, "wb") as file:
             file.write(content)
@@ -237,20 +276,28 @@ def _write(path: Path, content: bytes, like: os.stat_result | None = None) -> No
             if like is not None:
                 os.fchmod(fd, stat.S_IMODE(like.st_mode))
                 os.utime(fd, ns=(like.st_atime_ns, like.st_mtime_ns))
-        os.replace(temporary, path)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
-        os.unlink(temporary)
+        os.unlink(temporary, dir_fd=folder)
         raise
 
 
 def _read_manifest(root: Path) -> dict[str, str]:
+    """Sibling -> digest of those made here.
+
+    :raises ConfigurationError: if it is no manifest, or names what is no sibling below the root.
+    """
     try:
-        content = json.loads((root / MANIFEST).read_bytes())
+        with _folder_of(root, MANIFEST) as (folder, name):
+            file = _read(folder, name)
+        content = {} if file is None else json.loads(file.content)
         if content["version"] == _MANIFEST_VERSION:
-            return {str(name): str(digest) for name, digest in content["siblings"].items()}
+            made = {str(name): str(digest) for name, digest in content["siblings"].items()}
+            if all(map(_may_be_made, made)):
+                return made
     except FileNotFoundError:
         return {}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise ConfigurationError(
         f"{root / MANIFEST} is not a manifest of this version: delete it, and name overwrite to "
@@ -258,13 +305,19 @@ def _read_manifest(root: Path) -> dict[str, str]:
     )
 
 
+def _may_be_made(path: str) -> bool:
+    names = names_of(path)
+    return bool(names) and "/".join(names or ()) == path and _SIBLING.search(path) is not None
+
+
 def _write_manifest(root: Path, made: dict[str, str]) -> None:
-    path = root / MANIFEST
-    if not made:
-        path.unlink(missing_ok=True)
-        return
-    content = {"version": _MANIFEST_VERSION, "siblings": dict(sorted(made.items()))}
-    _write(path, json.dumps(content, indent=1).encode() + b"\n")
+    with _folder_of(root, MANIFEST) as (folder, name):
+        if made:
+            content = {"version": _MANIFEST_VERSION, "siblings": dict(sorted(made.items()))}
+            _write(folder, name, json.dumps(content, indent=1).encode() + b"\n")
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
 
 
 def _checked(codings: Sequence[str] | None) -> Sequence[str]:

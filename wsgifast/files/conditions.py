@@ -78,7 +78,7 @@ def evaluate(
         if date is not None and modified > date:
             return 412
     if if_none_match is not None:
-        if _matches(if_none_match, etag, weakly=True):
+        if if_none_match == etag or _matches(if_none_match, etag, weakly=True):
             return 304 if method in ("GET", "HEAD") else 412
     elif if_modified_since is not None and modified is not None and method in ("GET", "HEAD"):
         date = parse_http_date(if_modified_since)

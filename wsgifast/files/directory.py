@@ -12,13 +12,22 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ConfigurationError
 
-__all__ = ["Directory", "Identity", "Opened", "identity_of", "is_served", "names_of"]
+__all__ = [
+    "Directory",
+    "Identity",
+    "Opened",
+    "identity_of",
+    "is_served",
+    "names_of",
+    "open_folder",
+]
 
 # Linux's own limits for a path and for the links in one (PATH_MAX; MAXSYMLINKS in namei.h).
 _MAX_PATH_BYTES = 4096
@@ -38,9 +47,13 @@ _ABSENT = frozenset(
 # ENXIO: a socket, or a device without a driver.
 _REFUSED = _ABSENT | {errno.ENXIO, errno.ENODEV}
 
-# inode, device, change time (ns), size. The kernel alone sets the change time, with every write,
-# rename, chmod and utime, so what has the same identity has the same bytes, to a tick of its clock.
+# inode, device, change time (ns) and size, as stat() says them. The kernel alone sets the change
+# time, with every write, rename, chmod and utime, so what has the same identity has the same bytes,
+# to a tick of its clock.
 Identity = tuple[int, int, int, int]
+identity_of: Callable[[os.stat_result], Identity] = attrgetter(
+    "st_ino", "st_dev", "st_ctime_ns", "st_size"
+)
 
 
 class Opened(NamedTuple):
@@ -52,10 +65,6 @@ class Opened(NamedTuple):
     @property
     def is_directory(self) -> bool:
         return stat.S_ISDIR(self.facts.st_mode)
-
-
-def identity_of(facts: os.stat_result) -> Identity:
-    return (facts.st_ino, facts.st_dev, facts.st_ctime_ns, facts.st_size)
 
 
 def is_served(facts: os.stat_result) -> bool:
@@ -85,6 +94,22 @@ def names_of(path: str, *, hidden_files: bool = False) -> list[str] | None:
         if any(name[0] == "." for name in shown):
             return None
     return names
+
+
+def open_folder(root: str | os.PathLike[str], names: Sequence[str]) -> int:
+    """Open a directory below a root, to name files relative to it; the receiver closes it.
+
+    :raises OSError: if it is not there, or one of the names is a link.
+    """
+    folder = os.open(root, _PASS_FLAGS)
+    try:
+        for name in names:
+            above, folder = folder, os.open(name, _PASS_FLAGS | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(above)
+    except BaseException:
+        os.close(folder)
+        raise
+    return folder
 
 
 class Directory:
@@ -125,10 +150,12 @@ class Directory:
         """
         full_path = self.full_path(names)
         try:
-            # Most paths that middleware is asked for are no files: that costs one call, not a walk.
-            os.stat(full_path)
             if self.follow_symlinks:
                 return _open_checked(full_path, None, follow=True)
+            # Most paths that middleware is asked for are no files: that costs one call, not a walk.
+            # Any other failure may be that of a link out of the root, of which nothing is told.
+            if _is_absent(full_path):
+                return None
             return self._open_beneath(list(names))
         except OSError as error:
             if error.errno in _REFUSED:
@@ -190,6 +217,14 @@ class Directory:
         if ".." in behind:
             raise OSError(errno.ELOOP, "a link that goes down and up again")
         return resolved + behind + names[link.position + 1 :]
+
+
+def _is_absent(path: str) -> bool:
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno in _REFUSED
+    return False
 
 
 class _Link(NamedTuple):

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from .conditions import http_date
 from .directory import Directory, is_served, names_of
-from .entry import Header, Plan
+from .plan import Header, Plan
 
 __all__ = ["Listed", "listed", "listing_plan"]
 

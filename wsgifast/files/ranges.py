@@ -33,10 +33,10 @@ _SPEC = re.compile(r"([0-9]*)-([0-9]*)")
 
 
 class ByteRange(NamedTuple):
-    """Bytes of a representation; like Python's own ranges, `stop` is the first one not in it."""
+    """A run of a representation's bytes: what an adapter sends by sendfile, or reads."""
 
-    start: int
-    stop: int
+    offset: int
+    size: int
 
 
 def parse_range(header: str, size: int) -> list[ByteRange] | None:
@@ -82,11 +82,11 @@ def parse_range(header: str, size: int) -> list[ByteRange] | None:
         else:
             return None
         if start < size:
-            ranges.append(ByteRange(start, min(stop, size)))
+            ranges.append(ByteRange(start, min(stop, size) - start))
     if empty == len(specs):
         return None
     if len(ranges) > 1:
-        if sum(stop - start for start, stop in ranges) > size:
+        if sum(part.size for part in ranges) > size:
             return None  # cheaper whole; and "0-,0-,0-" would multiply what is sent
         return _merged(ranges)
     return ranges
@@ -94,7 +94,7 @@ def parse_range(header: str, size: int) -> list[ByteRange] | None:
 
 def content_range(part: ByteRange, size: int) -> str:
     """Return the Content-Range value of a part of a representation of `size` bytes."""
-    return f"bytes {part.start}-{part.stop - 1}/{size}"
+    return f"bytes {part.offset}-{part.offset + part.size - 1}/{size}"
 
 
 def new_boundary() -> str:
@@ -131,7 +131,7 @@ def _number(digits: str) -> int:
 
 
 def _merged(ranges: list[ByteRange]) -> list[ByteRange]:
-    ascending = sorted((start, stop, asked) for asked, (start, stop) in enumerate(ranges))
+    ascending = sorted((start, start + size, asked) for asked, (start, size) in enumerate(ranges))
     merged = [ascending[0]]
     for start, stop, asked in ascending[1:]:
         last_start, last_stop, last_asked = merged[-1]
@@ -140,4 +140,4 @@ def _merged(ranges: list[ByteRange]) -> list[ByteRange]:
         else:
             merged.append((start, stop, asked))
     merged.sort(key=lambda item: item[2])
-    return [ByteRange(start, stop) for start, stop, _ in merged]
+    return [ByteRange(start, stop - start) for start, stop, _ in merged]

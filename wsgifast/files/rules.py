@@ -9,7 +9,7 @@ from wsgiref.headers import Headers
 
 from ..errors import ConfigurationError
 from ..options import is_count
-from .entry import Header
+from .plan import Header
 
 __all__ = ["AddHeaders", "HeaderRules", "ImmutableTest"]
 
@@ -72,7 +72,7 @@ _CHARSET = re.compile(r"[!#$%&'*+^`{}~\w.-]+", re.ASCII)
 
 
 class HeaderRules:
-    """See :class:`wsgifast.files.site.FileSite` for the options.
+    """See :class:`wsgifast.files.site.StaticFilesBase` for the options.
 
     :raises ConfigurationError: if one has a value that cannot work.
     """

@@ -11,23 +11,21 @@ from __future__ import annotations
 import math
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import quote
 
 from ..errors import ConfigurationError
 from ..options import check_switches, is_count, is_number
-from ..sockets.sendfile import FileSegment
 from .directory import Directory, names_of
-from .entry import NO_TEXT, FilePart, Header, Plan, Representation
+from .found import Found
 from .listing import listed, listing_plan
-from .lookup import Found, FoundDirectory, Located, Lookup, Refused, Source
+from .lookup import FoundDirectory, FoundFile, Lookup
 from .memory import MemoryCache
-from .plan import RequestFacts, plan_representation
+from .plan import NO_TEXT, Header, Plan, RequestFacts
 from .rules import AddHeaders, HeaderRules, ImmutableTest
 
-__all__ = ["DEFAULT_CACHE_BYTES", "Answer", "FileSite"]
+__all__ = ["DEFAULT_CACHE_BYTES", "Answer", "StaticFilesBase"]
 
 DEFAULT_CACHE_BYTES = 32 * 1024 * 1024
 # Up to this size a copy from memory costs a server less than opening the file and a sendfile of its
@@ -35,42 +33,21 @@ DEFAULT_CACHE_BYTES = 32 * 1024 * 1024
 _MEMORY_FILE_BYTES = 128 * 1024
 # No file may take more than this share of the cache: it would drive out too many others.
 _MEMORY_FILE_SHARE = 8
-# Lookups for one request. A file that has changed between a lookup and its opening is looked up
-# again; one that always has (a log) is then sent as it is found, without its siblings.
-_LOOKUPS = 2
 
 AppT = TypeVar("AppT")
 
-
-class Answer(NamedTuple):
-    """What to send: its plan's segments are bytes, or parts of the file that is open as `fd`.
-
-    Whoever takes the answer closes `fd`, if there is one.
-    """
-
-    plan: Plan
-    fd: int | None = None
-
-    def segments(self) -> list[bytes | FileSegment]:
-        """The body in order, for whoever sends by descriptor."""
-        if self.fd is None:
-            return [segment for segment in self.plan.segments if isinstance(segment, bytes)]
-        return [
-            segment
-            if isinstance(segment, bytes)
-            else FileSegment(self.fd, segment.offset, segment.size)
-            for segment in self.plan.segments
-        ]
+# A plan, and the descriptor that the runs in its segments are of: whoever takes it closes it.
+Answer = tuple[Plan, int | None]
 
 
-class FileSite(Generic[AppT]):
+class StaticFilesBase(Generic[AppT]):
     """A directory, or several, that files are served from; protocols are added by subclasses."""
 
     def __init__(
         self,
         app: AppT | None = None,
         *,
-        directory: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = "",
+        directory: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         prefix: str = "/",
         index: str | None = "index.html",
         max_age: int | None = 60,
@@ -85,12 +62,12 @@ class FileSite(Generic[AppT]):
         listing: bool = False,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         etag: str | None = "stat",
-        recheck: float = 0,
+        recheck_s: float = 0,
     ) -> None:
         """Check the options; nothing is read from the directory before it is asked for.
 
         :param app: asked for everything that is no file here; None to answer 404 instead.
-        :param directory: must be given: one directory or a sequence of them; the first that has a
+        :param directory: one directory or a sequence of them; the first that has a
             file wins.
         :param prefix: the URL path under which the directory's files are.
         :param index: the file that stands for its directory. `/docs` is redirected to `/docs/`
@@ -119,7 +96,7 @@ class FileSite(Generic[AppT]):
         :param etag: "stat" makes entity tags of size and modification time; "content" of the bytes,
             which are read once a lookup, for hosts whose copies have different times; None sends
             none.
-        :param recheck: seconds for which a look at the disk is good; 0 looks at each request. For
+        :param recheck_s: seconds for which a look at the disk is good; 0 looks at each request. For
             file systems on which stat() is slow.
         :raises ConfigurationError: if a directory does not exist or cannot be read, or an option
             has a value that cannot work.
@@ -147,8 +124,8 @@ class FileSite(Generic[AppT]):
             raise ConfigurationError(f"cache_bytes={cache_bytes!r}: bytes, from 0 on")
         if etag not in ("stat", "content", None):
             raise ConfigurationError(f"etag={etag!r}: 'stat', 'content' or None")
-        if not is_number(recheck, least=0, most=math.inf):
-            raise ConfigurationError(f"recheck={recheck!r}: seconds, from 0 on")
+        if not is_number(recheck_s, least=0, most=math.inf):
+            raise ConfigurationError(f"recheck_s={recheck_s!r}: seconds, from 0 on")
         if fallback is not None:
             if app is not None:
                 raise ConfigurationError(
@@ -179,80 +156,61 @@ class FileSite(Generic[AppT]):
             etag=etag,
             body_bytes=min(_MEMORY_FILE_BYTES, cache_bytes // _MEMORY_FILE_SHARE),
             listing=listing,
+            recheck_s=recheck_s,
         )
         self._prefix = prefix
         self._fallback = None if fallback is None else prefix + fallback
+        if self._fallback is not None:
+            found = self._lookup.locate(self._fallback)
+            if not isinstance(found, FoundFile):
+                raise ConfigurationError(
+                    f"fallback={fallback!r}: there is no such file in {directory!r} that may be "
+                    "served; name one that is there at the start, or None"
+                )
+            found.close()
         self._cache: MemoryCache[Found] = MemoryCache(cache_bytes)
-        self._recheck = recheck
-
-    # What Python's own errors about arguments call it: both subclasses have this name.
-    __init__.__qualname__ = "StaticFiles.__init__"
 
     @property
     def cached_bytes(self) -> int:
         """Memory that the cache accounts for at this moment; never more than `cache_bytes`."""
         return self._cache.used_bytes
 
-    def quick_answer(
-        self, path: str, accept_encoding: str | None, if_none_match: str | None
-    ) -> Plan | None:
-        """What :meth:`answer` says to most requests, from memory and at a third of its cost.
+    def answer_kept(self, facts: RequestFacts, path: str) -> Answer | None:
+        """Answer a GET or HEAD from what was looked up before; None to ask :meth:`look_up`.
 
-        Only for a GET without Range and without any condition but If-None-Match (which overrules
-        If-Modified-Since).
-
-        :returns: None to ask :meth:`answer`.
-        """
-        found = self._cache.get(path)
-        if found is None:
-            return None
-        representation = found.entry.select(accept_encoding)
-        if not self._is_fresh(found, representation, accept_encoding is not None):
-            self._cache.drop(path, found)
-            return None
-        if if_none_match is not None:
-            return representation.not_modified if if_none_match == representation.etag else None
-        source: Source = representation.file
-        return None if source.body is None else representation.whole
-
-    def answer(self, facts: RequestFacts, path: str, query: str = "") -> Answer | None:
-        """Answer a GET or HEAD; None if there is no such file.
+        Nothing is read here, and the system has in memory what is looked at: for an event loop.
 
         :param path: the URL path, decoded; bytes that are not UTF-8 as surrogates, as os.fsdecode
             makes them.
+        """
+        kept = self._cache.get(path)
+        if kept is None:
+            return None
+        encodings = facts.accept_encoding
+        source = kept.select(encodings)
+        if kept.is_fresh(source, encodings is not None):
+            plan = source.representation.plan(facts)
+            if source.representation.body is not None or not plan.segments:
+                return plan, None
+            fd = source.reopen()
+            if fd is not None:
+                return plan, fd
+        self._cache.drop(path, kept)
+        return None
+
+    def look_up(self, facts: RequestFacts, path: str, query: str = "") -> Answer | None:
+        """Answer a GET or HEAD from the disk; None if there is no such file.
+
         :param query: the query string, as sent, for a redirect to carry on.
         :raises OSError: if the system fails; not for a file that is missing or may not be read.
         """
-        answer = self.kept_answer(facts, path)
-        if answer is not None:
-            return answer
-        for _ in range(_LOOKUPS):
-            located = self._lookup.locate(path)
-            if not isinstance(located, Located):
-                return self._without_file(facts, path, query, located)
-            found = self._described(located, path)
-            answer = self._answer_by(found.entry.select(facts.accept_encoding), facts)
-            if answer is not None:
-                return answer
-            self._cache.drop(path, found)
-        return self._answer_as_found(facts, path)
-
-    def kept_answer(self, facts: RequestFacts, path: str) -> Answer | None:
-        """What :meth:`answer` says about a file that is kept and unchanged; None to ask it.
-
-        Nothing is read here, and the system has in memory what is looked at: for an event loop.
-        """
-        found = self._cache.get(path)
+        found = self._lookup.locate(path)
+        if isinstance(found, FoundFile):
+            return self._answer_found(facts, path, found)
         if found is None:
-            return None
-        encodings = facts.accept_encoding
-        representation = found.entry.select(encodings)
-        if self._is_fresh(found, representation, encodings is not None):
-            answer = self._answer_by(representation, facts)
-            if answer is not None:
-                return answer
-        self._cache.drop(path, found)
-        return None
+            return self._answer_fallback(facts, path)
+        plan = _FORBIDDEN if found == "refused" else self._plan_directory(path, query, found)
+        return (plan if facts.method == "GET" else Plan(plan.status, plan.headers)), None
 
     def refusal(self, method: str) -> Plan:
         """What a site without an app says where it has no file: 404, to other methods 405."""
@@ -260,75 +218,33 @@ class FileSite(Generic[AppT]):
             return _MISSING
         return _MISSING_HEAD if method == "HEAD" else _NOT_ALLOWED
 
-    def _is_fresh(self, found: Found, representation: Representation, negotiates: bool) -> bool:
-        if not self._recheck:
-            return found.is_unchanged(representation, negotiates)
-        now = time.monotonic()
-        if now < found.good_until:
-            return True
-        found.good_until = now + self._recheck
-        return found.is_unchanged(representation, negotiates)
-
-    def _answer_by(self, representation: Representation, facts: RequestFacts) -> Answer | None:
-        """The answer for a file that was looked up; None if it is another by now."""
-        plan = plan_representation(facts, representation)
-        source: Source = representation.file
-        if source.body is not None:
-            return Answer(_from_memory(plan, source.body))
-        if not plan.segments:
-            return Answer(plan)
-        fd = source.open()
-        return None if fd is None else Answer(plan, fd)
-
-    def _described(self, located: Located, path: str) -> Found:
+    def _answer_found(self, facts: RequestFacts, path: str, file: FoundFile) -> Answer:
+        """Answer with what is open: the file that is sent is the one that was described."""
         try:
-            found = self._lookup.describe(located, path)
+            found = self._lookup.describe(file, path)
+            if found.cost:
+                self._cache.put(path, found)
+            source = found.select(facts.accept_encoding)
+            plan = source.representation.plan(facts)
+            if source.representation.body is not None or not plan.segments:
+                return plan, None
+            return plan, file.take(source.path)
         finally:
-            os.close(located.opened.fd)
-        if found.cost:
-            found.good_until = time.monotonic() + self._recheck
-            self._cache.put(path, found)
-        return found
+            file.close()
 
-    def _answer_as_found(self, facts: RequestFacts, path: str) -> Answer | None:
-        located = self._lookup.locate(path)
-        if not isinstance(located, Located):
-            return self._without_file(facts, path, "", located)
-        try:
-            plan = plan_representation(facts, self._lookup.describe_as_found(located, path))
-        except BaseException:
-            os.close(located.opened.fd)
-            raise
-        if plan.segments:
-            return Answer(plan, located.opened.fd)
-        os.close(located.opened.fd)
-        return Answer(plan)
-
-    def _without_file(
-        self,
-        facts: RequestFacts,
-        path: str,
-        query: str,
-        instead: FoundDirectory | Refused | None,
-    ) -> Answer | None:
-        if instead is None:
-            return self._answer_fallback(facts, path)
-        if instead == "refused":
-            plan = _FORBIDDEN
-        elif instead.lacks_slash:
-            plan = _redirect(path, query)
-        else:
-            entries = listed(instead.names, instead.roots, hidden_files=self._lookup.hidden_files)
-            plan = listing_plan(path, entries, is_root=not instead.names)
-        if facts.method == "HEAD":
-            plan = Plan(plan.status, plan.headers)
-        return Answer(plan)
+    def _plan_directory(self, path: str, query: str, found: FoundDirectory) -> Plan:
+        if found.lacks_slash:
+            return _redirect(path, query)
+        entries = listed(found.names, found.roots, hidden_files=self._lookup.hidden_files)
+        return listing_plan(path, entries, is_root=not found.names)
 
     def _answer_fallback(self, facts: RequestFacts, path: str) -> Answer | None:
         fallback = self._fallback
         if fallback is None or path == fallback or not path.startswith(self._prefix):
             return None
-        return None if "." in path.rpartition("/")[2] else self.answer(facts, fallback)
+        if "." in path.rpartition("/")[2]:
+            return None
+        return self.answer_kept(facts, fallback) or self.look_up(facts, fallback)
 
 
 def _directories(
@@ -351,25 +267,14 @@ def _directories(
     return paths
 
 
-def _from_memory(plan: Plan, body: bytes) -> Plan:
-    """The plan with bytes for every part of the file."""
-    if not any(isinstance(segment, FilePart) for segment in plan.segments):
-        return plan
-    segments = [
-        segment
-        if isinstance(segment, bytes)
-        else body[segment.offset : segment.offset + segment.size]
-        for segment in plan.segments
-    ]
-    return Plan(plan.status, plan.headers, segments)
-
-
 def _redirect(path: str, query: str) -> Plan:
     """To the same path with a slash: relative, since a proxy may serve the site elsewhere."""
     last = path.rpartition("/")[2].encode("utf-8", "surrogateescape")
     location = f"./{quote(last)}/"  # "./": "a:b" would be taken for a scheme
     if query:
-        location += "?" + quote(query, safe="%/?:@!$&'()*+,;=[]", encoding="latin-1")
+        # WSGI and ASGI adapters hand over latin-1; some servers leave UTF-8 of a client decoded.
+        encoding = "latin-1" if max(query) <= "\xff" else "utf-8"
+        location += "?" + quote(query, "%/?:@!$&'()*+,;=[]", encoding, "surrogateescape")
     return Plan(302, [("Location", location), *NO_TEXT])
 
 

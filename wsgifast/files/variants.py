@@ -50,14 +50,13 @@ def _preferred(accept_encoding: str, available: Sequence[str]) -> str | None:
             coding = match[1].lower()
             weights[_ALIASES.get(coding, coding)] = float(match[2] or 1)
     others = weights.get("*", 0.0)
-    best, best_weight = None, 0.0
-    for coding in available:
-        weight = weights.get(coding, others)
-        if weight > best_weight:
-            best, best_weight = coding, weight
-    # Identity is acceptable unsaid, but what was asked for goes before it. Said, by name or by `*`,
-    # its weight counts as any other's; a tie goes to the coding, which is smaller.
-    return None if weights.get("identity", others) > best_weight else best
+    # At the same weight, a coding that the client names goes before the file itself, which is
+    # larger, and that before a coding that only `*` lets pass: who sends `*` alone is as a rule a
+    # program that decodes nothing.
+    choices = [*(c for c in available if c in weights), "identity"]
+    choices += (c for c in available if c not in weights)
+    best = max(choices, key=lambda coding: weights.get(coding, others))
+    return best if best != "identity" and weights.get(best, others) else None
 
 
 _remembered = lru_cache(_REMEMBERED_HEADERS)(_preferred)

@@ -1,0 +1,159 @@
+"""A file that was found: what is said of it in each encoding, and whether it is still as it was."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+from .directory import Directory, Identity, identity_of
+from .memory import Kept
+from .plan import Representation
+from .variants import preferred_coding
+
+__all__ = ["Found", "Source"]
+
+# What is not a file's body: the objects kept for it in each encoding, when all answers that they
+# remember have been asked for. Measured with tracemalloc; a test holds it to that.
+_SOURCE_COST_BYTES = 10_000
+# Each header's text is in memory at most this often: as made, and again as ASGI's bytes, in the
+# answers to GET, HEAD, a range, and those without a body.
+_HEADER_COPIES = 6
+
+
+class Source:
+    """A file that is sent, in one encoding: what is said of it, and where its bytes are.
+
+    :ivar path: absolute; its directories may be links, so it is opened by :meth:`reopen` alone.
+    """
+
+    __slots__ = ("_directory", "identity", "path", "representation")
+
+    def __init__(
+        self,
+        path: str,
+        directory: Directory,
+        identity: Identity,
+        representation: Representation,
+    ) -> None:
+        self.path = path
+        self.identity = identity
+        self.representation = representation
+        self._directory = directory
+
+    def reopen(self) -> int | None:
+        """Open the file that was described; None if it is not there as it was."""
+        return self._directory.reopen(self.path, self.identity)
+
+    def cost(self) -> int:
+        """Bytes of memory at most; strings may take four a character."""
+        representation = self.representation
+        return (
+            _SOURCE_COST_BYTES
+            + 4 * len(self.path)
+            + len(representation.body or b"")
+            + _HEADER_COPIES * sum(len(n) + len(v) for n, v in representation.headers)
+        )
+
+
+class Found(Kept):
+    """A file and its encoded siblings: what one URL path stands for, and what shows a change.
+
+    :ivar cost: 0 for what may not be kept.
+    """
+
+    __slots__ = (
+        "_absent",
+        "_codings",
+        "_described_until",
+        "_encoded",
+        "_folder",
+        "_folder_identity",
+        "_good_until",
+        "_identity",
+        "_passed_over",
+        "_recheck_s",
+    )
+
+    def __init__(
+        self,
+        identity: Source,
+        encoded: Mapping[str, Source],
+        *,
+        folder: str,
+        folder_identity: Identity,
+        absent: Sequence[str],
+        passed_over: Sequence[tuple[str, Identity]],
+        url: str,
+        settled: bool,
+        recheck_s: float,
+    ) -> None:
+        """
+        :param identity: the file as it is.
+        :param encoded: the siblings by coding in lower case, the favourite first.
+        :param folder: their directory, whose change time shows that siblings came or went.
+        :param absent: paths that go before this one, should a file appear there.
+        :param passed_over: siblings of no use, such as older ones: written over, they may be, and
+            nothing else tells.
+        :param url: the path that it is kept under.
+        :param settled: whether a later change would show.
+        :param recheck_s: seconds for which a look at the disk is good.
+        """
+        super().__init__(0)
+        self._identity = identity
+        self._encoded = encoded
+        self._codings = tuple(encoded)
+        self._folder = folder
+        self._folder_identity = folder_identity
+        self._absent = absent
+        self._passed_over = passed_over
+        self._recheck_s = recheck_s
+        # time.monotonic() until which no look is needed; one for each question, since a look at the
+        # file says nothing of its siblings' age.
+        self._described_until = time.monotonic() + recheck_s
+        self._good_until: dict[Source | None, float] = {}
+        if settled:
+            paths = [url, *absent, *(path for path, _ in passed_over)]
+            self.cost = sum(4 * len(path) for path in paths)
+            self.cost += sum(source.cost() for source in self.sources())
+
+    def select(self, accept_encoding: str | None) -> Source:
+        """Return what to send for a request's Accept-Encoding; None is a request without."""
+        if accept_encoding is None or not self._codings:
+            return self._identity
+        coding = preferred_coding(accept_encoding, self._codings)
+        return self._identity if coding is None else self._encoded[coding]
+
+    def sources(self) -> list[Source]:
+        return [self._identity, *self._encoded.values()]
+
+    def is_fresh(self, source: Source, negotiates: bool) -> bool:
+        """Whether the disk is as it was, or was so when it was looked at `recheck_s` ago or later.
+
+        The paths are looked at by stat(), which follows links: it only has to tell the same files
+        from others, and the same were let through when they were opened.
+
+        :param source: the one that is to be sent.
+        :param negotiates: the client takes encodings: siblings that have come or gone matter.
+        """
+        if self._recheck_s:
+            looked = source if negotiates else None
+            now = time.monotonic()
+            if now < self._good_until.get(looked, self._described_until):
+                return True
+            self._good_until[looked] = now + self._recheck_s
+        original = self._identity
+        try:
+            if identity_of(os.stat(original.path)) != original.identity:
+                return False
+            if negotiates:
+                if identity_of(os.stat(self._folder)) != self._folder_identity:
+                    return False
+                if source is not original and identity_of(os.stat(source.path)) != source.identity:
+                    return False
+                for path, identity in self._passed_over:
+                    if identity_of(os.stat(path)) != identity:
+                        return False
+        except OSError:
+            return False
+        return not (self._absent and any(map(os.path.lexists, self._absent)))
