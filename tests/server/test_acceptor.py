@@ -46,6 +46,7 @@ class Listening:
 
     def __init__(self) -> None:
         self.fds: set[int] = set()
+        self.queued: list[int] = []
         self.between: threading.Thread | None = None
 
     def forget(self, fd: int) -> None:
@@ -54,6 +55,10 @@ class Listening:
             # Long enough for the other one to come through, if nothing holds it back.
             self.between.join(0.3)
         self.fds.discard(fd)
+
+    def queue_behind_others(self, fd: int) -> None:
+        assert fd in self.fds
+        self.queued.append(fd)
 
     def listen(self, fd: int) -> None:
         if fd in self.fds:
@@ -68,6 +73,7 @@ class Server:
         self.listener = Listener(waiting)
         self.poller = Listening()
         self.room = room
+        self.open = True
         self.begun: list[str] = []
         self.warnings: list[str] = []
         listeners: Any = [self.listener]
@@ -76,10 +82,12 @@ class Server:
             listeners,
             poller,
             connect=self.connect,
-            has_room=lambda: self.room > 0,
+            count=lambda: -self.room,
+            limit=0,
+            is_open=lambda: self.open,
             log=SimpleNamespace(warning=lambda text, *args: self.warnings.append(text % args)),
         )
-        self.acceptor.resume()
+        self.acceptor.update()
 
     def connect(self, sock: Any, peer: Any, address: Any) -> Any:
         assert (peer, address) == ("peer", "here")
@@ -99,13 +107,14 @@ def test_a_connection_closes_while_the_last_one_allowed_is_accepted(stopping: bo
     def close_one() -> None:
         try:
             server.room += 1
-            server.acceptor.on_room()
+            server.acceptor.on_closed()
         except BaseException as error:  # noqa: BLE001 - told to the test
             errors.append(error)
 
     server.poller.between = threading.Thread(target=close_one)
     if stopping:
-        server.acceptor.stop()
+        server.open = False
+        server.acceptor.update()
     else:
         server.acceptor.accept(LISTENER)
     server.poller.between.join()
@@ -119,11 +128,11 @@ def test_a_full_worker_leaves_the_others_in_the_queue() -> None:
     server.acceptor.accept(LISTENER)
     assert len(server.begun) == 2
     assert not server.listens
-    server.acceptor.resume()
-    server.acceptor.on_room()  # of which another has been quicker to make use
+    server.acceptor.update()
+    server.acceptor.on_closed()  # of which another has been quicker to make use
     assert not server.listens
     server.room = 1
-    server.acceptor.on_room()
+    server.acceptor.on_closed()
     assert server.listens
 
 
@@ -135,23 +144,69 @@ def test_without_descriptors_accepting_pauses(monkeypatch: pytest.MonkeyPatch) -
     server.acceptor.accept(LISTENER)
     assert "Too many open files" in server.warnings[0]
     assert not server.listens
-    server.acceptor.resume()
+    server.acceptor.update()
     assert not server.listens
     now += 1.0
-    server.acceptor.resume()
+    server.acceptor.update()
     assert server.listens
     # One that has closed has given its descriptor back: nothing to wait for.
     server.acceptor.accept(LISTENER)
     assert not server.listens
-    server.acceptor.on_room()
+    server.acceptor.on_closed()
     assert server.listens
     # And nor does who is full for a moment after that.
     server.listener.error, server.room = None, 1
     server.acceptor.accept(LISTENER)
     assert not server.listens
     server.room = 1
-    server.acceptor.resume()
+    server.acceptor.update()
     assert server.listens
+
+
+def test_who_is_told_of_a_connection_accepts_it() -> None:
+    """Although it should not listen any more: the kernel has told nobody else."""
+    server = Server(waiting=3)
+    server.open = False
+    server.acceptor.update()
+    assert not server.listens
+    server.acceptor.accept(LISTENER)
+    assert len(server.begun) == 1
+    server = Server(waiting=3, room=0)
+    server.acceptor.accept(LISTENER)
+    assert len(server.begun) == 1
+
+
+def test_after_a_turn_the_others_are_asked_first() -> None:
+    server = Server(waiting=9)
+    server.acceptor.accept(LISTENER)
+    assert server.poller.queued == [LISTENER]
+    server.acceptor.accept(LISTENER)
+    assert server.poller.queued == [LISTENER] * 2
+    server.open = False
+    server.acceptor.update()
+    server.acceptor.accept(LISTENER)
+    assert server.poller.queued == [LISTENER] * 2
+
+
+def test_a_full_worker_says_so_once_until_it_has_room_again() -> None:
+    server = Server(waiting=500, room=100)
+    server.acceptor._limit = 100
+    server.acceptor._count = lambda: 100 - server.room
+    while server.room > 0:
+        server.acceptor.accept(LISTENER)
+    assert len(server.warnings) == 1
+    assert "100 worker_connections" in server.warnings[0]
+    for room in (1, 5, 9):  # some close, others come
+        server.room = room
+        server.acceptor.on_closed()
+        while server.room > 0:
+            server.acceptor.accept(LISTENER)
+    assert len(server.warnings) == 1
+    server.room = 20
+    server.acceptor.on_closed()
+    while server.room > 0:
+        server.acceptor.accept(LISTENER)
+    assert len(server.warnings) == 2
 
 
 def test_a_listener_that_fails_otherwise_stays() -> None:
@@ -183,13 +238,9 @@ def test_two_connections_close_at_once() -> None:
     server.acceptor.accept(LISTENER)
     assert not server.listens
 
-    def has_room() -> bool:
-        server.acceptor._has_room = lambda: True
-        server.acceptor.on_room()
-        return True
-
-    server.acceptor._has_room = has_room
-    server.acceptor.on_room()
+    server.room = 2
+    server.acceptor.on_closed()
+    server.acceptor.on_closed()
     assert server.listens
 
 
@@ -205,7 +256,13 @@ def test_listeners_are_made_non_blocking() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         poller: Any = Listening()
         acceptor = Acceptor(
-            [listener], poller, connect=lambda *_: None, has_room=lambda: True, log=None
+            [listener],
+            poller,
+            connect=lambda *_: None,
+            count=lambda: 0,
+            limit=1,
+            is_open=lambda: True,
+            log=None,
         )
         assert not listener.getblocking()
         assert acceptor.listens_on(listener.fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -337,3 +338,74 @@ def test_without_epoll(monkeypatch: pytest.MonkeyPatch) -> None:
     poller.close()
     with pytest.raises(ConfigurationError, match="poller_kind='kqueue': expected one of"):
         make_poller("kqueue")
+
+
+# Listeners that several processes share
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        yield listener
+
+
+@pytest.mark.skipif(not hasattr(select, "EPOLLEXCLUSIVE"), reason="Linux only")
+def test_one_of_those_that_share_a_listener_is_told_and_each_in_its_turn(
+    listener: socket.socket,
+) -> None:
+    """Two pollers are to the kernel what two processes are."""
+    pollers = [EpollPoller(), EpollPoller()]
+    fd = listener.fileno()
+    told: list[int] = []
+    for poller in pollers:
+        poller.listen(fd)
+
+    def poll(number: int) -> None:
+        while events := pollers[number].poll(PATIENCE_S):
+            assert events == [(fd, READ)]
+            told.append(number)
+            listener.accept()[0].close()
+            pollers[number].queue_behind_others(fd)
+            accepted.release()
+
+    accepted = threading.Semaphore(0)
+    threads = [threading.Thread(target=poll, args=(number,), daemon=True) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for count in range(1, 11):
+        with socket.create_connection(listener.getsockname(), PATIENCE_S):
+            assert accepted.acquire(timeout=PATIENCE_S)
+            # Who has been told in vain would fail at accept(), in its thread.
+            assert len(told) == count
+    for poller in pollers:
+        poller.wake()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    for poller in pollers:
+        poller.close()
+    assert set(told) == {0, 1}
+
+
+@pytest.mark.skipif(not hasattr(select, "EPOLLEXCLUSIVE"), reason="Linux only")
+def test_a_kernel_that_can_only_tell_them_all(listener: socket.socket) -> None:
+    poller = EpollPoller()
+    register = poller._register
+    masks: list[int] = []
+
+    def old_kernel(fd: int, events: int) -> None:
+        masks.append(events)
+        if events & select.EPOLLEXCLUSIVE:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        register(fd, events)
+
+    poller._register = old_kernel  # type: ignore[assignment]
+    poller.listen(listener.fileno())
+    assert masks == [select.EPOLLIN | select.EPOLLEXCLUSIVE, select.EPOLLIN]
+    poller.queue_behind_others(listener.fileno())
+    with socket.create_connection(listener.getsockname(), PATIENCE_S):
+        assert poller.poll(PATIENCE_S) == [(listener.fileno(), READ)]
+    with pytest.raises(OSError, match="exists"):
+        poller.listen(listener.fileno())
+    poller.close()

@@ -472,6 +472,25 @@ def test_nor_does_a_spare(monitored: Monitored) -> None:
     assert pool._leader is monitored.others[0]
 
 
+@pytest.mark.parametrize("spare", [False, True])
+def test_who_is_woken_in_place_of_the_leader_passes_it_on(
+    monitored: Monitored, spare: bool
+) -> None:
+    """Two may poll for a moment, and only one of them is woken."""
+    pool = monitored.pool
+    me = monitored.spare if spare else monitored.first
+    pool._leader = me
+    leader = monitored.others[0]
+
+    def another_leads() -> None:
+        pool._leader = leader
+        leader.polling = True
+
+    monitored.at_poll = another_leads
+    (pool._serve_as_spare if spare else pool._serve)(me)
+    assert monitored.wakes == 1
+
+
 def test_a_spare_waits_while_another_leads(monitored: Monitored) -> None:
     pool = monitored.pool
     pool._idle_spares.clear()

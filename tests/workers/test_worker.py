@@ -148,7 +148,7 @@ class Life:
         worker.notify = lambda: self.said.append("notify")
 
     def listens(self) -> bool:
-        return bool(self.worker._acceptor._enabled)
+        return bool(self.worker._acceptor.listening)
 
     def close(self) -> None:
         self.listener.close()
@@ -297,21 +297,37 @@ def test_what_is_held_goes_out_with_the_tick(make_bench: MakeBench) -> None:
 def test_a_full_worker_accepts_nobody(make_bench: MakeBench) -> None:
     bench = make_bench(hello, worker_connections=2)
     worker = bench.worker
-    assert worker._has_room()
     first = bench.connect()
-    assert worker._has_room()
     bench.connect()
-    assert not worker._has_room()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         worker.sockets = [listener]
         worker._prepare()
         worker._sweep()
-        assert not worker._acceptor._enabled
+        assert not worker._acceptor.listening
         first.near.close()
-        assert worker._acceptor._enabled
-        worker._acceptor.stop()
-    worker.alive = False
-    assert not worker._has_room()
+        assert worker._acceptor.listening
+        worker.alive = False
+        worker._sweep()
+        assert not worker._acceptor.listening
+
+
+@pytest.mark.parametrize(
+    ("settings", "leaves"),
+    [({"workers": 2}, True), ({"workers": 1}, False), ({"workers": 2, "reuse_port": True}, False)],
+)
+def test_newcomers_are_left_to_siblings_that_may_have_a_free_thread(
+    make_bench: MakeBench, settings: dict[str, Any], leaves: bool
+) -> None:
+    worker = make_bench(hello, **settings).worker
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        worker.sockets = [listener]
+        worker._prepare()
+        for saturated in (False, True, False):
+            worker.pool.saturated = saturated
+            worker.pool._on_saturation()
+            assert worker._acceptor.listening is not (saturated and leaves)
+        worker.alive = False
+        worker._sweep()
 
 
 @pytest.mark.parametrize("poller_kind", ["epoll", "selectors"])
@@ -321,7 +337,7 @@ def test_listeners_are_for_whoever_polls(make_bench: MakeBench, poller_kind: str
     with socket.create_server(("127.0.0.1", 0)) as listener:
         worker.sockets = [listener]
         worker._prepare()
-        worker._acceptor.resume()
+        worker._acceptor.update()
         with socket.create_connection(listener.getsockname(), timeout=5) as sock:
             sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
             while not worker.registry.connections:
@@ -333,11 +349,12 @@ def test_listeners_are_for_whoever_polls(make_bench: MakeBench, poller_kind: str
             assert sock.recv(1000).startswith(b"HTTP/1.0 200 OK\r\n")
         # An event of a descriptor that is nobody's any more.
         worker._receive((12345, 1))
-        worker._acceptor.stop()
+        worker.alive = False
+        worker._acceptor.update()
     assert [status for _, status, _ in bench.log.requests] == ["200 OK"]
 
 
-def test_events_give_a_crowd_at_the_door_its_turn(make_bench: MakeBench) -> None:
+def test_events_give_an_unfinished_listener_its_turn(make_bench: MakeBench) -> None:
     bench = make_bench(hello)
     counted: list[int] = []
     acceptor = bench.worker._acceptor

@@ -1,4 +1,17 @@
-"""The listeners of a worker: accepting connections, while there is room for them."""
+"""The listeners of a worker: accepting connections, while there is room for them.
+
+Theory of operation
+-------------------
+The acceptor *listens* (its listeners are in the poller) or does not. What that depends on changes
+in any thread: connections come and go, the pool is saturated or no more, descriptors run out, the
+worker stops. Whoever changes it calls :meth:`Acceptor.update`, which decides by what is the case
+then, under a lock; so the last change counts, in whichever order the threads come.
+
+Where several workers wait for the same listener, the kernel tells one of them of a connection
+(EPOLLEXCLUSIVE). So whoever is told accepts, even if it should not listen any more: nobody else
+knows of that connection. After its turn it goes behind the others in the kernel's queue, or the
+first one would get all the connections of a quiet hour.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +20,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from .poller import Poller
-
-if TYPE_CHECKING:
-    from .connection import Connection
 
 __all__ = ["Acceptor"]
 
@@ -24,6 +34,15 @@ _EVENTS_BETWEEN_TURNS = 32
 # How long a connection without a free descriptor stays in the listener's queue.
 _PAUSE_S = 0.2
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+# A full worker is full until this share of its connections is left: it is told once for each time.
+_FULL_UNTIL = 0.9
+
+
+class Begins(Protocol):
+    """What the acceptor knows of a connection."""
+
+    def begin(self) -> None:
+        """Wait for the first event."""
 
 
 class Acceptor:
@@ -32,7 +51,9 @@ class Acceptor:
     :param listeners: non-blocking from now on; who made them closes them.
     :param connect: makes a connection of an accepted socket, its peer and the listener's address;
         None if it has failed at once.
-    :param has_room: whether one more connection may be accepted.
+    :param count: how many connections are open.
+    :param limit: how many there may be.
+    :param is_open: whether connections are wanted at all, now.
     """
 
     def __init__(
@@ -40,8 +61,10 @@ class Acceptor:
         listeners: Iterable[socket.socket],
         poller: Poller,
         *,
-        connect: Callable[[socket.socket, Any, Any], Connection | None],
-        has_room: Callable[[], bool],
+        connect: Callable[[socket.socket, Any, Any], Begins | None],
+        count: Callable[[], int],
+        limit: int,
+        is_open: Callable[[], bool],
         log: Any,
     ) -> None:
         self._listeners = {sock.fileno(): (sock, sock.getsockname()) for sock in listeners}
@@ -49,12 +72,14 @@ class Acceptor:
             sock.setblocking(False)
         self._poller = poller
         self._connect = connect
-        self._has_room = has_room
+        self._count = count
+        self._limit = limit
+        self._is_open = is_open
         self._log = log
         self._lock = threading.Lock()
-        self._enabled = False
-        self._stopped = False
         self._resume_at = 0.0
+        self._full = False
+        self.listening = False
         # A listener whose queue was not emptied in its last turn.
         self.unfinished: int | None = None
         self._events = 0
@@ -62,63 +87,73 @@ class Acceptor:
     def listens_on(self, fd: int) -> bool:
         return fd in self._listeners
 
-    def resume(self) -> None:
-        """Accept, if there is room and the time of a pause is over."""
-        if not self._enabled and time.monotonic() >= self._resume_at and self._has_room():
-            self._enable(True)
+    def update(self) -> None:
+        """Listen or not, as things are now."""
+        with self._lock:
+            wanted = (
+                self._count() < self._limit
+                and self._is_open()
+                and (not self._resume_at or time.monotonic() >= self._resume_at)
+            )
+            if wanted == self.listening:
+                return
+            self.listening = wanted
+            for fd in self._listeners:
+                if wanted:
+                    self._poller.listen(fd)
+                else:
+                    self._poller.forget(fd)
 
-    def on_room(self) -> None:
+    def on_closed(self) -> None:
         """A connection has closed, and given its descriptor back: no pause is needed any more."""
-        if not self._enabled and self._has_room():
+        if self._full and self._count() <= self._limit * _FULL_UNTIL:
+            self._full = False
+        if not self.listening:
             self._resume_at = 0.0
-            self._enable(True)
-
-    def stop(self) -> None:
-        """Accept nobody any more."""
-        self._stopped = True
-        self._enable(False)
+            self.update()
 
     def accept(self, fd: int) -> None:
         """Take a turn at a listener that is ready."""
         listener, address = self._listeners[fd]
         self.unfinished = None
         for _ in range(_ACCEPTS):
-            if not self._enabled:
-                return
             try:
                 sock, peer = listener.accept()
             except OSError as error:
                 if error.errno in _NO_DESCRIPTOR:
                     self._log.warning("Cannot accept: %s; trying again soon", error)
                     self._resume_at = time.monotonic() + _PAUSE_S
-                    self._enable(False)
-                return
+                    self.update()
+                break
             connection = self._connect(sock, peer, address)
             if connection is None:
                 continue
-            if not self._has_room():
+            if self._count() >= self._limit:
                 # Before the connection may close in another thread, and make room again.
-                self._enable(False)
+                self.update()
+                self._tell_that_it_is_full()
             connection.begin()
-        self.unfinished = fd
-        self._events = 0
+            if not self.listening:
+                return
+        else:
+            self.unfinished = fd
+            self._events = 0
+        with self._lock:
+            if self.listening:
+                self._poller.queue_behind_others(fd)
 
     def count_event(self) -> None:
-        """Count an event of a connection while a listener is unfinished; now and then, a turn."""
+        """Count an event of a connection while a turn is unfinished; now and then, the next one."""
         fd = self.unfinished
         self._events += 1
         if fd is not None and self._events >= _EVENTS_BETWEEN_TURNS:
-            self.accept(fd)
+            self.unfinished = None
+            if self.listening:
+                self.accept(fd)
 
-    def _enable(self, enabled: bool) -> None:
-        # One thread may accept the last connection allowed while another closes one: the flag and
-        # the poller must not part, or nobody would be accepted ever again.
-        with self._lock:
-            if enabled == self._enabled or (enabled and self._stopped):
-                return
-            self._enabled = enabled
-            for fd in self._listeners:
-                if enabled:
-                    self._poller.listen(fd)
-                else:
-                    self._poller.forget(fd)
+    def _tell_that_it_is_full(self) -> None:
+        if not self._full:
+            self._full = True
+            self._log.warning(
+                "All %d worker_connections are taken: new ones wait until others close", self._limit
+            )

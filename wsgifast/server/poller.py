@@ -5,7 +5,8 @@ Theory of operation
 A connection is at any moment either *armed* here or *owned* by one thread, never both: an event is
 delivered once and disarms its descriptor (EPOLLONESHOT), so that whichever thread receives it owns
 the connection until it arms it again. Any thread may arm, at any time, while another one polls.
-Listeners are not one-shot: they stay armed, and one event stands for one connection to accept.
+Listeners are not one-shot: they stay armed, and one event stands for one connection to accept. Of
+the pollers that share one, as those of sibling processes do, epoll tells one only (EPOLLEXCLUSIVE).
 
 :class:`EpollPoller` leaves all of this to the kernel. :class:`SelectorsPoller` does the
 same over :mod:`selectors` (kqueue on macOS), whose objects may only be changed by the thread that
@@ -15,6 +16,7 @@ polls: changes are queued, and a pipe wakes the poll that has to take them up.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import selectors
@@ -68,6 +70,9 @@ class Poller(Protocol):
     def listen(self, fd: int) -> None:
         """Report a descriptor each time that it is readable, until :meth:`forget`."""
 
+    def queue_behind_others(self, fd: int) -> None:
+        """Let those that share a listener hear of its next connection first."""
+
     def poll(self, timeout: float | None) -> list[Event]:
         """Wait for events: at most `timeout` seconds, or without end where it is None."""
 
@@ -102,6 +107,7 @@ class EpollPoller:
         self._pipe = _WakePipe()
         epoll.register(self._pipe.fd, select.EPOLLIN)
         self._register = epoll.register
+        self._exclusive = getattr(select, "EPOLLEXCLUSIVE", 0)
         self._modify = epoll.modify
 
     def add(self, fd: int, events: int) -> None:
@@ -115,7 +121,18 @@ class EpollPoller:
             self._epoll.unregister(fd)
 
     def listen(self, fd: int) -> None:
-        self._register(fd, select.EPOLLIN)
+        try:
+            self._register(fd, select.EPOLLIN | self._exclusive)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not self._exclusive:
+                raise
+            self._exclusive = 0  # a kernel before Linux 4.5
+            self._register(fd, select.EPOLLIN)
+
+    def queue_behind_others(self, fd: int) -> None:
+        if self._exclusive:  # the kernel asks in the order in which they have registered
+            self._epoll.unregister(fd)
+            self._register(fd, select.EPOLLIN | self._exclusive)
 
     def poll(self, timeout: float | None) -> list[Event]:
         events = self._epoll.poll(timeout)
@@ -164,6 +181,9 @@ class SelectorsPoller:
     def listen(self, fd: int) -> None:
         self._listeners.add(fd)
         self.add(fd, READ)
+
+    def queue_behind_others(self, fd: int) -> None:
+        pass  # they hear of it all at once
 
     def poll(self, timeout: float | None) -> list[Event]:
         with self._polling:

@@ -274,6 +274,8 @@ class Pool(Generic[Job]):
         if not self.work and (me.spare or not self.ready):
             self.work.extend(self._poller.poll(None))
         me.polling = False
+        if self._leader is not me:
+            self._see_to_work()  # it may have been woken in place of the leader
 
     def _run_without_the_lead(self, me: _Member, job: Job) -> None:
         """Promote another before a job that may be slow; see whether it was."""

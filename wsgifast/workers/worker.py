@@ -113,6 +113,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self.tpool = None  # ours are in the pool
         self._stopping = False
         self._sweep_pushed = False
+        # Who can accept from the same listeners: not where each worker has its own.
+        self._has_siblings = self.cfg.workers > 1 and not self.cfg.reuse_port
         self.poller: Poller = make_poller(self.poller_kind)
         self.registry: Registry[Connection] = Registry(
             self.poller, on_closed=self._on_closed, log=self.log
@@ -124,6 +126,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             run=self._run,
             on_tick=self.registry.send_held,
             on_failure=self._on_pool_failure,
+            on_saturation=self._on_saturation,
         )
         # Past gthread's own method, which makes a pool and a poller.
         super(gthread.ThreadWorker, self).init_process()
@@ -165,7 +168,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             self.sockets,
             self.poller,
             connect=self._connect,
-            has_room=self._has_room,
+            count=self.registry.__len__,
+            limit=settings.worker_connections,
+            is_open=self._is_open,
             log=self.log,
         )
         self.output_rules = OutputRules(
@@ -176,7 +181,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             memory=OutputMemory(self.output_memory_bytes, self.log.warning),
             disk=DiskThreads(self._on_disk_error),
         )
-        self._max_connections: int = settings.worker_connections
         self.application = Application(
             self.wsgi,
             settings=settings,
@@ -194,7 +198,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     def _stop(self) -> None:
         """Let what runs finish within graceful_timeout; then drop the rest."""
         self._stopping = True
-        self._acceptor.stop()
+        self._acceptor.update()
         now = time.monotonic()
         deadline = now + self.cfg.graceful_timeout
         # Kept-alive connections get a moment for a request that is under way already; it is
@@ -214,6 +218,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         if self.pool.failed:
             sys.exit(1)
 
+    def _on_saturation(self) -> None:
+        self._acceptor.update()
+
     def _on_pool_failure(self) -> None:
         self.log.exception("A thread of the worker has failed; the worker restarts")
         self.pool.interrupt()
@@ -223,8 +230,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     # Connections come and go.
 
-    def _has_room(self) -> bool:
-        return self.alive and len(self.registry) < self._max_connections
+    def _is_open(self) -> bool:
+        """Whether to accept; a worker without a free thread leaves newcomers to its siblings."""
+        return self.alive and not (self._has_siblings and self.pool.saturated)
 
     def _connect(self, sock: socket.socket, peer: Any, address: Any) -> Connection | None:
         try:
@@ -247,7 +255,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     def _on_closed(self) -> None:
         self.nr_conns = len(self.registry)
-        self._acceptor.on_room()
+        self._acceptor.on_closed()
 
     def resume(self, connection: Connection) -> None:
         """Let a thread of the pool go on with a connection that has something buffered."""
@@ -299,7 +307,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """End what is overdue; take up accepting again."""
         self._sweep_pushed = False
         self.registry.sweep(time.monotonic())
-        self._acceptor.resume()
+        self._acceptor.update()
 
     def keepalive_s(self) -> float:
         """Seconds that an idle connection may stay."""
