@@ -75,12 +75,11 @@ def test_a_worker_alone_receives_while_every_thread_is_taken() -> None:
 
 
 def test_a_full_worker_says_so_once() -> None:
-    with fast_worker("--worker-connections=20") as server:
-        with contextlib.ExitStack() as stack:
-            clients = [stack.enter_context(Connection(server.address)) for _ in range(20)]
-            wait_for(lambda: "All 20 worker_connections are taken" in server.log(), "it says so")
-            late = stack.enter_context(Connection(server.address))
-            late.send_request("/small/5")
-            clients[0].close()
-            assert late.read_response().body == block(5)
-            assert server.log().count("worker_connections are taken") == 1
+    with fast_worker("--worker-connections=20") as server, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Connection(server.address)) for _ in range(20)]
+        wait_for(lambda: "All 20 worker_connections are taken" in server.log(), "it says so")
+        late = stack.enter_context(Connection(server.address))
+        late.send_request("/small/5")
+        clients[0].close()
+        assert late.read_response().body == block(5)
+        assert server.log().count("worker_connections are taken") == 1
