@@ -1,14 +1,11 @@
-"""What is taken of gunicorn: its settings as they are, its limits, and its TLS contexts."""
+"""What is taken of gunicorn: its settings as they are, and its limits."""
 
 from __future__ import annotations
 
 import itertools
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from gunicorn.config import Config
 from gunicorn.http.body import ChunkedReader
 from gunicorn.http.message import Request
@@ -16,7 +13,6 @@ from gunicorn.http.message import Request
 from wsgifast.server.request_body import Received
 from wsgifast.workers.gunicorn_support import (
     Settings,
-    TLSContexts,
     head_limit,
 )
 from wsgifast.workers.gunicorn_version import UnsupportedGunicorn, check_gunicorn
@@ -62,36 +58,3 @@ def test_a_changed_copy_of_gunicorn_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delattr(ChunkedReader, "parse_chunk_size")
     with pytest.raises(UnsupportedGunicorn, match=r"has no ChunkedReader\.parse_chunk_size"):
         check_gunicorn()
-
-
-def test_a_tls_context_is_made_again_for_a_changed_file_only(tmp_path: Path) -> None:
-    path = tmp_path / "server.pem"
-    authority = trustme.CA()
-    pem = authority.issue_cert("localhost").private_key_and_cert_chain_pem.bytes()
-    path.write_bytes(pem)
-    contexts = TLSContexts(Settings(configured(certfile=str(path), keyfile=str(path))))
-    current = contexts.current()
-    assert contexts.current() is current
-    facts = path.stat()
-
-    def keep_time() -> None:
-        os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-
-    def grow() -> None:
-        path.write_bytes(pem + b"\n")
-        keep_time()
-
-    def replace() -> None:
-        new = tmp_path / "new.pem"
-        new.write_bytes(pem + b"\n")
-        new.replace(path)
-        keep_time()
-
-    def touch() -> None:
-        os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns + 1))
-
-    for change in (grow, replace, touch):
-        change()
-        assert contexts.current() is not current, change.__name__
-        current = contexts.current()
-        assert contexts.current() is current

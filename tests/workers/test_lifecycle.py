@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import ssl
 import struct
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import threading
 from pathlib import Path
 
 import pytest
-import trustme
 
 from tests.support.http import Connection
 from tests.support.servers import LiveServer, free_port, wait_for
@@ -305,20 +303,6 @@ def test_wrong_option_is_a_sentence_at_start(
     assert done.returncode == 1
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -> None:
-    first, second = trustme.CA(), trustme.CA()
-    pem = tmp_path / "server.pem"
-    first.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
-    with fast_worker(f"--certfile={pem}", f"--keyfile={pem}") as server:
-        for authority in (first, second):
-            context = ssl.create_default_context()
-            authority.configure_trust(context)
-            new = tmp_path / "new.pem"
-            authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(new)
-            os.replace(new, pem)
-            assert server.get("/small/5", tls=context).body == block(5)
 
 
 def test_requests_run_at_once_on_every_thread() -> None:

@@ -7,16 +7,12 @@ checked when the server starts, and tested at both ends.
 
 from __future__ import annotations
 
-import os
-import ssl
-import threading
 from typing import Any
 
-from gunicorn import sock as gunicorn_sock
 from gunicorn.config import Config
 from gunicorn.http.message import MAX_REQUEST_LINE, _ip_in_allow_list
 
-__all__ = ["Settings", "TLSContexts", "head_limit"]
+__all__ = ["Settings", "head_limit"]
 
 
 class Settings:
@@ -62,35 +58,3 @@ def head_limit(settings: Settings) -> int:
     field_size = settings.limit_request_field_size or 8190
     line = settings.limit_request_line or 1024 * 1024
     return int(fields * (max(field_size, 0) + 2) + 4 + max(line, MAX_REQUEST_LINE))
-
-
-class TLSContexts:
-    """The TLS context, made again only when one of its files has changed.
-
-    gunicorn makes one for each connection, which reads the certificate each time; a renewed
-    certificate is then used without a restart, and still is here.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._files = [
-            path for path in (settings.certfile, settings.keyfile, settings.ca_certs) if path
-        ]
-        self._lock = threading.Lock()
-        self._stamp: list[tuple[int, int, int]] = []
-        self._context: ssl.SSLContext | None = None
-
-    def current(self) -> ssl.SSLContext:
-        """The context for a connection that begins now.
-
-        :raises OSError: if a file cannot be read (ssl.SSLError: if it cannot be used).
-        """
-        stamp = [
-            (facts.st_mtime_ns, facts.st_size, facts.st_ino)
-            for facts in (os.stat(path) for path in self._files)
-        ]
-        with self._lock:
-            if self._context is None or stamp != self._stamp:
-                self._context = gunicorn_sock.ssl_context(self._settings)
-                self._stamp = stamp
-            return self._context

@@ -7,6 +7,7 @@ the response (response.py).
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 import time
@@ -29,9 +30,10 @@ from ..server.poller import Event, Poller, make_poller
 from ..server.pool import Pool, Task
 from ..server.registry import Registry
 from .attributes import InvalidWorkerOption, check_attributes
-from .gunicorn_support import Settings, TLSContexts, head_limit
+from .gunicorn_support import Settings, head_limit
 from .gunicorn_version import check_gunicorn
 from .http2 import HTTP2
+from .tls import TLSContexts
 
 __all__ = ["FastWorker"]
 
@@ -99,13 +101,27 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
         :raises UnsupportedGunicorn: for a version outside the supported range.
         :raises InvalidWorkerOption: for a class attribute with an impossible value or a misspelt
-            name, and for `threads` below 1.
+            name, for `threads` below 1, and for TLS files that cannot be used.
         """
         check_gunicorn()
         super().check_config(cfg, log)
         check_attributes(cls, FastWorker)
         if cfg.threads < 1:
             raise InvalidWorkerOption(f"threads={cfg.threads}: FastWorker needs 1 or more")
+        if cfg.is_ssl:
+            try:
+                TLSContexts(cfg, log).current()
+            except Exception as error:
+                raise InvalidWorkerOption(
+                    f"certfile={cfg.certfile!r}, keyfile={cfg.keyfile!r}: {error}"
+                ) from error
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)  # in the arbiter still
+        self._tls = TLSContexts(self.cfg, self.log) if self.cfg.is_ssl else None
+        if self._tls is not None:
+            with contextlib.suppress(Exception):  # it is logged, and met again at each connection
+                self._tls.current()
 
     # The worker's life.
 
@@ -163,7 +179,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self.request_class: Any = Request
         if settings.uses_uwsgi:
             self.request_class = http.get_parser(cfg, [], None).mesg_class
-        self._tls = TLSContexts(settings) if settings.is_ssl else None
         self._acceptor = Acceptor(
             self.sockets,
             self.poller,

@@ -1,0 +1,199 @@
+"""TLS files: renewed while the worker runs, and broken."""
+
+from __future__ import annotations
+
+import os
+import signal
+import ssl
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trustme
+from gunicorn.config import Config
+
+from tests.support.servers import wait_for
+from tests.workers.app import block
+from tests.workers.serving import fast_worker, gunicorn_command, stats
+from wsgifast.workers.tls import TLSContexts
+
+
+class Log(SimpleNamespace):
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+
+    def error(self, text: str, *args: object) -> None:
+        self.errors.append(text % args)
+
+
+@pytest.fixture(autouse=True)
+def nothing_good_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TLSContexts, "last_good", None)
+
+
+def configured(certfile: Path, keyfile: Path, **options: Any) -> Config:
+    cfg = Config()
+    for name, value in {"certfile": str(certfile), "keyfile": str(keyfile), **options}.items():
+        cfg.set(name, value)
+    return cfg
+
+
+def issue(folder: Path, authority: trustme.CA) -> tuple[Path, Path]:
+    """Write a new certificate, and then its key."""
+    made = authority.issue_cert("localhost")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    for path, blob in ((cert, made.cert_chain_pems[0]), (key, made.private_key_pem)):
+        new = folder / "new.pem"
+        blob.write_to_path(new)
+        os.replace(new, path)
+    return cert, key
+
+
+def trusting(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+def test_a_tls_context_is_made_again_for_a_changed_file_only(tmp_path: Path) -> None:
+    path = tmp_path / "server.pem"
+    authority = trustme.CA()
+    pem = authority.issue_cert("localhost").private_key_and_cert_chain_pem.bytes()
+    path.write_bytes(pem)
+    contexts = TLSContexts(configured(path, path), Log())
+    current = contexts.current()
+    assert contexts.current() is current
+    facts = path.stat()
+
+    def keep_time() -> None:
+        os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+    def grow() -> None:
+        path.write_bytes(pem + b"\n")
+        keep_time()
+
+    def replace() -> None:
+        new = tmp_path / "new.pem"
+        new.write_bytes(pem + b"\n")
+        new.replace(path)
+        keep_time()
+
+    def touch() -> None:
+        os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns + 1))
+
+    for change in (grow, replace, touch):
+        change()
+        assert contexts.current() is not current, change.__name__
+        current = contexts.current()
+        assert contexts.current() is current
+
+
+@pytest.mark.parametrize("broken", ["key", "other key", "gone"])
+def test_files_that_do_not_work_are_told_once_and_the_last_good_context_goes_on(
+    tmp_path: Path, broken: str
+) -> None:
+    cert, key = issue(tmp_path, trustme.CA())
+    log = Log()
+    contexts = TLSContexts(configured(cert, key), log)
+    good = contexts.current()
+    if broken == "key":
+        key.write_text("no key at all")
+    elif broken == "other key":
+        other = tmp_path / "other"
+        other.mkdir()
+        key.write_bytes(issue(other, trustme.CA())[1].read_bytes())
+    else:
+        key.unlink()
+    for _ in range(3):
+        assert contexts.current() is good
+    assert len(log.errors) == 1
+    assert str(key) in log.errors[0]
+    assert "what was read before is used" in log.errors[0]
+    # A worker that starts now has it of the arbiter.
+    assert TLSContexts(configured(cert, key), log).current() is good
+    assert len(log.errors) == 2
+    issue(tmp_path, trustme.CA())
+    assert contexts.current() is not good
+    assert len(log.errors) == 2
+    assert TLSContexts.last_good is contexts.current()
+
+
+def test_files_that_never_worked(tmp_path: Path) -> None:
+    cert, key = issue(tmp_path, trustme.CA())
+    key.write_text("no key at all")
+    log = Log()
+    contexts = TLSContexts(configured(cert, key), log)
+    for _ in range(3):
+        with pytest.raises(ssl.SSLError):
+            contexts.current()
+    assert len(log.errors) == 1
+    assert "no connection can be accepted" in log.errors[0]
+    issue(tmp_path, trustme.CA())
+    assert contexts.current() is contexts.current()
+
+
+def test_a_hook_that_fails(tmp_path: Path) -> None:
+    cert, key = issue(tmp_path, trustme.CA())
+
+    def ssl_context(cfg: Any, make_default: Any) -> ssl.SSLContext:
+        raise LookupError("not at home")
+
+    log = Log()
+    contexts = TLSContexts(configured(cert, key, ssl_context=ssl_context), log)
+    with pytest.raises(LookupError):
+        contexts.current()
+    assert "not at home" in log.errors[0]
+
+
+# Live
+
+
+def test_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -> None:
+    first, second = trustme.CA(), trustme.CA()
+    pem = tmp_path / "server.pem"
+    first.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
+    with fast_worker(f"--certfile={pem}", f"--keyfile={pem}") as server:
+        for authority in (first, second):
+            context = ssl.create_default_context()
+            authority.configure_trust(context)
+            new = tmp_path / "new.pem"
+            authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(new)
+            os.replace(new, pem)
+            assert server.get("/small/5", tls=context).body == block(5)
+
+
+def test_a_key_that_does_not_fit_is_refused_at_the_start(tmp_path: Path) -> None:
+    cert, key = issue(tmp_path, trustme.CA())
+    key.write_text("no key at all")
+    argv = gunicorn_command(
+        "-k", "wsgifast.workers.FastWorker", "-b", "127.0.0.1:0", f"--certfile={cert}",
+        f"--keyfile={key}", "tests.workers.app:app",
+    )  # fmt: skip
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"Error: certfile={str(cert)!r}, keyfile={str(key)!r}: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_certificate_without_its_key_is_told_and_cuts_nobody_off(tmp_path: Path) -> None:
+    """While it runs, and after a reload, whose worker has never read files that work."""
+    authority = trustme.CA()
+    cert, key = issue(tmp_path, authority)
+    tls = trusting(authority)
+    with fast_worker(f"--certfile={cert}", f"--keyfile={key}") as server:
+        first = stats(server, tls=tls)["pid"]
+        other = tmp_path / "other"
+        other.mkdir()
+        os.replace(issue(other, authority)[0], cert)
+        for _ in range(3):
+            assert server.get("/small/5", tls=tls).body == block(5)
+        assert server.log().count("key values mismatch") == 1
+        assert "[ERROR] TLS: " in server.log()
+        server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: stats(server, tls=tls)["pid"] != first, "a new worker serves")
+        assert server.get("/small/5", tls=tls).body == block(5)
+        # The key comes late.
+        os.replace(other / "key.pem", key)
+        assert server.get("/small/5", tls=tls).body == block(5)

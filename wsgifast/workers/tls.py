@@ -1,0 +1,81 @@
+"""The TLS context of a worker: made once, made again when its files change, never lost."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import threading
+from typing import Any, ClassVar
+
+from gunicorn import sock as gunicorn_sock
+
+__all__ = ["TLSContexts"]
+
+_Stamp = tuple[int, int, int] | None
+
+
+class TLSContexts:
+    """Makes gunicorn's TLS context, anew only when one of its files has changed.
+
+    gunicorn makes one for each connection, which reads the certificate each time; a renewed
+    certificate is then used without a restart, and still is here. Files that do not work, such as a
+    certificate whose key has not been replaced yet, are told once, and what worked before goes on.
+    The arbiter makes the first one, so that a worker has one even if it starts after the files have
+    been broken, or may not read the key.
+
+    :param cfg: gunicorn's configuration.
+    """
+
+    #: The last one that could be made: in this process, or in the arbiter before it forked.
+    last_good: ClassVar[ssl.SSLContext | None] = None
+
+    def __init__(self, cfg: Any, log: Any) -> None:
+        self._cfg = cfg
+        self.log = log
+        self._files = [path for path in (cfg.certfile, cfg.keyfile, cfg.ca_certs) if path]
+        self._lock = threading.Lock()
+        self._stamps: list[_Stamp] | None = None
+        self._context: ssl.SSLContext | None = None
+        self._error: Exception | None = None
+
+    def current(self) -> ssl.SSLContext:
+        """The context for a connection that begins now.
+
+        :raises OSError, ValueError: if there has never been one that works (ssl.SSLError is an
+            OSError), or what the `ssl_context` hook raises.
+        """
+        stamps = [_stamp(path) for path in self._files]
+        with self._lock:
+            if stamps != self._stamps:
+                self._stamps = stamps
+                self._renew()
+            if self._context is None:
+                assert self._error is not None
+                raise self._error
+            return self._context
+
+    def _renew(self) -> None:
+        try:
+            context = gunicorn_sock.ssl_context(self._cfg)
+        except Exception as error:  # noqa: BLE001 - the hook of a user may raise anything
+            self._context = self.last_good
+            self._error = error
+            goes_on = "no connection can be accepted"
+            if self._context is not None:
+                goes_on = "what was read before is used"
+            self.log.error(
+                "TLS: %s cannot be used: %s; %s until they change",
+                " and ".join(self._files) or "the ssl_context hook",
+                error,
+                goes_on,
+            )
+        else:
+            self._context = TLSContexts.last_good = context
+
+
+def _stamp(path: str) -> _Stamp:
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return None  # reading it will tell why
+    return facts.st_mtime_ns, facts.st_size, facts.st_ino
