@@ -440,6 +440,16 @@ def test_a_taken_port_and_other_wrong_addresses(
     assert str(tree / "none") in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("fallback", ["nope.html", "css", "link.txt", ".hidden.txt", "../x"])
+def test_a_fallback_that_is_not_there_is_an_error_at_the_start(
+    tree: Path, capsys: pytest.CaptureFixture[str], fallback: str
+) -> None:
+    assert cli.main(["files", str(tree), "--fallback", fallback, "--bind", "0"]) == 2
+    shown = capsys.readouterr()
+    assert f"fallback={fallback!r}" in shown.err
+    assert shown.out == ""
+
+
 @pytest.mark.parametrize(
     ("bind", "address"),
     [

@@ -747,6 +747,57 @@ def test_a_large_sibling_is_sent_from_its_file(site: Path) -> None:
         assert isinstance(answer.iterable, FileWrapper)
 
 
+STEPS = st.tuples(
+    st.sampled_from(["", ".gz", ".br"]),
+    # Write so many hundred bytes, or ...
+    st.integers(1, 9) | st.sampled_from(["delete", "older", "newer"]),
+)
+
+
+@given(steps=st.lists(STEPS, min_size=3, max_size=6))
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None
+)
+def test_what_is_kept_is_what_the_disk_says(
+    site: Path, monkeypatch: pytest.MonkeyPatch, steps: list[tuple[str, Any]]
+) -> None:
+    """Beside a model that looks at everything each time."""
+    # Kept at once: every step below shows, since each content has a length of its own.
+    monkeypatch.setattr("wsgifast.files.lookup._SETTLED_NS", -1)
+    app = StaticFiles(directory=site)
+    original = site / "model.txt"
+    siblings = {"br": site / "model.txt.br", "gzip": site / "model.txt.gz"}
+    for path in siblings.values():
+        path.unlink(missing_ok=True)
+    original.write_bytes(b"x" * 555)
+    for number, (suffix, change) in enumerate(steps):
+        path = site / f"model.txt{suffix}"
+        if isinstance(change, int):
+            path.write_bytes(bytes([change]) * (change * 100 + number))
+        elif change == "delete":
+            path.unlink(missing_ok=True)
+        elif path.exists():
+            moment = path.stat().st_mtime + (-1 if change == "older" else 1)
+            os.utime(path, (moment, moment))
+        time.sleep(0.011)  # a tick of the kernel's clock: the directory's change is to be seen
+        for asked in ("identity", "gzip", "br", "gzip, br"):
+            answer = call(app, "/model.txt", Accept_Encoding=asked)
+            assert answer.status == (200 if original.exists() else 404)
+            if not original.exists():
+                continue
+            facts = original.stat()
+            fitting = [
+                path
+                for coding, path in siblings.items()
+                if coding in asked
+                and path.exists()
+                and path.stat().st_size < facts.st_size
+                and path.stat().st_mtime_ns >= facts.st_mtime_ns
+            ]
+            best = min(fitting, key=lambda path: path.stat().st_size, default=original)
+            assert answer.body == best.read_bytes(), (asked, steps[: number + 1])
+
+
 # Changes, races, memory
 
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from ..bodies.chunks import few_chunks
 from ..bodies.files import Segment, SegmentedBody, read_whole
 from ..errors import BodyError
-from ..sockets.sendfile import FileSegment
+from ..sockets.sendfile import SMALL_FILE_BYTES, FileSegment
 from .filewrapper import FileWrapper
 from .outlet import Outlet
 
@@ -24,9 +24,6 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t -~\x80-\xff]*")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 
-# A file up to this size is read and leaves with the head in one call; beyond it, sendfile's second
-# call costs less than the copy.
-_SMALL_FILE_BYTES = 16 * 1024
 # Blocks are held in a gathering send up to here: a list of large ones needs no copy and few calls.
 _GATHERED_BYTES = 1 << 20
 
@@ -226,7 +223,7 @@ class ResponseWriter:
         gathered: list[bytes] = []
         gathered_bytes = 0
         for segment in _clip(segments, size):
-            if isinstance(segment, FileSegment) and segment.size > _SMALL_FILE_BYTES:
+            if isinstance(segment, FileSegment) and segment.size > SMALL_FILE_BYTES:
                 self._send(prefix, gathered, b"", more_follows=True)
                 self._send_file(segment)
                 prefix, gathered, gathered_bytes = b"", [], 0

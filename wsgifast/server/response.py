@@ -20,7 +20,7 @@ from gunicorn.http.message import TOKEN_RE
 
 from ..bodies.files import FileSlice, SegmentedBody, read_whole
 from ..errors import BodyError
-from ..sockets.sendfile import FileSegment, file_segment
+from ..sockets.sendfile import SMALL_FILE_BYTES, FileSegment, file_segment
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -31,9 +31,6 @@ log = logging.getLogger("gunicorn.http.wsgi")  # gunicorn's own, so that its lev
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
 
-# A run of a file that is no longer than this is copied: one send with the head costs less than
-# sendfile, which needs a packet and a descriptor of its own.
-_COPY_BYTES = 16 * 1024
 # Below it, joining costs less than handing several buffers to the kernel.
 _JOIN_BYTES = 64 * 1024
 
@@ -227,7 +224,7 @@ class Response:
                 size = self._admitted(size)
                 if size == 0:
                     continue
-                if size <= _COPY_BYTES:
+                if size <= SMALL_FILE_BYTES:
                     head += self._framed(read_whole(FileSegment(fd, offset, size)))
                     continue
                 if self.chunked:

@@ -24,6 +24,7 @@ __all__ = [
     "BLOCK_BYTES",
     "MSG_MORE",
     "NO_SENDFILE",
+    "SMALL_FILE_BYTES",
     "FileSegment",
     "FileTruncated",
     "SendfileUnavailable",
@@ -38,6 +39,9 @@ _MAX_SENDFILE_BYTES = 1 << 30
 # One read of a file where sendfile cannot be used (TLS, odd file systems, a server without it):
 # larger ones are no faster and leave the cache (measured: loadtests/block_sizes.py).
 BLOCK_BYTES = 256 * 1024
+# Up to this size a run of a file is read and leaves in one call with what stands before it; beyond
+# it, sendfile's own call costs less than the copy.
+SMALL_FILE_BYTES = 16 * 1024
 # sendfile's answers where the file system, or the kind of socket, has none.
 NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSOCK})
 # Tells the kernel that more follows at once, so that a head and a file share a packet. Linux only;
