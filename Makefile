@@ -33,7 +33,7 @@ $(UNSUPPORTED_GUNICORN): $(READY)
 demo: $(READY)
 	@$(BIN)/python -m loadtests.demo
 
-# The five field reports measured again; PROFILE=full for as many messages and bytes as then.
+# The five field reports measured again; PROFILE=release for as many messages and bytes as then.
 field-reports: $(READY)
 	@$(BIN)/python -m loadtests.field_reports --profile $(or $(PROFILE),quick) $(ARGS)
 

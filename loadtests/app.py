@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
+from wsgifast import WSGIFast
+
 from .shapes import SHAPES
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-__all__ = ["app"]
+__all__ = ["app", "wrapped"]
 
 # /bytes/NUMBER comes from a URL: no request may make the app allocate more than this.
 MAX_BYTES = 256 * 1024 * 1024
@@ -37,3 +39,6 @@ def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[byt
     start_response("200 OK", headers)
     # That it may be no iterable of bytes is the point.
     return cast("Iterable[bytes]", shape.make(environ, size))
+
+
+wrapped = WSGIFast(app)

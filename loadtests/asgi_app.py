@@ -1,61 +1,77 @@
-"""The apps of loadtests.asgi.
+"""The ASGI apps of the load tests.
 
-`app` is Starlette's as it is, `fast` the same in ASGIFast, `limit` the same in the least that a
-middleware can be; `bare` sends files without a framework.
+`app` is Starlette's as anybody writes it, `fast` the same in ASGIFast, `limit` the same in the
+least that a middleware can be; `bare` has no framework.
 """
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import gc
+import sys
+from collections.abc import AsyncIterator
 
 import asgifast
 from asgifast.messages import PATHSEND, ASGIApp, Message, Receive, Scope, Send
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-FILES = Path(os.environ.get("ASGI_LOAD_FILES", "."))
-CRUMBS = 100_000
-CRUMB = b"c" * 100
+from .shapes import FILE_BYTES, PAYLOADS, chunks, payload
+
+__all__ = ["CRUMBS_BYTES", "app", "bare", "fast", "in_the_least_middleware", "limit"]
+
+# 100,000 messages of 100 bytes.
+CRUMBS_BYTES, CRUMB_BYTES = 10_000_000, 100
+STREAM_BLOCK_BYTES = 64 * 1024
 
 
 async def plain(request: Request) -> Response:
-    return Response(b"x" * 1024)
+    return Response(payload(1024))
 
 
 async def file(request: Request) -> Response:
-    return FileResponse(FILES / request.path_params["name"])
+    return FileResponse(PAYLOADS / request.path_params["name"])
 
 
 async def our_file(request: Request) -> Response:
-    return asgifast.FileResponse(FILES / request.path_params["name"])
+    return asgifast.FileResponse(PAYLOADS / request.path_params["name"])
+
+
+async def stream(request: Request) -> Response:
+    """Crumbs of so many bytes, by Starlette."""
+
+    async def body() -> AsyncIterator[bytes]:
+        for chunk in chunks(request.path_params["size"], CRUMB_BYTES):
+            yield chunk
+
+    return StreamingResponse(body())
 
 
 class Crumbs:
-    """100,000 body messages of 100 bytes."""
+    """100,000 body messages of 100 bytes, of which Starlette sees none."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        message = {"type": "http.response.body", "body": CRUMB, "more_body": True}
-        for _ in range(CRUMBS):
+        message = {"type": "http.response.body", "body": b"c" * CRUMB_BYTES, "more_body": True}
+        for _ in range(CRUMBS_BYTES // CRUMB_BYTES):
             await send(message)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+PAYLOADS.mkdir(parents=True, exist_ok=True)
 app = Starlette(
     routes=[
         Route("/plain", plain),
         Route("/file/{name}", file),
         Route("/our-file/{name}", our_file),
-        Mount("/static", StaticFiles(directory=FILES)),
-        Mount("/our-static", asgifast.StaticFiles(directory=FILES)),
+        Route("/stream/{size:int}", stream),
+        Mount("/static", StaticFiles(directory=PAYLOADS)),
+        Mount("/our-static", asgifast.StaticFiles(directory=PAYLOADS)),
         Mount("/crumbs", Crumbs()),
     ]
 )
-fast = asgifast.ASGIFast(app)
 
 
 def in_the_least_middleware(app: ASGIApp) -> ASGIApp:
@@ -70,14 +86,39 @@ def in_the_least_middleware(app: ASGIApp) -> ASGIApp:
     return middleware
 
 
+fast = asgifast.ASGIFast(app)
 limit = in_the_least_middleware(app)
 
 
 async def bare(scope: Scope, receive: Receive, send: Send) -> None:
-    """The file named by the path's last part; no lifespan."""
+    """/upload, /blocks, /stream and /server-wrapper as in the WSGI app; and the payload files."""
     if scope["type"] != "http":
-        raise NotImplementedError(scope["type"])
-    path = FILES / scope["path"].rpartition("/")[2]
-    headers = [(b"content-length", b"%d" % path.stat().st_size)]
+        return  # no lifespan
+    name = scope["path"].rpartition("/")[2]
+    headers: list[tuple[bytes, bytes]] = []
+    if name == "server-wrapper" or name.endswith(".bin"):
+        path = PAYLOADS / (name if name.endswith(".bin") else f"{FILE_BYTES}.bin")
+        headers = [(b"content-length", b"%d" % path.stat().st_size)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": PATHSEND, "path": str(path)})
+        return
+    body = b"ok"
+    if name == "upload":
+        while (message := await receive())["type"] == "http.request" and message.get("more_body"):
+            pass
+    elif name == "blocks":
+        gc.collect()
+        body = b"%d" % sys.getallocatedblocks()
+    if name != "stream":
+        headers = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": PATHSEND, "path": str(path)})
+    if name == "stream":
+        message = {
+            "type": "http.response.body",
+            "body": bytes(STREAM_BLOCK_BYTES),
+            "more_body": True,
+        }
+        for _ in range(CRUMBS_BYTES // STREAM_BLOCK_BYTES):
+            await send(message)
+        body = b""
+    await send({"type": "http.response.body", "body": body})

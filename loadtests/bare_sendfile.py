@@ -12,7 +12,7 @@ import os
 import select
 import socket
 
-from loadtests.command_line import command_line
+from loadtests.bench import command_line
 from wsgifast.sockets.options import limit_send_buffer, set_nodelay
 
 ONCE = select.EPOLLONESHOT

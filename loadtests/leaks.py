@@ -15,6 +15,7 @@ A round is over at its count or its time, whichever comes first.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import socket
@@ -30,15 +31,25 @@ from pathlib import Path
 import psutil
 import trustme
 
-from .command_line import command_line
-from .leaks_app import FILE_BYTES, FILE_VARIABLE
-from .measuring import free_port, gunicorn_command, running, save, table, temporary_folder
-from .measuring.children import start
+from .bench import (
+    HOST,
+    Address,
+    Server,
+    command_line,
+    free_port,
+    gunicorn,
+    running,
+    save,
+    start,
+    table,
+    temporary_folder,
+)
+from .peers import FAST, uvicorn
+from .shapes import FILE_BYTES, payload_file
 
-__all__ = ["SERVERS", "Count", "Server", "grown", "growth", "kept", "measure"]
+__all__ = ["SERVERS", "Count", "Kind", "grown", "growth", "kept", "measure"]
 
 ROOT = Path(__file__).resolve().parents[1]
-Address = tuple[str, int]
 # What the process that is killed holds, in all states together.
 HELD = 100
 # A server learns at once that a client has left; what it still has then, it has lost.
@@ -63,6 +74,7 @@ class State:
     below_tls: bool = False  # TLS is not agreed on: it speaks to the socket itself
 
 
+_FILE = b"GET /server-wrapper HTTP/1.1\r\nHost: a\r\n\r\n"
 _POST = b"POST /upload HTTP/1.1\r\nHost: a\r\n"
 STATES = (
     State("connected"),
@@ -71,7 +83,7 @@ STATES = (
     # So large that FastWorker receives it into a temporary file.
     State("half an upload", _POST + b"Content-Length: 1000000\r\n\r\n" + bytes(50_000)),
     State("half a chunk", _POST + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n" + bytes(20_000)),
-    State("in a download", b"GET /file HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
+    State("in a download", _FILE, answered=True),
     State("in a stream", b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
     State("HTTP/2 nonsense", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100),
 )
@@ -148,7 +160,7 @@ class Clients:
 
     def blocks(self) -> int:
         """What the server's app says at /blocks."""
-        request = b"GET /blocks HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+        request = b"GET /blocks HTTP/1.0\r\nHost: a\r\n\r\n"
         with self.bring_to(State("asking", request)) as sock, sock.makefile("rb") as answer:
             return int(answer.read().rpartition(b"\r\n\r\n")[2])
 
@@ -174,7 +186,7 @@ def _killed(address: Address, tls: bool) -> int:
 
 
 def _hold(port: int, tls: bool) -> None:
-    held = Clients(("127.0.0.1", port), tls=tls).hold(HELD)
+    held = Clients((HOST, port), tls=tls).hold(HELD)
     print(f"{len(held)} connections", flush=True)
     time.sleep(60)  # until killed
 
@@ -200,51 +212,41 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class Server:
+class Kind:
     """A kind of server.
 
-    :param tls: it gets a certificate.
-    :param spare_threads: of a bounded pool that it makes when it first needs them.
-    :param timers_s: for so long its timers may keep what belonged to a connection.
+    :ivar spare_threads: of a bounded pool that it makes when it first needs them.
+    :ivar timers_s: for so long its timers may keep what belonged to a connection.
     """
 
     name: str
-    tls: bool = False
+    server: Server
     spare_threads: int = 0
     timers_s: float = 0.0
 
-    def command(self, address: Address, certificate: Path) -> list[str]:
-        port = str(address[1])
-        if self.name.startswith("FastWorker"):
-            options = ["--http-protocols=h2,h1", "--http2-cleartext=both", "--log-level=critical"]
-            if self.tls:
-                options += [f"--certfile={certificate}", f"--keyfile={certificate}"]
-            return gunicorn_command(
-                "loadtests.leaks_app:app",
-                address,
-                worker_class="wsgifast.workers.FastWorker",
-                options=options,
-            )
-        command = ["python", "-m", "uvicorn", "--no-access-log", "--log-level=critical"]
-        command += ["--http=asgifast.uvicorn:HttpToolsProtocol", f"--port={port}"]
-        if self.tls:
-            command += [f"--ssl-certfile={certificate}", f"--ssl-keyfile={certificate}"]
-        return [*command, "loadtests.leaks_app:asgi_app"]
 
-
+_BOTH = ("--http-protocols=h2,h1", "--http2-cleartext=both", "--log-level=critical")
+_UVICORN = "loadtests.asgi_app:bare"
+_PEM = ("--ssl-certfile={folder}/server.pem", "--ssl-keyfile={folder}/server.pem")
 # asyncio's own default for its threads, in which files are read that are not in memory.
 _ASYNCIO_THREADS = min(32, (os.cpu_count() or 1) + 4)
+# uvicorn's time limit for a connection that is kept alive is 5 s.
+_TIMERS_S = 6.0
 SERVERS = (
-    Server("FastWorker"),
-    Server("FastWorker, TLS", tls=True),
-    # uvicorn's time limit for a connection that is kept alive is 5 s.
-    Server("uvicorn, our protocol", spare_threads=_ASYNCIO_THREADS, timers_s=6.0),
-    Server("uvicorn, our protocol, TLS", tls=True, spare_threads=_ASYNCIO_THREADS, timers_s=6.0),
+    Kind("FastWorker", gunicorn("loadtests.app:app", *_BOTH, worker_class=FAST)),
+    Kind("FastWorker, TLS", gunicorn("loadtests.app:app", *_BOTH, worker_class=FAST, tls=True)),
+    Kind("uvicorn, our protocol", uvicorn(_UVICORN, ours=True), _ASYNCIO_THREADS, _TIMERS_S),
+    Kind(
+        "uvicorn, our protocol, TLS",
+        dataclasses.replace(uvicorn(_UVICORN, *_PEM, ours=True), tls=True),
+        _ASYNCIO_THREADS,
+        _TIMERS_S,
+    ),
 )
 
 
 def measure(
-    server: Server, *, connections: int, rounds: int, seconds: float, idle_s: float = 0.0
+    kind: Kind, *, connections: int, rounds: int, seconds: float, idle_s: float = 0.0
 ) -> Iterator[Count]:
     """Abandon connections of a server; yield its counts at the beginning and after each round.
 
@@ -253,16 +255,14 @@ def measure(
     :param idle_s: seconds without a client before each count, for the server's timers.
     :raises OSError: if the server does not answer any more.
     """
+    payload_file(FILE_BYTES)
+    server = kind.server
     with temporary_folder("leaks") as folder:
-        file = Path(folder, "file")
-        file.write_bytes(bytes(FILE_BYTES))
-        certificate = Path(folder, "server.pem")
         issued = trustme.CA().issue_cert("localhost")
-        issued.private_key_and_cert_chain_pem.write_to_path(certificate)
-        address = ("127.0.0.1", free_port())
-        command = server.command(address, certificate)
-        env = {FILE_VARIABLE: str(file)}
-        with running(command, address, name=server.name, env=env, cwd=ROOT) as process:
+        issued.private_key_and_cert_chain_pem.write_to_path(Path(folder, "server.pem"))
+        address = (HOST, free_port())
+        places = {"{port}": str(address[1]), "{folder}": folder}
+        with running(server.placed(places)[0], address, name=kind.name, cwd=ROOT) as process:
             clients = Clients(address, tls=server.tls)
             # For what is made once, such as threads.
             clients.abandon(2 * len(clients.states), seconds)
@@ -322,13 +322,13 @@ def growth(counts: Sequence[Count]) -> Growth:
     )
 
 
-def kept(server: Server, counts: Sequence[Count]) -> list[str]:
+def kept(kind: Kind, counts: Sequence[Count]) -> list[str]:
     """What a server has not given back at the end, a sentence each."""
     first, last = counts[0], counts[-1]
     found = []
     if last.descriptors > first.descriptors:
         found.append(f"{last.descriptors - first.descriptors} descriptors are left")
-    if last.threads > first.threads + server.spare_threads:
+    if last.threads > first.threads + kind.spare_threads:
         found.append(f"{last.threads - first.threads} threads are left")
     if last.processes != first.processes:
         found.append("a process has been replaced")
@@ -360,28 +360,28 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--connections and --rounds: 1 or more")
     found: list[str] = []
     figures = {}
-    for server in SERVERS:
-        if options.only not in server.name:
+    for kind in SERVERS:
+        if options.only not in kind.name:
             continue
         counts = list(
             measure(
-                server,
+                kind,
                 connections=options.connections,
                 rounds=options.rounds,
                 seconds=options.seconds,
-                idle_s=server.timers_s,
+                idle_s=kind.timers_s,
             )
         )
         each = growth(counts)
         rows = [[c.connections, c.descriptors, c.threads, c.memory_kib, c.blocks] for c in counts]
-        print(table([server.name, "descriptors", "threads", "RSS KiB", "blocks"], rows))
+        print(table([kind.name, "descriptors", "threads", "RSS KiB", "blocks"], rows))
         print(
             f"later half: {each.memory_bytes:.0f} bytes and {each.blocks:.2f} blocks for each "
             "connection\n",
             flush=True,
         )
-        found += [f"{server.name}: {leak}" for leak in kept(server, counts) + grown(counts)]
-        figures[server.name] = {"counts": counts, "growth": each}
+        found += [f"{kind.name}: {leak}" for leak in kept(kind, counts) + grown(counts)]
+        figures[kind.name] = {"counts": counts, "growth": each}
     print("\n".join(found) or "nothing leaks")
     print(f"saved {save('leaks', {'servers': figures, 'leaks': found})}")
     return 1 if found else 0

@@ -7,9 +7,11 @@ are new for each request, as they have to be.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,12 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from wsgiref.util import FileWrapper
 
-from .measuring.results import REPORTS
+from .bench import REPORTS
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
-__all__ = ["FILE_BYTES", "REPORT_BYTES", "SHAPES", "Shape"]
+__all__ = ["FILE_BYTES", "PAYLOADS", "REPORT_BYTES", "SHAPES", "Shape", "payload_file"]
+
+# The files of all benchmarks: they are made once, and kept.
+PAYLOADS = REPORTS / "payloads"
 
 # The presentation that wsgiref delivered in 16.84 s as a string and in 0.01 s as a list.
 REPORT_BYTES = 688_128
@@ -38,6 +43,10 @@ STREAM_BLOCK_BYTES = 64 * 1024
 # A server-sent event: one line, ten times a second.
 TICK_BYTES = 32
 TICK_S = 0.1
+# An app that waits for its database, and one that computes.
+SLEEP_S, COMPUTE_S = 0.010, 0.003
+# Names a file on a slow disk to the servers, which are processes of their own.
+SLOW_FILE_VARIABLE = "WSGIFAST_SLOW_FILE"
 
 # environ, size in bytes -> what the app returns.
 Make = Callable[["WSGIEnvironment", int], object]
@@ -88,16 +97,43 @@ def chunks(size: int, each: int) -> list[bytes]:
 @lru_cache(maxsize=8)
 def payload_file(size: int) -> Path:
     """A file on disk with the payload in it."""
-    folder = REPORTS / "payloads"
-    path = folder / f"{size}.bin"
+    path = PAYLOADS / f"{size}.bin"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        PAYLOADS.mkdir(parents=True, exist_ok=True)
         # Several servers start at once: none may see half a file.
-        handle, name = tempfile.mkstemp(dir=folder)
+        handle, name = tempfile.mkstemp(dir=PAYLOADS)
         with open(handle, "wb") as file:
             file.write(payload(size))
+        os.chmod(name, 0o644)
         os.replace(name, path)
     return path
+
+
+def _sleep(environ: WSGIEnvironment, size: int) -> list[bytes]:
+    time.sleep(SLEEP_S)
+    return [payload(size)]
+
+
+def _compute(environ: WSGIEnvironment, size: int) -> list[bytes]:
+    end = time.thread_time() + COMPUTE_S
+    while time.thread_time() < end:
+        pass
+    return [payload(size)]
+
+
+def _upload(environ: WSGIEnvironment, size: int) -> list[bytes]:
+    environ["wsgi.input"].read()
+    return [payload(size)]
+
+
+def _blocks(environ: WSGIEnvironment, size: int) -> list[bytes]:
+    gc.collect()
+    return [b"%d" % sys.getallocatedblocks()]
+
+
+def _slow_disk(environ: WSGIEnvironment, size: int) -> object:
+    file = open(os.environ[SLOW_FILE_VARIABLE], "rb")
+    return environ.get("wsgi.file_wrapper", FileWrapper)(file)
 
 
 def _generator(environ: WSGIEnvironment, size: int) -> Iterator[bytes]:
@@ -166,5 +202,12 @@ SHAPES = {
             lambda environ, size: iter(chunks(size, STREAM_BLOCK_BYTES)),
         ),
         Shape("ticks", "a slow stream of events", 10 * TICK_BYTES, _ticks),
+        # For single benchmarks.
+        Shape("crumbs", "20 chunks of 50 bytes", 1000, lambda environ, n: iter(chunks(n, 50))),
+        Shape("sleep", "after 10 ms", 1024, _sleep, declared=True),
+        Shape("compute", "after 3 ms of computing", 1024, _compute, declared=True),
+        Shape("upload", "after reading the request's body", 0, _upload, declared=True),
+        Shape("blocks", "the number of blocks of memory that Python's objects have", 0, _blocks),
+        Shape("slow-disk", "a file on a slow disk", 0, _slow_disk),
     )
 }

@@ -1,13 +1,4 @@
-"""Five field reports, measured again: the old figures beside today's, on one page.
+"""The five field reports that wsgifast began with, measured again.
 
-    python -m loadtests.field_reports                       all, the quick profile
-    python -m loadtests.field_reports coalescing receive    some
-    python -m loadtests.field_reports --profile full        as many messages and bytes as then
-
-Each report is a module with TITLE, OLD (the figures of then) and run(profile) -> ReportResult.
+Each is a table for the runner, with the figures of then beside today's and what has changed.
 """
-
-from .page import page
-from .result import Bars, Figures, Profile, ReportResult, Summary
-
-__all__ = ["Bars", "Figures", "Profile", "ReportResult", "Summary", "page"]

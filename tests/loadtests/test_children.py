@@ -15,7 +15,13 @@ from tests.support.servers import ROOT, START_S, wait_for
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_its_servers_end_with_it(number: signal.Signals, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "loadtests.field_reports", "--profile=full", "receive"]
+    command = [
+        sys.executable,
+        "-m",
+        "loadtests.field_reports",
+        "--profile=release",
+        "receive.sendall",
+    ]
     with subprocess.Popen(
         command,
         cwd=ROOT,
@@ -37,13 +43,13 @@ def test_its_servers_end_with_it(number: signal.Signals, tmp_path: Path) -> None
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_files_of_one_without_a_server_end_with_it(number: signal.Signals, tmp_path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "loadtests.files_core"],
+        [sys.executable, "-m", "loadtests.static_files", "--seconds=30", "static.start"],
         cwd=ROOT,
         env={"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as process:
-        wait_for(lambda: list(tmp_path.glob("*/file.txt")), "it has its file", START_S)
+        wait_for(lambda: list(tmp_path.glob("*/10/0/0.txt")), "it has its files", START_S)
         process.send_signal(number)
         assert process.wait(START_S) != 0
     assert list(tmp_path.iterdir()) == []

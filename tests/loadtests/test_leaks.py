@@ -6,19 +6,19 @@ import dataclasses
 
 import pytest
 
-from loadtests.leaks import HELD, SERVERS, Count, Server, grown, kept, measure
+from loadtests.leaks import HELD, SERVERS, Count, Kind, grown, kept, measure
 
 FIRST = Count(
     connections=0, descriptors=10, threads=5, memory_kib=30_000, blocks=100_000, processes=(1, 2)
 )
 
 
-@pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.name)
-def test_abandoned_connections_leave_nothing_behind(server: Server) -> None:
+@pytest.mark.parametrize("kind", SERVERS, ids=lambda kind: kind.name)
+def test_abandoned_connections_leave_nothing_behind(kind: Kind) -> None:
     """Few of them, but in every state, and more in a process that is killed."""
-    counts = list(measure(server, connections=36, rounds=1, seconds=20.0))
+    counts = list(measure(kind, connections=36, rounds=1, seconds=20.0))
     assert [count.connections for count in counts] == [0, 36 + HELD]
-    assert kept(server, counts) == []
+    assert kept(kind, counts) == []
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def test_abandoned_connections_leave_nothing_behind(server: Server) -> None:
     ],
 )
 def test_what_is_kept(change: dict[str, int], found: list[str]) -> None:
-    server = Server("with a pool of two", spare_threads=2)
+    kind = dataclasses.replace(SERVERS[0], spare_threads=2)
     last = dataclasses.replace(FIRST, connections=1000, **change)  # type: ignore[arg-type]
-    assert kept(server, [FIRST, last]) == found
+    assert kept(kind, [FIRST, last]) == found
 
 
 def test_only_the_later_half_of_the_rounds_tells_of_growth() -> None:

@@ -6,22 +6,27 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from loadtests.charts import Span, bar_chart, span_chart
-from loadtests.locust_process import Run
-from loadtests.measuring import (
+from loadtests.bench import (
+    HOST,
     Ratio,
+    Serving,
     ServerFailed,
     alternate,
     cpu_seconds,
     drive,
     free_port,
-    gunicorn_command,
+    percentile,
     running,
     table,
 )
-from loadtests.measuring.load import percentile
+from loadtests.bench.charts import Span, bar_chart, span_chart
+from loadtests.bench.locust_process import Run
+from loadtests.bench.looking import look
+from loadtests.bench.load import Task
 
-HOST = "127.0.0.1"
+
+def command(app: str, port: int, server: str = "gunicorn") -> list[str]:
+    return Serving(app, server).side(None).placed({"{port}": str(port)})[0]
 
 
 def test_ratio_is_taken_round_by_round() -> None:
@@ -69,21 +74,25 @@ def test_charts_are_well_formed() -> None:
 
 
 def test_only_this_machine_is_loaded() -> None:
-    with pytest.raises(ValueError, match="locustfiles"):
+    with pytest.raises(ValueError, match="locustfile"):
         Run("http://192.0.2.1/")
 
 
 def test_the_client_counts_what_it_saw() -> None:
     address = (HOST, free_port())
-    with running(gunicorn_command("loadtests.app:app", address), address) as server:
+    with running(command("loadtests.app:app", address[1]), address) as server:
         good = drive(address, "/small", requests=5, seconds=10, body_bytes=512)
         assert (good.requests, good.failures, good.body_bytes) == (5, 0, 5 * 512)
+        assert good.client_cpu_s > 0
         stream = drive(address, "/rows/4096", requests=2, seconds=10, body_bytes=4096)
         assert (stream.requests, stream.body_bytes) == (2, 2 * 4096)
         short = drive(address, "/small/9", requests=1, seconds=10, body_bytes=10)
         assert short.errors == {"status 200 with 9 bytes instead of 10": 1}
         assert drive(address, "/none", requests=1, seconds=10).errors == {"status 404": 1}
         assert drive(address, "/bytes/100", requests=1, seconds=10).failures == 1
+        seen = look(Task("/small/9", address=address))
+        assert (seen.answer, seen.body_bytes, seen.ok) == ("HTTP/1.0 200 OK", 9, True)
+        assert not look(Task("/none", address=address)).ok
         assert cpu_seconds(server.pid) > 0
 
 
@@ -91,7 +100,7 @@ def test_a_server_that_does_not_start_shows_its_log() -> None:
     address = (HOST, free_port())
     with (  # noqa: PT012
         pytest.raises(ServerFailed, match="no_such_module"),
-        running(gunicorn_command("no_such_module:app", address), address) as server,
+        running(command("no_such_module:app", address[1]), address) as server,
     ):
         while True:  # gunicorn listens before it imports the app, and ends soon after
             server.check()
@@ -99,10 +108,10 @@ def test_a_server_that_does_not_start_shows_its_log() -> None:
 
 def test_a_taken_port_is_named() -> None:
     address = (HOST, free_port())
-    command = ["python", "-m", "loadtests.serving", "wsgiref", "loadtests.app:app", str(address[1])]
+    argv = command("loadtests.app:app", address[1], "wsgiref")
     with (
-        running(command, address),
+        running(argv, address),
         pytest.raises(ServerFailed, match=f"port {address[1]} .* is taken"),
-        running(command, address),
+        running(argv, address),
     ):
         pass

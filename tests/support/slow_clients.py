@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["KINDS", "Crowd", "Kind", "Others", "others", "raise_open_files", "slow_clients"]
+__all__ = ["KINDS", "Crowd", "Kind", "Others", "others", "raise_open_files", "receive_answer", "slow_clients"]
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
@@ -292,7 +292,7 @@ def others(
                 sock = socket.create_connection((HOST, port), GIVE_UP_S)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.sendall(request)
-            _receive_answer(sock)
+            receive_answer(sock)
         except OSError:
             failures += 1
             if sock is not None:
@@ -305,7 +305,7 @@ def others(
     return Others(sorted(times), failures)
 
 
-def _receive_answer(sock: socket.socket) -> None:
+def receive_answer(sock: socket.socket) -> None:
     """:raises OSError: if it is no 200 with as many bytes as it says."""
     answer = b""
     while b"\r\n\r\n" not in answer:

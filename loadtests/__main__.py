@@ -1,0 +1,38 @@
+"""Every figure of the README, measured again.
+
+    python -m loadtests all                          quickly: that each row runs, and rough ratios
+    python -m loadtests all --profile release        for publication, on a quiet machine
+    python -m loadtests worker.tls asgi --profile release
+
+A KEY names rows: it is told beside each row, and is its key in reports/*.json.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+from .bench import Serving, Table
+from .command import main
+
+# In the order of the README.
+MODULES = (
+    "frameworks", "calls", "static_files", "worker", "slow", "slow_attack", "asgi", "nodelay",
+    "field_reports.__main__",
+)  # fmt: skip
+
+
+def tables() -> list[Table]:
+    """All tables, `make demo`'s first."""
+    demo = import_module("loadtests.demo")
+    found = [demo.table(Serving(demo.APP))]
+    for name in MODULES:
+        found += import_module(f"loadtests.{name}").TABLES
+    return found
+
+
+if __name__ == "__main__":
+    keys = [argument for argument in sys.argv[1:] if argument != "all"]
+    raise SystemExit(
+        main("loadtests", __doc__, tables(), keys, page_name="all", page_title="The load tests")
+    )

@@ -1,0 +1,5 @@
+"""python -m loadtests.bench APP PATH...: see loadtests.bench.compare."""
+
+from .compare import main
+
+raise SystemExit(main())

@@ -1,0 +1,137 @@
+"""What one load run gave, whichever client drove it, and what it cost the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from .processes import HOST, Address
+
+__all__ = ["Client", "Load", "Measured", "Task", "cpu_seconds", "measured", "percentile"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a client is told to do in one run.
+
+    :ivar path: asked of the server, by GET.
+    :ivar seconds: nothing is begun after this time.
+    :ivar address: the server's; port 0 where the run has none.
+    :ivar pid: the server's.
+    :ivar headers: lines to add to each request, such as "Range: bytes=0-9".
+    :ivar body_bytes: the payload that every answer must have; None: whatever comes.
+    :ivar tls: the server speaks TLS, with a certificate that nobody knows.
+    :ivar full: as much as in the figures to be published, where an amount bounds the run.
+    :ivar folder: the run's files.
+    """
+
+    path: str = "/"
+    seconds: float = 1.0
+    address: Address = (HOST, 0)
+    pid: int = 0
+    headers: tuple[str, ...] = ()
+    body_bytes: int | None = None
+    tls: bool = False
+    full: bool = False
+    folder: Path = Path()
+
+
+@dataclass(frozen=True)
+class Load:
+    """The result of one bounded run.
+
+    :ivar requests: answers that came whole and with a status below 400 (or messages, calls, ...).
+    :ivar failures: all others, and requests without an answer.
+    :ivar body_bytes: payload of the good answers, without heads and chunk framing.
+    :ivar seconds: wall time of the run.
+    :ivar latency_ms: percentile (50, 95, 99) -> milliseconds from sending a request to the last
+        byte of its answer; empty if no request succeeded.
+    :ivar errors: what the client saw -> how often.
+    :ivar client_cpu_s: CPU seconds (user and system) of the client itself.
+    :ivar facts: whatever else it found out, by name and unit.
+    """
+
+    requests: int
+    failures: int
+    body_bytes: int
+    seconds: float
+    latency_ms: Mapping[int, float] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)
+    client_cpu_s: float = 0.0
+    facts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def requests_per_s(self) -> float:
+        return self.requests / self.seconds if self.seconds else 0.0
+
+    @property
+    def megabytes_per_s(self) -> float:
+        """Payload in MB (10^6 bytes) per second."""
+        return self.body_bytes / 1e6 / self.seconds if self.seconds else 0.0
+
+
+# One bounded run.
+Client = Callable[[Task], Load]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A load run and the CPU seconds (user and system) that the server spent on it."""
+
+    load: Load
+    server_cpu_s: float
+
+    @property
+    def cpu_us_per_request(self) -> float:
+        return self.server_cpu_s * 1e6 / self.load.requests if self.load.requests else 0.0
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        """CPU seconds per GB (10^9 bytes) of payload."""
+        return self.server_cpu_s * 1e9 / self.load.body_bytes if self.load.body_bytes else 0.0
+
+
+def measured(pid: int, run: Callable[[], Load]) -> Measured:
+    """Do one load run and note what CPU time the server spent meanwhile.
+
+    The kernel counts in steps of 10 ms: a run should keep the server busy for half a second or
+    more before its CPU time says anything.
+    """
+    before = cpu_seconds(pid)
+    load = run()
+    return Measured(load, cpu_seconds(pid) - before)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system CPU seconds that a process and all its descendants have spent so far.
+
+    Workers that came and went count too: their time passes to the parent that reaped them.
+
+    :raises psutil.NoSuchProcess: if the process itself has ended.
+    """
+    root = psutil.Process(pid)
+    while True:
+        family = [root, *root.children(recursive=True)]
+        try:
+            spent = sum(sum(process.cpu_times()[:4]) for process in family)
+        except psutil.NoSuchProcess:
+            if not root.is_running():
+                raise
+            continue  # a worker ended in between: its time is the parent's now, count again
+        if {process.pid for process in family} == {
+            pid,
+            *(child.pid for child in root.children(recursive=True)),
+        }:
+            return float(spent)
+
+
+def percentile(ascending: Sequence[float], percent: float) -> float:
+    """The smallest value that `percent` of all do not exceed (nearest rank).
+
+    :param ascending: the values, sorted; at least one.
+    """
+    rank = -(-len(ascending) * percent // 100)  # rounded up
+    return ascending[max(0, int(rank) - 1)]

@@ -1,0 +1,231 @@
+"""The processes of a benchmark: real servers, which do not outlive it however it ends.
+
+Each is a process group of its own and is ended by its own id, with everything it has started. The
+kernel ends it too if the benchmark is killed and has no time to clean up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+__all__ = [
+    "HOST",
+    "Address",
+    "RunningServer",
+    "ServerFailed",
+    "free_port",
+    "orderly_end",
+    "running",
+    "start",
+    "temporary_folder",
+]
+
+HOST = "127.0.0.1"
+Address = tuple[str, int]
+# Importing a large app takes seconds on a busy machine; a server that still does not listen after
+# this time hangs.
+START_S = 30.0
+# gunicorn's workers finish their requests first; what has not ended by then is killed.
+STOP_S = 10.0
+# Below those that systems give to clients (Linux from 32768 on, IANA's from 49152 on).
+_UNASSIGNED_PORTS = range(10_000, 32_000)
+# How much of a log an error message repeats: the end is where the reason stands.
+LOG_TAIL_LINES = 25
+# prctl(2): the signal that the kernel sends to a process when its parent is gone.
+_PR_SET_PDEATHSIG = 1
+
+
+class ServerFailed(RuntimeError):
+    """A server did not start, or ended by itself; the message carries the end of its log."""
+
+
+@dataclass
+class RunningServer:
+    """A server that listens."""
+
+    name: str
+    address: Address
+    process: subprocess.Popen[bytes]
+    log_path: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address[0]}:{self.address[1]}"
+
+    def log_tail(self) -> str:
+        """The last lines that it has written to stdout and stderr, indented for a message."""
+        lines = self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return "\n".join(f"    {line}" for line in lines) or "    (its log is empty)"
+
+    def check(self, within: float = 0.0) -> None:
+        """Make sure that the server still runs.
+
+        :param within: seconds to give to a server that may be about to end.
+        :raises ServerFailed: with its log, if it has ended.
+        """
+        try:
+            status = self.process.wait(within)
+        except subprocess.TimeoutExpired:
+            return
+        raise ServerFailed(f"{self.name} ended with status {status}:\n{self.log_tail()}")
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str],
+    address: Address,
+    *,
+    name: str = "",
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Iterator[RunningServer]:
+    """Start a server, wait until it accepts connections, stop it at the end of the block.
+
+    :param command: a first item of "python" means this interpreter.
+    :param address: where the command has been told to listen.
+    :param name: what messages call it; by default its command.
+    :param env: added to this process's environment.
+    :raises ServerFailed: if the port is taken, or the server ends or does not listen in time.
+    """
+    name = name or " ".join(command)
+    if _is_listening(address):
+        raise ServerFailed(
+            f"port {address[1]} of {address[0]} is taken by another program, so {name} cannot "
+            "have it: name another port, or none for a free one"
+        )
+    argv = [sys.executable if command[0] == "python" else command[0], *command[1:]]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
+    with temporary_folder("load") as folder:
+        log_path = Path(folder, "log")
+        with log_path.open("wb") as log:
+            process = start(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=cwd,
+                env=environment,
+                start_new_session=True,  # so that its workers can be ended with it
+            )
+        server = RunningServer(name, address, process, log_path)
+        try:
+            _wait_until_listening(server)
+            yield server
+        finally:
+            _stop(process)
+
+
+def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """subprocess.Popen, of a process that gets SIGTERM when this one is gone (on Linux).
+
+    Also if this one is killed with no time to clean up. To the kernel the parent is the thread
+    that calls this: let it be one that stays until the child has ended.
+    """
+    parent = os.getpid()
+
+    def bind() -> None:
+        assert _libc is not None  # see below
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it ended before it was bound to
+            os._exit(1)
+
+    if _libc is not None:
+        options["preexec_fn"] = bind
+    return subprocess.Popen(command, **options)
+
+
+# Loaded here, as hardly anything may be done between fork and exec.
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+@contextlib.contextmanager
+def temporary_folder(name: str) -> Iterator[str]:
+    """A new folder, removed at the end of the block: by Ctrl-C and SIGTERM too."""
+    with orderly_end(), tempfile.TemporaryDirectory(prefix=f"wsgifast-{name}-") as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def orderly_end() -> Iterator[None]:
+    """Let SIGTERM end this process as Ctrl-C does: through every `finally` on the way.
+
+    Leaves a handler of the program's own alone; without effect in any but the main thread, which
+    is the one that runs handlers.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # timeout(1) sends it twice: clean up in peace
+        sys.exit(128 + number)  # as the shell tells of a signal
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def free_port() -> int:
+    """A TCP port on 127.0.0.1 that nothing has at this moment, and that no client will be given."""
+    while True:
+        # Not the seeded generator: processes side by side would all draw the same.
+        port = _UNASSIGNED_PORTS.start + secrets.randbelow(len(_UNASSIGNED_PORTS))
+        with socket.socket() as sock:
+            try:
+                sock.bind((HOST, port))
+            except OSError:
+                continue
+        return port
+
+
+def _wait_until_listening(server: RunningServer) -> None:
+    deadline = time.monotonic() + START_S
+    while not _is_listening(server.address):
+        server.check()
+        if time.monotonic() > deadline:
+            raise ServerFailed(
+                f"{server.name} does not listen after {START_S:.0f} s:\n{server.log_tail()}"
+            )
+        time.sleep(0.02)
+    server.check()  # gunicorn listens first and imports the app then
+
+
+def _is_listening(address: Address) -> bool:
+    with socket.socket() as sock:
+        sock.settimeout(1.0)
+        return sock.connect_ex(address) == 0
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server, and whatever is left of its process group."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            pass
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

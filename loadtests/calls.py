@@ -1,0 +1,256 @@
+"""What a call costs without a server: the middleware, and StaticFiles beside WhiteNoise.
+
+    python -m loadtests.calls [wsgi | asgi | static] [--profile release]
+
+pyperf takes the time, in a process of its own for every run. The WSGI environ carries what gunicorn
+puts there, so TCP_NODELAY is looked after as it is in production. ASGIFast stands beside the least
+that an ASGI middleware can be that looks at the app's messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+from wsgiref.util import FileWrapper
+
+import pyperf
+from asgifast import ASGIFast
+from whitenoise import WhiteNoise
+
+from wsgifast import StaticFiles, WSGIFast
+
+from .asgi_app import app as starlette_app
+from .asgi_app import in_the_least_middleware
+from .bench import Client, Contender, Load, Row, Table, Task, Unit, start, temporary_folder
+from .command import main
+from .shapes import PAYLOADS, payload_file
+from .static_files import no_app
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+    from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
+
+__all__ = ["CALLS", "TABLES"]
+
+BODY = [b"x" * 512]
+# Of one value; a run gives five of them and the median, after one to warm up.
+LOOPS = {"quick": 1000, "full": 10_000}
+# So many requests does a busy server serve in one turn of its event loop.
+REQUESTS_A_TURN = 10
+
+
+def _wsgi_app(*headers: tuple[str, str], kind: Callable[[list[bytes]], Any] = list) -> Any:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain"), *headers])
+        body: Iterable[bytes] = kind(BODY)
+        return body
+
+    return app
+
+
+WSGI_APPS = {
+    "declared": ("[bytes] with Content-Length", _wsgi_app(("Content-Length", "512"))),
+    "undeclared": ("[bytes] without", _wsgi_app()),
+    "iterator": ("an iterator of one chunk", _wsgi_app(kind=iter)),
+}
+
+
+def _wsgi_call(app: Any, environ: Mapping[str, Any]) -> Callable[[], None]:
+    """A request as a server makes it: a new environ, the body read, and closed."""
+
+    def call() -> None:
+        body = app(environ.copy(), _start_response)  # type: ignore[attr-defined]
+        for _block in body:
+            pass
+        close = getattr(body, "close", None)
+        if close is not None:
+            close()
+
+    return call
+
+
+def _start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+    return None
+
+
+def _with_gunicorns_socket(app: Any) -> Callable[[], None]:
+    ours, theirs = socket.socketpair()  # both live as long as this process
+    keep = (ours, theirs)
+    return _wsgi_call(app, {"REQUEST_METHOD": "GET", "gunicorn.socket": keep[0], "other": keep[1]})
+
+
+def _asgi_app(headers: list[tuple[bytes, bytes]]) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": BODY[0]})
+
+    return app
+
+
+ASGI_APPS: dict[str, tuple[str, Any]] = {
+    "declared": ("a head and a body", _asgi_app([(b"content-length", b"512")])),
+    "undeclared": ("the same without Content-Length", _asgi_app([])),
+    "starlette": ("Starlette's Response", starlette_app),
+}
+# As uvicorn makes it.
+_SCOPE: dict[str, Any] = {
+    "type": "http",
+    "asgi": {"version": "3.0", "spec_version": "2.3"},
+    "http_version": "1.1",
+    "server": ("127.0.0.1", 8000),
+    "client": ("127.0.0.1", 50000),
+    "scheme": "http",
+    "method": "GET",
+    "root_path": "",
+    "path": "/plain",
+    "raw_path": b"/plain",
+    "query_string": b"",
+    "headers": [(b"host", b"127.0.0.1:8000")],
+    "state": {},
+}
+
+
+def _asgi_turn(app: ASGIApp) -> Callable[[], Awaitable[None]]:
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        pass
+
+    async def turn() -> None:
+        for _ in range(REQUESTS_A_TURN):
+            await app(_SCOPE.copy(), receive, send)
+        await asyncio.sleep(0)
+
+    return turn
+
+
+STATIC_APPS: dict[str, Callable[[], Any]] = {
+    "WhiteNoise": lambda: WhiteNoise(no_app, root=str(PAYLOADS), prefix="/"),
+    "WhiteNoise, autorefresh": lambda: WhiteNoise(
+        no_app, root=str(PAYLOADS), prefix="/", autorefresh=True
+    ),
+    "StaticFiles": lambda: StaticFiles(directory=PAYLOADS),
+    "StaticFiles, recheck_s=1": lambda: StaticFiles(directory=PAYLOADS, recheck_s=1),
+}
+STATIC_REQUESTS: dict[str, tuple[str, dict[str, str]]] = {
+    "200": ("200", {}),
+    "encodings": ("200, Accept-Encoding", {"HTTP_ACCEPT_ENCODING": "gzip, deflate, br, zstd"}),
+    "304": ("304", {"HTTP_IF_NONE_MATCH": "the ETag"}),
+    "206": ("206", {"HTTP_RANGE": "bytes=100-199"}),
+}
+
+
+def _static_call(app: Any, headers: Mapping[str, str]) -> Callable[[], None]:
+    environ = {
+        "REQUEST_METHOD": "GET",
+        "PATH_INFO": "/1024.bin",
+        "QUERY_STRING": "",
+        "wsgi.file_wrapper": FileWrapper,
+    }
+    if "HTTP_IF_NONE_MATCH" in headers:
+        found: dict[str, str] = {}
+        body = app(environ.copy(), lambda status, sent, exc_info=None: found.update(sent))
+        getattr(body, "close", lambda: None)()
+        headers = {"HTTP_IF_NONE_MATCH": found["ETag"]}
+    return _wsgi_call(app, {**environ, **headers})
+
+
+# What can be timed: name -> makes the call. Those of ASGI are coroutine functions.
+CALLS: dict[str, Callable[[], Callable[[], Any]]] = {}
+for _name, (_, _app) in WSGI_APPS.items():
+    CALLS[f"wsgi.{_name}:raw"] = lambda app=_app: _with_gunicorns_socket(app)  # type: ignore[misc]
+    CALLS[f"wsgi.{_name}:WSGIFast"] = lambda app=_app: _with_gunicorns_socket(WSGIFast(app))  # type: ignore[misc]
+for _name, (_, _app) in ASGI_APPS.items():
+    for _side, _wrap in (
+        ("raw", lambda app: app),
+        ("least middleware", in_the_least_middleware),
+        ("ASGIFast", ASGIFast),
+    ):
+        CALLS[f"asgi.{_name}:{_side}"] = lambda app=_app, wrap=_wrap: _asgi_turn(wrap(app))  # type: ignore[misc]
+for _name, (_, _headers) in STATIC_REQUESTS.items():
+    for _side, _make in STATIC_APPS.items():
+        CALLS[f"static.{_name}:{_side}"] = lambda make=_make, headers=_headers: _static_call(  # type: ignore[misc]
+            make(), headers
+        )
+
+MICROSECONDS = Unit("us", lambda m: m.load.seconds * 1e6, difference=True)
+CALLS_A_SECOND = Unit("calls/s", lambda m: m.load.requests_per_s)
+
+
+def _timed(name: str) -> Client:
+    def run(task: Task) -> Load:
+        with temporary_folder("calls") as folder:
+            path = Path(folder, "times.json")
+            loops = LOOPS["full" if task.full else "quick"]
+            if name.startswith("asgi"):
+                loops //= REQUESTS_A_TURN
+            options = [f"--loops={loops}", "--processes=1", "--values=5", "--warmups=1", "--quiet"]
+            command = [sys.executable, "-m", "loadtests.calls", "--call", name, *options]
+            command += ["--inherit-environ=PYTHONPATH", f"--output={path}"]
+            with start(command, stdout=subprocess.DEVNULL) as process:
+                try:
+                    status = process.wait(120)
+                finally:
+                    process.kill()
+            if status:
+                raise RuntimeError(f"pyperf ended with status {status}; see above")
+            values = pyperf.Benchmark.load(str(path)).get_values()
+        return Load(1, 0, 0, median(values))
+
+    return run
+
+
+def _row(key: str, title: str, unit: Unit) -> Row:
+    names = [name for name in CALLS if name.startswith(f"{key}:")]
+    contenders = tuple(Contender(name.split(":")[1], client=_timed(name)) for name in names)
+    return Row(f"calls.{key}", title, contenders, _timed(names[0]), unit, http=False)
+
+
+def _prepare(folder: Path) -> None:
+    payload_file(1024)
+
+
+TABLES = [
+    Table(
+        "calls",
+        "What a call costs",
+        [
+            *(_row(f"wsgi.{n}", f"WSGI: {t}", MICROSECONDS) for n, (t, _) in WSGI_APPS.items()),
+            *(_row(f"asgi.{n}", f"ASGI: {t}", MICROSECONDS) for n, (t, _) in ASGI_APPS.items()),
+            *(
+                _row(f"static.{n}", f"1 KiB file: {t}", CALLS_A_SECOND)
+                for n, (t, _) in STATIC_REQUESTS.items()
+            ),
+        ],
+        prepare=_prepare,
+    )
+]
+
+
+def _time() -> None:
+    """As pyperf has it: this process starts a worker, which times the call."""
+    runner = pyperf.Runner(
+        program_args=("-m", "loadtests.calls"),
+        add_cmdline_args=lambda command, args: command.extend(("--call", args.call)),
+    )
+    runner.argparser.add_argument("--call", choices=CALLS)
+    name = runner.parse_args().call
+    call = CALLS[name]()
+    if name.startswith("asgi"):
+        runner.bench_async_func(name, call, inner_loops=REQUESTS_A_TURN)
+    else:
+        runner.bench_func(name, call)
+
+
+if __name__ == "__main__":
+    if "--call" in sys.argv:
+        _time()
+    else:
+        raise SystemExit(main("loadtests.calls", __doc__, TABLES))

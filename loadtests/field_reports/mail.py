@@ -1,0 +1,195 @@
+"""Field reports 2 and 3: importing mail by IMAP's APPEND, and mail from SMTP client to SMTP server.
+
+imaplib and wsgifast.mail.IMAP4 against a real Dovecot, directly and behind a plain TCP forwarder;
+smtplib to aiosmtpd, and wsgifast.mail's client to its server, by DATA (as then) and by BDAT (which
+both offer and so choose). The client is this process.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import imaplib
+import os
+import secrets
+import shutil
+import smtplib
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+
+from loadtests.bench import BYTES, REQUESTS, Client, Contender, Load, Row, Table, Task, running
+from loadtests.bench.processes import HOST, free_port
+from tests.support.mailservers import PASSWORD, dovecot
+from wsgifast.mail import IMAP4, SMTP
+
+from .servers import server
+
+__all__ = ["APPEND", "DELIVERY"]
+
+# An everyday message without attachment: 1 kB.
+MESSAGE = b"From: a@example.com\r\nSubject: import\r\n\r\n" + (b"x" * 76 + b"\r\n") * 12
+# A run ends after so many messages, or after its time: where each takes 40 ms, 5,000 take minutes.
+APPENDS = {False: 300, True: 5_000}
+APPEND_S = {False: 1.0, True: 20.0}
+LARGE_BYTES = 20_000_000
+SMALL_BYTES = 1_000
+DELIVER_S = 30.0
+
+
+def append(client_class: type[imaplib.IMAP4], *, forwarded: bool) -> Client:
+    """Messages one after the other into an empty mailbox, all of which must be there then."""
+
+    def run(task: Task) -> Load:
+        with _dovecot(forwarded) as port, client_class(HOST, port) as client:
+            client.login(secrets.token_hex(8), PASSWORD)  # anybody has a mailbox here
+            cpu, started = time.process_time(), time.perf_counter()
+            done = 0
+            while done < APPENDS[task.full] and time.perf_counter() - started < APPEND_S[task.full]:
+                status, reply = client.append("INBOX", "", "", MESSAGE)
+                if status != "OK":
+                    raise RuntimeError(f"the server refused a message: {reply!r}")
+                done += 1
+            seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+            _, stored = client.select("INBOX", readonly=True)
+            if stored != [b"%d" % done]:
+                raise RuntimeError(f"{done} messages went in, {stored!r} are there")
+        return Load(done, 0, done * len(MESSAGE), seconds, client_cpu_s=cpu)
+
+    return run
+
+
+@contextlib.contextmanager
+def _dovecot(forwarded: bool) -> Iterator[int]:
+    if shutil.which("dovecot", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None:
+        raise RuntimeError("Dovecot is not installed: apt-get install dovecot-imapd (Debian)")
+    with dovecot() as imap:
+        if not forwarded:
+            yield imap.port
+            return
+        port = free_port()
+        command, _ = server("forward", imap.port).placed({"{port}": str(port)})
+        with running(command, (HOST, port), name="forwarder"):
+            yield port
+
+
+def _append_row(key: str, title: str, *, forwarded: bool) -> Row:
+    contenders = tuple(
+        Contender(name, client=append(client_class, forwarded=forwarded))
+        for name, client_class in (("imaplib", imaplib.IMAP4), ("wsgifast", IMAP4))
+    )
+    client = append(imaplib.IMAP4, forwarded=forwarded)
+    return Row(f"field.imap.{key}", title, contenders, client, REQUESTS, http=False)
+
+
+APPEND = Table(
+    "field-report-imap",
+    "imaplib and TCP_NODELAY",
+    [
+        _append_row("direct", "APPEND of 1 kB into Dovecot, messages", forwarded=False),
+        _append_row("forwarded", "the same behind a TCP forwarder", forwarded=True),
+    ],
+    then=(
+        "Then: Python 2, import of 5,000 messages by APPEND",
+        ["", "s", "messages/s", "ms each"],
+        [
+            ["imaplib", 210.9, 23.8, 42.2],
+            ["imaplib with TCP_NODELAY=1", 14.0, 357.0, 2.8],
+            ["a Perl client", 7.9, 632.0, 1.6],
+        ],
+    ),
+    notes=[
+        "What has changed: not imaplib, which still sends a literal and its line end in two small "
+        "writes. Dovecot has: it asks its kernel for quick acknowledgements (TCP_QUICKACK), so "
+        "that the second write need not wait, and the stall is gone there. Behind a plain TCP "
+        "forwarder, or with a server that does not ask, it is what it was: 40 ms for each message.",
+        "What limits it today: Dovecot.",
+    ],
+)
+
+
+class DataOnly(SMTP):
+    """Ours without BDAT."""
+
+    chunking = False
+
+
+@cache
+def attachment(size: int) -> bytes:
+    """A message as mail clients make them: a head, and base64 in lines of 76."""
+    head = b"From: a@example.com\r\nTo: b@example.com\r\nSubject: A file.\r\n\r\n"
+    body = base64.encodebytes(os.urandom(size * 3 // 4)).replace(b"\n", b"\r\n")
+    return (head + body)[: size - 2] + b"\r\n"
+
+
+@cache
+def prose(size: int) -> bytes:
+    """Lines that each begin with a dot: every one must be quoted for DATA."""
+    line = b".And so on. It goes on and on.\r\n"
+    return (line * (size // len(line) + 1))[: size - 2] + b"\r\n"
+
+
+def deliver(
+    client_class: type[smtplib.SMTP],
+    make: Callable[[int], bytes],
+    size: int,
+    messages: int,
+    few: int,
+) -> Client:
+    """So many messages on one connection, or a few; after one that is not measured."""
+
+    def run(task: Task) -> Load:
+        message = make(size)
+        with client_class(*task.address, local_hostname="client") as client:
+            client.sendmail("a@example.com", ["b@example.com"], message)
+            cpu, started = time.process_time(), time.perf_counter()
+            done = 0
+            while done < (messages if task.full else few):
+                client.sendmail("a@example.com", ["b@example.com"], message)
+                done += 1
+                if time.perf_counter() - started > DELIVER_S:
+                    break
+            seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+        return Load(done, 0, done * len(message), seconds, client_cpu_s=cpu)
+
+    return run
+
+
+def _deliver_row(
+    key: str, title: str, make: Callable[[int], bytes], size: int, messages: int, few: int
+) -> Row:
+    def contender(name: str, kind: str, client_class: type[smtplib.SMTP]) -> Contender:
+        client = deliver(client_class, make, size, messages, few)
+        return Contender(name, server(kind), client=client)
+
+    contenders = (
+        contender("smtplib, aiosmtpd", "smtp-stock", smtplib.SMTP),
+        contender("wsgifast, DATA", "smtp-fast", DataOnly),
+        contender("wsgifast, BDAT", "smtp-fast", SMTP),
+    )
+    client = deliver(SMTP, make, size, messages, few)
+    unit = BYTES if size == LARGE_BYTES else REQUESTS
+    return Row(f"field.smtp.{key}", title, contenders, client, unit, http=False)
+
+
+DELIVERY = Table(
+    "field-report-smtp",
+    "smtplib and smtpd",
+    [
+        _deliver_row("attachment", "20 MB, an attachment", attachment, LARGE_BYTES, 5, 1),
+        _deliver_row("prose", "20 MB, a dot before each line", prose, LARGE_BYTES, 2, 1),
+        _deliver_row("small", "messages of 1 kB", attachment, SMALL_BYTES, 10_000, 500),
+    ],
+    then=(
+        "Then: Python 2, client and server on one machine",
+        ["", "MB/s", "gain"],
+        [["before", 15.0, None], ["after", 220.0, "14x"]],
+    ),
+    notes=[
+        "What has changed: smtpd is gone from Python, and its successor aiosmtpd reads line by "
+        "line through a buffer of two; the client's regular expression over the whole message is "
+        "still there.",
+        "What limits it today: the kernel's copying into the socket and out of it; by DATA also "
+        "the server's look for line ends and dots. With BDAT nothing else is done to a message.",
+    ],
+)
