@@ -9,8 +9,8 @@ import pytest
 from loadtests.bench import (
     HOST,
     Ratio,
-    Serving,
     ServerFailed,
+    Serving,
     alternate,
     cpu_seconds,
     drive,
@@ -20,9 +20,9 @@ from loadtests.bench import (
     table,
 )
 from loadtests.bench.charts import Span, bar_chart, span_chart
+from loadtests.bench.load import Task
 from loadtests.bench.locust_process import Run
 from loadtests.bench.looking import look
-from loadtests.bench.load import Task
 
 
 def command(app: str, port: int, server: str = "gunicorn") -> list[str]:

@@ -25,7 +25,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["KINDS", "Crowd", "Kind", "Others", "others", "raise_open_files", "receive_answer", "slow_clients"]
+__all__ = [
+    "KINDS",
+    "Crowd",
+    "Kind",
+    "Others",
+    "others",
+    "raise_open_files",
+    "receive_answer",
+    "slow_clients",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"

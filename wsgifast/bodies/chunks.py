@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 # A chunk of this size is sent as it is: beyond it a send costs more than the call around it, and
-# copying it into a larger block only costs memory. Measured: loadtests/block_sizes.py.
+# copying it into a larger block only costs memory.
 LARGE_CHUNK_BYTES = 64 * 1024
 # A body of crumbs up to this size is joined whole; of a larger one a block at a time.
 JOINED_WHOLE_BYTES = 1024 * 1024

@@ -37,7 +37,7 @@ __all__ = [
 # systems fail beyond 2 GiB instead of sending less.
 _MAX_SENDFILE_BYTES = 1 << 30
 # One read of a file where sendfile cannot be used (TLS, odd file systems, a server without it):
-# larger ones are no faster and leave the cache (measured: loadtests/block_sizes.py).
+# larger ones are no faster and leave the cache.
 BLOCK_BYTES = 256 * 1024
 # Up to this size a run of a file is read and leaves in one call with what stands before it; beyond
 # it, sendfile's own call costs less than the copy.
