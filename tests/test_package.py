@@ -50,6 +50,8 @@ SLOW = {"asyncio", "email", "ssl"}
     [
         ("import wsgifast", {*SLOW, "inspect", "logging", "wsgifast.middleware"}),
         ("import asgifast", {*SLOW, "inspect", "logging", "wsgifast.middleware"}),
+        ("from wsgifast import *", SLOW),
+        ("from asgifast import ASGIFast, StaticFiles", {"email", "starlette"}),
         ("import wsgifast.sockets", {*SLOW, "wsgifast.middleware"}),
         ("import wsgifast.files", {*SLOW, "wsgifast.middleware"}),
     ],
