@@ -14,6 +14,7 @@ import pytest
 import trustme
 
 from tests.conftest import WSGI_SERVERS, gunicorn, wsgi_server
+from tests.support.gunicorn import may_end_head_with_bare_lf
 from tests.support.http import Connection, Response
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.support.shapes import BROKEN_NAMES, FAILING_NAMES, SHAPES
@@ -137,7 +138,7 @@ def test_statuses_without_a_body(server: LiveServer, code: int, query: str) -> N
 
 @pytest.mark.parametrize("name", BROKEN_NAMES)
 def test_what_cannot_be_repaired_is_a_500(server: LiveServer, name: str) -> None:
-    response = server.get(f"/broken/{name}")
+    response = server.get(f"/broken/{name}", bare_lf=may_end_head_with_bare_lf(server))
     assert response.status == 500, str(response)
     # The log names the app, so that its author finds it.
     if name != "raises":

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from tests.support.gunicorn import may_end_head_with_bare_lf
 from tests.support.http import Connection, Response
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.workers.app import FILE_BYTES, block
@@ -298,7 +299,8 @@ def test_bad_requests_are_answered_as_gthread_answers_them(
     client: Client, gthread: LiveServer, name: str
 ) -> None:
     answers = []
-    for connection in (Connection(gthread.address), client.connect()):
+    bare_lf = may_end_head_with_bare_lf(gthread)
+    for connection in (Connection(gthread.address, bare_lf=bare_lf), client.connect()):
         with connection:
             connection.send(BAD_REQUESTS[name])
             response = connection.read_response()

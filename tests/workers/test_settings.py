@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.support.gunicorn import may_end_head_with_bare_lf
 from tests.support.http import Connection
 from tests.support.servers import free_port, live_server, wait_for
 from tests.workers.app import block
@@ -41,7 +42,8 @@ def test_limits_of_heads_are_those_of_gthread(head: bytes) -> None:
     )
     with live_server(argv, address) as gthread, fast_worker(*LIMITED) as fast:
         for server in (gthread, fast):
-            with Connection(server.address) as connection:
+            bare_lf = may_end_head_with_bare_lf(server)
+            with Connection(server.address, bare_lf=bare_lf) as connection:
                 connection.send(head)
                 statuses.append(connection.read_response().status)
     assert statuses[0] == statuses[1]

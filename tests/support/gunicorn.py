@@ -1,0 +1,37 @@
+"""A fault of gunicorn's own, which tests allow its workers and no server of ours."""
+
+from __future__ import annotations
+
+import functools
+
+from gunicorn import util
+
+from .servers import LiveServer
+
+__all__ = ["may_end_head_with_bare_lf"]
+
+_OWN_WORKERS = ("sync", "gthread", "gevent")
+
+
+def may_end_head_with_bare_lf(server: LiveServer) -> bool:
+    """Whether a server's error pages are gunicorn's own, and their head ends with a bare LF.
+
+    So it is on Python 3.14 and newer, where textwrap.dedent() takes the CR of the empty line in
+    gunicorn's template (gunicorn.util.write_error) for white space to be removed.
+    """
+    is_its_own = any(f"'{worker}'" in str(server.process.args) for worker in _OWN_WORKERS)
+    return is_its_own and _has_the_fault()
+
+
+@functools.cache
+def _has_the_fault() -> bool:
+    written: list[bytes] = []
+
+    class Socket:
+        sendall = send = staticmethod(written.append)
+
+        def gettimeout(self) -> float:
+            return 0.0
+
+    util.write_error(Socket(), 500, "Internal Server Error", "")
+    return b"\r\n\r\n" not in b"".join(written)
