@@ -22,6 +22,7 @@ from wsgifast.bodies.files import SegmentedBody
 from wsgifast.server import output
 from wsgifast.server.connection import LINGER_S
 from wsgifast.server.poller import READ, WRITE
+from wsgifast.server.states import BEGUN, CLOSED
 from wsgifast.sockets import FileSegment
 from wsgifast.workers.worker import FastWorker
 
@@ -54,7 +55,7 @@ def bench(make_bench: MakeBench) -> Bench:
 
 
 def is_open(client: Client) -> bool:
-    return client.near in client.near.server.registry.connections
+    return client.near.state is not CLOSED
 
 
 def is_quiet(client: Client) -> bool:
@@ -77,7 +78,7 @@ def test_a_connection_on_which_nothing_comes(bench: Bench) -> None:
 def test_a_head_has_its_time_from_its_first_byte_on(bench: Bench) -> None:
     client = bench.connect()
     bench.pass_time(FastWorker.head_timeout_s - 1)
-    client.send(b"GET / HTTP/1.1\r\n")
+    client.send(b"GET / HTTP/1.1\r\nHost: a\r\n")
     bench.run()
     bench.pass_time(FastWorker.head_timeout_s - 1)
     client.send(b"X: 1\r\n")  # which gives it no more
@@ -112,7 +113,7 @@ def test_the_next_head_has_its_own_time(bench: Bench) -> None:
     bench.run()
     client.read_response()
     bench.pass_time(3)
-    client.send(b"GET / HTTP/1.1\r\n")
+    client.send(b"GET / HTTP/1.1\r\nHost: a\r\n")
     bench.run()
     bench.pass_time(FastWorker.head_timeout_s - 1)  # beyond the keep-alive time
     client.send(b"\r\n")
@@ -125,7 +126,9 @@ def test_the_next_head_has_its_own_time(bench: Bench) -> None:
 def test_a_body_that_stops(bench: Bench, framing: str, sent: int) -> None:
     client = bench.connect()
     bench.pass_time(FastWorker.head_timeout_s - 1)
-    client.send(f"POST / HTTP/1.1\r\n{framing}\r\n\r\n".encode() + b"fffff\r\n" * bool(sent))
+    client.send(
+        f"POST / HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n".encode() + b"fffff\r\n" * bool(sent)
+    )
     bench.run()
     client.send(bytes(sent))  # the rate alone would give it minutes
     bench.run()
@@ -145,7 +148,7 @@ def test_a_body_that_stops(bench: Bench, framing: str, sent: int) -> None:
 def test_a_body_must_keep_up_a_rate(bench: Bench, framing: str, rate: int, ends: bool) -> None:
     """500 bytes a second, beyond the time that every body has."""
     client = bench.connect()
-    client.send(f"POST / HTTP/1.1\r\n{framing}\r\n\r\nfffff\r\n".encode())
+    client.send(f"POST / HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\nfffff\r\n".encode())
     bench.run()
     seconds = 0
     while is_open(client) and seconds < 1000:
@@ -244,7 +247,7 @@ def test_a_client_is_sent_to_while_the_app_goes_on(make_bench: MakeBench, method
     assert bench.log.requests.pop() == ("GET /", "200 OK", LARGE)
     bench.worker.application.app = app
     if method == "POST":
-        client.send(b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nbo")
+        client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbo")
         bench.run()
         client.send(b"dy")
     else:
@@ -299,7 +302,7 @@ def refuse(fd: int, events: int) -> None:
 def test_a_kernel_that_cannot_watch_it(bench: Bench) -> None:
     client = bench.connect()
     bench.worker.poller.arm = refuse
-    client.send(b"GET / HTTP/1.1\r\n")
+    client.send(b"GET / HTTP/1.1\r\nHost: a\r\n")
     bench.run()
     assert not is_open(client)
     assert client.near.fd not in bench.worker.registry.waiting
@@ -353,7 +356,7 @@ def test_the_sweep_takes_it_while_the_kernel_refuses(bench: Bench) -> None:
 
     client = bench.connect()
     bench.worker.poller.arm = lose
-    client.send(b"GET / HTTP/1.1\r\n")
+    client.send(b"GET / HTTP/1.1\r\nHost: a\r\n")
     bench.run()
     assert is_open(client)
 
@@ -398,23 +401,28 @@ def test_starving_has_an_end(make_bench: MakeBench) -> None:
 # Heads
 
 
-def count_parsing(bench: Bench) -> list[int]:
-    """The sizes of what the parser is shown."""
+def count_parsing(client: Client) -> list[int]:
+    """The sizes of the heads that the parser has been shown, from now on."""
     sizes: list[int] = []
-    parse = bench.worker.request_class
+    near: Any = client.near
+    parse = near._parser.parse
 
-    def counted(settings: Any, received: Any, peer: Any, number: int) -> Any:
-        sizes.append(len(received.data))
-        return parse(settings, received, peer, number)
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(parser, name)
 
-    bench.worker.request_class = counted
+        def parse(self, data: bytes, peer: Any, number: int) -> Any:
+            sizes.append(len(data))
+            return parse(data, peer, number)
+
+    parser, near._parser = near._parser, Counting()
     return sizes
 
 
 def test_a_head_in_pieces_is_not_parsed_again_for_each_of_them(bench: Bench) -> None:
     client = bench.connect()
-    sizes = count_parsing(bench)
-    head = b"GET / HTTP/1.1\r\n" + b"X: %b\r\n" % (b"a" * 93) * 90 + b"\r\n"
+    sizes = count_parsing(client)
+    head = b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: %b\r\n" % (b"a" * 93) * 90 + b"\r\n"
     for _ in range(2):  # nor those of the next request
         for start in range(0, len(head), 50):
             client.send(head[start : start + 50])
@@ -428,16 +436,18 @@ def test_a_head_that_waits_for_its_end_is_kept_whole(bench: Bench) -> None:
     """With one behind it that is not whole yet."""
     client = bench.connect()
     body = b"0123456789"
-    client.send(b"POST /one HTTP/1.1\r\nContent-Length: 10\r\n\r\n" + body + b"GET /two HTT")
+    client.send(
+        b"POST /one HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n" + body + b"GET /two HTT"
+    )
     bench.run()
     assert client.read_response().body == body
-    client.send(b"P/1.1\r\n")
+    client.send(b"P/1.1\r\nHost: a\r\n")
     bench.run()
     assert client.receive_all_there_is() == b""
-    client.send(b"\r\nGET /three HTTP/1.1\r\n\r\nGET /four")
+    client.send(b"\r\nGET /three HTTP/1.1\r\nHost: a\r\n\r\nGET /four")
     bench.run()
     assert client.read_response().body == client.read_response().body == b""
-    client.send(b" HTTP/1.1\r\n\r\n")
+    client.send(b" HTTP/1.1\r\nHost: a\r\n\r\n")
     bench.run()
     assert client.read_response().body == b""
     paths = [request[0].split()[1] for request in bench.log.requests]
@@ -448,7 +458,7 @@ def test_a_head_over_every_limit_is_refused_while_it_comes(make_bench: MakeBench
     limits = {"limit_request_fields": 10, "limit_request_field_size": 1000}
     bench = make_bench(echo, **limits, **PYTHON_PARSER)
     client = bench.connect()
-    client.send(b"GET / HTTP/1.1\r\n")
+    client.send(b"GET / HTTP/1.1\r\nHost: a\r\n")
     sent = 0
     while is_open(client) and not (answer := client.receive_all_there_is()) and sent < 1 << 20:
         client.send(b"X: " + 1000 * b"a")
@@ -461,7 +471,7 @@ def test_a_head_over_every_limit_is_refused_while_it_comes(make_bench: MakeBench
 @pytest.mark.skipif(not PYTHON_PARSER, reason="gunicorn before 25.3 waits for the end")
 def test_a_line_that_ends_with_lf_alone_is_refused_at_once(make_bench: MakeBench) -> None:
     client = (bench := make_bench(echo, **PYTHON_PARSER)).connect()
-    client.send(b"GET / HTTP/1.1\r\nX: 1\n")
+    client.send(b"GET / HTTP/1.1\r\nHost: a\r\nX: 1\n")
     bench.run()
     assert client.receive_all_there_is().startswith(b"HTTP/1.1 400 ")
 
@@ -476,7 +486,7 @@ def test_a_wake_up_without_anything_to_read(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [b"", b"GET / HT", b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\na"]
+    "sent", [b"", b"GET / HT", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\na"]
 )
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_client_that_goes(make_bench: MakeBench, sent: bytes, reset: bool) -> None:
@@ -541,7 +551,7 @@ def test_a_proxy_header_counts_on_its_connection_only(make_bench: MakeBench) -> 
     assert local.read_response().status == 200
     assert addresses[3:] == [("192.0.2.1", "4711")]
     # On a connection that is under way it is no PROXY header, whoever slips it in.
-    proxied.send(b"PROXY TCP4 192.0.2.88 192.0.2.2 1 80\r\nGET / HTTP/1.1\r\n\r\n")
+    proxied.send(b"PROXY TCP4 192.0.2.88 192.0.2.2 1 80\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n")
     bench.run()
     assert proxied.read_response().status == 400
     assert len(addresses) == 4
@@ -618,7 +628,7 @@ def test_continue_is_asked_for_once_and_only_of_who_waits_for_it(bench: Bench) -
     client.send_request(method="POST", headers=[expect], body=b"whole")
     bench.run()
     assert client.read_response().body == b"whole"
-    client.send(b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nbo")
+    client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbo")
     bench.run()
     assert client.receive_all_there_is() == b""
 
@@ -631,13 +641,13 @@ def test_continue_where_the_app_reads_the_body(make_bench: MakeBench, first: byt
 
     bench = make_bench(app, attributes={"buffer_bodies": False})
     client = bench.connect()
-    head = b"POST / HTTP/1.1\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n"
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n"
     client.send(head + first)
     bench.run()
     if not first:
         assert client.read_head().status == 100
     assert client.read_response().body == b"body"
-    client.send(b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\n" + first)
+    client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n" + first)
     bench.run()
     assert client.read_response().body == b"body"
 
@@ -685,7 +695,7 @@ def fill(sock: socket.socket) -> int:
 def test_a_client_that_has_gone_is_not_asked_to_continue(make_bench: MakeBench) -> None:
     bench = make_bench(echo, attributes={"buffer_bodies": False})
     client = bench.connect()
-    client.send(b"POST / HTTP/1.1\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n")
+    client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n")
     client.close()
     bench.run()
     assert not is_open(client)
@@ -698,7 +708,9 @@ def test_a_body_over_the_limit_is_refused_at_its_head(make_bench: MakeBench) -> 
     client.send_request(method="POST", body=bytes(100))
     bench.run()
     assert client.read_response().status == 200
-    client.send(b"POST /over HTTP/1.1\r\nContent-Length: 101\r\nExpect: 100-continue\r\n\r\n")
+    client.send(
+        b"POST /over HTTP/1.1\r\nHost: a\r\nContent-Length: 101\r\nExpect: 100-continue\r\n\r\n"
+    )
     bench.run()
     assert client.read_response().status == 413
     assert client.read_to_end() == b""
@@ -709,7 +721,9 @@ def test_a_body_over_the_limit_is_refused_in_its_middle(make_bench: MakeBench) -
     bench = make_bench(echo, attributes={"body_limit_bytes": 100, "body_memory_bytes": 10})
     client = bench.connect()
     descriptors = len(os.listdir("/proc/self/fd"))
-    client.send(b"POST /over HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n50\r\n" + bytes(80))
+    client.send(
+        b"POST /over HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n50\r\n" + bytes(80)
+    )
     bench.run()
     client.send(b"\r\n50\r\n")
     bench.run()
@@ -722,7 +736,7 @@ def test_a_malformed_body_is_answered(make_bench: MakeBench) -> None:
     bench = make_bench(echo, attributes={"body_memory_bytes": 0})
     client = bench.connect()
     descriptors = len(os.listdir("/proc/self/fd"))
-    client.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
+    client.send(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
     bench.run()
     client.send(b"nonsense\r\n")
     bench.run()
@@ -741,7 +755,8 @@ def test_a_disk_that_is_full(make_bench: MakeBench, monkeypatch: pytest.MonkeyPa
     client.send_request(method="POST", body=bytes(10))
     bench.run()
     assert client.read_response().status == 200  # needs no disk
-    chunked = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\na\r\n0123456789\r\n0\r\n\r\n"
+    chunked = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunked += b"a\r\n0123456789\r\n0\r\n\r\n"
     client.send(chunked)
     bench.run()
     assert client.read_response().body == b"0123456789"
@@ -768,7 +783,7 @@ def test_nothing_of_a_request_is_kept_behind_it(make_bench: MakeBench) -> None:
         bench.run()
         assert client.read_response().keep_alive
         assert bodies[-1]() is None
-        assert client.near._collector is None
+        assert client.near._body is None
         assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
@@ -787,13 +802,12 @@ def test_a_streamed_body_that_nobody_reads(
 
     bench = make_bench(app, attributes={"buffer_bodies": False}, keepalive=5)
     client = bench.connect()
-    client.send(f"POST / HTTP/1.1\r\n{fields}Content-Length: 10\r\n\r\n01234".encode())
+    client.send(f"POST / HTTP/1.1\r\nHost: a\r\n{fields}Content-Length: 10\r\n\r\n01234".encode())
     if there:
         client.send(b"56789")
     bench.run()
     assert client.read_response().status == 200
     if kept:
-        assert client.near.received.wait is None  # nothing waits for a byte of the next head
         client.send_request(method="POST", body=b"next")
         bench.run()
         assert client.read_response().status == 200
@@ -1075,7 +1089,7 @@ def test_a_client_that_goes_on_sending_is_not_listened_to_for_long(bench: Bench)
 def test_a_refusal_that_is_not_taken_at_once(bench: Bench) -> None:
     for request in (
         b"G=T / HTTP/1.1\r\n\r\n",
-        b"POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n",
     ):
         client = bench.connect()
         filled = fill(client.near.sock)
@@ -1091,7 +1105,7 @@ def test_a_refusal_that_is_not_taken_at_once(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [b"GET / HT", b"POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\n01234"]
+    "sent", [b"GET / HT", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n01234"]
 )
 def test_a_time_limit_that_is_not_taken_note_of_at_once(bench: Bench, sent: bytes) -> None:
     client = bench.connect()
@@ -1124,11 +1138,11 @@ def test_a_client_that_goes_before_the_end(make_bench: MakeBench, read: bool) ->
 def test_a_long_head_does_not_count_for_what_follows_its_refusal(make_bench: MakeBench) -> None:
     bench = make_bench(echo, **PYTHON_PARSER)
     client = bench.connect()
-    client.send(b"GET / HTTP/1.1\r\nX: ")
+    client.send(b"GET / HTTP/1.1\r\nHost: a\r\nX: ")
     for _ in range(100):
         client.send(bytes(10_000).replace(b"\0", b"a"))
         bench.run()
-        if client.near.server.log.says("Invalid request"):
+        if bench.log.says("Invalid request"):
             break
     client.send(bytes(10_000))
     bench.run()
@@ -1139,7 +1153,7 @@ def test_a_long_head_does_not_count_for_what_follows_its_refusal(make_bench: Mak
 
 def test_a_refusal_of_a_client_that_has_gone(bench: Bench) -> None:
     client = bench.connect()
-    client.send(b"POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n")
+    client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n")
     client.close()
     bench.run()
     assert not is_open(client)
@@ -1155,7 +1169,7 @@ def test_an_error_of_our_own_ends_the_connection_only(
 
     client, other = bench.connect(), bench.connect()
     with monkeypatch.context() as patch:
-        patch.setattr(type(client.near), "_on_head", fail)
+        patch.setattr(type(client.near), "on_event", fail)
         client.send_request()
         bench.run()
     assert not is_open(client)
@@ -1245,7 +1259,7 @@ def test_a_closed_connection_is_garbage_at_once(bench: Bench) -> None:
     client.send_request()
     bench.run()
     bench.log.environs.clear()
-    part = client.near._part
+    part = client.near.environ_part
     assert part is not None
     sock = weakref.ref(part["gunicorn.socket"])
     del part
@@ -1300,7 +1314,7 @@ def tls_bench(make_bench: MakeBench, pem: tuple[str, ssl.SSLContext], **options:
 def test_tls_requests_in_one_record(make_bench: MakeBench, pem: tuple[str, ssl.SSLContext]) -> None:
     bench = tls_bench(make_bench, pem, keepalive=5)
     client = bench.connect(tls=pem[1])
-    head = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
     # One record each; the first is more than one receive takes.
     for size in (0, 9, 15_000):
         body = b"a" * size
@@ -1315,7 +1329,7 @@ def test_tls_requests_in_one_record(make_bench: MakeBench, pem: tuple[str, ssl.S
         bench.run()
         assert client.read_response().body == b"b" + body
         assert client.read_response().body == b"end"
-    client.send(b"GET / HTTP/1.1\r\nX: " + b"a" * 8000 + b"\r\nY: " + b"b" * 7900)
+    client.send(b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 8000 + b"\r\nY: " + b"b" * 7900)
     client.send(b"\r\n\r\n")
     bench.run()
     assert client.read_response().status == 200
@@ -1357,7 +1371,7 @@ def test_tls_handshake_that_never_comes_or_fails(
     assert not is_open(silent)
     assert silent.read_to_end() == b""
     nonsense = bench.connect()
-    nonsense.send(b"GET / HTTP/1.1\r\n\r\n")
+    nonsense.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
     bench.run()
     assert not is_open(nonsense)
     assert bench.log.says("TLS handshake failed")
@@ -1426,5 +1440,6 @@ def test_an_error_that_gunicorn_has_a_word_for(bench: Bench) -> None:
     client = bench.connect()
     near = client.near
     bench.worker.registry.waiting.pop(near.fd)
-    near.reject(InvalidRequestLine("nonsense"))
+    near.move(BEGUN)
+    near.refuse(InvalidRequestLine("nonsense"))
     assert client.read_response().status == 400

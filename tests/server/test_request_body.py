@@ -4,161 +4,127 @@ from __future__ import annotations
 
 import io
 import itertools
-from types import SimpleNamespace
+import tracemalloc
 from typing import Any
 
 import pytest
-from gunicorn.http.body import ChunkedReader
-from gunicorn.http.errors import ChunkMissingTerminator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsgifast.server.request_body import (
-    BodyTooLarge,
-    Chunked,
-    Collector,
-    KnownLength,
-    NeedMoreData,
-    Received,
-)
+from wsgifast.errors import BodyTooLarge, MalformedRequest, RequestError
+from wsgifast.http.chunked import ChunkDecoder
+from wsgifast.server.request_body import ChunkedBody, Collector, DiskBudget, KnownLength, Spool
 
-NEXT = b"GET /next HTTP/1.1\r\n\r\n"
+NEXT = b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n"
+DISK_BYTES = 1 << 40
 
 
-class Pieces:
-    """What a socket hands out: one piece for each receive, never more than asked for."""
-
-    def __init__(self, data: bytes, cuts: list[int]) -> None:
-        places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
-        self._pieces = [data[a:b] for a, b in itertools.pairwise(places)]
-
-    def recv(self, size: int) -> bytes:
-        if not self._pieces:
-            return b""
-        piece, self._pieces[0] = self._pieces[0][:size], self._pieces[0][size:]
-        if not self._pieces[0]:
-            del self._pieces[0]
-        return piece
-
-    def recv_into(self, view: memoryview) -> int:
-        piece = self.recv(len(view))
-        view[: len(piece)] = piece
-        return len(piece)
-
-    def rest(self) -> bytes:
-        return b"".join(self._pieces)
+def spool(in_memory: int = 1 << 20, limit: int = 1 << 40, disk: DiskBudget | None = None) -> Spool:
+    return Spool(in_memory, limit, disk or DiskBudget(DISK_BYTES))
 
 
-def reader(received: Received) -> ChunkedReader:
-    request = SimpleNamespace(
-        limit_request_field_size=8190,
-        max_buffer_headers=65_536,
-        parse_headers=lambda data, from_trailer: [data],
-    )
-    return ChunkedReader(request, received)
+def chunked(in_memory: int = 1 << 20, limit: int = 1 << 40) -> ChunkedBody:
+    return ChunkedBody(ChunkDecoder(body_limit=limit), spool(in_memory))
 
 
-def collect(collector: Any, pieces: Pieces) -> bytes:
-    whole = collector.begin()
-    while not whole:
-        whole = collector.receive(pieces)
+def collect(collector: Collector, data: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
+    """Give a collector what a socket would hand out; returns the body and what has not been asked
+    for, or was given back."""
+    places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
+    pieces = [data[a:b] for a, b in itertools.pairwise(places)]
+    while not collector.is_whole:
+        if collector.has_more_to_do:
+            collector.go_on()
+            continue
+        wanted = collector.wanted
+        assert wanted > 0
+        piece, pieces[0] = pieces[0][:wanted], pieces[0][wanted:]
+        collector.take(piece)
+        if not pieces[0]:
+            del pieces[0]
     with collector.open() as body:
         assert body.readline() + body.read() == (body.seek(0), body.read())[1]
         body.seek(0)
-        data: bytes = body.read()
-        return data
+        return body.read(), collector.rest + b"".join(pieces)
 
 
 cuts = st.lists(st.integers(0, 10_000), max_size=12)
 
 
-@given(st.lists(st.binary(min_size=1, max_size=300)), cuts, st.integers(0, 50), st.integers(0, 600))
-def test_chunked(chunks: list[bytes], cuts: list[int], early: int, in_memory: int) -> None:
+@given(st.lists(st.binary(min_size=1, max_size=300)), cuts, st.integers(0, 600))
+def test_chunks(chunks: list[bytes], cuts: list[int], in_memory: int) -> None:
     data = b"".join(b"%x;a=b\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
     data += b"0\r\nX-Trailer: 1\r\n\r\n" + NEXT
-    received = Received()
-    received.data = data[:early]
-    pieces = Pieces(data[early:], cuts)
-    collector = Chunked(received, reader(received), in_memory, 1_000_000)
-    assert collect(collector, pieces) == b"".join(chunks)
-    assert received.data + pieces.rest() == NEXT
+    assert collect(chunked(in_memory), data, cuts) == (b"".join(chunks), NEXT)
 
 
 @given(st.binary(min_size=1, max_size=3000), cuts, st.integers(0, 50), st.sampled_from([0, 9999]))
 def test_known_length(body: bytes, cuts: list[int], early: int, in_memory: int) -> None:
-    received = Received()
-    received.data = (body + NEXT)[:early]
-    pieces = Pieces((body + NEXT)[early:], cuts)
-    assert collect(KnownLength(received, len(body), in_memory), pieces) == body
-    assert received.data + pieces.rest() == NEXT
+    collector = KnownLength(len(body), spool(in_memory))
+    collector.take((body + NEXT)[:early])  # behind the head, and as much as there is
+    rest = (body + NEXT)[early:]
+    if collector.is_whole:
+        with collector.open() as file:
+            assert file.read() == body
+        assert collector.rest + rest == NEXT
+    else:
+        assert collect(collector, rest, cuts) == (body, NEXT)
 
 
-@pytest.mark.parametrize("early", [0, 10, 90_000])
-@pytest.mark.parametrize("in_memory", [0, 1_000_000])
-def test_a_body_longer_than_the_first_buffer(early: int, in_memory: int) -> None:
-    body = bytes(range(250)) * 1000
-    received = Received()
-    received.data = body[:early]
-    pieces = Pieces(body[early:] + NEXT, [])
-    assert collect(KnownLength(received, len(body), in_memory), pieces) == body
-    assert received.data + pieces.rest() == NEXT
+def test_memory_is_taken_when_bytes_come_and_not_before() -> None:
+    tracemalloc.start()
+    try:
+        heads = [KnownLength(400_000, spool()) for _ in range(100)]
+        for head in heads:
+            head.take(b"x" * 10)
+        assert tracemalloc.get_traced_memory()[0] < 100 * 1000
+        collector = chunked()
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(2500):
+            collector.take(b"2\r\nab\r\n" * 100)
+        assert tracemalloc.get_traced_memory()[0] - before < 2 * 500_000
+    finally:
+        tracemalloc.stop()
 
 
-def test_a_body_that_is_only_promised_costs_no_memory() -> None:
-    promised = 1 << 50
-    pieces: Any = Pieces(bytes(100_000), [])
-    collector = KnownLength(Received(), promised, promised)
-    assert not collector.begin()
-    for _ in range(2):
-        assert not collector.receive(pieces)
+def test_a_turn_is_short_however_small_the_chunks_are() -> None:
+    collector = chunked()
+    decoded = [0]
+    collector.take(b"1\r\na\r\n" * 40_000)  # far more than is asked for
+    while collector.has_more_to_do:
+        decoded.append(collector.decoder.size)
+        collector.go_on()
+    assert len(decoded) > 40
+    assert max(b - a for a, b in itertools.pairwise(decoded)) <= 1000
+    # And then no more than one turn's worth is received.
+    collector.take(b"1\r\na\r\n" * 400)
+    assert not collector.has_more_to_do
+    for _ in range(10):
+        collector.take((b"1\r\na\r\n" * 20_000)[: collector.wanted])
+        assert collector.wanted <= 16 * 1024
+        while collector.has_more_to_do:
+            collector.go_on()
+
+
+def test_large_chunks_are_received_in_large_pieces() -> None:
+    collector = chunked()
+    collector.take(b"10000\r\n" + bytes(60_000))
+    for _ in range(4):
+        collector.take(bytes(100))
+    assert collector.wanted == 256 * 1024
 
 
 @pytest.mark.parametrize("end", [b"X", b"XY", b"\rX", b"\n"])
 def test_a_chunk_that_does_not_end_where_it_should(end: bytes) -> None:
-    received = Received()
-    received.data = b"1\r\na" + end
-    with pytest.raises(ChunkMissingTerminator):
-        Chunked(received, reader(received), 100, 100).begin()
+    with pytest.raises(MalformedRequest):
+        chunked().take(b"1\r\na" + end)
 
 
-def test_a_size_line_that_does_not_end() -> None:
-    """Old versions of gunicorn's parser ask for more for ever."""
-    received = Received()
-    patient: Any = SimpleNamespace(parse_chunk_size=lambda source, data: source.read())
-    collector = Chunked(received, patient, 100, 100)
-    assert not collector.begin()
-    pieces: Any = Pieces(b"1" * 2_000_000, [])
-
-    def receive_all() -> None:
-        while not collector.receive(pieces):
-            pass
-
+def test_a_body_over_its_limit() -> None:
+    data = b"5\r\nabcde\r\n5\r\nfghij\r\n0\r\n\r\n"
+    assert collect(chunked(limit=10), data, []) == (b"abcdefghij", b"")
     with pytest.raises(BodyTooLarge):
-        receive_all()
-    assert len(pieces.rest()) > 500_000
-
-
-def test_chunked_body_over_the_limit() -> None:
-    received = Received()
-    received.data = b"5\r\nabcde\r\n5\r\nfghij\r\n0\r\n\r\n"
-    assert Chunked(received, reader(received), 100, 10).begin()
-    received.data = b"5\r\nabcde\r\n6\r\n"
-    with pytest.raises(BodyTooLarge):
-        Chunked(received, reader(received), 100, 10).begin()
-
-
-def test_end_of_the_connection_in_a_body() -> None:
-    received = Received()
-    nothing: Any = Pieces(b"", [])
-    collectors: list[Collector] = [
-        KnownLength(received, 10, 100),
-        KnownLength(received, 10, 0),
-        Chunked(received, reader(received), 100, 100),
-    ]
-    for collector in collectors:
-        assert not collector.begin()
-        with pytest.raises(EOFError):
-            collector.receive(nothing)
+        collect(chunked(limit=9), data, [])
 
 
 class ShortWrites(io.BytesIO):
@@ -172,41 +138,45 @@ def test_a_file_that_takes_less_than_it_is_given(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("tempfile.TemporaryFile", lambda buffering: ShortWrites())
     body = bytes(range(100))
     for in_memory in (0, 60):
-        received = Received()
-        assert collect(KnownLength(received, 100, 0), Pieces(body, [50])) == body
+        assert collect(KnownLength(100, spool(in_memory)), body, [50])[0] == body
         data = b"32\r\n%b\r\n32\r\n%b\r\n0\r\n\r\n" % (body[:50], body[50:])
-        chunked = Chunked(received, reader(received), in_memory, 1000)
-        assert collect(chunked, Pieces(data, [])) == body
+        assert collect(chunked(in_memory), data, [])[0] == body
 
 
-def test_received_for_an_app_that_waits() -> None:
-    wanted: list[int] = []
-    coming = [b"abc", b"defgh", b"ij", b""]
+def test_all_bodies_of_a_worker_share_the_disk() -> None:
+    disk = DiskBudget(250)
+    first = KnownLength(1000, spool(0, disk=disk))
+    second = KnownLength(1000, spool(0, disk=disk))
+    in_memory = KnownLength(1000, spool(1000, disk=disk))
+    first.take(bytes(200))
+    with pytest.raises(RequestError) as caught:
+        second.take(bytes(100))
+    assert caught.value.status == 503
+    assert disk.used == 200
+    in_memory.take(bytes(100))  # needs none
+    second.take(bytes(50))
+    assert disk.used == 250
+    for each in (first, second, in_memory):
+        each.close()
+        each.close()
+    assert disk.used == 0
+    whole = KnownLength(250, spool(0, disk=disk))
+    whole.take(bytes(250))
+    with whole.open() as body:
+        whole.close()  # it is the app's now
+        assert disk.used == 250
+        assert body.read() == bytes(250)
+    assert disk.used == 0
 
-    def wait(size: int) -> bytes:
-        wanted.append(size)
-        return coming.pop(0)
 
-    received = Received()
-    received.wait = wait
-    received.data = b"01"
-    assert received.read(6, read_ahead=1000) == b"01abcd"
-    assert wanted == [998, 995]  # as much as the body has, but never more
-    assert received.take_buffered() == b"efgh"
-    assert received.take_buffered() == b""
-    assert received.read(None, 500) == b"ij"
-    assert wanted[2:] == [500]
-    received.data = b"the rest"
-    assert received.read(20) == b"the rest"  # at the end of the connection
-    assert received.data == b""
+def test_a_disk_that_fails_takes_nothing_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(buffering: int) -> Any:
+        raise OSError("no temporary files")
 
-
-def test_received_stops_a_parser_that_wants_more() -> None:
-    received = Received()
-    received.unread(b"abc")
-    assert received.read(2) == b"ab"
-    with pytest.raises(NeedMoreData):
-        received.read(2)
-    assert received.read() == b"c"
-    with pytest.raises(NeedMoreData):
-        received.read()
+    monkeypatch.setattr("tempfile.TemporaryFile", fail)
+    disk = DiskBudget(1000)
+    collector = KnownLength(100, spool(0, disk=disk))
+    with pytest.raises(OSError, match="no temporary files"):
+        collector.take(bytes(100))
+    collector.close()
+    assert disk.used == 0

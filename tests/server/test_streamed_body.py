@@ -2,49 +2,182 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
 import socket
 import ssl
 import threading
-from types import SimpleNamespace
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gunicorn.http.body import ChunkedReader
 
-from wsgifast.server.request_body import Received
-from wsgifast.server.streamed_body import DRAIN_BYTES, drain, receive_blocking
+from wsgifast.errors import MalformedRequest, RequestError
+from wsgifast.http.chunked import ChunkDecoder
+from wsgifast.server import streamed_body
+from wsgifast.server.output import ClientGone
+from wsgifast.server.streamed_body import DRAIN_BYTES, StreamedBody, receive_blocking
 
-
-class Unread:
-    """A body of which so many bytes are there at once, as from a client that is fast enough."""
-
-    def __init__(self, size: int) -> None:
-        self.left = size
-        self.failed = False
-
-    def read(self, size: int) -> bytes:
-        size = min(size, self.left)
-        self.left -= size
-        return bytes(size)
+NEXT = b"GET /next"
+CHUNKS = b"5\r\n01234\r\n5\r\n56789\r\n0\r\nX: 1\r\n\r\n"
 
 
-@pytest.mark.parametrize(
-    ("size", "kept"), [(0, True), (DRAIN_BYTES, True), (100 * DRAIN_BYTES, False)]
-)
-def test_no_client_holds_a_thread_with_a_body_that_nobody_wants(size: int, kept: bool) -> None:
-    body = Unread(size)
-    sock: Any = SimpleNamespace(recv=None)
-    assert drain(body, Received(), sock) is kept
-    assert size - body.left <= 2 * DRAIN_BYTES
+class Ends:
+    """The two ends of a connection."""
+
+    def __init__(self) -> None:
+        self.near, self.client = socket.socketpair()
+        self.near.setblocking(False)
+        self.trailers: list[bytes] = []
+
+    def body(self, length: int | None, data: bytes = b"", timeout_s: float = 30.0) -> StreamedBody:
+        return StreamedBody(
+            self.near,
+            threading.Lock(),
+            length=length,
+            decoder=ChunkDecoder(),
+            take_trailers=self.trailers.extend,
+            data=data,
+            timeout_s=timeout_s,
+        )
 
 
-def test_a_body_that_has_failed_is_not_drained() -> None:
-    """What comes next may be anything: the connection must not be kept."""
-    body = Unread(10)
-    body.failed = True
-    sock: Any = SimpleNamespace(recv=None)
-    assert not drain(body, Received(), sock)
-    assert body.left == 10
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ends = Ends()
+    with ends.near, ends.client:
+        yield ends
+
+
+@pytest.mark.parametrize("length", [10, None])
+@pytest.mark.parametrize("early", [0, 1, 7, 1000])
+def test_a_body_is_read_to_its_end_and_not_a_byte_further(
+    ends: Ends, length: int | None, early: int
+) -> None:
+    data = (CHUNKS if length is None else b"0123456789") + NEXT
+    ends.client.sendall(data[early:])
+    body = ends.body(length, data[:early])
+    with io.BufferedReader(body) as stream:
+        assert stream.readline() == b"0123456789"
+        assert stream.read() == b""
+        rest = body.finish()
+    assert rest is not None
+    try:
+        rest += ends.near.recv(100)
+    except BlockingIOError:
+        pass
+    assert rest == NEXT
+    assert ends.trailers == ([b"X: 1"] if length is None else [])
+
+
+@pytest.mark.parametrize("length", [10, None])
+def test_what_the_app_has_not_read_is_thrown_away(ends: Ends, length: int | None) -> None:
+    data = CHUNKS + NEXT if length is None else b"0123456789"
+    ends.client.sendall(data[8:])
+    body = ends.body(length, data[:8])
+    assert body.read(1) == b"0"
+    assert body.finish() == (NEXT if length is None else b"")
+    with pytest.raises(ValueError, match="this request is over"):
+        body.read(1)
+
+
+@pytest.mark.parametrize("there", [0, 5])
+@pytest.mark.parametrize("length", [10, None])
+def test_what_is_not_here_is_not_waited_for(ends: Ends, length: int | None, there: int) -> None:
+    ends.client.sendall((CHUNKS if length is None else b"0123456789")[:there])
+    assert ends.body(length).finish() is None
+
+
+def test_no_client_holds_a_thread_with_a_body_that_nobody_wants(ends: Ends) -> None:
+    class Endless:
+        sent = 0
+
+        def recv(self, size: int) -> bytes:
+            self.sent += size
+            return bytes(size)
+
+    body = ends.body(100 * DRAIN_BYTES)
+    endless: Any = Endless()
+    body._sock = endless
+    assert body.finish() is None
+    assert endless.sent <= 2 * DRAIN_BYTES
+    body = ends.body(DRAIN_BYTES)
+    body._sock = endless
+    assert body.finish() == b""
+
+
+@pytest.mark.parametrize("length", [10, None])
+def test_a_body_that_is_cut_off_is_not_taken_for_whole(ends: Ends, length: int | None) -> None:
+    ends.client.sendall(b"5\r\n0123")
+    ends.client.close()
+    body = ends.body(length)
+    stream = io.BufferedReader(body)
+    with pytest.raises(ClientGone):
+        stream.read()
+    with pytest.raises(ClientGone):  # and not an end either
+        body.read(1)
+    assert isinstance(body.failure, ClientGone)
+    assert body.finish() is None
+
+
+def test_malformed_chunks(ends: Ends) -> None:
+    body = ends.body(None, b"1\r\nab\r\n")
+    with pytest.raises(MalformedRequest):
+        body.read(10)
+    assert isinstance(body.failure, MalformedRequest)
+    assert body.finish() is None
+
+
+def test_trailers_that_are_refused(ends: Ends) -> None:
+    def refuse(lines: list[bytes]) -> None:
+        raise LookupError(lines)
+
+    body = ends.body(None, CHUNKS)
+    body._take_trailers = refuse
+    with pytest.raises(LookupError):
+        io.BufferedReader(body).read()
+    assert isinstance(body.failure, LookupError)
+
+
+class Clock:
+    """Time that goes by while a body is waited for, and else where a test says so."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("rate", "ends_early"), [(450, True), (600, False)])
+def test_a_body_must_keep_up_a_rate(
+    ends: Ends, rate: int, ends_early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """500 bytes a second, beyond the time that every body has; the app may take its own time."""
+    clock = Clock()
+    limits: list[float] = []
+
+    def receive(sock: Any, lock: Any, size: int, timeout_s: float) -> bytes:
+        limits.append(timeout_s)
+        if timeout_s < 10:
+            raise RequestError(408, "too slow")
+        clock.now += 10
+        return bytes(rate * 10)
+
+    monkeypatch.setattr(streamed_body, "time", clock)
+    monkeypatch.setattr(streamed_body, "receive_blocking", receive)
+    body = ends.body(rate * 1000)
+    with contextlib.suppress(RequestError):
+        for _ in range(100):
+            body.read(rate * 10)
+            clock.now += 1000
+    assert isinstance(body.failure, RequestError) is ends_early
+    assert (len(limits) < 100) is ends_early
+    if ends_early:
+        assert 20 < len(limits) < 40  # 30 s, and as much again as the bytes so far are worth
+    assert all(limit <= 30 for limit in limits)
+    assert all(b <= a + 2.1 for a, b in itertools.pairwise(limits))
 
 
 class Renegotiating:
@@ -68,13 +201,11 @@ class Renegotiating:
         return self._sock.recv(size)
 
 
-def test_tls_that_wants_to_send_before_it_receives() -> None:
-    sock, peer = socket.socketpair()
-    with sock, peer:
-        renegotiating: Any = Renegotiating(sock, peer)
-        # Nothing can be read, and never would be: only writability wakes this up.
-        assert receive_blocking(renegotiating, renegotiating.lock, 10, 30.0) == b"abc"
-        assert renegotiating.calls == 2
+def test_tls_that_wants_to_send_before_it_receives(ends: Ends) -> None:
+    renegotiating: Any = Renegotiating(ends.near, ends.client)
+    # Nothing can be read, and never would be: only writability wakes this up.
+    assert receive_blocking(renegotiating, renegotiating.lock, 10, 30.0) == b"abc"
+    assert renegotiating.calls == 2
 
 
 class Counting:
@@ -84,42 +215,52 @@ class Counting:
         self._sock = sock
         self.fileno = sock.fileno
         self.calls = 0
-        self.size = 0
 
     def recv(self, size: int) -> bytes:
         self.calls += 1
-        self.size = size
         return self._sock.recv(size)
 
 
-def test_a_client_that_sends_nothing() -> None:
-    sock, peer = socket.socketpair()
-    with sock, peer:
-        sock.setblocking(False)
-        waiting: Any = Counting(sock)
-        with pytest.raises(TimeoutError, match="not sent its body"):
-            receive_blocking(waiting, threading.Lock(), 10, 0.05)
-        assert waiting.calls <= 5  # it waits, instead of asking again and again
-        peer.sendall(b"late")
-        assert receive_blocking(waiting, threading.Lock(), 1 << 40, 30.0) == b"late"
-        assert waiting.size < 1 << 20  # as much memory, whatever is promised
-        peer.sendall(b"late")
-        assert receive_blocking(sock, threading.Lock(), 10, 30.0) == b"late"
-        peer.close()
-        assert receive_blocking(sock, threading.Lock(), 10, 30.0) == b""
+def test_a_client_that_sends_nothing(ends: Ends) -> None:
+    waiting: Any = Counting(ends.near)
+    with pytest.raises(RequestError, match="did not come in time") as caught:
+        receive_blocking(waiting, threading.Lock(), 10, 0.05)
+    assert caught.value.status == 408
+    assert waiting.calls <= 5  # it waits, instead of asking again and again
+    ends.client.sendall(b"late")
+    assert receive_blocking(waiting, threading.Lock(), 1000, 30.0) == b"late"
+    timer = threading.Timer(0.05, ends.client.sendall, [b"later"])
+    timer.start()
+    began = time.monotonic()
+    assert receive_blocking(ends.near, threading.Lock(), 10, 30.0) == b"later"
+    assert time.monotonic() - began < 25
+    timer.join()
+    ends.client.close()
+    assert receive_blocking(ends.near, threading.Lock(), 10, 30.0) == b""
 
 
-def test_a_chunked_body_that_nobody_wants_is_found_to_its_end() -> None:
-    """gunicorn's reader of chunks asks for "whatever is there", not for a number of bytes."""
-    sock, peer = socket.socketpair()
-    with sock, peer:
-        sock.setblocking(False)
-        peer.sendall(b"5\r\n01234\r\n0\r\n\r\nGET /next")
-        received = Received()
-        request = SimpleNamespace(
-            limit_request_field_size=8190,
-            max_buffer_headers=65_536,
-            parse_headers=lambda data, from_trailer: [data],
-        )
-        assert drain(ChunkedReader(request, received), received, sock)
-        assert received.data == b"GET /next"
+def test_a_lost_connection_is_told_as_such(ends: Ends) -> None:
+    class Lost:
+        def recv(self, size: int) -> bytes:
+            raise ConnectionResetError("lost")
+
+    lost: Any = Lost()
+    with pytest.raises(ClientGone, match="lost"):
+        receive_blocking(lost, threading.Lock(), 10, 30.0)
+
+
+def test_as_much_memory_whatever_is_promised(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def receive(sock: Any, lock: Any, size: int, timeout_s: float) -> bytes:
+        sizes.append(size)
+        return b"x"
+
+    monkeypatch.setattr(streamed_body, "receive_blocking", receive)
+    body = ends.body(1 << 50)
+    buffer = bytearray(1 << 21)
+    assert body.readinto(buffer) == 1
+    assert body.readinto(buffer[:1]) == 1
+    assert sizes == [256 * 1024, 16 * 1024]
+    assert ends.body(5).read(100) == b"x"
+    assert sizes[2:] == [5]  # never a byte of what follows

@@ -29,7 +29,7 @@ def test_misspelt_attribute_is_named_with_those_that_there_are(name: str, meant:
         sentence = str(caught.value)
         assert sentence.startswith(f"FastWorker.{name}=1: ")
         assert f"is {meant} meant?" in sentence
-        assert "body_memory_bytes, body_limit_bytes, output_ahead_bytes" in sentence
+        assert "body_memory_bytes, body_limit_bytes, bodies_on_disk_bytes" in sentence
 
 
 def test_attributes_of_a_subclass_of_its_own() -> None:

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 from gunicorn.config import Config
-from gunicorn.http.body import ChunkedReader
-from gunicorn.http.message import Request
+from gunicorn.http.message import Message, Request
 
-from wsgifast.server.request_body import Received
+from wsgifast.workers.gunicorn_parser import GunicornParser, Unreader
 from wsgifast.workers.gunicorn_support import (
     Settings,
-    head_limit,
 )
 from wsgifast.workers.gunicorn_version import UnsupportedGunicorn, check_gunicorn
 
@@ -45,16 +43,16 @@ def test_heads_have_the_limit_that_gunicorn_gives_them() -> None:
                 limit_request_fields=fields, limit_request_field_size=size, limit_request_line=line
             )
         )
-        received = Received()
-        received.data = b"GET / HTTP/1.1\r\n\r\n"
-        request = Request(settings, received, ("127.0.0.1", 1), 1)
+        parser = GunicornParser(settings, trusted=False, checks_host=True)
+        unreader = Unreader(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        request = Request(settings, unreader, ("127.0.0.1", 1), 1)
         longest = request.limit_request_line or 1024 * 1024
-        assert head_limit(settings) >= request.max_buffer_headers + longest
-        assert head_limit(settings) <= request.max_buffer_headers + max(longest, 8190)
+        assert parser.head_limit_bytes >= request.max_buffer_headers + longest
+        assert parser.head_limit_bytes <= request.max_buffer_headers + max(longest, 8190)
 
 
 def test_a_changed_copy_of_gunicorn_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     check_gunicorn()
-    monkeypatch.delattr(ChunkedReader, "parse_chunk_size")
-    with pytest.raises(UnsupportedGunicorn, match=r"has no ChunkedReader\.parse_chunk_size"):
+    monkeypatch.delattr(Message, "parse_headers")
+    with pytest.raises(UnsupportedGunicorn, match=r"has no Message\.parse_headers"):
         check_gunicorn()

@@ -82,8 +82,8 @@ def test_keep_alive(client: Client) -> None:
 def test_next_request_behind_a_body(client: Client) -> None:
     """It is found where it lies, also if TLS has decrypted it along with the body's end."""
     with client.connect() as connection:
-        connection.send(b"POST /echo HTTP/1.1\r\nContent-Length: 10\r\n\r\n")
-        connection.send(b"0123456789GET /small/5 HTTP/1.1\r\n\r\n")
+        connection.send(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n")
+        connection.send(b"0123456789GET /small/5 HTTP/1.1\r\nHost: a\r\n\r\n")
         assert connection.read_response().body == b"0123456789"
         assert connection.read_response().body == block(5)
 
@@ -291,6 +291,10 @@ def gthread(client: Client) -> Iterator[LiveServer]:
         yield server
 
 
+# What the core itself refuses.
+SAID_IN_OUR_WORDS = ("chunk size", "chunk end", "endless field")
+
+
 @pytest.mark.skipif(
     not has_setting("http_parser"), reason="gthread before 25.3 resets some of them unanswered"
 )
@@ -306,6 +310,8 @@ def test_bad_requests_are_answered_as_gthread_answers_them(
             response = connection.read_response()
             # How much of it had come when a limit was hit depends on the packets.
             message = re.sub(rb"\d+", b"N", response.body)
+            if name in SAID_IN_OUR_WORDS:
+                message = re.sub(rb"(</hN>\s+).*", rb"\1", message)
             answers.append((response.status, response.reason, response.keep_alive, message))
             if not response.keep_alive:
                 assert connection.read_to_end() == b""

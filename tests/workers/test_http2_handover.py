@@ -7,9 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gunicorn.workers.gthread import ThreadWorker
 
 from tests.workers.bench import Bench, make_bench
 from tests.workers.serving import has_setting
+from wsgifast.server.streamed_body import receive_blocking
+from wsgifast.workers import http2
 
 __all__ = ["make_bench"]
 
@@ -124,7 +127,7 @@ def test_what_is_no_preface_is_refused_at_once(make_bench: MakeBench) -> None:
     client = bench.connect()
     client.send(b"GE")
     bench.run()
-    client.send(b"T / HTTP/1.1\r\n\r\n")
+    client.send(b"T / HTTP/1.1\r\nHost: a\r\n\r\n")
     bench.run()
     assert client.read_response().body == b"hello"
 
@@ -138,21 +141,19 @@ def test_upgrade(make_bench: MakeBench, mode: str, early: int) -> None:
     client = bench.connect()
     behind = PREFACE if early == 4 else b""
     connection = client.near
-    receive = type(connection)._receive_for_app
 
-    def late(self: Any, wanted: int) -> bytes:
+    def late(*args: Any) -> bytes:
         client.send(b"body"[early:])
-        return receive(self, wanted)
+        return receive_blocking(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(connection), "_receive_for_app", late)
+        patch.setattr(http2, "receive_blocking", late)
         client.send(UPGRADE + b"body"[:early] + behind)
         bench.run()
     ((settings, body, rest),) = served.upgrades
     assert settings == b"AAMAAABkAARAAAAAAAIAAAAA"
     assert body == b"body"
     assert rest == behind
-    assert connection.upgrade_settings is None
     assert bench.worker.nr == 0  # it was not for the app as well
     assert connection.hijacked
 
@@ -178,10 +179,11 @@ def test_an_error_there_ends_the_connection_only(
     assert not bench.log.says("Error in a connection")
 
 
-@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("error", [ValueError, SystemExit, None])
 def test_streams_that_came_with_the_preface(
-    make_bench: MakeBench, fails: bool, monkeypatch: pytest.MonkeyPatch
+    make_bench: MakeBench, error: type[BaseException] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What an app has raised is not for its client."""
     bench = make_bench(hello, **ALLOWED, http2_cleartext="prior-knowledge")
     served = Served(bench)
     calls: list[tuple[Any, ...]] = []
@@ -198,22 +200,23 @@ def test_streams_that_came_with_the_preface(
 
         def send_error(self, stream: int, status: int, message: str) -> None:
             calls.append(("error", stream, status))
+            assert "secret" not in message
 
         def cleanup_stream(self, stream: int) -> None:
             calls.append(("end", stream))
 
     def answer(req: Any, conn: Any, parser: Any) -> None:
         calls.append(("request", req.stream.stream_id))
-        if fails and req.stream.stream_id == 1:
-            raise ValueError("of the app")
+        if error is not None and req.stream.stream_id == 1:
+            raise error("a secret of the app")
 
     parser = Parser()
     monkeypatch.setattr("gunicorn.http.get_parser", lambda *args, **options: parser)
-    bench.worker.handle_http2_request = answer
+    monkeypatch.setattr(ThreadWorker, "handle_http2_request", lambda worker, *args: answer(*args))
     client = bench.connect()
     client.send(PREFACE + b"two requests")
     bench.run()
-    error = [("error", 1, 500)] if fails else []
-    assert calls == [("begin",), ("request", 1), *error, ("end", 1), ("request", 3), ("end", 3)]
+    answered = [("error", 1, 500)] if error else []
+    assert calls == [("begin",), ("request", 1), *answered, ("end", 1), ("request", 3), ("end", 3)]
     assert len(served.connections) == 1  # and then the others are waited for
-    assert bench.log.says("Error handling HTTP/2 request") is fails
+    assert bench.log.says("Error handling HTTP/2 request") is (error is not None)

@@ -182,7 +182,7 @@ def test_proxy_protocol() -> None:
                     assert environ["REMOTE_ADDR"] == "192.0.2.1"
                     assert environ["REMOTE_PORT"] == "4711"
         with Connection(server.address) as connection:
-            connection.send(b"PROXY TCP9 a b c d\r\nGET / HTTP/1.1\r\n\r\n")
+            connection.send(b"PROXY TCP9 a b c d\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n")
             assert connection.read_response().status == 400
 
 

@@ -55,7 +55,9 @@ def test_proxy_header_of_a_peer_that_is_not_allowed() -> None:
         fast_worker("--proxy-protocol=auto", "--proxy-allow-from=192.0.2.9") as server,
         Connection(server.address) as connection,
     ):
-        connection.send(b"PROXY TCP4 192.0.2.1 192.0.2.2 4711 80\r\nGET /small HTTP/1.1\r\n\r\n")
+        connection.send(
+            b"PROXY TCP4 192.0.2.1 192.0.2.2 4711 80\r\nGET /small HTTP/1.1\r\nHost: a\r\n\r\n"
+        )
         assert connection.read_response().status == 403
         assert connection.read_to_end() == b""
 

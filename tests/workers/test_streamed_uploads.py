@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import ssl
@@ -19,7 +20,7 @@ from tests.workers.serving import POLLERS, fast_worker, nothing_left_behind, res
 UPLOAD_BYTES = 5_000_000
 THREADS = 4
 PIECE = b"piece..." * (PIECE_BYTES // 8)
-ONE_OF_FIVE_PIECES = b"POST /dialogue HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (
+ONE_OF_FIVE_PIECES = b"POST /dialogue HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (
     5 * PIECE_BYTES,
     PIECE,
 )
@@ -135,7 +136,7 @@ def test_a_client_that_leaves_in_the_middle(client: Client, leave: str) -> None:
                 reset(connection.sock)
             elif leave == "goodbye":
                 assert isinstance(connection.sock, ssl.SSLSocket)
-                with pytest.raises((ssl.SSLError, OSError)):
+                with contextlib.suppress(OSError):  # the server may have closed by then
                     connection.sock.unwrap()
             connection.close()
     wait_for(
@@ -158,8 +159,8 @@ def test_a_body_that_the_app_does_not_read(
     """The next request is found behind it, also where it came in the same TLS record."""
     head, _, body = framing.partition(b"\r\n\r\n")
     arrived = tmp_path / "arrived"
-    head = b"POST /ignore_body%b HTTP/1.1\r\n" % bytes(arrived) + head + b"\r\n\r\n"
-    following = b"GET /small/5 HTTP/1.1\r\n\r\n"
+    head = b"POST /ignore_body%b HTTP/1.1\r\nHost: a\r\n" % bytes(arrived) + head + b"\r\n\r\n"
+    following = b"GET /small/5 HTTP/1.1\r\nHost: a\r\n\r\n"
     place = {"one record": 0, "after the head": len(head), "in the body": len(head) + 4}[cut]
     data = head + body + following
     with client.connect() as connection:
@@ -175,6 +176,6 @@ def test_a_body_that_the_app_does_not_read(
 def test_a_body_that_neither_comes_nor_is_read(client: Client) -> None:
     """Where the next request would start is not known: the answer, and then the end."""
     with nothing_left_behind(client.server, tls=client.tls), client.connect() as connection:
-        connection.send(b"POST /ignore_body HTTP/1.1\r\nContent-Length: 10\r\n\r\n0123")
+        connection.send(b"POST /ignore_body HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n0123")
         assert connection.read_response().body == b"ok"
         assert connection.read_to_end() == b""

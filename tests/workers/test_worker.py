@@ -18,7 +18,7 @@ from gunicorn.config import Config
 from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
-from tests.workers.bench import Bench, Client, Log, make_bench
+from tests.workers.bench import PEER, Bench, Client, Log, make_bench
 from wsgifast.bodies.files import SegmentedBody
 from wsgifast.errors import ConfigurationError
 from wsgifast.server.connection import LINGER_S, Connection
@@ -257,14 +257,14 @@ def test_who_is_kept_alive_is_given_a_moment(life: Life) -> None:
     def answer() -> None:
         # What comes in this moment is answered, with the truth about the connection.
         assert client.near.deadline == now + LINGER_S
-        assert worker.keepalive_s() == LINGER_S
+        assert worker._keepalive_s() == LINGER_S
         bench.worker.settings.keepalive = 1
-        assert worker.keepalive_s() == 1
+        assert worker._keepalive_s() == 1
         assert ask(bench, client)[:2] == (200, False)
         client.close()
         bench.run()
 
-    assert worker.keepalive_s() == 60
+    assert worker._keepalive_s() == 60
     life.pool.at_monitor = [lambda: setattr(worker, "alive", False), answer]
     worker.run()
     assert not worker.registry.connections
@@ -725,7 +725,7 @@ def test_log_lines_are_made_for_who_reads_them(
         writes = True  # older versions do not say
     ask(bench)
     client = bench.connect()
-    client.send(b"POST / HTTP/1.1\r\nContent-Length: 11\r\n\r\n")
+    client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n")
     bench.run()
     assert calls == (["200 OK", "413 Content Too Large"] if own or writes else [])
     for handler in [*log.access_log.handlers, *log.error_log.handlers]:
@@ -748,27 +748,33 @@ def test_a_logger_that_fails_costs_nobody_an_answer(make_bench: MakeBench) -> No
     bench.worker.application.app = None  # not callable: the app's error
     assert ask(bench, client)[0] == 500
     client = bench.connect()
-    client.send(b"POST / HTTP/1.1\r\nContent-Length: 11\r\n\r\n")
+    client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n")
     bench.run()
     assert client.read_response().status == 413
     assert log.lines.count("Error in the access log") == 4
     assert not log.says("Error in a connection")
 
 
-def test_a_refusal_that_has_no_environ_is_answered_and_not_logged(
+def test_a_path_outside_script_name_is_the_client_s_error(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCRIPT_NAME", "/inside")
     bench = make_bench(hello, attributes={"body_limit_bytes": 10})
     client = bench.connect()
-    client.send(b"POST /outside HTTP/1.1\r\nContent-Length: 11\r\n\r\n")
+    client.send(b"POST /outside HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n")
     bench.run()
     assert client.read_response().status == 413
-    assert bench.log.says("Error in the access log")
-    assert not bench.log.requests
-    # A request that gets as far is gunicorn's to answer and to log.
-    assert ask(bench, target="/outside")[0] == 500
+    assert ask(bench, target="/outside")[0] == 400
+    assert [line for line in bench.log.lines if "SCRIPT" in line] == [
+        f"Invalid request from {PEER}: Request path '/outside' does not start with "
+        "SCRIPT_NAME '/inside'"
+    ]
     assert ask(bench, target="/inside/a")[0] == 200
+    assert [status for _, status, _ in bench.log.requests] == [
+        "413 Content Too Large",
+        "400 Bad Request",
+        "200 OK",
+    ]
 
 
 def test_a_response_without_a_status_is_not_logged_as_one(make_bench: MakeBench) -> None:

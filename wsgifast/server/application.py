@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import html
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
-
-from gunicorn.http.wsgi import FileWrapper
+from typing import Any
 
 from ..bodies.files import SegmentedBody
+from ..errors import RequestError
+from .connection import Connection
+from .environ import EnvironFactory
+from .exchange import AppSocket, Exchange
+from .output import ClientGone
 from .response import Response
-
-if TYPE_CHECKING:
-    from .connection import Connection
-    from .exchange import Exchange
 
 __all__ = ["Application"]
 
@@ -23,6 +23,8 @@ class Application:
     """Runs a WSGI app's requests, in whichever thread has them.
 
     :param app: WSGI.
+    :param environs: makes its environs.
+    :param file_wrapper: the environ's `wsgi.file_wrapper`.
     :param settings: gunicorn's, for the response.
     :param log: gunicorn's logger.
     :param logs_access: whether there is an access log: building a line of it costs as much as a
@@ -40,6 +42,8 @@ class Application:
         self,
         app: Callable[..., Any],
         *,
+        environs: EnvironFactory,
+        file_wrapper: type,
         settings: Any,
         log: Any,
         logs_access: bool,
@@ -49,6 +53,8 @@ class Application:
         answer_error: Callable[[Connection, Any, BaseException], object],
     ) -> None:
         self.app = app
+        self._environs = environs
+        self._file_wrapper = file_wrapper
         self._settings = settings
         self.log = log
         self._logs_access = logs_access
@@ -68,7 +74,7 @@ class Application:
             try:
                 self._pre_request(req)
                 exchange.resp = resp = Response(req, connection, self._settings)
-                environ = connection.environ(exchange)
+                environ = self._environ(connection, exchange)
                 environ["wsgi.early_hints"] = resp.early_hints
                 exchange.environ = environ
                 if not self._may_stay():
@@ -93,7 +99,7 @@ class Application:
             kind = type(body)
             if kind is list or kind is tuple:
                 resp.write_all(body)
-            elif isinstance(body, FileWrapper):
+            elif isinstance(body, self._file_wrapper):
                 resp.write_file(body)
             elif isinstance(body, SegmentedBody):
                 resp.write_segments(body)
@@ -113,21 +119,57 @@ class Application:
                 resp.req.uri,
             )
 
+    def _environ(
+        self, connection: Connection, exchange: Exchange, *, check: bool = True
+    ) -> dict[str, Any]:
+        part = connection.environ_part
+        if part is None:
+            sock = AppSocket(connection.sock, connection.hijack)
+            part = self._environs.for_connection(sock, connection.peer, connection.address)
+            part.update(exchange.proxy or {})
+            connection.environ_part = part
+        return self._environs.for_request(part, exchange.req, exchange.body, check=check)
+
     def _answer_failure(
         self, connection: Connection, exchange: Exchange, resp: Response | None, error: Any
     ) -> None:
-        """An app (or its body) has raised: a 500 if nothing is sent yet, else the end."""
-        if isinstance(error, ConnectionError) and connection.output.error is not None:
+        """An app (or its body) has raised: an error if nothing is sent yet, else the end."""
+        # Whatever an app makes of a body that cannot be read, that was the reason.
+        error = connection.body_failure or error
+        if isinstance(error, ConnectionError) and (
+            connection.output.error is not None or error is connection.body_failure
+        ):
             self.log.debug("Ignoring a lost connection: %s", error)
+            exchange.resp = None if resp is not None and not resp.headers_sent else resp
+            if resp is not None:
+                resp.force_close()
             return
         if resp is not None:
             resp.force_close()
         if resp is not None and resp.headers_sent:
-            # A 500 would land in the middle of the body; cutting it off is all that is left.
-            self.log.exception("Error handling request")
+            # Another answer would land in the middle of the body; cutting it off is all that is
+            # left.
+            if isinstance(error, RequestError):
+                self.log.warning("Cutting off %s: %s", exchange.req.uri, error)
+            else:
+                self.log.exception("Error handling request")
             return
         exchange.resp = None  # the answer is logged by itself
-        self._answer_error(connection, exchange.req, error)
+        self.refuse(connection, exchange, error)
+
+    def refuse(self, connection: Connection, exchange: Exchange | None, error: Exception) -> None:
+        """Answer a request that will not run, or what is none, and log it."""
+        if not isinstance(error, RequestError):
+            self._answer_error(connection, exchange and exchange.req, error)
+            return
+        if error.status not in (408, 413):
+            self.log.warning("Invalid request from %s: %s", connection.peer, error)
+        try:
+            connection.output.write(_error_page(error))
+        except ClientGone as gone:
+            self.log.debug("Failed to send error message: %s", gone)
+        if exchange is not None:
+            self._log_refusal(connection, exchange, f"{error.status} {error.reason}")
 
     # The access log.
 
@@ -143,17 +185,13 @@ class Application:
             resp.sent = max(0, resp.sent - left)
         self._log_access(resp, exchange, exchange.environ)
 
-    def log_refusal(self, connection: Connection, exchange: Exchange, status: str) -> None:
+    def _log_refusal(self, connection: Connection, exchange: Exchange, status: str) -> None:
         """Log a request that never reached the app."""
         if not self._logs_access:
             return
-        try:
-            resp = Response(exchange.req, connection, self._settings)
-            resp.status = status
-            environ = connection.environ(exchange)
-        except Exception:  # such as a path outside SCRIPT_NAME
-            self.log.exception("Error in the access log")
-            return
+        resp = Response(exchange.req, connection, self._settings)
+        resp.status = status
+        environ = self._environ(connection, exchange, check=False)
         self._log_access(resp, exchange, environ)
 
     def _log_access(self, resp: Response, exchange: Exchange, environ: dict[str, Any]) -> None:
@@ -162,3 +200,16 @@ class Application:
             self.log.access(resp, exchange.req, environ, elapsed)
         except Exception:  # a logger of the user's own; the client has its answer
             self.log.exception("Error in the access log")
+
+
+def _error_page(error: RequestError) -> bytes:
+    """An answer in the form of gunicorn's own."""
+    reason = error.reason
+    page = (
+        f"<html>\n  <head>\n    <title>{reason}</title>\n  </head>\n  <body>\n"
+        f"    <h1><p>{reason}</p></h1>\n    {html.escape(str(error))}\n  </body>\n</html>\n"
+    )
+    return (
+        f"HTTP/1.1 {error.status:d} {reason}\r\nConnection: close\r\nContent-Type: text/html\r\n"
+        f"Content-Length: {len(page)}\r\n\r\n{page}"
+    ).encode("latin-1", "replace")

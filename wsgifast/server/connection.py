@@ -1,94 +1,146 @@
-"""One client connection: its states, and what each event does.
+"""One client connection: what an event, or the end of its time, does in each of its states.
 
 Theory of operation
 -------------------
-    HANDSHAKE  TLS is being agreed on
-    HEAD       waiting for a request, or in the middle of its head; idle keep-alive is this too
-    BODY       a head has been parsed, its body is being received
-    RUNNING    the app has the request, or its thread is waiting in `work`
-    SENDING    the app is done; the output queue goes on by itself
-    LINGERING  the last response is sent; waiting for the client to close (RFC 9112 section 9.6)
-    CLOSED
+states.py has the states and the moves between them; :data:`_ON_EVENT` and :data:`_ON_OVERDUE`,
+below, say what is done in each. A connection that waits is in the registry, where an event or the
+sweep of overdue connections claims it, which makes one thread its owner (see registry.py). The
+owner runs :meth:`Connection.on_event`, and then lets it wait again, closes it, or returns it as
+ready to run.
 
-A connection that waits is in the registry, where an event or the sweep of overdue connections
-claims it (see registry.py). Whoever has it runs :meth:`Connection.on_event` and either lets it wait
-again, closes it, or returns it as ready to run. During RUNNING it belongs to the app's thread; only
-if its output queue drains meanwhile does it wait too, and then the event does nothing but send
-(under the queue's lock). The socket is closed by its owner only, never while the app's thread may
-use it.
+While it runs it belongs to the app's thread. Only if its output queue drains meanwhile does it
+wait too, and then the event does nothing but send, under the queue's lock. The socket is
+closed by its owner only, never while the app's thread may use it.
+
+Waiting happens in :meth:`Connection.wait` alone, parsing in the parser, the chunk decoder and the
+head scanner, none of which has a socket; what is refused is answered by whom :class:`Core` names.
 """
 
 from __future__ import annotations
 
+import io
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from gunicorn import util
-from gunicorn.http.body import LengthReader
-from gunicorn.http.errors import LimitRequestHeaders
-from gunicorn.http.wsgi import proxy_environ
-
+from ..errors import BodyTooLarge, RequestError
+from ..http.chunked import ChunkDecoder
+from ..http.scan import HeadScanner
 from ..sockets.sendfile import FileTruncated
-from .exchange import AppSocket, ErrorSocket, Exchange
-from .output import ClientGone, OutputQueue
+from .exchange import ErrorSocket, Exchange
+from .output import ClientGone, OutputQueue, OutputRules
+from .parser import NeedMoreData, Parser
 from .poller import READ, WRITE
-from .request_body import (
-    BodyTooLarge,
-    Collector,
-    NeedMoreData,
-    Received,
-    collector_for,
-    receive_available,
+from .registry import Registry
+from .request_body import ChunkedBody, Collector, DiskBudget, KnownLength, Spool
+from .states import (
+    ANSWERED,
+    BEGUN,
+    BODY,
+    CLOSED,
+    GONE,
+    HANDSHAKE,
+    HEAD,
+    HEAD_ENDED,
+    IDLE,
+    LEAVES,
+    LINGERING,
+    READY,
+    REFUSED,
+    RUNNING,
+    SECURED,
+    SENDING,
+    STAYS,
+    TRANSITIONS,
 )
-from .streamed_body import drain, receive_blocking
+from .streamed_body import BODY_BYTES_PER_S, StreamedBody
 from .transport import WOULD_BLOCK
 
-if TYPE_CHECKING:
-    from ..workers.worker import FastWorker
-
-__all__ = ["LINGER_S", "Connection"]
-
-HANDSHAKE, HEAD, BODY, RUNNING, SENDING, LINGERING, CLOSED = range(7)
+__all__ = ["LINGER_S", "Connection", "Core", "Limits"]
 
 # One receive of a head: more than any usual head has; pipelined ones come in fewer calls. Never
 # less than a TLS record (RFC 8446 section 5.1): no event would tell of what it leaves in there.
 _RECEIVE_BYTES = 16 * 1024
-# An incomplete head is shown to the parser again after so many more bytes, so that a head over the
-# limits is refused while it comes.
-_HEAD_STEP_BYTES = 4 * 1024
 # What is read and thrown away of a client that goes on sending after our last word, and for how
 # long it may take to close the connection.
 _LINGER_BYTES = 64 * 1024
 LINGER_S = 2.0
-# Apache's rule against bodies that drip (mod_reqtimeout, MinRate): each so many bytes give the
-# client one more second.
-_BODY_BYTES_PER_S = 500.0
-
 # A block that comes so soon after the one before waits for more, until the next tick at most.
 _COALESCE_S = 0.0005
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a client may take, and how long it may take for it; FastWorker's options tell more."""
+
+    is_tls: bool
+    buffer_bodies: bool
+    body_memory_bytes: int
+    body_limit_bytes: int
+    body_timeout_s: float
+    head_timeout_s: float
+    trailer_line_bytes: int
+    trailer_fields: int
+
+
+@dataclass(frozen=True)
+class Core:
+    """What all connections of a worker share.
+
+    :ivar parser_for: the parser of a peer's requests, by its address.
+    :ivar disk: for the bodies in temporary files.
+    :ivar keepalive_s: seconds that an idle connection may stay.
+    :ivar is_ticking: whether somebody sends at the next tick what is held back.
+    :ivar resume: has a thread go on with a connection that has something to do already.
+    :ivar refuse: answers an error, and logs it; with the request, if there is one.
+    :ivar on_sent: told of a request whose response has been sent, as far as it ever will be.
+    """
+
+    limits: Limits
+    output_rules: OutputRules
+    registry: Registry[Connection]
+    disk: DiskBudget
+    log: Any
+    parser_for: Callable[[Any], Parser]
+    keepalive_s: Callable[[], float]
+    is_ticking: Callable[[], bool]
+    resume: Callable[[Connection], object]
+    refuse: Callable[[Connection, Exchange | None, Exception], object]
+    on_sent: Callable[[Connection, Exchange], object]
 
 
 class Connection:
-    """One accepted connection; made by the thread that accepted it."""
+    """One accepted connection; made by the thread that accepted it.
+
+    :param sock: non-blocking; a TLS socket's handshake is still to come.
+    :param peer: its address as accept() gave it.
+    :param address: the listener's.
+    :ivar exchange: the request that it is about.
+    :ivar environ_part: of the environ, what its requests share.
+    :ivar http2: HTTP/2 is agreed on: whoever runs it speaks that.
+
+    For `deadline`, `known` and `retries` see :class:`~.registry.Waiting`.
+    """
 
     __slots__ = (
-        "_attempted",
-        "_collector",
+        "_body",
+        "_core",
         "_discarded",
         "_last_block",
-        "_part",
-        "_proxy",
+        "_parser",
+        "_received",
         "_requests",
-        "_settings",
-        "_started",
+        "_scanner",
         "address",
         "deadline",
+        "environ_part",
         "exchange",
         "fd",
         "hijacked",
@@ -96,82 +148,66 @@ class Connection:
         "known",
         "output",
         "peer",
-        "received",
         "retries",
-        "server",
         "sock",
         "state",
-        "upgrade_settings",
     )
 
-    def __init__(self, server: FastWorker, sock: socket.socket, peer: Any, address: Any) -> None:
-        self.server = server
+    def __init__(self, core: Core, sock: socket.socket, peer: Any, address: Any) -> None:
+        limits = core.limits
         self.sock = sock
         self.fd = sock.fileno()
         self.peer = peer
         self.address = address
-        self.received = Received()
         self.exchange: Exchange | None = None
+        self.environ_part: dict[str, Any] | None = None
         self.hijacked = False
         self.http2 = False
-        self.upgrade_settings: Any = None
-        self.state = HANDSHAKE if server.settings.is_ssl else HEAD
-        self.retries = False  # its output is tried again by the next sweep
-        # When the sweep may end it; monotonic.
-        self.deadline = time.monotonic() + server.head_timeout_s
-        self.output = OutputQueue(sock, self, server.output_rules)
-        self._settings = (
-            server.trusted_settings if server.settings.trusts(peer) else server.settings
-        )
-        self.known = False  # whether the poller knows the descriptor
-        self._attempted = 0  # bytes of an incomplete head that the parser has seen
+        self.known = False
+        self.retries = False
+        self.state = HANDSHAKE if limits.is_tls else IDLE
+        self.deadline = time.monotonic() + limits.head_timeout_s
+        self.output = OutputQueue(sock, self, core.output_rules)
+        self._core = core
+        self._parser = core.parser_for(peer)
+        self._received = b""  # and not parsed
+        self._scanner: HeadScanner | None = None  # of an incomplete head
         self._requests = 0
-        self._part: dict[str, Any] | None = None
-        self._proxy: dict[str, Any] | None = None
-        self._collector: Collector | None = None
-        self._started = False  # the client has begun a head
+        self._body: Collector | StreamedBody | None = None  # on its way in
         self._last_block = 0.0  # when the app handed its last block over
 
-    @property
-    def error_socket(self) -> ErrorSocket:
-        return ErrorSocket(self)
-
     def begin(self) -> None:
-        """Wait for the first event; the connection is registered with its server."""
+        """Wait for the first event."""
         self.wait(READ)
+
+    def move(self, event: str) -> None:
+        """Go on to the state that an event leads to."""
+        self.state = TRANSITIONS[self.state][event]
 
     def is_idle(self) -> bool:
         """Whether it is kept alive, and no request has begun."""
-        return self.state == HEAD and not self._started
+        return self.state is IDLE
 
     # Waiting
 
     def wait(self, events: int) -> None:
         """Give the connection up until an event; nothing of it may be touched afterwards."""
         try:
-            self._register(events)
+            self._core.registry.wait(self, events)
         except (OSError, ValueError) as error:
             self.output.fail(error)
-            if self.state != RUNNING:
+            if self.state is not RUNNING:
                 self.close()
-
-    def _register(self, events: int) -> None:
-        """Wait for an event.
-
-        :raises OSError, ValueError: if the kernel cannot watch the descriptor; the connection is
-            still the caller's then.
-        """
-        self.server.registry.wait(self, events)
 
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
         """Have the output queue go on when the socket is writable; see OutputOwner."""
         self.deadline = deadline
         self.retries = retry
-        self._register(0 if retry else WRITE)
+        self._core.registry.wait(self, 0 if retry else WRITE)
 
     def resume_sending(self) -> None:
         """Have the output queue go on soon; see OutputOwner."""
-        self.server.resume(self)
+        self._core.resume(self)
 
     def send_held(self) -> bool:
         """Send what was held back, unless another thread is sending; the monitor's tick."""
@@ -182,41 +218,21 @@ class Connection:
         self.retries = False
         self.wait(WRITE)
 
-    # Events. Each returns whether the connection is ready to run.
+    # Events
 
     def on_event(self, events: int) -> bool:
         """Do what an event calls for; the caller owns the connection.
 
-        :param events: 0 for a connection that has something buffered, as after pipelining.
+        :param events: 0 for a connection that has something to do already.
+        :returns: whether it is ready to run.
         """
-        state = self.state
-        if state == HEAD:
-            return self._on_head(events)
-        if state == BODY:
-            return self._on_body()
-        if state in (RUNNING, SENDING):
-            self._on_writable()
-            return False
-        if state == HANDSHAKE:
-            return self._on_handshake()
-        if state == LINGERING:
-            self._on_linger()
-        return False
+        return _ON_EVENT[self.state](self, events)
 
     def on_overdue(self) -> None:
         """End a connection whose time is over; the sweep owns it."""
-        state = self.state
-        if state == RUNNING:  # its output stalls; the app's thread closes it
-            self.output.fail(TimeoutError("the client took no byte in time"))
-        elif state == SENDING:
-            self.output.fail(TimeoutError("the client took no byte in time"))
-            self.finish()
-        elif state == BODY or (state == HEAD and self._started):
-            self.refuse(408, "Request Timeout", "The request did not come in time")
-        else:
-            self.close()
+        _ON_OVERDUE[self.state](self)
 
-    def _on_handshake(self) -> bool:
+    def _shake_hands(self, events: int) -> bool:
         sock = self.sock
         assert isinstance(sock, ssl.SSLSocket)
         try:
@@ -228,202 +244,205 @@ class Connection:
             self.wait(WRITE)
             return False
         except (OSError, ValueError) as error:
-            self.server.log.debug("TLS handshake failed: %s", error)
+            self._core.log.debug("TLS handshake failed: %s", error)
             self.close()
             return False
-        self.state = HEAD
+        self.move(SECURED)
         if sock.selected_alpn_protocol() == "h2":
-            return self._become_http2()
-        return self._on_head(READ)
+            self.move(BEGUN)
+            return self._run_as_http2(b"")
+        return self._receive_head(READ)
 
-    def _become_http2(self) -> bool:
+    def _run_as_http2(self, data: bytes) -> bool:
         self.http2 = True
-        self.state = RUNNING
+        self._received = data
+        self.move(READY)
         return True
 
-    def _on_head(self, events: int) -> bool:
-        received = self.received
+    def _receive_head(self, events: int) -> bool:
         if events:
-            try:
-                data = self.sock.recv(_RECEIVE_BYTES)
-            except WOULD_BLOCK:
-                self.wait(READ)
+            data = self._receive(_RECEIVE_BYTES)
+            if data is None:
                 return False
-            except OSError as error:
-                self.server.log.debug("Ignoring a lost connection: %s", error)
-                self.close()
-                return False
-            if not data:
-                self.close()
-                return False
-            received.data = data = received.data + data if received.data else data
         else:
-            data = received.data
-        if not self._started:
-            self._started = True
-            self.deadline = time.monotonic() + self.server.head_timeout_s
-        if not self._may_be_complete(data):
-            self.wait(READ)
-            return False
-        if self._requests == 0 and self.server.http2.prior_knowledge is not None:
-            matched = self.server.http2.prior_knowledge(self, data)
-            if matched is not None:
-                return matched and self._become_http2()
-        return self._parse(data)
-
-    def _tls_rest(self) -> bytes:
-        """What TLS has decrypted already: no event would tell of it."""
-        sock = self.sock
-        assert isinstance(sock, ssl.SSLSocket)
-        pending = sock.pending()  # of one record; the next one is an event
-        return sock.recv(pending) if pending else b""
-
-    def _may_be_complete(self, data: bytes) -> bool:
-        if data.endswith(b"\r\n\r\n") or b"\r\n\r\n" in data or self.server.settings.uses_uwsgi:
-            return True
-        if len(data) - self._attempted >= _HEAD_STEP_BYTES:
-            self._attempted = len(data)
-            return True
-        if self.server.http2.prior_knowledge is not None and self._requests == 0:
-            return True
-        # A bare LF ends no line (RFC 9112 section 2.2): the parser refuses it at once.
-        return data.count(b"\n") != data.count(b"\r\n")
-
-    def _parse(self, data: bytes) -> bool:
-        server = self.server
-        try:
-            req = server.request_class(self._settings, self.received, self.peer, self._requests + 1)
-        except NeedMoreData:
-            self.received.data = data
-            if len(data) > server.head_limit:
-                self.reject(LimitRequestHeaders("max buffer headers"))
-            else:
-                self.wait(READ)
-            return False
-        except Exception as error:  # noqa: BLE001 - gunicorn answers each in its own way
-            self.reject(error)
-            return False
-        self._requests += 1
-        self._started = False
-        self._attempted = 0
-        self.exchange = exchange = Exchange(req)
-        if self._requests == 1 and getattr(req, "proxy_protocol_info", None):
-            # It speaks of the connection, so of every request on it.
-            self._proxy = {k: v for k, v in proxy_environ(req).items() if v not in (None, "None")}
-        if server.http2.upgrade is not None:
-            self.upgrade_settings = server.http2.upgrade(self, req)
-        self.state = RUNNING
-        reader = req.body.reader
-        if type(reader) is LengthReader and reader.length == 0:
-            return True
-        if not server.buffer_bodies or self.upgrade_settings is not None:
-            self._stream_body(req)
-            return True
-        return self._begin_body(exchange, reader)
-
-    def _begin_body(self, exchange: Exchange, reader: Any) -> bool:
-        server = self.server
-        try:
-            collector = collector_for(
-                reader, self.received, server.body_memory_bytes, server.body_limit_bytes
-            )
-        except BodyTooLarge:
-            self._refuse_body()
-            return False
-        self._collector = collector
-        self.state = BODY
-        self.deadline = time.monotonic() + server.body_timeout_s
-        return self._collect(collector.begin, ask=exchange.req._expected_100_continue)
-
-    def _on_body(self) -> bool:
-        if self.output.draining:  # "100 Continue" goes first
-            self.output.on_writable()
-            if self.output.draining:
-                return False
-        assert self._collector is not None
-        return self._collect(partial(receive_available, self._collector, self.sock))
-
-    def _collect(self, step: Callable[[], bool], ask: bool = False) -> bool:
-        """Take more of the body in, and wait for the rest; returns whether it is whole.
-
-        :param ask: whether the client waits for "100 Continue".
-        """
-        exchange = self.exchange
-        collector = self._collector
-        assert exchange is not None
-        assert collector is not None
-        before = collector.received
-        try:
-            if step():
-                exchange.body = collector.open()
-                self._collector = None
-                self.state = RUNNING
-                return True
-            if ask:
-                self.output.write(_CONTINUE)
-                if self.output.draining:
-                    # Written under the queue's own event; the body is asked for after that.
-                    return False
-        except WOULD_BLOCK:
-            pass
-        except (EOFError, ConnectionError) as error:
-            self.server.log.debug("The client has gone in the middle of its body: %s", error)
-            self.close()
-            return False
-        except BodyTooLarge:
-            self._refuse_body()
-            return False
-        except Exception as error:  # noqa: BLE001 - malformed chunks; a full disk
-            self.reject(error, exchange.req)
-            return False
-        if collector.received > before:
-            timeout = self.server.body_timeout_s
-            self.deadline = min(
-                time.monotonic() + timeout,
-                exchange.started + timeout + collector.received / _BODY_BYTES_PER_S,
-            )
+            data, self._received = self._received, b""
+        if self.state is IDLE:
+            self.move(BEGUN)
+            self.deadline = time.monotonic() + self._core.limits.head_timeout_s
+            if data.endswith(_END_OF_HEAD) or _END_OF_HEAD in data:
+                return self._parse(data)
+        scanner = self._scanner
+        if scanner is None:
+            scanner = self._scanner = HeadScanner()
+        parser = self._parser
+        looks = scanner.add(data) or len(scanner.data) <= parser.eager_bytes
+        if looks or len(scanner.data) > parser.head_limit_bytes:
+            return self._parse(bytes(scanner.data))
         self.wait(READ)
         return False
 
-    def _refuse_body(self) -> None:
-        self.refuse(413, "Content Too Large", "The request body is too large")
+    def _parse(self, data: bytes) -> bool:
+        try:
+            exchange = self._parser.parse(data, self.peer, self._requests + 1)
+        except NeedMoreData:
+            if len(data) > self._parser.head_limit_bytes:
+                self.refuse(RequestError(431, "The request's head is too large"))
+                return False
+            if self._scanner is None:
+                self._scanner = HeadScanner(data)
+            self.wait(READ)
+            return False
+        except Exception as error:  # noqa: BLE001 - each has its answer
+            self.refuse(error)
+            return False
+        self._scanner = None
+        if exchange is None:
+            return self._run_as_http2(data)
+        self._requests += 1
+        self.exchange = exchange
+        if exchange.length == 0:
+            self._received = exchange.rest
+            exchange.body = io.BytesIO()
+            self.move(READY)
+            return True
+        return self._begin_body(exchange)
 
-    def _stream_body(self, req: Any) -> None:
-        """Let the app's thread read the body from the client, and wait for it."""
-        if req._expected_100_continue and not self.received.data:
+    # The body
+
+    def _begin_body(self, exchange: Exchange) -> bool:
+        limits = self._core.limits
+        length = exchange.length
+        if limits.buffer_bodies:
+            if length is not None and length > limits.body_limit_bytes:
+                self.refuse(BodyTooLarge("The request body is too large"))
+                return False
+            spool = Spool(limits.body_memory_bytes, limits.body_limit_bytes, self._core.disk)
+            if length is None:
+                self._body = ChunkedBody(self._decoder(), spool)
+            else:
+                self._body = KnownLength(length, spool)
+            self.move(HEAD_ENDED)
+            self.deadline = time.monotonic() + limits.body_timeout_s
+            return self._collect(exchange.rest, asks=exchange.expects_continue)
+        self._body = streamed = StreamedBody(
+            self.sock,
+            self.output.lock,
+            length=length,
+            decoder=self._decoder(),
+            take_trailers=self._take_trailers,
+            data=exchange.rest,
+            timeout_s=limits.body_timeout_s,
+        )
+        exchange.body = io.BufferedReader(streamed)
+        self.move(READY)
+        if exchange.expects_continue and not exchange.rest:
             try:
                 self.output.write(_CONTINUE)
             except ClientGone:
                 pass  # the first read will tell
-        self.received.wait = self._receive_for_app
+        return True
 
-    def _receive_for_app(self, wanted: int) -> bytes:
-        timeout_s = self.server.body_timeout_s
-        return receive_blocking(self.sock, self.output.lock, wanted, timeout_s)
+    def _decoder(self) -> ChunkDecoder:
+        limits = self._core.limits
+        return ChunkDecoder(
+            body_limit=limits.body_limit_bytes if limits.buffer_bodies else sys.maxsize,
+            line_limit=limits.trailer_line_bytes,
+            trailer_fields=limits.trailer_fields,
+        )
 
-    def _on_writable(self) -> None:
-        if self.output.on_writable():
-            self.finish()
+    def _take_trailers(self, lines: list[bytes]) -> None:
+        if self.exchange is not None:
+            self._parser.take_trailers(self.exchange.req, lines)
 
-    # The app's thread.
+    def _receive_body(self, events: int) -> bool:
+        if self.output.draining:  # "100 Continue" goes first
+            self.output.on_writable()
+            if self.output.draining:
+                return False
+        body = self._body
+        assert body is not None
+        assert not isinstance(body, StreamedBody)
+        if body.has_more_to_do:
+            return self._collect(b"")
+        data = self._receive(body.wanted)
+        return data is not None and self._collect(data)
 
-    def environ(self, exchange: Exchange) -> dict[str, Any]:
-        """The environ of a request of this connection."""
-        factory = self.server.environs
-        if self._part is None:
-            self._part = factory.for_connection(AppSocket(self), self.peer, self.address)
-        return factory.for_request(self._part, exchange.req, exchange.body, self._proxy)
+    def _collect(self, data: bytes, asks: bool = False) -> bool:
+        """Take more of the body in, and wait for the rest; returns whether it is whole.
+
+        :param asks: whether the client waits for "100 Continue".
+        """
+        exchange = self.exchange
+        body = self._body
+        assert exchange is not None
+        assert body is not None
+        assert not isinstance(body, StreamedBody)
+        limits = self._core.limits
+        try:
+            if body.has_more_to_do:
+                body.go_on()
+            elif data:
+                body.take(data)
+            if body.is_whole:
+                return self._end_body(exchange, body)
+            if asks:
+                self.output.write(_CONTINUE)
+                if self.output.draining:
+                    # Written under the queue's own event; the body is asked for after that.
+                    return False
+        except ConnectionError as error:
+            self._core.log.debug("The client has gone in the middle of its body: %s", error)
+            self.close()
+            return False
+        except Exception as error:  # noqa: BLE001 - malformed chunks; a full disk
+            self.refuse(error)
+            return False
+        if data:
+            self.deadline = min(
+                time.monotonic() + limits.body_timeout_s,
+                exchange.started + limits.body_timeout_s + body.received / BODY_BYTES_PER_S,
+            )
+        if body.has_more_to_do or self._has_more_in_tls():
+            self._core.resume(self)
+        else:
+            self.wait(READ)
+        return False
+
+    def _end_body(self, exchange: Exchange, body: Collector) -> bool:
+        if isinstance(body, ChunkedBody):
+            self._take_trailers(body.decoder.trailers)
+        self._received = body.rest
+        exchange.body = body.open()
+        self._body = None
+        self.move(READY)
+        return True
+
+    # The app's thread
+
+    def take_received(self) -> bytes:
+        """What has come behind the request; for whoever takes the socket over."""
+        data, self._received = self._received, b""
+        return data
+
+    @property
+    def error_socket(self) -> ErrorSocket:
+        return ErrorSocket(self.output.write)
+
+    @property
+    def body_failure(self) -> Exception | None:
+        """What has kept the app from reading its body to the end."""
+        return self._body.failure if isinstance(self._body, StreamedBody) else None
 
     def write_more(self, block: bytes) -> None:
         """Send a block that others may follow at once."""
-        server = self.server
+        core = self._core
         now = time.monotonic()
         behind = now - self._last_block < _COALESCE_S
         self._last_block = now
-        if self.output.write(block, coalesce=behind and server.pool.ticking):
-            server.registry.hold(self)
-            # The monitor may have stopped ticking meanwhile; nobody else would send it then.
-            if not server.pool.ticking:
+        if self.output.write(block, coalesce=behind and core.is_ticking()):
+            core.registry.hold(self)
+            # The ticking may have ended meanwhile; nobody else would send it then.
+            if not core.is_ticking():
                 self.output.flush()
 
     def hijack(self) -> socket.socket:
@@ -435,90 +454,80 @@ class Connection:
         return self.sock
 
     def app_is_done(self) -> None:
-        """End of RUNNING: finish now, or leave it to whoever sends the last byte."""
+        """The app has done what it will: finish now, or leave it to whoever sends the last byte."""
         output = self.output
-        self.server.registry.unhold(self)
+        self._core.registry.unhold(self)
         output.flush()
-        with output.lock:
-            self.state = SENDING
-            if output.draining:
-                output.closing = True
-                return
-        self.finish()
+        self._finish_when_sent(ANSWERED)
 
-    def finish(self) -> None:
-        """The response has been sent, or never will be: log it, and go on or close."""
-        output = self.output
+    # Ends
+
+    def refuse(self, error: Exception) -> None:
+        """Answer a request that will not run, or what is none; then close."""
+        exchange = self.exchange
+        self._abandon()
+        self.move(REFUSED)
+        self._core.refuse(self, exchange, error)
+        self._finish_when_sent()
+
+    def _finish_when_sent(self, event: str | None = None) -> None:
+        with self.output.lock:
+            if event is not None:
+                self.move(event)
+            if self.output.draining:
+                self.output.closing = True
+                return
+        self._finish()
+
+    def _finish(self) -> None:
+        """The response has been sent, or never will be: go on, or close."""
         exchange, self.exchange = self.exchange, None
         stays = False
         if exchange is not None:
-            self.server.application.log_exchange(self, exchange)
-            if isinstance(output.error, FileTruncated):
-                self.server.log.warning("Cutting off %s: %s", exchange.req.uri, output.error)
+            self._core.on_sent(self, exchange)
+            error = self.output.error
+            if isinstance(error, FileTruncated):
+                self._core.log.warning("Cutting off %s: %s", exchange.req.uri, error)
             stays = self._can_stay(exchange)
-            self.received.wait = None
-            if exchange.body is not exchange.req.body:
+            if exchange.body is not None:
                 exchange.body.close()
         if not stays:
-            self.close_gracefully()
+            self._close_gracefully()
             return
-        output.reset()
-        self.state = HEAD
-        self.deadline = time.monotonic() + self.server.keepalive_s()
-        if self.server.settings.is_ssl:
+        self.output.reset()
+        self.move(STAYS)
+        self.deadline = time.monotonic() + self._core.keepalive_s()
+        if self._has_more_in_tls():
             # The record that ended the body may have brought the next request's head too.
-            self.received.data += self._tls_rest()
-        if self.received.data:
-            # Pipelined: no event will come for what is here already.
-            self.server.resume(self)
+            assert isinstance(self.sock, ssl.SSLSocket)
+            self._received += self.sock.recv(self.sock.pending())
+        if self._received:  # pipelined: no event will come for what is here already
+            self._core.resume(self)
         else:
             self.wait(READ)
 
     def _can_stay(self, exchange: Exchange) -> bool:
         """Whether the connection can have a request after this one."""
+        body, self._body = self._body, None
         if self.output.error is not None or self.hijacked:
             return False
-        resp = exchange.resp
-        if resp is None or resp.should_close():
+        if exchange.resp is None or exchange.resp.should_close():
             return False
-        return self.received.wait is None or drain(exchange.req.body, self.received, self.sock)
-
-    # Ends
-
-    def reject(self, error: Exception, req: Any = None) -> None:
-        """Let gunicorn answer an error in a request, or what cannot be one; then close."""
-        self.state = SENDING
-        self._abandon()
-        self.server.answer_error(self, req, error)
-        self._close_after_output()
-
-    def refuse(self, status: int, reason: str, message: str) -> None:
-        """Answer a request that will not run; then close."""
-        self.state = SENDING
-        exchange = self.exchange
-        self._abandon()
-        try:
-            util.write_error(self.error_socket, status, reason, message)
-        except Exception as error:  # noqa: BLE001 - it has gone already
-            self.server.log.debug("Failed to send error message: %s", error)
-        if exchange is not None:
-            self.server.application.log_refusal(self, exchange, f"{status} {reason}")
-        self._close_after_output()
+        if isinstance(body, StreamedBody):
+            rest = body.finish()
+            if rest is None:
+                return False
+            self._received = rest
+        return True
 
     def _abandon(self) -> None:
         self.exchange = None
-        if self._collector is not None:
-            self._collector.close()
-            self._collector = None
+        self._scanner = None
+        if self._body is not None:
+            self._body.close()
+            self._body = None
 
-    def _close_after_output(self) -> None:
-        with self.output.lock:
-            if self.output.draining:
-                self.output.closing = True
-                return
-        self.close_gracefully()
-
-    def close_gracefully(self) -> None:
+    def _close_gracefully(self) -> None:
         """Say goodbye, and let the client read all of it before the kernel may reset it.
 
         Closing a socket with unread data sends a reset, which may destroy the response on its way
@@ -531,24 +540,20 @@ class Connection:
         try:
             sock.setblocking(False)
             if isinstance(sock, ssl.SSLSocket):
-                self._send_close_notify(sock)
+                try:  # the end is no truncation (RFC 8446 section 6.1); do not wait for theirs
+                    sock.unwrap()
+                except (OSError, ValueError):
+                    pass
             sock.shutdown(socket.SHUT_WR)
         except (OSError, ValueError):
             self.close()
             return
-        self.state = LINGERING
+        self.move(LEAVES)
         self.deadline = time.monotonic() + LINGER_S
         self._discarded = 0
-        self._on_linger()
+        self._discard(READ)
 
-    def _send_close_notify(self, sock: ssl.SSLSocket) -> None:
-        """Tell the peer that the end is no truncation (RFC 8446 section 6.1); do not wait."""
-        try:
-            sock.unwrap()
-        except (OSError, ValueError):
-            pass
-
-    def _on_linger(self) -> None:
+    def _discard(self, events: int) -> bool:
         try:
             # Below TLS, if there is any: nobody looks at what comes now.
             while data := socket.socket.recv(self.sock, _LINGER_BYTES):
@@ -557,23 +562,80 @@ class Connection:
                     break
         except WOULD_BLOCK:
             self.wait(READ)
-            return
+            return False
         except (OSError, ValueError):
             pass
         self.close()
+        return False
 
     def close(self) -> None:
         """Close at once; only for the owner, and never while the app runs."""
-        if self.state == CLOSED:
+        if self.state is CLOSED:
             return
-        self.state = CLOSED
-        server = self.server
+        self.move(GONE)
+        registry = self._core.registry
         self._abandon()
         self.output.close()
-        self._part = None
-        server.registry.forget(self)
+        self.environ_part = None
+        registry.forget(self)
         try:
             self.sock.close()
         except OSError:
             pass
-        server.registry.remove(self)
+        registry.remove(self)
+
+    # Small steps
+
+    def _receive(self, size: int) -> bytes | None:
+        """Receive once; None if nothing is there, and it waits, or nothing ever will be."""
+        try:
+            data = self.sock.recv(size)
+        except WOULD_BLOCK:
+            self.wait(READ)
+            return None
+        except OSError as error:
+            self._core.log.debug("Ignoring a lost connection: %s", error)
+            data = b""
+        if not data:
+            self.close()
+            return None
+        return data
+
+    def _has_more_in_tls(self) -> bool:
+        """Whether TLS has decrypted more than was received: no event would tell of it."""
+        return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
+
+    def _send(self, events: int) -> bool:
+        if self.output.on_writable():
+            self._finish()
+        return False
+
+    def _time_out(self) -> None:
+        self.refuse(RequestError(408, "The request did not come in time"))
+
+    def _stall(self) -> None:
+        self.output.fail(TimeoutError("the client took no byte in time"))
+        if self.state is SENDING:  # else the app's thread closes it
+            self._finish()
+
+
+_ON_EVENT: dict[str, Callable[[Connection, int], bool]] = {
+    HANDSHAKE: Connection._shake_hands,
+    IDLE: Connection._receive_head,
+    HEAD: Connection._receive_head,
+    BODY: Connection._receive_body,
+    RUNNING: Connection._send,
+    SENDING: Connection._send,
+    LINGERING: Connection._discard,
+    CLOSED: lambda connection, events: False,
+}
+_ON_OVERDUE: dict[str, Callable[[Connection], None]] = {
+    HANDSHAKE: Connection.close,
+    IDLE: Connection.close,
+    HEAD: Connection._time_out,
+    BODY: Connection._time_out,
+    RUNNING: Connection._stall,
+    SENDING: Connection._stall,
+    LINGERING: Connection.close,
+    CLOSED: Connection.close,
+}

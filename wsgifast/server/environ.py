@@ -8,14 +8,10 @@ reach us at all was decided by its parser, the mapping to names is CGI's (RFC 38
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
-from gunicorn import SERVER_SOFTWARE, util
-from gunicorn.http.errors import ConfigurationProblem
-from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper
-
-from ..workers.gunicorn_support import Settings
+from ..errors import MalformedRequest
 
 __all__ = ["EnvironFactory"]
 
@@ -28,20 +24,20 @@ _MAX_HEADER_KEYS = 500
 
 
 class EnvironFactory:
-    """Makes environs for one worker."""
+    """Makes environs for one worker.
 
-    def __init__(self, settings: Settings) -> None:
+    :param worker_part: what is the same for all of them.
+    """
+
+    def __init__(self, worker_part: dict[str, Any]) -> None:
         self._script_name = os.environ.get("SCRIPT_NAME", "")
         self._header_keys: dict[str, str] = {}
-        self._worker_part: dict[str, Any] = {
-            "wsgi.errors": _Errors(settings),
+        self._worker_part = {
             "wsgi.version": (1, 0),
             "wsgi.multithread": True,
-            "wsgi.multiprocess": settings.workers > 1,
             "wsgi.run_once": False,
-            "wsgi.file_wrapper": FileWrapper,
             "wsgi.input_terminated": True,
-            "SERVER_SOFTWARE": SERVER_SOFTWARE,
+            **worker_part,
         }
 
     def for_connection(self, sock: object, peer: object, server: object) -> dict[str, Any]:
@@ -67,13 +63,13 @@ class EnvironFactory:
         return environ
 
     def for_request(
-        self, part: dict[str, Any], req: Any, body: object, proxy: dict[str, Any] | None
+        self, part: dict[str, Any], req: Any, body: object, *, check: bool = True
     ) -> dict[str, Any]:
         """The environ of a request.
 
         :param part: what :meth:`for_connection` made.
-        :param proxy: what a PROXY header has said about the connection.
-        :raises ConfigurationProblem: if the path is not under SCRIPT_NAME.
+        :param check: False for the log of a request that is refused anyway.
+        :raises MalformedRequest: if the path is not under SCRIPT_NAME.
         """
         environ = part.copy()
         environ["wsgi.input"] = body
@@ -111,17 +107,16 @@ class EnvironFactory:
             environ["SERVER_PORT"] = port
         path = req.path
         if script_name:
-            if not path.startswith(script_name):
-                raise ConfigurationProblem(
+            if path.startswith(script_name):
+                path = path[len(script_name) :]
+            elif check:
+                raise MalformedRequest(
                     f"Request path {path!r} does not start with SCRIPT_NAME {script_name!r}"
                 )
-            path = path[len(script_name) :]
-        environ["PATH_INFO"] = (
-            util.unquote_to_wsgi_str(path) if "%" in path or not path.isascii() else path
-        )
+        if "%" in path or not path.isascii():
+            path = unquote_to_bytes(path).decode("latin-1")
+        environ["PATH_INFO"] = path
         environ["SCRIPT_NAME"] = script_name
-        if proxy:
-            environ.update(proxy)
         return environ
 
     def _learn(self, name: str) -> str:
@@ -132,24 +127,3 @@ class EnvironFactory:
         if len(self._header_keys) < _MAX_HEADER_KEYS:
             self._header_keys[name] = key
         return key
-
-
-class _Errors:
-    """`wsgi.errors`: gunicorn's own stream, looked up when something is written.
-
-    Its handlers' files change when the logs are reopened (SIGUSR1), and making gunicorn's wrapper
-    for each request costs more than the rest of the environ.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def write(self, text: str) -> None:
-        WSGIErrorsWrapper(self._settings).write(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def flush(self) -> None:
-        """Nothing to do: every write is flushed."""

@@ -2,25 +2,61 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .connection import Connection
+from collections.abc import Callable
+from typing import Any
 
 __all__ = ["AppSocket", "ErrorSocket", "Exchange"]
 
 
 class Exchange:
-    """A request and its response."""
+    """A request and its response; made by the parser, when the request's head has come.
 
-    __slots__ = ("body", "environ", "req", "resp", "started")
+    :ivar req: the parser's own, for the environ, hooks and loggers.
+    :ivar length: bytes of the body; None for chunks (RFC 9112 section 6).
+    :ivar rest: what has come behind the head.
+    :ivar expects_continue: whether the client waits for "100 Continue" (RFC 9110 section 10.1.1).
+    :ivar upgrade: the settings of a request that asks for HTTP/2 in its place; None for the others.
+        Its body is left to whoever speaks HTTP/2.
+    :ivar proxy: what a proxy has said of the connection before its first request: for the environ
+        of each of its requests.
+    :ivar body: for `wsgi.input`, once there is one.
+    :ivar started: when it was made; monotonic.
+    """
 
-    def __init__(self, req: Any) -> None:
+    __slots__ = (
+        "body",
+        "environ",
+        "expects_continue",
+        "length",
+        "proxy",
+        "req",
+        "resp",
+        "rest",
+        "started",
+        "upgrade",
+    )
+
+    def __init__(
+        self,
+        req: Any,
+        length: int | None,
+        rest: bytes,
+        *,
+        expects_continue: bool = False,
+        upgrade: Any = None,
+        proxy: dict[str, Any] | None = None,
+    ) -> None:
         self.req = req
+        self.length = length
+        self.rest = rest
+        self.expects_continue = expects_continue
+        self.upgrade = upgrade
+        self.proxy = proxy
         self.resp: Any = None
         self.environ: dict[str, Any] | None = None
-        self.body: Any = req.body
+        self.body: Any = None
         self.started = time.monotonic()
 
 
@@ -41,33 +77,34 @@ class AppSocket:
     after the app the connection is closed.
     """
 
-    __slots__ = ("__weakref__", "_connection")
+    __slots__ = ("__weakref__", "_hijack", "_sock")
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, sock: socket.socket, hijack: Callable[[], socket.socket]) -> None:
+        self._sock = sock
+        self._hijack = hijack
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         if name in _HARMLESS:
-            return getattr(self._connection.sock, name)
-        if not hasattr(self._connection.sock, name):
+            return getattr(self._sock, name)
+        if not hasattr(self._sock, name):
             raise AttributeError(f"a socket has no attribute {name!r}")
-        return getattr(self._connection.hijack(), name)
+        return getattr(self._hijack(), name)
 
 
 class ErrorSocket:
     """What gunicorn's own error pages are written to."""
 
-    __slots__ = ("_connection",)
+    __slots__ = ("_write",)
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
 
     def gettimeout(self) -> float:
         return 0.0
 
     def sendall(self, data: bytes) -> None:
-        self._connection.output.write(data)
+        self._write(data)
 
     send = sendall

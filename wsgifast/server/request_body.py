@@ -1,331 +1,258 @@
-"""Request bodies: received without a thread, then read by the app as a file.
+"""Request bodies that are received before the app runs, and then read by it as a file.
 
-What a connection has received and nobody has read yet is in its :class:`Received`, which is what
-gunicorn calls an unreader: its parsers read from it. A parser that needs more than is there is
-stopped by :class:`NeedMoreData` and asked again when more has come; only an app that reads its
-body as a stream is made to wait instead.
-
-A collector takes a body in as it comes, without blocking, whichever thread receives it: into
-memory up to a limit, into a temporary file beyond it.
+A collector is given what comes, by whichever thread receives it; nothing here waits. The body is
+kept in memory up to a limit, in a temporary file beyond it.
 """
 
 from __future__ import annotations
 
 import io
-import socket
-import ssl
 import tempfile
-from collections.abc import Callable
+import threading
 from typing import BinaryIO, Protocol, cast
 
-from gunicorn.http.body import ChunkedReader, LengthReader
-from gunicorn.http.errors import ChunkMissingTerminator
+from ..errors import BodyTooLarge, RequestError
+from ..http.chunked import ChunkDecoder
 
-__all__ = [
-    "BodyTooLarge",
-    "Collector",
-    "NeedMoreData",
-    "Received",
-    "collector_for",
-    "receive_available",
-]
+__all__ = ["ChunkedBody", "Collector", "DiskBudget", "KnownLength", "Spool"]
 
-# A buffer is allocated in full up to here, and grows by doubling above: a head that only promises
-# a large body must not cost its memory.
-_FIRST_BUFFER_BYTES = 64 * 1024
-# One receive: of what goes to a file, and of what the decoder cuts into pieces first.
+# One receive, at most; of chunks at first, and at least.
 _RECEIVE_BYTES = 256 * 1024
-_RECEIVE_CHUNKED_BYTES = 64 * 1024
-# No honest size line or trailer section is longer. Today's gunicorn has a lower limit of its own;
-# its older versions wait for the end of the line for ever.
-_FRAMING_BYTES = 1024 * 1024
-
-
-class NeedMoreData(Exception):
-    """A parser wants bytes that have not come yet."""
-
-
-class BodyTooLarge(Exception):
-    """The body is over the limit (RFC 9110 section 15.5.14)."""
-
-
-class Received:
-    """Bytes that have come and have not been read; gunicorn's parsers read from it.
-
-    :ivar wait: returns more bytes, b"" at the end of the connection; None: do not wait.
-    """
-
-    __slots__ = ("data", "wait")
-
-    def __init__(self) -> None:
-        self.data = b""
-        self.wait: Callable[[int], bytes] | None = None
-
-    def read(self, size: int | None = None, read_ahead: int | None = None) -> bytes:
-        if size is None or size < 0:
-            if self.data:
-                data, self.data = self.data, b""
-                return data
-            return self._more(read_ahead or 0)
-        parts = [self.data]
-        have = len(self.data)
-        self.data = b""
-        try:
-            while have < size:
-                more = self._more(max(size, read_ahead or 0) - have)
-                if not more:
-                    break
-                parts.append(more)
-                have += len(more)
-        except BaseException:
-            self.data = b"".join(parts)  # nothing is lost: it will be asked for again
-            raise
-        data = b"".join(parts) if len(parts) > 1 else parts[0]
-        self.data = data[size:]
-        return data[:size]
-
-    def unread(self, data: bytes) -> None:
-        self.data = bytes(data) + self.data
-
-    def take_buffered(self) -> bytes:
-        data, self.data = self.data, b""
-        return data
-
-    def _more(self, wanted: int) -> bytes:
-        if self.wait is None:
-            raise NeedMoreData
-        return self.wait(wanted)
+_FIRST_CHUNKS_BYTES = 4 * 1024
+_LEAST_CHUNKS_BYTES = 1024
+# Decoded in one turn: far less than a millisecond, whatever their size.
+_CHUNKS_A_TURN = 500
 
 
 class Collector(Protocol):
     """A body on its way in."""
 
-    received: int  # bytes, framing included
+    @property
+    def received(self) -> int:
+        """Bytes so far, framing included."""
 
-    def begin(self) -> bool:
-        """Take what has come with the head; True if that was all.
+    @property
+    def wanted(self) -> int:
+        """How many bytes the next receive may bring."""
 
-        :raises: as :meth:`receive`.
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is here."""
+
+    @property
+    def has_more_to_do(self) -> bool:
+        """Whether :meth:`go_on` comes next, in another turn, and no receive."""
+
+    @property
+    def rest(self) -> bytes:
+        """What has come behind the whole body."""
+
+    def take(self, data: bytes) -> None:
+        """Take in what has come.
+
+        :raises RequestError: for a body that is malformed, or that there is no room for.
+        :raises OSError: if the temporary file cannot be written.
         """
 
-    def receive(self, sock: socket.socket) -> bool:
-        """Receive once from a non-blocking socket; True if the body is whole.
-
-        :raises EOFError: if the client has closed the connection.
-        :raises BodyTooLarge: if the body goes over its limit.
-        :raises OSError: as the socket does; also if the temporary file cannot be written.
-        """
+    def go_on(self) -> None:
+        """Go on with what has been taken in. Raises as :meth:`take`."""
 
     def open(self) -> BinaryIO:
-        """The whole body as a file for `wsgi.input`."""
+        """The whole body as a file for `wsgi.input`; who closes it need not close this."""
 
     def close(self) -> None:
         """Give up what has come."""
 
 
-def collector_for(
-    reader: ChunkedReader | LengthReader, source: Received, in_memory: int, limit: int
-) -> Collector:
-    """Return what collects a body.
-
-    :param reader: gunicorn's reader of the body; requests have these two kinds, uwsgi's too.
-    :param in_memory: bytes; a larger body goes to a temporary file.
-    :raises BodyTooLarge: if the head says so already.
-    """
-    if isinstance(reader, ChunkedReader):
-        return Chunked(source, reader, in_memory, limit)
-    if reader.length > limit:
-        raise BodyTooLarge
-    return KnownLength(source, reader.length, in_memory)
-
-
-def receive_available(collector: Collector, sock: socket.socket) -> bool:
-    """Receive once, and what TLS has decrypted beyond that: no event would tell of it.
-
-    :returns, :raises: as :meth:`Collector.receive`.
-    """
-    whole = collector.receive(sock)
-    while not whole and isinstance(sock, ssl.SSLSocket) and sock.pending():
-        whole = collector.receive(sock)
-    return whole
-
-
 class KnownLength:
     """A body with a Content-Length (RFC 9112 section 6.2)."""
 
-    __slots__ = ("_buffer", "_filled", "_length", "_source", "_store", "received")
+    __slots__ = ("_length", "_spool", "received", "rest")
 
-    def __init__(self, source: Received, length: int, in_memory: int) -> None:
-        self._source = source
+    has_more_to_do = False
+
+    def __init__(self, length: int, spool: Spool) -> None:
         self._length = length
+        self._spool = spool
         self.received = 0
-        self._filled = 0
-        self._buffer = bytearray(min(length, _FIRST_BUFFER_BYTES)) if length <= in_memory else None
-        self._store = None if self._buffer is not None else _Store(0)
+        self.rest = b""
 
-    def begin(self) -> bool:
-        source = self._source
-        data = source.data[: self._length]
-        source.data = source.data[self._length :]
-        if data:
-            self._take(data)
+    @property
+    def wanted(self) -> int:
+        return min(self._length - self.received, _RECEIVE_BYTES)
+
+    @property
+    def is_whole(self) -> bool:
         return self.received == self._length
 
-    def receive(self, sock: socket.socket) -> bool:
-        if self._buffer is None:
-            data = sock.recv(min(self._length - self.received, _RECEIVE_BYTES))
-            if not data:
-                raise EOFError
-            self._take(data)
-        else:
-            if self._filled == len(self._buffer):
-                self._grow(self._filled * 2)
-            # Not recv_exactly_into(): that waits until the buffer is full, and one thread receives
-            # the bodies of all connections here; nor is the buffer as large as the length says
-            # before so much has come.
-            with memoryview(self._buffer) as view:
-                count = sock.recv_into(view[self._filled :])
-            if not count:
-                raise EOFError
-            self._filled += count
-            self.received += count
-        return self.received == self._length
+    def take(self, data: bytes) -> None:
+        missing = self._length - self.received
+        if len(data) > missing:
+            self.rest = data[missing:]
+            data = data[:missing]
+        self.received += len(data)
+        self._spool.write(data)
+
+    def go_on(self) -> None:
+        """Nothing is ever left to do."""
 
     def open(self) -> BinaryIO:
-        if self._store is not None:
-            return self._store.open()
-        assert self._buffer is not None
-        return io.BytesIO(self._buffer)
+        return self._spool.open()
 
     def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
-
-    def _take(self, data: bytes) -> None:
-        if self._store is not None:
-            self._store.write(data)
-        else:
-            assert self._buffer is not None
-            # What goes beyond the buffer makes it longer.
-            self._buffer[self._filled : self._filled + len(data)] = data
-            self._filled += len(data)
-        self.received += len(data)
-
-    def _grow(self, size: int) -> None:
-        assert self._buffer is not None
-        self._buffer.extend(bytes(min(size, self._length) - len(self._buffer)))
+        self._spool.close()
 
 
-class Chunked:
-    """A chunked body (RFC 9112 section 7.1); gunicorn's own parser reads the size lines.
+class ChunkedBody:
+    """A chunked body (RFC 9112 section 7.1).
 
-    :param reader: the request's reader, for its limits and its parse of sizes and trailers.
-    :param limit: the most bytes of the decoded body.
+    Many small chunks take longer to decode than to receive: no turn decodes more than so many of
+    them, and one that did makes the next receive smaller.
     """
 
-    __slots__ = ("_limit", "_reader", "_rest", "_source", "_store", "_undecoded", "received")
+    __slots__ = (
+        "_at",
+        "_data",
+        "_spool",
+        "decoder",
+        "has_more_to_do",
+        "received",
+        "rest",
+        "wanted",
+    )
 
-    def __init__(self, source: Received, reader: ChunkedReader, in_memory: int, limit: int) -> None:
-        self._source = source
-        self._reader = reader
-        self._limit = limit
-        self._store = _Store(in_memory)
-        # Bytes of the chunk to come; 0: at the CRLF that ends a chunk; None: at a size line.
-        self._rest: int | None = None
-        self._undecoded = b""
+    def __init__(self, decoder: ChunkDecoder, spool: Spool) -> None:
+        self.decoder = decoder
         self.received = 0
+        self.wanted = _FIRST_CHUNKS_BYTES
+        self.has_more_to_do = False
+        self.rest = b""
+        self._spool = spool
+        self._data = b""  # what has been taken in
+        self._at = 0  # how far it is decoded
 
-    def begin(self) -> bool:
-        self._undecoded, self._source.data = self._source.data, b""
-        return self._decode()
+    @property
+    def is_whole(self) -> bool:
+        return self.decoder.done
 
-    def receive(self, sock: socket.socket) -> bool:
-        data = sock.recv(_RECEIVE_CHUNKED_BYTES)
-        if not data:
-            raise EOFError
+    def take(self, data: bytes) -> None:
         self.received += len(data)
-        self._undecoded = self._undecoded + data if self._undecoded else data
-        return self._decode()
+        self._data = data
+        self._at = 0
+        self.go_on()
+
+    def go_on(self) -> None:
+        data, start = self._data, self._at
+        content, at = self.decoder.decode(data, start, chunks=_CHUNKS_A_TURN)
+        if content:
+            self._spool.write(content)
+        self.has_more_to_do = at < len(data) and not self.decoder.done
+        if self.has_more_to_do:
+            self._at = at
+            self.wanted = max(at - start, _LEAST_CHUNKS_BYTES)
+            return
+        self.wanted = min(self.wanted * 4, _RECEIVE_BYTES)
+        self._data = b""
+        self.rest = data[at:]
 
     def open(self) -> BinaryIO:
-        return self._store.open()
+        return self._spool.open()
 
     def close(self) -> None:
-        self._store.close()
-
-    def _decode(self) -> bool:
-        """Decode what there is; when the body is whole, what follows goes back to the source.
-
-        :raises BodyTooLarge: at the size line that goes over the limit.
-        :raises gunicorn's parse errors: for anything malformed.
-        """
-        data = self._undecoded
-        while True:
-            if self._rest is None:
-                try:
-                    size, rest = self._reader.parse_chunk_size(self._source, data=data)
-                except NeedMoreData:
-                    if len(data) > _FRAMING_BYTES:
-                        raise BodyTooLarge from None
-                    break
-                if size == 0:  # the trailers are read, and what follows is back in the source
-                    return True
-                if self._store.size + size > self._limit:
-                    raise BodyTooLarge
-                self._rest, data = size, rest
-            if self._rest > 0:
-                part = data[: self._rest]
-                if not part:
-                    break
-                self._store.write(part)
-                data = data[len(part) :]
-                self._rest -= len(part)
-                if self._rest:
-                    break
-            if len(data) < 2:
-                if data[:1] not in (b"", b"\r"):
-                    raise ChunkMissingTerminator(data)
-                break
-            if data[:2] != b"\r\n":
-                raise ChunkMissingTerminator(data[:2])
-            data = data[2:]
-            self._rest = None
-        self._undecoded = data
-        return False
+        self._spool.close()
 
 
-class _Store:
-    """Bytes in memory, or in a temporary file once there are more than `in_memory`."""
+class DiskBudget:
+    """What all bodies of a worker may take up in temporary files, together.
 
-    __slots__ = ("_file", "_in_memory", "_parts", "size")
+    :param limit: bytes.
+    :ivar used: bytes.
+    """
 
-    def __init__(self, in_memory: int) -> None:
+    def __init__(self, limit: int) -> None:
+        self.used = 0
+        self._limit = limit
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        """:raises RequestError: if there is not so much left."""
+        with self._lock:
+            if self.used + size > self._limit:
+                raise RequestError(503, "There is no room for the request body at the moment")
+            self.used += size
+
+    def give_back(self, size: int) -> None:
+        with self._lock:
+            self.used -= size
+
+
+class Spool:
+    """Bytes in memory, or in a temporary file once there are more than `in_memory`.
+
+    :param limit: the most bytes.
+    :param disk: where the file's bytes are counted.
+    """
+
+    __slots__ = ("_disk", "_file", "_in_memory", "_limit", "_memory", "size")
+
+    def __init__(self, in_memory: int, limit: int, disk: DiskBudget) -> None:
         self.size = 0
         self._in_memory = in_memory
-        self._parts: list[bytes] = []
-        self._file: BinaryIO | None = None
+        self._limit = limit
+        self._disk = disk
+        self._memory = bytearray()
+        self._file: _TemporaryFile | None = None
 
     def write(self, data: bytes) -> None:
+        """Keep bytes.
+
+        :raises BodyTooLarge: over the limit.
+        :raises RequestError: if the disk's budget has no room.
+        :raises OSError: as writing the file does.
+        """
         self.size += len(data)
+        if self.size > self._limit:
+            raise BodyTooLarge(f"The request body is longer than {self._limit} bytes")
         if self._file is None:
-            self._parts.append(data)
             if self.size <= self._in_memory:
+                self._memory += data
                 return
-            # Unbuffered: what comes is written on in large blocks already.
-            self._file = cast(BinaryIO, tempfile.TemporaryFile(buffering=0))
-            data = b"".join(self._parts)
-            self._parts = []
-        view = memoryview(data)
-        while view:
-            view = view[self._file.write(view) :]
+            self._file = _TemporaryFile(self._disk)
+            if self._memory:
+                self._file.write_all(self._memory)
+                self._memory = bytearray()
+        self._file.write_all(data)
 
     def open(self) -> BinaryIO:
+        """All of it as a file; it is the caller's to close."""
         if self._file is None:
-            return io.BytesIO(b"".join(self._parts))
-        self._file.seek(0)
-        # Buffered for readline and small reads.
-        return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, self._file)))
+            return io.BytesIO(self._memory)
+        file, self._file = self._file, None
+        file.seek(0)
+        return cast(BinaryIO, file)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+class _TemporaryFile(io.BufferedReader):
+    """A temporary file, written in large blocks and read in small ones."""
+
+    def __init__(self, disk: DiskBudget) -> None:
+        self._disk = disk
+        self._size = 0
+        super().__init__(cast(io.RawIOBase, tempfile.TemporaryFile(buffering=0)))
+
+    def write_all(self, data: bytes | bytearray) -> None:
+        self._disk.take(len(data))
+        self._size += len(data)
+        with memoryview(data) as view:
+            written = 0
+            while written < len(view):
+                written += cast(io.RawIOBase, self.raw).write(view[written:]) or 0
+
+    def close(self) -> None:
+        if not self.closed:
+            self._disk.give_back(self._size)
+        super().close()

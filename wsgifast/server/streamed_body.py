@@ -2,41 +2,165 @@
 
 from __future__ import annotations
 
+import io
 import select
 import socket
 import ssl
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from .request_body import Received
+from ..errors import RequestError
+from ..http.chunked import ChunkDecoder
+from .output import ClientGone
 from .transport import WOULD_BLOCK
 
-__all__ = ["DRAIN_BYTES", "drain", "receive_blocking"]
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
+__all__ = ["BODY_BYTES_PER_S", "DRAIN_BYTES", "StreamedBody", "receive_blocking"]
+
+# Apache's rule against bodies that drip (mod_reqtimeout, MinRate): each so many bytes give the
+# client one more second.
+BODY_BYTES_PER_S = 500.0
 # One receive: at least, however little the app asks for, and at most.
 _LEAST_BYTES = 16 * 1024
 _MOST_BYTES = 256 * 1024
 # The most that is thrown away of a body which the app has not read, to keep the connection: a
 # client that sends as fast as it is read would otherwise hold the thread as long as it likes.
 DRAIN_BYTES = 1024 * 1024
-_DRAIN_STEP_BYTES = 64 * 1024
+
+
+class StreamedBody(io.RawIOBase):
+    """The raw stream under `wsgi.input`; wrap it in an io.BufferedReader.
+
+    :param sock: non-blocking.
+    :param lock: the output queue's, which may use the same TLS object.
+    :param length: bytes; None for chunks.
+    :param decoder: of the chunks.
+    :param take_trailers: called with what has come behind the last of them.
+    :param data: what has come with the head.
+    :param timeout_s: the longest wait for a byte; and for all of them together, beside one second
+        for each 500 of them.
+    :ivar failure: what has kept the body from being read to its end; whatever comes next on the
+        connection is no request.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        lock: threading.Lock,
+        *,
+        length: int | None,
+        decoder: ChunkDecoder,
+        take_trailers: Callable[[list[bytes]], None],
+        data: bytes,
+        timeout_s: float,
+    ) -> None:
+        self.failure: Exception | None = None
+        self._sock = sock
+        self._lock = lock
+        self._left = length
+        self._decoder = decoder
+        self._take_trailers = take_trailers
+        self._timeout_s = timeout_s
+        self._received = 0
+        self._waited_s = 0.0
+        self._content = memoryview(b"")  # decoded, and not read
+        self._rest = data  # received, and not decoded
+        self._is_over = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """:raises RequestError: if the client sends nothing for too long, or no chunks.
+
+        :raises ClientGone: if the connection ends before the body does.
+        :raises ValueError: if the request has been answered.
+        """
+        if self._is_over:
+            raise ValueError("this request is over: read its body before the response ends")
+        if self.failure is not None:
+            raise self.failure
+        view = memoryview(buffer).cast("B")
+        try:
+            while not self._content and not self._is_at_end() and view:
+                self._take(self._rest or self._receive(len(view)))
+        except Exception as error:
+            self.failure = error
+            raise
+        size = min(len(view), len(self._content))
+        view[:size] = self._content[:size]
+        self._content = self._content[size:]
+        return size
+
+    def finish(self) -> bytes | None:
+        """Cut the app off, and throw away what it has not read, if it is all here.
+
+        :returns: what has come behind the body; None if that is not known.
+        """
+        self._is_over = True
+        if self.failure is not None:
+            return None
+        drained = len(self._content)
+        try:
+            while not self._is_at_end():
+                data = self._rest or self._sock.recv(self._wanted(_MOST_BYTES))
+                drained += len(data)
+                if not data or drained > DRAIN_BYTES:
+                    return None
+                self._take(data)
+        except Exception:  # noqa: BLE001 - not all here, or malformed: the next one's start is lost
+            return None
+        return self._rest
+
+    def _is_at_end(self) -> bool:
+        return self._decoder.done if self._left is None else not self._left
+
+    def _take(self, data: bytes) -> None:
+        """Decode what has come; the end of the connection is b""."""
+        if not data:
+            raise ClientGone("the client has left in the middle of its request body")
+        if self._left is None:
+            content, at = self._decoder.decode(data)
+            if self._decoder.done:
+                self._take_trailers(self._decoder.trailers)
+        else:
+            at = min(self._left, len(data))
+            content = data[:at]
+            self._left -= at
+        self._content = memoryview(content)
+        self._rest = data[at:]
+
+    def _receive(self, wanted: int) -> bytes:
+        patience_s = self._timeout_s + self._received / BODY_BYTES_PER_S - self._waited_s
+        began = time.monotonic()
+        timeout_s = min(self._timeout_s, patience_s)
+        data = receive_blocking(self._sock, self._lock, self._wanted(wanted), timeout_s)
+        self._waited_s += time.monotonic() - began
+        self._received += len(data)
+        return data
+
+    def _wanted(self, size: int) -> int:
+        size = max(_LEAST_BYTES, min(size, _MOST_BYTES))
+        return size if self._left is None else min(size, self._left)
 
 
 def receive_blocking(
-    sock: socket.socket, lock: threading.Lock, wanted: int, timeout_s: float
+    sock: socket.socket, lock: threading.Lock, size: int, timeout_s: float
 ) -> bytes:
     """Receive once from a non-blocking socket, and wait until something has come.
 
-    :param lock: the output queue's, which may use the same TLS object.
+    :param lock: held while the socket is asked.
+    :param size: the most bytes.
     :returns: b"" at the end of the connection.
-    :raises TimeoutError: if nothing has come in time.
-    :raises OSError: if the connection is lost.
+    :raises RequestError: if nothing has come in time.
+    :raises ClientGone: if the connection is lost.
     """
-    size = _receive_bytes(wanted)
     deadline = time.monotonic() + timeout_s
-    poller = select.poll()
-    poller.register(sock.fileno(), select.POLLIN)
+    poller = None
     while True:
         awaited = select.POLLIN
         try:
@@ -46,33 +170,13 @@ def receive_blocking(
             awaited = select.POLLOUT
         except WOULD_BLOCK:
             pass
+        except OSError as error:
+            raise ClientGone(str(error)) from error
         remaining = deadline - time.monotonic()
         if remaining <= 0:
-            raise TimeoutError("the client has not sent its body in time")
+            raise RequestError(408, "The request body did not come in time")
+        if poller is None:
+            poller = select.poll()
+            poller.register(sock.fileno(), awaited)
         poller.modify(sock.fileno(), awaited)
         poller.poll(remaining * 1000)
-
-
-def drain(body: Any, received: Received, sock: socket.socket) -> bool:
-    """Throw away what the app has not read of its body, if it is all here.
-
-    :param body: gunicorn's, over `received`.
-    :returns: whether the next request's first byte comes next on the connection.
-    """
-    if getattr(body, "failed", False):
-        return False
-    received.wait = lambda wanted: sock.recv(_receive_bytes(wanted))  # non-blocking
-    drained = 0
-    try:
-        while data := body.read(_DRAIN_STEP_BYTES):
-            drained += len(data)
-            if drained > DRAIN_BYTES:
-                return False
-    except Exception:  # noqa: BLE001 - not all here, or malformed: the next one's start is lost
-        return False
-    return True
-
-
-def _receive_bytes(wanted: int) -> int:
-    # 0 where the parser takes whatever comes, as of chunked bodies.
-    return max(_LEAST_BYTES, min(wanted, _MOST_BYTES))

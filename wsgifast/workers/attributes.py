@@ -12,10 +12,17 @@ from ..server.poller import POLLERS
 
 __all__ = ["InvalidWorkerOption", "check_attributes"]
 
-_BYTES = ("body_memory_bytes", "body_limit_bytes", "output_ahead_bytes", "output_memory_bytes")
+_BYTES = (
+    "body_memory_bytes",
+    "body_limit_bytes",
+    "bodies_on_disk_bytes",
+    "output_ahead_bytes",
+    "output_memory_bytes",
+)
 _SECONDS = ("body_timeout_s", "head_timeout_s", "send_timeout_s")
 _RATES = ("send_least_bytes_per_s",)
-_ATTRIBUTES = ("buffer_bodies", *_BYTES, *_SECONDS, *_RATES, "poller_kind")
+_FLAGS = ("buffer_bodies", "check_host")
+_ATTRIBUTES = (*_FLAGS, *_BYTES, *_SECONDS, *_RATES, "poller_kind")
 # difflib's measure of two names. Slips are above it; a name that a subclass has for something of
 # its own is below it, even memory_limit_bytes (0.82) or db_timeout_s (0.85).
 _ALIKE = 0.87
@@ -51,10 +58,11 @@ def check_attributes(worker: Any, base: type) -> None:
         value = getattr(worker, name)
         if not is_count(value):
             raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected bytes, 0 or more")
-    if not isinstance(worker.buffer_bodies, bool):
-        raise InvalidWorkerOption(
-            f"FastWorker.buffer_bodies={worker.buffer_bodies!r}: expected True or False"
-        )
+    for name in _FLAGS:
+        if not isinstance(getattr(worker, name), bool):
+            raise InvalidWorkerOption(
+                f"FastWorker.{name}={getattr(worker, name)!r}: expected True or False"
+            )
     if worker.poller_kind not in POLLERS:
         raise InvalidWorkerOption(
             f"FastWorker.poller_kind={worker.poller_kind!r}: expected one of {POLLERS}"

@@ -1,18 +1,21 @@
 """What is used of gunicorn beyond its documented interface.
 
-FastWorker takes gunicorn's request parsers, its chunk parser, its loggers and its HTTP/2 code as
+FastWorker takes gunicorn's request parsers, its loggers and its HTTP/2 code as
 they are. They are not a public interface, so the range of versions is stated (gunicorn_version.py),
 checked when the server starts, and tested at both ends.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from gunicorn import SERVER_SOFTWARE
 from gunicorn.config import Config
-from gunicorn.http.message import MAX_REQUEST_LINE, _ip_in_allow_list
+from gunicorn.http.message import _ip_in_allow_list
+from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper
 
-__all__ = ["Settings", "head_limit"]
+__all__ = ["Settings", "environ_part"]
 
 
 class Settings:
@@ -50,11 +53,32 @@ class Settings:
         return bool(_ip_in_allow_list(peer[0], self.forwarded_allow_ips, networks()))
 
 
-def head_limit(settings: Settings) -> int:
-    """The most bytes that a head may have: gunicorn's own sum of its limits (Message.__init__)."""
-    fields = settings.limit_request_fields
-    if not 0 < fields <= 32768:
-        fields = 32768
-    field_size = settings.limit_request_field_size or 8190
-    line = settings.limit_request_line or 1024 * 1024
-    return int(fields * (max(field_size, 0) + 2) + 4 + max(line, MAX_REQUEST_LINE))
+def environ_part(settings: Settings) -> dict[str, Any]:
+    """What gunicorn puts into every environ of a worker."""
+    return {
+        "wsgi.errors": _Errors(settings),
+        "wsgi.multiprocess": settings.workers > 1,
+        "wsgi.file_wrapper": FileWrapper,
+        "SERVER_SOFTWARE": SERVER_SOFTWARE,
+    }
+
+
+class _Errors:
+    """`wsgi.errors`: gunicorn's own stream, looked up when something is written.
+
+    Its handlers' files change when the logs are reopened (SIGUSR1), and making gunicorn's wrapper
+    for each request costs more than the rest of the environ.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def write(self, text: str) -> None:
+        WSGIErrorsWrapper(self._settings).write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Nothing to do: every write is flushed."""

@@ -44,12 +44,12 @@ def check_gunicorn(version: str | None = None) -> None:
         )
 
     from gunicorn import sock
-    from gunicorn.http import body
+    from gunicorn.http.body import Body
+    from gunicorn.http.message import Message
 
     for owner, name in (
-        (body.ChunkedReader, "parse_chunk_size"),
-        (body.Body, "read"),
-        (body.LengthReader, "read"),
+        (Message, "parse_headers"),
+        (Body, "read"),
         (sock, "ssl_wrap_socket"),
         (sock, "ssl_context"),
     ):

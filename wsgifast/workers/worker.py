@@ -11,17 +11,16 @@ import contextlib
 import socket
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gunicorn import http
 from gunicorn.glogging import Logger
-from gunicorn.http.message import Request
 from gunicorn.workers import gthread
 
 from ..server.acceptor import Acceptor
 from ..server.application import Application
-from ..server.connection import LINGER_S, Connection
+from ..server.connection import LINGER_S, Connection, Core, Limits
 from ..server.disk import DiskThreads
 from ..server.environ import EnvironFactory
 from ..server.output import OutputRules
@@ -29,10 +28,12 @@ from ..server.output_memory import OutputMemory
 from ..server.poller import Event, Poller, make_poller
 from ..server.pool import Pool, Task
 from ..server.registry import Registry
+from ..server.request_body import DiskBudget
 from .attributes import InvalidWorkerOption, check_attributes
-from .gunicorn_support import Settings, head_limit
+from .gunicorn_parser import GunicornParser
+from .gunicorn_support import Settings, environ_part
 from .gunicorn_version import check_gunicorn
-from .http2 import HTTP2
+from .http2 import HTTP2, HTTP2Streams
 from .tls import TLSContexts
 
 __all__ = ["FastWorker"]
@@ -43,7 +44,7 @@ _ROUND_S = 1.0
 _STOP_ROUND_S = 0.1
 
 
-class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
+class FastWorker(HTTP2Streams):
     """A threaded gunicorn worker that no slow client can hold.
 
     ``gunicorn -k wsgifast.workers.FastWorker --threads 4 module:app``
@@ -63,6 +64,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         file.
     :cvar body_limit_bytes: larger bodies are refused with 413, since they could fill the disk. Not
         for those that the app's thread reads.
+    :cvar bodies_on_disk_bytes: the most bytes that a worker keeps of bodies in temporary files, all
+        together; whose body finds no room there is answered 503.
     :cvar body_timeout_s: a client that sends nothing of its body for this many seconds is answered
         408; so is one that has sent, after this time, less than 500 bytes a second on average.
     :cvar head_timeout_s: seconds for a request's head, from its first byte (or the connection's
@@ -75,13 +78,17 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         for its client.
     :cvar output_memory_bytes: what waits in memory for all clients together, beside 16 KiB for
         each; the rest of their responses waits in temporary files.
+    :cvar check_host: answer 400 to a request whose Host header is missing (from HTTP/1.1 on),
+        malformed, or not the only one (RFC 9112 section 3.2).
     :cvar poller_kind: "epoll", "selectors", or "auto" for the first of them that the system
         has.
     """
 
     buffer_bodies = True
+    check_host = True
     body_memory_bytes = 512 * 1024
     body_limit_bytes = 1024 * 1024 * 1024
+    bodies_on_disk_bytes = 16 * 1024 * 1024 * 1024
     body_timeout_s = 30.0
     head_timeout_s = 20.0
     send_timeout_s = 60.0
@@ -173,12 +180,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     def _prepare(self) -> None:
         cfg = self.cfg
         self.settings = settings = Settings(cfg)
-        self.trusted_settings = settings.for_trusted_peers()
-        self.head_limit = head_limit(settings)
-        self.environs = EnvironFactory(settings)
-        self.request_class: Any = Request
-        if settings.uses_uwsgi:
-            self.request_class = http.get_parser(cfg, [], None).mesg_class
         self._acceptor = Acceptor(
             self.sockets,
             self.poller,
@@ -188,7 +189,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             is_open=self._is_open,
             log=self.log,
         )
-        self.output_rules = OutputRules(
+        output_rules = OutputRules(
             ahead_bytes=self.output_ahead_bytes,
             timeout_s=self.send_timeout_s,
             least_bytes_per_s=self.send_least_bytes_per_s,
@@ -196,8 +197,11 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             memory=OutputMemory(self.output_memory_bytes, self.log.warning),
             disk=DiskThreads(self._on_disk_error),
         )
+        environ = environ_part(settings)
         self.application = Application(
             self.wsgi,
+            environs=EnvironFactory(environ),
+            file_wrapper=environ["wsgi.file_wrapper"],
             settings=settings,
             log=self.log,
             # A logger with an access() of its own (statsd's) is always called.
@@ -206,9 +210,43 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             pre_request=partial(settings.pre_request, self),
             post_request=partial(settings.post_request, self),
             may_stay=self._may_stay,
-            answer_error=self.answer_error,
+            answer_error=self._answer_error,
         )
         self.http2 = HTTP2(self)
+        self._core = Core(
+            limits=self._limits(),
+            output_rules=output_rules,
+            registry=self.registry,
+            disk=DiskBudget(self.bodies_on_disk_bytes),
+            log=self.log,
+            parser_for=self._parsers(),
+            keepalive_s=self._keepalive_s,
+            is_ticking=lambda: self.pool.ticking,
+            resume=self._resume,
+            refuse=self.application.refuse,
+            on_sent=self.application.log_exchange,
+        )
+
+    def _limits(self) -> Limits:
+        # gunicorn takes what is not positive for its own limit.
+        line_bytes = self.settings.limit_request_field_size
+        fields = self.settings.limit_request_fields
+        return Limits(
+            is_tls=self.settings.is_ssl,
+            buffer_bodies=self.buffer_bodies,
+            body_memory_bytes=self.body_memory_bytes,
+            body_limit_bytes=self.body_limit_bytes,
+            body_timeout_s=self.body_timeout_s,
+            head_timeout_s=self.head_timeout_s,
+            trailer_line_bytes=line_bytes if line_bytes > 0 else 8190,
+            trailer_fields=fields if fields > 0 else 32768,
+        )
+
+    def _parsers(self) -> Callable[[Any], GunicornParser]:
+        settings, trusting = self.settings, self.settings.for_trusted_peers()
+        plain = GunicornParser(settings, trusted=False, checks_host=self.check_host)
+        trusted = GunicornParser(trusting, trusted=True, checks_host=self.check_host)
+        return lambda peer: trusted if settings.trusts(peer) else plain
 
     def _stop(self) -> None:
         """Let what runs finish within graceful_timeout; then drop the rest."""
@@ -259,7 +297,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                     suppress_ragged_eofs=self.settings.suppress_ragged_eofs,
                     do_handshake_on_connect=False,
                 )
-            connection = Connection(self, sock, peer, address)
+            connection = Connection(self._core, sock, peer, address)
         except Exception:
             self.log.debug("A connection has failed at once", exc_info=True)
             sock.close()
@@ -272,7 +310,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self.nr_conns = len(self.registry)
         self._acceptor.on_closed()
 
-    def resume(self, connection: Connection) -> None:
+    def _resume(self, connection: Connection) -> None:
         """Let a thread of the pool go on with a connection that has something buffered."""
         self.pool.push(partial(self._go_on, connection, 0))
 
@@ -304,7 +342,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         try:
             if connection.http2:
                 self.http2.run(connection)
-            elif connection.upgrade_settings is not None:
+            elif connection.exchange is not None and connection.exchange.upgrade is not None:
                 self.http2.run_upgrade(connection)
             else:
                 self.application.run(connection)
@@ -324,7 +362,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self.registry.sweep(time.monotonic())
         self._acceptor.update()
 
-    def keepalive_s(self) -> float:
+    def _keepalive_s(self) -> float:
         """Seconds that an idle connection may stay."""
         keepalive = float(self.settings.keepalive)
         return min(keepalive, LINGER_S) if self._stopping else keepalive
@@ -344,7 +382,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             self.alive and self.settings.keepalive and len(self.registry) <= self.max_keepalived
         )
 
-    def answer_error(self, connection: Connection, req: Any, error: Any) -> None:
+    def _answer_error(self, connection: Connection, req: Any, error: Any) -> None:
         """Let gunicorn log an error and answer it; without a request it logs less."""
         try:
             self.handle_error(req, connection.error_socket, connection.peer, error)

@@ -1,0 +1,42 @@
+"""The states of a connection, and what moves it from one to the next.
+
+One table says what may happen when, and nothing else may: :meth:`Connection.move` looks it up, and
+an event that has no place in it is a defect of ours. Who does the moving is the connection's owner,
+the one thread that has taken it from those that wait.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["TRANSITIONS"]
+
+HANDSHAKE: Final = "handshake"  # TLS is being agreed on
+IDLE: Final = "idle"  # nothing has come of the next request
+HEAD: Final = "head"  # in the middle of a request's head
+BODY: Final = "body"  # its head is parsed, its body is being received
+RUNNING: Final = "running"  # the app has it, or it waits for a thread
+SENDING: Final = "sending"  # the app is done, or never had it; the output queue goes on by itself
+LINGERING: Final = "lingering"  # all is sent; the client closes first (RFC 9112 section 9.6)
+CLOSED: Final = "closed"
+
+SECURED: Final = "TLS is agreed on"
+BEGUN: Final = "first bytes of a head"
+HEAD_ENDED: Final = "end of a head that has a body to be received"
+READY: Final = "all is here that the app needs"
+REFUSED: Final = "an error is the answer"
+ANSWERED: Final = "the app is done"
+STAYS: Final = "sent, and another request may come"
+LEAVES: Final = "sent, and no other request may come"
+GONE: Final = "lost, given up, or closed by the client"
+
+TRANSITIONS: Final[dict[str, dict[str, str]]] = {
+    HANDSHAKE: {SECURED: IDLE, GONE: CLOSED},
+    IDLE: {BEGUN: HEAD, READY: RUNNING, GONE: CLOSED},
+    HEAD: {HEAD_ENDED: BODY, READY: RUNNING, REFUSED: SENDING, GONE: CLOSED},
+    BODY: {READY: RUNNING, REFUSED: SENDING, GONE: CLOSED},
+    RUNNING: {ANSWERED: SENDING, GONE: CLOSED},
+    SENDING: {STAYS: IDLE, LEAVES: LINGERING, GONE: CLOSED},
+    LINGERING: {GONE: CLOSED},
+    CLOSED: {},
+}

@@ -1,0 +1,163 @@
+"""gunicorn's parsers of HTTP/1 and uwsgi requests, behind the core's interface for parsers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gunicorn import http
+from gunicorn.http import errors
+from gunicorn.http.body import ChunkedReader
+from gunicorn.http.message import MAX_REQUEST_LINE, Request
+from gunicorn.http.wsgi import proxy_environ
+
+try:
+    from gunicorn.http2 import negotiation
+except ImportError:  # cleartext HTTP/2 came later than HTTP/2
+    negotiation = None
+
+from ..http.framing import wants_to_persist
+from ..http.request import check_host
+from ..server.exchange import Exchange
+from ..server.parser import NeedMoreData
+from .gunicorn_support import Settings
+
+__all__ = ["GunicornParser", "Unreader"]
+
+# The most bytes of a uwsgi packet: its head, and the size that this can tell.
+_UWSGI_BYTES = 4 + 0xFFFF
+
+
+class GunicornParser:
+    """Shows gunicorn's parser what has come, and takes its request apart for the core.
+
+    :param settings: gunicorn's, as they are for the peers whose requests it parses.
+    :param trusted: whether these are of forwarded_allow_ips: only they may speak HTTP/2 in the
+        clear.
+    :param checks_host: refuse requests whose Host header is missing, malformed or not alone.
+    """
+
+    def __init__(self, settings: Settings, *, trusted: bool, checks_host: bool) -> None:
+        self._settings = settings
+        self._checks_host = checks_host and not settings.uses_uwsgi
+        # The ways into HTTP/2 in the clear: a client begins with its preface (prior knowledge, RFC
+        # 9113 section 3.3) or asks for an upgrade (RFC 7540 section 3.2).
+        may_be_http2 = trusted and negotiation is not None
+        self._may_upgrade = may_be_http2 and negotiation.upgrade_allowed(settings, None)
+        self._has_preface = may_be_http2 and negotiation.prior_knowledge_allowed(settings, None)
+        kind = Request
+        self.eager_bytes = len(negotiation.H2C_PREFACE) if self._has_preface else 0
+        if settings.uses_uwsgi:
+            kind = http.get_parser(settings, [], None).mesg_class
+            self.eager_bytes = _UWSGI_BYTES
+        self._request_class = type(kind.__name__, (_Persistence, kind), {})
+        self.head_limit_bytes = _head_limit_bytes(settings)
+
+    def parse(self, data: bytes, peer: Any, number: int) -> Exchange | None:
+        if number == 1 and self._has_preface and self._begins_with_preface(data):
+            return None
+        unreader = Unreader(data)
+        req = self._request_class(self._settings, unreader, peer, number)
+        if self._checks_host:
+            hosts = [value for name, value in req.headers if name == "HOST"]
+            check_host(hosts, http11=req.version >= (1, 1))
+        if self._may_upgrade:
+            upgrade = negotiation.upgrade_settings(req)
+            if upgrade is not None:
+                return Exchange(req, 0, b"", upgrade=upgrade)
+        reader = req.body.reader
+        return Exchange(
+            req,
+            None if isinstance(reader, ChunkedReader) else reader.length,
+            unreader.take_buffered(),
+            expects_continue=req._expected_100_continue,
+            proxy=_proxy(req) if number == 1 else None,
+        )
+
+    def take_trailers(self, req: Any, lines: list[bytes]) -> None:
+        if lines:
+            req.trailers = req.parse_headers(b"\r\n".join(lines), from_trailer=True)
+
+    def _begins_with_preface(self, data: bytes) -> bool:
+        """:raises NeedMoreData: if it may."""
+        match = negotiation.preface_match(data[: len(negotiation.H2C_PREFACE)])
+        if match == negotiation.PARTIAL:
+            raise NeedMoreData
+        if match == negotiation.MISMATCH and negotiation.mismatch_is_error(self._settings):
+            raise errors.InvalidH2CPreface(data[: len(negotiation.H2C_PREFACE)])
+        return bool(match == negotiation.MATCH)
+
+
+class Unreader:
+    """What gunicorn's parsers read from: the bytes that have come.
+
+    :ivar data: those that nobody has read.
+    :ivar wait: returns more, b"" at the end of the connection; None: there are no more yet.
+    """
+
+    __slots__ = ("data", "wait")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.wait: Callable[[int], bytes] | None = None
+
+    def read(self, size: int | None = None, read_ahead: int | None = None) -> bytes:
+        """Read so many bytes, or where that is None, what there is.
+
+        :raises NeedMoreData: if there are not so many.
+        """
+        if size is None or size < 0:
+            return self.take_buffered() or self._more(read_ahead or 0)
+        while len(self.data) < size:
+            more = self._more(size - len(self.data))
+            if not more:
+                break
+            self.data += more
+        data, self.data = self.data[:size], self.data[size:]
+        return data
+
+    def unread(self, data: bytes) -> None:
+        self.data = bytes(data) + self.data
+
+    def take_buffered(self) -> bytes:
+        data, self.data = self.data, b""
+        return data
+
+    def _more(self, wanted: int) -> bytes:
+        if self.wait is None:
+            raise NeedMoreData
+        return self.wait(wanted)
+
+
+class _Persistence:
+    """Reads a request's Connection headers as lists (RFC 9110 section 7.6.1)."""
+
+    method: str
+    version: tuple[int, int]
+    headers: list[tuple[str, str]]
+    must_close: bool
+
+    def should_close(self) -> bool:
+        if self.must_close or self.method == "CONNECT":  # a tunnel's bytes are no request
+            return True
+        options = [value for name, value in self.headers if name == "CONNECTION"]
+        if not options:
+            return self.version < (1, 1)
+        return not wants_to_persist(options, http11=self.version >= (1, 1))
+
+
+def _proxy(req: Any) -> dict[str, Any] | None:
+    """What a PROXY header has said."""
+    if not req.proxy_protocol_info:
+        return None
+    return {k: v for k, v in proxy_environ(req).items() if v not in (None, "None")}
+
+
+def _head_limit_bytes(settings: Settings) -> int:
+    """gunicorn's own sum of its limits (Message.__init__)."""
+    fields = settings.limit_request_fields
+    if not 0 < fields <= 32768:
+        fields = 32768
+    field_size = settings.limit_request_field_size or 8190
+    line = settings.limit_request_line or 1024 * 1024
+    return int(fields * (max(field_size, 0) + 2) + 4 + max(line, MAX_REQUEST_LINE))
