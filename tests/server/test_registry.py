@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from wsgifast.server.connection import CLOSED, RUNNING, Connection
+from wsgifast.server.connection import Connection
 from wsgifast.server.disk import DiskThreads
 from wsgifast.server.output import ClientGone, OutputRules
 from wsgifast.server.output_memory import OutputMemory
 from wsgifast.server.poller import READ, make_poller
 from wsgifast.server.registry import Registry
+from wsgifast.server.states import CLOSED, RUNNING
 
 LATE = float("inf")
 
@@ -251,10 +252,10 @@ class Unwatchable:
 
 @pytest.fixture
 def server() -> Iterator[Any]:
-    """What a connection takes for its worker."""
+    """What a connection takes for its core."""
     server: Any = SimpleNamespace(
-        head_timeout_s=20.0,
-        body_timeout_s=30.0,
+        limits=SimpleNamespace(is_tls=False, head_timeout_s=20.0),
+        parser_for=lambda peer: None,
         output_rules=OutputRules(
             ahead_bytes=1 << 18,
             timeout_s=60.0,
@@ -263,9 +264,6 @@ def server() -> Iterator[Any]:
             memory=OutputMemory(1 << 30, pytest.fail),
             disk=DiskThreads(lambda error: pytest.fail(repr(error))),
         ),
-    )
-    server.settings = server.trusted_settings = SimpleNamespace(
-        is_ssl=False, sendfile=None, trusts=lambda peer: False
     )
     server.warnings = []
     server.log = SimpleNamespace(warning=lambda text, *args: server.warnings.append(text % args))
