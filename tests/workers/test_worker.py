@@ -373,7 +373,7 @@ def test_a_connection_that_cannot_be_made(make_bench: MakeBench, tmp_path: Path)
     bench = make_bench(hello, certfile=str(pem), keyfile=str(pem))
     near, far = socket.socketpair()
     with far:
-        bench.worker.head_timeout_s = None
+        bench.worker._core = None
         assert bench.worker._connect(near, ("192.0.2.1", 1), None) is None
         assert near.fileno() == -1
         assert far.recv(1) == b""
