@@ -134,6 +134,9 @@ class Pool:
     def stop(self) -> None:
         self.said.append("stop")
 
+    def turns(self) -> list[Any]:
+        return [("one", None, None)]
+
 
 class Life:
     """A worker with a listener, run in the test's thread."""
@@ -224,7 +227,7 @@ def test_what_runs_is_finished_within_the_graceful_time(life: Life) -> None:
     bench.run()
     worker.run()
     assert len(seen) == 3
-    assert life.said[4:] == [*["notify", "sweep", "monitor"] * 3, "stop"]
+    assert life.said[4:] == [*["notify", "sweep", "monitor"] * 3, "interrupt", "stop"]
     assert all(0 < seconds <= 0.1 for seconds in life.pool.rounds[1:])
     assert not bench.log.says("cut off")
 
@@ -435,10 +438,11 @@ def test_after_so_many_requests_it_is_replaced(make_bench: MakeBench) -> None:
     client, other = bench.connect(), bench.connect()
     assert ask(bench, client) == (200, True, b"hello")
     assert ask(bench, client) == (200, True, b"hello")
-    assert worker.alive
+    assert not worker._ends_soon
     assert not worker.pool._interrupted
     assert ask(bench, client) == (200, False, b"hello")
-    assert not worker.alive
+    assert worker._ends_soon
+    assert worker.alive  # and accepts, until it finds a good moment
     assert worker.pool._interrupted  # the monitor hears of it at once
     worker.pool._interrupted = False
     assert ask(bench, other) == (200, False, b"hello")

@@ -144,6 +144,17 @@ class Pool(Generic[Job]):
         self._interrupted = True
         self._wake_monitor()
 
+    def turns(self) -> list[tuple[str, int | None, int | None]]:
+        """Of each thread that runs apps: its name, its ident, and the turn that it is in."""
+        return [
+            (
+                member.name,
+                None if member.thread is None else member.thread.ident,
+                member.turn if member.busy else None,
+            )
+            for member in self._members
+        ]
+
     def monitor(self, seconds: float) -> None:
         """Keep the lead with a thread that is free, for a while; the main thread's part.
 

@@ -19,7 +19,13 @@ _BYTES = (
     "output_ahead_bytes",
     "output_memory_bytes",
 )
-_SECONDS = ("body_timeout_s", "head_timeout_s", "send_timeout_s")
+_SECONDS = (
+    "body_timeout_s",
+    "head_timeout_s",
+    "send_timeout_s",
+    "stuck_after_s",
+    "kill_stuck_after_s",
+)
 _RATES = ("send_least_bytes_per_s",)
 _FLAGS = ("buffer_bodies", "check_host")
 _ATTRIBUTES = (*_FLAGS, *_BYTES, *_SECONDS, *_RATES, "poller_kind")

@@ -8,6 +8,7 @@ the response (response.py).
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import sys
 import time
@@ -22,6 +23,7 @@ from ..server.acceptor import Acceptor
 from ..server.application import Application
 from ..server.connection import LINGER_S, Connection, Core, Limits
 from ..server.disk import DiskThreads
+from ..server.drain import Drain
 from ..server.environ import EnvironFactory
 from ..server.output import OutputRules
 from ..server.output_memory import OutputMemory
@@ -29,6 +31,8 @@ from ..server.poller import Event, Poller, make_poller
 from ..server.pool import Pool, Task
 from ..server.registry import Registry
 from ..server.request_body import DiskBudget
+from ..server.states import LINGERING, SENDING
+from ..server.watchdog import Watchdog
 from .attributes import InvalidWorkerOption, check_attributes
 from .gunicorn_parser import GunicornParser
 from .gunicorn_support import Settings, environ_part
@@ -40,8 +44,10 @@ __all__ = ["FastWorker"]
 
 # The main thread looks after time limits and the heartbeat this often, as gthread does.
 _ROUND_S = 1.0
-# The same while the worker stops.
-_STOP_ROUND_S = 0.1
+# The same while the worker looks for the moment to end, or ends.
+_LAST_ROUND_S = 0.05
+# A worker that has served its max_requests looks for that moment for so many graceful_timeouts.
+_DRAIN_PATIENCE = 10
 
 
 class FastWorker(HTTP2Streams):
@@ -80,6 +86,10 @@ class FastWorker(HTTP2Streams):
         each; the rest of their responses waits in temporary files.
     :cvar check_host: answer 400 to a request whose Host header is missing (from HTTP/1.1 on),
         malformed, or not the only one (RFC 9112 section 3.2).
+    :cvar stuck_after_s: after so many seconds in which no thread has ended its request, it is
+        logged what each of them is doing.
+    :cvar kill_stuck_after_s: after so many, the worker ends, and the arbiter starts another one.
+        `math.inf`: never. A stream without end, and an HTTP/2 connection, are such requests too.
     :cvar poller_kind: "epoll", "selectors", or "auto" for the first of them that the system
         has.
     """
@@ -95,6 +105,8 @@ class FastWorker(HTTP2Streams):
     send_least_bytes_per_s = 500.0
     output_ahead_bytes = 256 * 1024
     output_memory_bytes = 64 * 1024 * 1024
+    stuck_after_s = 30.0
+    kill_stuck_after_s = math.inf
     poller_kind = "auto"
 
     # gunicorn's own, named here because it ships no types.
@@ -134,7 +146,9 @@ class FastWorker(HTTP2Streams):
 
     def init_process(self) -> None:
         self.tpool = None  # ours are in the pool
+        self._ends_soon = False  # it has served its max_requests
         self._stopping = False
+        self._killed = False
         self._sweep_pushed = False
         # Who can accept from the same listeners: not where each worker has its own.
         self._has_siblings = self.cfg.workers > 1 and not self.cfg.reuse_port
@@ -158,12 +172,19 @@ class FastWorker(HTTP2Streams):
         """The main thread: the pool's monitor, time limits, and gunicorn's heartbeat."""
         self._prepare()
         self.pool.start()
+        drain: Drain[Connection] | None = None
         while self.alive and not self.pool.failed:
             self.notify()
             self._sweep_soon()
             if not self.is_parent_alive():
                 break
-            self.pool.monitor(_ROUND_S)
+            if self._ends_soon:
+                now = time.monotonic()
+                self.registry.cap_deadlines(now + LINGER_S, Connection.is_idle)
+                drain = drain or self._drain(now)
+                if drain.is_over(now):
+                    break
+            self.pool.monitor(_ROUND_S if drain is None else _LAST_ROUND_S)
         self.alive = False
         self._stop()
 
@@ -188,6 +209,13 @@ class FastWorker(HTTP2Streams):
             limit=settings.worker_connections,
             is_open=self._is_open,
             log=self.log,
+        )
+        self._watchdog = Watchdog(
+            self.pool,
+            log=self.log,
+            after_s=self.stuck_after_s,
+            kill_after_s=self.kill_stuck_after_s,
+            kill=self._kill,
         )
         output_rules = OutputRules(
             ahead_bytes=self.output_ahead_bytes,
@@ -257,19 +285,39 @@ class FastWorker(HTTP2Streams):
         # Kept-alive connections get a moment for a request that is under way already; it is
         # answered with "Connection: close" (RFC 9112 section 9.6).
         self.registry.cap_deadlines(now + LINGER_S, Connection.is_idle)
-        while self.registry.connections and not self.pool.failed:
+        while self._is_unfinished() and not self.pool.failed:
             now = time.monotonic()
             if now >= deadline:
                 self.log.info("%d connections cut off", len(self.registry))
                 break
             self.notify()
             self._sweep_soon()
-            self.pool.monitor(min(_STOP_ROUND_S, deadline - now))
+            self.pool.monitor(min(_LAST_ROUND_S, deadline - now))
         self.pool.stop()
         for sock in self.sockets:
             sock.close()
-        if self.pool.failed:
+        if self.pool.failed or self._killed:
             sys.exit(1)
+
+    def _drain(self, now: float) -> Drain[Connection]:
+        return Drain(
+            self.registry.connections,
+            counts=lambda connection: connection.state != LINGERING,
+            now=now,
+            patience_s=_DRAIN_PATIENCE * self.cfg.graceful_timeout,
+        )
+
+    def _is_unfinished(self) -> bool:
+        """Whether the worker has to wait before it ends."""
+        if self._killed:  # apps that are stuck never end
+            return any(each.state == SENDING for each in list(self.registry.connections))
+        return bool(self.registry.connections)
+
+    def _kill(self) -> None:
+        """End, although apps run; what is being sent goes on for a while."""
+        self._killed = True
+        self.alive = False
+        self.pool.interrupt()
 
     def _on_saturation(self) -> None:
         self._acceptor.update()
@@ -309,6 +357,8 @@ class FastWorker(HTTP2Streams):
     def _on_closed(self) -> None:
         self.nr_conns = len(self.registry)
         self._acceptor.on_closed()
+        if (self._ends_soon or self._stopping) and not self.registry.connections:
+            self.pool.interrupt()
 
     def _resume(self, connection: Connection) -> None:
         """Let a thread of the pool go on with a connection that has something buffered."""
@@ -359,13 +409,15 @@ class FastWorker(HTTP2Streams):
     def _sweep(self) -> None:
         """End what is overdue; take up accepting again."""
         self._sweep_pushed = False
-        self.registry.sweep(time.monotonic())
+        now = time.monotonic()
+        self.registry.sweep(now)
         self._acceptor.update()
+        self._watchdog.look(now)
 
     def _keepalive_s(self) -> float:
         """Seconds that an idle connection may stay."""
         keepalive = float(self.settings.keepalive)
-        return min(keepalive, LINGER_S) if self._stopping else keepalive
+        return min(keepalive, LINGER_S) if self._stopping or self._ends_soon else keepalive
 
     # What the application asks for.
 
@@ -373,9 +425,9 @@ class FastWorker(HTTP2Streams):
         """Count a request; whether its connection may have another one."""
         self.nr += 1
         if self.nr >= self.max_requests:
-            if self.alive:
+            if self.alive and not self._ends_soon:
                 self.log.info("Autorestarting worker after current request.")
-                self.alive = False
+                self._ends_soon = True
                 self.pool.interrupt()
             return False
         return bool(

@@ -1,0 +1,103 @@
+"""Threads that are all stuck: told once for each time, with what they are doing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from wsgifast.server.watchdog import Watchdog
+
+
+class Log:
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+
+    def error(self, text: str, *args: object) -> None:
+        self.lines.append(("error", text % args))
+
+    def critical(self, text: str, *args: object) -> None:
+        self.lines.append(("critical", text % args))
+
+    def warning(self, text: str, *args: object) -> None:
+        self.lines.append(("warning", text % args))
+
+
+class Stuck:
+    """A pool of one real thread in an app, and one that the test says what to do."""
+
+    def __init__(self) -> None:
+        self.log = Log()
+        self.kills = 0
+        self.turn: int | None = 7
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self.an_app_that_never_ends)
+        self._thread.start()
+        self.watchdog = Watchdog(
+            self, log=self.log, after_s=30.0, kill_after_s=60.0, kill=self.kill
+        )
+
+    def turns(self) -> list[tuple[str, int | None, int | None]]:
+        return [("one", self._thread.ident, 3), ("two", None, self.turn)]
+
+    def an_app_that_never_ends(self) -> None:
+        assert self._over.wait(60)
+
+    def kill(self) -> None:
+        self.kills += 1
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    made = Stuck()
+    yield made
+    made.end()
+
+
+def test_it_is_told_once_with_each_threads_stack(stuck: Stuck) -> None:
+    for now in (100, 120, 129.9):
+        stuck.watchdog.look(now)
+    assert not stuck.log.lines
+    for now in (130, 131, 159):
+        stuck.watchdog.look(now)
+    ((level, text),) = stuck.log.lines
+    assert level == "error"
+    assert "All 2 threads" in text
+    assert "for 30 s" in text
+    assert "Thread one" in text
+    assert "an_app_that_never_ends" in text
+    assert "Thread two" in text
+    assert not stuck.kills
+
+
+def test_it_kills_once(stuck: Stuck) -> None:
+    for now in (100, 130, 160, 170):
+        stuck.watchdog.look(now)
+    assert stuck.kills == 1
+    assert [level for level, _ in stuck.log.lines] == ["error", "critical"]
+
+
+@pytest.mark.parametrize("turn", [None, 8])
+def test_one_thread_that_goes_on_is_enough(stuck: Stuck, turn: int | None) -> None:
+    stuck.watchdog.look(100)
+    stuck.turn = turn
+    stuck.watchdog.look(129)
+    stuck.turn = 8
+    stuck.watchdog.look(150)
+    stuck.watchdog.look(158)
+    assert not stuck.log.lines
+    stuck.watchdog.look(180)
+    assert len(stuck.log.lines) == 1
+    stuck.turn = None
+    stuck.watchdog.look(181)
+    stuck.watchdog.look(182)
+    assert [level for level, _ in stuck.log.lines] == ["error", "warning"]
+    stuck.turn = 9
+    stuck.watchdog.look(200)
+    stuck.watchdog.look(230)
+    assert [level for level, _ in stuck.log.lines] == ["error", "warning", "error"]

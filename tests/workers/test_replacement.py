@@ -1,0 +1,93 @@
+"""Workers that are replaced: after max_requests, and when all their threads are stuck."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+from tests.support.http import Connection
+from tests.support.servers import wait_for
+from tests.workers.app import FILE_BYTES, block
+from tests.workers.serving import fast_worker, stats
+
+THREADS = 4
+
+
+def test_a_slow_download_keeps_no_worker_from_accepting_nor_is_it_cut_off() -> None:
+    """Although it has served its max_requests: it is replaced once the download is over."""
+    with (
+        fast_worker("--max-requests=5", "--graceful-timeout=30") as server,
+        Connection(server.address) as slow,
+    ):
+        first = stats(server)["pid"]
+        slow.send_request("/file")
+        assert slow.read_head().header("Content-Length") == str(FILE_BYTES)
+        longest = 0.0
+        end = time.monotonic() + 4
+        while time.monotonic() < end:
+            began = time.monotonic()
+            assert stats(server)["pid"] == first
+            longest = max(longest, time.monotonic() - began)
+        assert "Autorestarting" in server.log()
+        assert longest < 3  # a pause would last as long as the download
+        assert slow.read(FILE_BYTES) == block(FILE_BYTES)
+        wait_for(lambda: stats(server)["pid"] != first, "the worker is replaced", 30)
+
+
+def test_who_is_kept_alive_keeps_no_worker_from_accepting() -> None:
+    with (
+        contextlib.ExitStack() as stack,
+        fast_worker("--max-requests=20", "--keep-alive=60") as server,
+    ):
+        first = stats(server)["pid"]
+        for _ in range(3):
+            kept = stack.enter_context(Connection(server.address))
+            assert kept.request("/small/1").keep_alive
+        wait_for(lambda: stats(server)["pid"] != first, "the worker is replaced", 30)
+
+
+def test_a_worker_that_is_replaced_loses_no_request_of_many_clients() -> None:
+    failures: list[str] = []
+
+    def ask() -> None:
+        for _ in range(40):
+            response = server.get("/small/5")
+            if response.status != 200 or response.body != block(5):
+                failures.append(f"{response.status}")
+
+    with fast_worker("--max-requests=30", "--max-requests-jitter=10") as server:
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        assert server.log().count("Booting worker") >= 2
+
+
+def test_threads_that_are_all_stuck_are_told_with_their_stacks() -> None:
+    with (
+        contextlib.ExitStack() as stack,
+        fast_worker("--graceful-timeout=1", attributes={"stuck_after_s": 2.0}) as server,
+    ):
+        for _ in range(THREADS):
+            stack.enter_context(Connection(server.address)).send_request("/stuck")
+        wait_for(lambda: "All 4 threads have been" in server.log(), "it is told", 20)
+        assert server.log().count("in do_stuck") == THREADS
+        assert server.log().count("All 4 threads") == 1
+
+
+def test_a_worker_whose_threads_are_all_stuck_may_be_replaced() -> None:
+    limits = {"stuck_after_s": 1.0, "kill_stuck_after_s": 2.0}
+    with contextlib.ExitStack() as stack, fast_worker(attributes=limits) as server:
+        first = stats(server)["pid"]
+        slow = stack.enter_context(Connection(server.address))
+        slow.send_request("/file")
+        assert slow.read_head().status == 200
+        for _ in range(THREADS):
+            stack.enter_context(Connection(server.address)).send_request("/stuck")
+        wait_for(lambda: "the worker ends" in server.log(), "it ends", 20)
+        # What is on its way is sent to its end.
+        assert slow.read(FILE_BYTES) == block(FILE_BYTES)
+        assert stats(server)["pid"] != first

@@ -1,0 +1,80 @@
+"""Tells of a pool whose threads are all stuck: whoever it serves can only wait."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol
+
+__all__ = ["Watchdog"]
+
+
+class Turns(Protocol):
+    """What the watchdog asks of a pool."""
+
+    def turns(self) -> list[tuple[str, int | None, int | None]]:
+        """Of each thread that runs apps: its name, its ident, and the turn that it is in."""
+
+
+class Watchdog:
+    """Looks now and then whether a thread has ended its turn; one thread looks at a time.
+
+    :param after_s: seconds without that, after which it is logged, once, with each thread's stack.
+    :param kill_after_s: seconds after which `kill` is called, once.
+    """
+
+    def __init__(
+        self,
+        pool: Turns,
+        *,
+        log: Any,
+        after_s: float,
+        kill_after_s: float,
+        kill: Callable[[], object],
+    ) -> None:
+        self._pool = pool
+        self._log = log
+        self._after_s = after_s
+        self._kill_after_s = kill_after_s
+        self._kill = kill
+        self._turns: list[tuple[str, int | None, int | None]] = []
+        self._since = 0.0
+        self._told = self._killed = False
+
+    def look(self, now: float) -> None:
+        """Compare with the last look.
+
+        :param now: the monotonic clock, in seconds.
+        """
+        turns = self._pool.turns()
+        if turns != self._turns or any(turn is None for _, _, turn in turns):
+            self._turns, self._since = turns, now
+            if self._told:
+                self._told = self._killed = False
+                self._log.warning("A thread is free again")
+            return
+        stuck_s = now - self._since
+        if stuck_s >= self._after_s and not self._told:
+            self._told = True
+            self._log.error(
+                "All %d threads have been in the same request for %.0f s; nobody else is "
+                "answered.\n%s",
+                len(turns),
+                stuck_s,
+                _stacks(turns),
+            )
+        if stuck_s >= self._kill_after_s and not self._killed:
+            self._killed = True
+            self._log.critical("All threads are stuck for %.0f s: the worker ends", stuck_s)
+            self._kill()
+
+
+def _stacks(turns: list[tuple[str, int | None, int | None]]) -> str:
+    frames = sys._current_frames()
+    stacks = []
+    for name, ident, _ in turns:
+        frame = None if ident is None else frames.get(ident)
+        stack = "" if frame is None else "".join(traceback.format_stack(frame))
+        stacks.append(f"Thread {name} (most recent call last):\n{stack}")
+    return "\n".join(stacks)
