@@ -4,9 +4,9 @@
 
 Stock wsgiref and Werkzeug close every connection, which hides the stall behind the price of a new
 connection and thread for each request. It shows where a stock server keeps the connection: in
-http.server with `protocol_version = "HTTP/1.1"`, and in the recipe that puts http.server's loop
-around wsgiref's handler. Their second small write waits for the client's acknowledgement of the
-first (Nagle's algorithm), and the client delays that by 40 ms, hoping for data to send along.
+http.server with `protocol_version = "HTTP/1.1"`. Its second small write waits for the client's
+acknowledgement of the first (Nagle's algorithm), and the client delays that by 40 ms, hoping for
+data to send along.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import ThreadingMixIn
-from typing import IO, Any, cast
+from typing import Any
 from wsgiref import simple_server
 
 from werkzeug.serving import run_simple
@@ -37,28 +37,6 @@ class _ThreadingWSGIServer(ThreadingMixIn, simple_server.WSGIServer):
     daemon_threads = True
 
 
-class _KeepAliveRecipe(simple_server.WSGIRequestHandler):
-    """http.server's loop around wsgiref's handler, as it is found on the net."""
-
-    protocol_version = "HTTP/1.1"
-
-    def handle(self) -> None:
-        BaseHTTPRequestHandler.handle(self)
-
-    def handle_one_request(self) -> None:
-        self.raw_requestline = self.rfile.readline(65_537)
-        if not self.raw_requestline or not self.parse_request():
-            self.close_connection = True
-            return
-        out = cast(IO[bytes], self.wfile)
-        handler = simple_server.ServerHandler(
-            self.rfile, out, self.get_stderr(), self.get_environ()
-        )
-        handler.http_version = "1.1"
-        handler.request_handler = self  # type: ignore[attr-defined]
-        handler.run(self.server.get_app())  # type: ignore[attr-defined]
-
-
 class _PlainHandler(BaseHTTPRequestHandler):
     """The handler of http.server's documentation, with its keep-alive switched on."""
 
@@ -72,9 +50,8 @@ class _PlainHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def _wsgiref(port: int, handler: type[simple_server.WSGIRequestHandler]) -> None:
-    server = simple_server.make_server(HOST, port, app, _ThreadingWSGIServer, handler)
-    server.serve_forever()
+def _wsgiref(port: int) -> None:
+    simple_server.make_server(HOST, port, app, _ThreadingWSGIServer).serve_forever()
 
 
 def _fast_wsgiref(port: int) -> None:
@@ -85,16 +62,15 @@ def _werkzeug(port: int, **options: Any) -> None:
     run_simple(HOST, port, app, threaded=True, **options)
 
 
-PLAIN, RECIPE = "http.server, HTTP/1.1", "wsgiref, keep-alive recipe"
+PLAIN = "http.server, HTTP/1.1"
 SERVERS: dict[str, Callable[[int], None]] = {
-    "wsgiref": lambda port: _wsgiref(port, simple_server.WSGIRequestHandler),
+    "wsgiref": _wsgiref,
     "wsgifast wsgiref": _fast_wsgiref,
     "werkzeug": _werkzeug,
     "wsgifast werkzeug": lambda port: _werkzeug(
         port, request_handler=devservers.WerkzeugRequestHandler
     ),
     PLAIN: lambda port: ThreadingHTTPServer((HOST, port), _PlainHandler).serve_forever(),
-    RECIPE: lambda port: _wsgiref(port, _KeepAliveRecipe),
 }
 WAITRESS = (
     "python",
@@ -109,7 +85,7 @@ WAITRESS = (
 def _rows(key: str, title: str, path: str, *more: str) -> list[Row]:
     """wsgiref's side and Werkzeug's.
 
-    :param more: what else can answer: the recipe has no end of a stream, http.server no file.
+    :param more: what else can answer.
     """
     unit = BYTES if key == "large" else REQUESTS
     found = []
@@ -126,11 +102,11 @@ def _rows(key: str, title: str, path: str, *more: str) -> list[Row]:
 
 
 ROWS = [
-    *_rows("small", "200 bytes with a Content-Length", "/small/200", PLAIN, RECIPE),
+    *_rows("small", "200 bytes with a Content-Length", "/small/200", PLAIN),
     *_rows("stream", "20 chunks of 50 bytes from a generator", "/crumbs"),
-    *_rows("report", "688,128 bytes in one block", f"/whole/{REPORT_BYTES}", PLAIN, RECIPE),
-    *_rows("file", "a file of 688,128 bytes", f"/server-wrapper/{REPORT_BYTES}", RECIPE),
-    *_rows("large", "a file of 64 MiB", f"/server-wrapper/{LARGE_BYTES}", RECIPE),
+    *_rows("report", "688,128 bytes in one block", f"/whole/{REPORT_BYTES}", PLAIN),
+    *_rows("file", "a file of 688,128 bytes", f"/server-wrapper/{REPORT_BYTES}"),
+    *_rows("large", "a file of 64 MiB", f"/server-wrapper/{LARGE_BYTES}"),
 ]
 
 

@@ -23,10 +23,8 @@ class _WithDefaults(argparse.RawDescriptionHelpFormatter):
     """Names the default of every option that has one worth naming."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        default = action.default
-        if isinstance(default, (int, float, str)) and default not in (False, "", argparse.SUPPRESS):
-            return f"{action.help} (%(default)s)"
-        return action.help
+        worth = action.default not in (None, False, "", argparse.SUPPRESS, [])
+        return f"{action.help} (%(default)s)" if worth else action.help
 
 
 def add_profile_options(parser: argparse.ArgumentParser, default: Profile | None = None) -> None:

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from .alternating import MIN_ROUNDS
-from .charts import Span, bar_chart, span_chart
+from .charts import bar_chart
 from .results import REPORTS, machine, save
 from .runner import Result, Table
 from .terminal import cell_text, table
@@ -102,9 +102,9 @@ def _lines(result: Result, facts: Sequence[str]) -> Iterator[Sequence[object]]:
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #fbfaf8; --card: #ffffff; --ink: #1d2126; --soft: #5d6670;
-  --line: #e2e0db; --first: #b5bcc4; --last: #0b7a5c; --bad: #b3382c; }
+  --line: #e2e0db; --bar: #0b7a5c; --bad: #b3382c; }
 @media (prefers-color-scheme: dark) { :root { --page: #14171a; --card: #1c2024; --ink: #e9ebed;
-  --soft: #a0a9b2; --line: #31373d; --first: #6a737c; --last: #3fc59b; --bad: #f08a7c; } }
+  --soft: #a0a9b2; --line: #31373d; --bar: #3fc59b; --bad: #f08a7c; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 64rem; background: var(--page);
   color: var(--ink); font: 16px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
@@ -115,12 +115,9 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
   padding: 1rem; margin: 1rem 0; }
 svg { display: block; width: 100%; overflow: visible; }
 svg text { fill: var(--ink); font-size: 13px; } svg .value { fill: var(--soft); }
-.bar { fill: var(--last); } .even { fill: var(--first); } .failed { fill: var(--bad); }
+.bar { fill: var(--bar); } .failed { fill: var(--bad); }
 .whisker { stroke: var(--ink); stroke-width: 1.5; opacity: .55; }
-.rule { stroke: var(--line); } .between { stroke: var(--line); stroke-width: 4; }
-.first { fill: var(--first); } .last { fill: var(--last); }
-.key span { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%;
-  margin: 0 .35rem 0 .9rem; } .key span:first-child { margin-left: 0; }
+.rule { stroke: var(--line); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .85rem;
   font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .55rem; text-align: right; white-space: nowrap; }
@@ -165,14 +162,13 @@ def _section(of: Table, results: Sequence[Result]) -> str:
         caption, columns, lines = of.then
         parts += [f"<h3>{html.escape(caption)}</h3>", _table(columns, lines)]
     parts += [f"<p>{html.escape(note)}</p>" for note in of.notes]
-    parts += [_charts(results), "<h3>All figures</h3>"]
+    parts += [_chart(results), "<h3>All figures</h3>"]
     parts += [_table(grid.columns, grid.lines) for grid in _grids(results)]
     parts.append(f"<ul>{notes or '<li>No failure, and the same bytes from all.</li>'}</ul>")
     return f"<section>{''.join(parts)}</section>"
 
 
-def _charts(results: Sequence[Result]) -> str:
-    """Bars for all ratios; and, where two stand beside each other, spans from one to the other."""
+def _chart(results: Sequence[Result]) -> str:
     bars = []
     for result in results:
         base = result.row.ours or result.row.contenders[0].name
@@ -181,30 +177,11 @@ def _charts(results: Sequence[Result]) -> str:
                 ratio = result.ratio(name, result.row.unit.rate)
                 label = result.row.title + (f": {name}" if len(result.runs) > 2 else "")
                 bars.append((label, ratio, result.verdict(name)))
-    drawn = [
-        "<h3>How many times the first one's figure</h3>"
+    return (
+        "<h3>Ratios</h3>"
         '<p class="soft">The thin line is the spread of the rounds. Logarithmic; 1 is no change.'
         f"</p>{bar_chart(bars)}"
-    ]
-    pairs = [r for r in results if len(r.runs) == 2 and r.row.unit.cost is not None]
-    if pairs and len(pairs) == len(results):
-        first, last = pairs[0].runs
-        key = (
-            f'<p class="soft key"><span style="background:var(--first)"></span>{html.escape(first)}'
-            f'<span style="background:var(--last)"></span>{html.escape(last)}. Logarithmic.</p>'
-        )
-        times = [Span(r.row.title, *(r.latency_ms(name, 50) for name in r.runs)) for r in pairs]
-        costs = [Span(r.row.title, *(_cpu_ms(r, name) or None for name in r.runs)) for r in pairs]
-        drawn.append(f"<h3>Time for one answer, median</h3>{key}{span_chart(times, 'ms')}")
-        drawn.append(f"<h3>The server's CPU time for one</h3>{key}{span_chart(costs, 'ms')}")
-    return "".join(drawn)
-
-
-def _cpu_ms(result: Result, name: str) -> float:
-    """Over all rounds, as the kernel counts in steps of 10 ms."""
-    requests = sum(m.load.requests for m in result.runs[name])
-    spent = sum(m.server_cpu_s for m in result.runs[name] if m.load.requests)
-    return spent * 1e3 / requests if requests else 0.0
+    )
 
 
 def _table(columns: Sequence[str], lines: Sequence[Sequence[object]]) -> str:

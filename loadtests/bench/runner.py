@@ -279,7 +279,7 @@ def run(
         servers = _Servers(Path(folder), port, stack)
         for number, row in enumerate(table.rows):
             done = number / len(table.rows)
-            progress(row.title, done)
+            progress(f"{row.title}: starting", done)
             tasks = {c.name: servers.task(c, row, profile) for c in row.contenders}
             seen: dict[str, Seen] = {}
             if row.http:
@@ -294,7 +294,6 @@ def run(
             rounds = row.rounds or profile.rounds
             samples = alternate(runs, rounds=rounds, seconds=profile.row_seconds, progress=tell)
             results.append(Result(row, samples, seen))
-        progress("done", 1)
     return results
 
 

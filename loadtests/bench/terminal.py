@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
@@ -10,8 +9,6 @@ from collections.abc import Sequence
 from typing import TextIO
 
 __all__ = ["ProgressLine", "cell_text", "table"]
-
-BAR_CELLS = 24
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -46,37 +43,28 @@ def cell_text(cell: object) -> str:
 
 
 class ProgressLine:
-    """One line that is written over on a terminal; elsewhere a line for each new step.
+    """One line that is written over on a terminal; elsewhere a line for each new row.
 
-    Call it with what runs now and the share that is done, 0 to 1; it never runs backwards.
+    Call it with what runs now, such as "a row: 2/5 this one", and the share that is done, 0 to 1.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._begun = time.monotonic()
-        self._on_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._last = ""
-        self._done = 0.0
 
     def __call__(self, what: str, done: float = 0.0) -> None:
-        done = self._done = max(self._done, done)
-        elapsed = time.monotonic() - self._begun
-        if self._on_terminal:
-            filled = round(done * BAR_CELLS)
-            bar = "█" * filled + "░" * (BAR_CELLS - filled)
-            line = f"{bar} {done:4.0%} {elapsed:4.0f} s  {what}"
+        line = f"[{time.monotonic() - self._begun:4.0f} s {done:4.0%}] {what}"
+        if self._stream.isatty():
             width = shutil.get_terminal_size().columns - 1
             self._stream.write("\r" + line[:width].ljust(width))
-        else:
-            step = what.partition(":")[0]
-            if step == self._last:
-                return
-            self._last = step
-            self._stream.write(f"[{elapsed:4.0f} s {done:4.0%}] {step}\n")
+        elif what.rpartition(": ")[0] != self._last:
+            self._last = what.rpartition(": ")[0]
+            self._stream.write(f"{line.rpartition(': ')[0]}\n")
         self._stream.flush()
 
     def end(self) -> None:
         """Leave the terminal with an empty line for what follows."""
-        if self._on_terminal:
+        if self._stream.isatty():
             self._stream.write("\r" + " " * (shutil.get_terminal_size().columns - 1) + "\r")
             self._stream.flush()

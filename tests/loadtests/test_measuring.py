@@ -19,7 +19,7 @@ from loadtests.bench import (
     running,
     table,
 )
-from loadtests.bench.charts import Span, bar_chart, span_chart
+from loadtests.bench.charts import bar_chart
 from loadtests.bench.load import Task
 from loadtests.bench.locust_process import Run
 from loadtests.bench.looking import look
@@ -67,10 +67,10 @@ def test_table_aligns_figures() -> None:
     ]
 
 
-def test_charts_are_well_formed() -> None:
+def test_the_chart_is_well_formed() -> None:
     rows = [("<a & b>", Ratio(30.0, 20.0, 40.0), "30x"), ("fails", None, "rescued")]
-    for chart in (bar_chart(rows), span_chart([Span("<x>", 5.0, 1.0), Span("y", None, 2.0)], "ms")):
-        assert ET.fromstring(chart).tag.endswith("svg")
+    for some in (rows, []):
+        assert ET.fromstring(bar_chart(some)).tag.endswith("svg")
 
 
 def test_only_this_machine_is_loaded() -> None:
