@@ -129,6 +129,36 @@ def test_what_was_made_here_goes_with_its_original(tree: Path) -> None:
     assert not (tree / MANIFEST).exists()
 
 
+def test_what_cannot_be_removed_is_told(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compress(tree, codings=["gzip"])
+    (tree / "page.html").unlink()
+
+    def failing(name: str, **folder: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "unlink", failing)
+    assert compress(tree, codings=["gzip"]).failed == {"page.html.gz": "Operation not permitted"}
+    monkeypatch.undo()
+    assert compress(tree, codings=["gzip"]).removed == ["page.html.gz"]
+
+
+def test_a_folder_that_has_gone_is_forgotten(tree: Path) -> None:
+    compress(tree, codings=["gzip"])
+    for path in (tree / "css").iterdir():
+        path.unlink()
+    (tree / "css").rmdir()
+    report = compress(tree, codings=["gzip"])
+    assert (report.failed, report.removed) == ({}, [])
+    assert "css" not in (tree / MANIFEST).read_text()
+
+
+@pytest.mark.parametrize("name", [".git/a.txt", "css/.cache/a.txt", ".a.txt", "back\\slash.txt"])
+def test_what_is_never_served_is_never_compressed(tree: Path, name: str) -> None:
+    (tree / name).parent.mkdir(exist_ok=True)
+    (tree / name).write_bytes(TEXT)
+    assert name + ".gz" not in compress(tree, codings=["gzip"]).written
+
+
 def test_files_of_others_are_left_alone_unless_told(tree: Path) -> None:
     own = tree / "page.html.gz"
     own.write_bytes(b"yesterday's backup")

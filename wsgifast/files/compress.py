@@ -13,6 +13,7 @@ written and removed is named relative to a directory that is open.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import json
 import os
@@ -46,6 +47,8 @@ _COMPRESSED_EXTENSIONS = frozenset(
     | {".m4a", ".m4v", ".mov", ".mp3", ".mp4", ".mpeg", ".ogg", ".opus", ".png", ".rar", ".tbz"}
     | {".tgz", ".txz", ".webm", ".webp", ".whl", ".woff", ".woff2", ".xz", ".zip", ".zst"}
 )
+# What says that a sibling's folder has gone, or is a link now.
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 # Files are compressed in memory, one in each thread.
 _MAX_FILE_BYTES = 256 * 1024 * 1024
 # A decoder of the zstd content coding need not take a larger window than 8 MB (RFC 9659).
@@ -160,10 +163,16 @@ class _Run:
 
     def remove_orphans(self) -> None:
         for path in sorted(self.made):
-            with contextlib.suppress(OSError), _folder_of(self.root, path) as (folder, name):
-                original = _facts_of(name.rpartition(".")[0], folder)
-                if (original is None or not _is_regular(original)) and self._is_ours(folder, path):
-                    self._remove(folder, path)
+            try:
+                with _folder_of(self.root, path) as (folder, name):
+                    original = _facts_of(name.rpartition(".")[0], folder)
+                    if not _is_regular(original) and self._is_ours(folder, path):
+                        self._remove(folder, path)
+            except OSError as error:
+                if error.errno in _GONE:
+                    del self.made[path]
+                else:
+                    self.report.failed[path] = error.strerror or str(error)
 
     def _make_sibling(self, folder: int, path: str, coding: str, original: _File) -> int | None:
         """Return the sibling's size, or None if it has none in the end."""
@@ -212,9 +221,11 @@ class _File(NamedTuple):
 
 
 def _originals(root: Path) -> Iterator[str]:
-    for folder, _, names in os.walk(root):
+    for folder, folders, names in os.walk(root):
+        below = Path(folder).relative_to(root)
+        folders[:] = (name for name in folders if names_of((below / name).as_posix()))
         for name in names:
-            path = Path(folder, name).relative_to(root).as_posix()
+            path = (below / name).as_posix()
             if names_of(path) and Path(name).suffix.lower() not in _COMPRESSED_EXTENSIONS:
                 facts = _facts_of(os.path.join(folder, name))
                 if facts and _is_regular(facts) and 0 < facts.st_size <= _MAX_FILE_BYTES:
@@ -240,8 +251,8 @@ def _facts_of(name: str, folder: int | None = None) -> os.stat_result | None:
         return None
 
 
-def _is_regular(facts: os.stat_result) -> bool:
-    return stat.S_ISREG(facts.st_mode)
+def _is_regular(facts: os.stat_result | None) -> bool:
+    return facts is not None and stat.S_ISREG(facts.st_mode)
 
 
 def _read(folder: int, name: str) -> _File | None:

@@ -127,33 +127,36 @@ class Found(Kept):
     def sources(self) -> list[Source]:
         return [self._identity, *self._encoded.values()]
 
-    def is_fresh(self, source: Source, negotiates: bool) -> bool:
-        """Whether the disk is as it was, or was so when it was looked at `recheck_s` ago or later.
+    def unchanged(self, accept_encoding: str | None) -> Source | None:
+        """Return what to send; None if the disk is not as it was, when it was looked at last.
 
         The paths are looked at by stat(), which follows links: it only has to tell the same files
         from others, and the same were let through when they were opened.
-
-        :param source: the one that is to be sent.
-        :param negotiates: the client takes encodings: siblings that have come or gone matter.
         """
+        source = original = self._identity
+        # For a client that takes encodings, siblings that have come or gone matter.
+        negotiates = accept_encoding is not None
+        if negotiates and self._codings:
+            source = self.select(accept_encoding)
         if self._recheck_s:
             looked = source if negotiates else None
             now = time.monotonic()
             if now < self._good_until.get(looked, self._described_until):
-                return True
+                return source
             self._good_until[looked] = now + self._recheck_s
-        original = self._identity
         try:
             if identity_of(os.stat(original.path)) != original.identity:
-                return False
+                return None
             if negotiates:
                 if identity_of(os.stat(self._folder)) != self._folder_identity:
-                    return False
+                    return None
                 if source is not original and identity_of(os.stat(source.path)) != source.identity:
-                    return False
+                    return None
                 for path, identity in self._passed_over:
                     if identity_of(os.stat(path)) != identity:
-                        return False
+                        return None
         except OSError:
-            return False
-        return not (self._absent and any(map(os.path.lexists, self._absent)))
+            return None
+        if self._absent and any(map(os.path.lexists, self._absent)):
+            return None
+        return source

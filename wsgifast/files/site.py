@@ -64,11 +64,10 @@ class StaticFilesBase(Generic[AppT]):
         etag: str | None = "stat",
         recheck_s: float = 0,
     ) -> None:
-        """Check the options; nothing is read from the directory before it is asked for.
+        """Check the options; but for a fallback, nothing is looked for before it is asked for.
 
         :param app: asked for everything that is no file here; None to answer 404 instead.
-        :param directory: one directory or a sequence of them; the first that has a
-            file wins.
+        :param directory: one directory or a sequence of them; the first that has a file wins.
         :param prefix: the URL path under which the directory's files are.
         :param index: the file that stands for its directory. `/docs` is redirected to `/docs/`
             (302) if there is an index (or a listing); `/docs/index.html` is served as well. None
@@ -87,9 +86,8 @@ class StaticFilesBase(Generic[AppT]):
         :param follow_symlinks: follow links out of the directory. Those that stay in it always
             work.
         :param hidden_files: serve names that begin with a dot. `/.well-known/` is never hidden.
-        :param fallback: a file below the directory, such as "index.html", that answers 200 for
-            every path without a file and without a dot in its last segment (a single-page app's
-            routes).
+        :param fallback: a file that is there, such as "index.html"; it answers 200 for every path
+            without a file and without a dot in its last segment (a single-page app's routes).
         :param listing: show a directory without an index as a page of links.
         :param cache_bytes: bound on the memory for small files and everything kept about files; 0
             to keep nothing.
@@ -186,9 +184,8 @@ class StaticFilesBase(Generic[AppT]):
         kept = self._cache.get(path)
         if kept is None:
             return None
-        encodings = facts.accept_encoding
-        source = kept.select(encodings)
-        if kept.is_fresh(source, encodings is not None):
+        source = kept.unchanged(facts.accept_encoding)
+        if source is not None:
             plan = source.representation.plan(facts)
             if source.representation.body is not None or not plan.segments:
                 return plan, None
