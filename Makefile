@@ -11,7 +11,7 @@ UNSUPPORTED_GUNICORN := $(VENV)/unsupported-gunicorn
 # Worker processes for the tests; the live servers wait more than they compute.
 JOBS   ?= 2
 
-.PHONY: demo field-reports servers test test-all test-oldest test-oldest-gunicorn test-oldest-uvicorn lint format coverage clean
+.PHONY: demo field-reports servers test test-long test-all test-oldest test-oldest-gunicorn test-oldest-uvicorn lint format coverage clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml
@@ -44,6 +44,10 @@ servers:
 test: $(READY) $(UNSUPPORTED_GUNICORN)
 	@echo "Running the tests on $$($(BIN)/python --version), $(JOBS) at a time ..."
 	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+# Random testing twenty times as long.
+test-long:
+	@WSGIFAST_TEST_LONG=1 $(MAKE) --no-print-directory test ARGS='--timeout=1800 $(ARGS)'
 
 # Every supported Python that this machine has, each in an environment of its own.
 test-all:

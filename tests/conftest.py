@@ -10,12 +10,13 @@ from collections.abc import Callable, Generator, Iterator
 import pytest
 from hypothesis import settings
 
+from tests.support.effort import effort
 from tests.support.programs import ProgramMissing
 from tests.support.servers import LiveServer, free_port, live_server
 
 # No test asserts a time: a busy machine must not fail one.
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
+settings.register_profile("wsgifast", deadline=None, max_examples=effort(50))
+settings.load_profile("wsgifast")
 
 # A shell starts what it puts in the background with SIGINT ignored, which is passed on to every
 # process below; those of the tests are to end by it.

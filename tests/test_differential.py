@@ -22,6 +22,7 @@ import gunicorn.http.wsgi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.effort import effort
 from tests.support.scripts import AppError, CloseError, Script, ScriptedApp, lawful, scripts
 from wsgifast import BodyError, WSGIFast
 from wsgifast.errors import BodyTooShort
@@ -174,7 +175,7 @@ class Received(io.BytesIO):
     def close(self) -> None: ...
 
 
-@settings(max_examples=400)
+@settings(max_examples=effort(200))
 @given(script=scripts, coalesce=st.booleans(), nested=st.booleans())
 def test_a_client_sees_what_the_app_meant(script: Script, coalesce: bool, nested: bool) -> None:
     meant_app, app = ScriptedApp(lawful(script)), ScriptedApp(script)
@@ -231,7 +232,7 @@ def is_for_real_servers(script: Script) -> bool:
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=effort(150))
 @given(
     script=scripts.map(without_empty_chunks).filter(is_for_real_servers),
     coalesce=st.booleans(),

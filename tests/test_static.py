@@ -23,6 +23,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.effort import effort
 from wsgifast import ConfigurationError, StaticFiles
 from wsgifast.bodies.files import FileSlice, SegmentedBody
 from wsgifast.files import RequestFacts
@@ -183,9 +184,7 @@ def test_an_empty_path_is_the_root(site: Path) -> None:
 
 
 @given(path=st.text(st.sampled_from("/.adocs\\\0%2eé"), max_size=15))
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=effort(100))
 def test_no_path_is_a_server_error(site: Path, path: str) -> None:
     answer = call(StaticFiles(directory=site, listing=True), "/" + path)
     assert answer.status in (200, 302, 404)
@@ -602,9 +601,7 @@ MALFORMED = st.text(st.sampled_from('bytes=0123456789-, ;"W/*gziprqGMTMon:é\x00
         MALFORMED,
     )
 )
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=effort(100))
 def test_malformed_headers_get_a_legal_answer(site: Path, headers: dict[str, str]) -> None:
     app = StaticFiles(directory=site)
     answer = call(app, "/app.js", **headers)
@@ -755,9 +752,7 @@ STEPS = st.tuples(
 
 
 @given(steps=st.lists(STEPS, min_size=3, max_size=6))
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=effort(30))
 def test_what_is_kept_is_what_the_disk_says(
     site: Path, monkeypatch: pytest.MonkeyPatch, steps: list[tuple[str, Any]]
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.effort import effort
 from wsgifast.server import output, transport
 from wsgifast.server.disk import DiskThreads
 from wsgifast.server.output import ClientGone, OutputQueue, OutputRules
@@ -209,7 +210,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     kernel=st.booleans(),
     memory_bytes=st.sampled_from([0, 150_000, 1 << 30]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=effort(60))
 def test_whatever_is_written_arrives_in_order(
     content: int,
     pieces: list[tuple[str, int, int]],
