@@ -7,6 +7,7 @@ checked when the server starts, and tested at both ends.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +16,7 @@ from gunicorn.config import Config
 from gunicorn.http.message import _ip_in_allow_list
 from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper
 
-__all__ = ["Settings", "environ_part"]
+__all__ = ["Settings", "environ_part", "patched_threads"]
 
 
 class Settings:
@@ -61,6 +62,23 @@ def environ_part(settings: Settings) -> dict[str, Any]:
         "wsgi.file_wrapper": FileWrapper,
         "SERVER_SOFTWARE": SERVER_SOFTWARE,
     }
+
+
+def patched_threads() -> str | None:
+    """What is wrong if a library has replaced this process's threads by its own, which hang."""
+    library = None
+    gevent = sys.modules.get("gevent.monkey")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        library = "gevent"
+    eventlet = sys.modules.get("eventlet.patcher")
+    if eventlet is not None and eventlet.is_monkey_patched("thread"):
+        library = "eventlet"
+    if library is None:
+        return None
+    return (
+        f"The app, or what it imports, has replaced threads and sockets by {library}'s (monkey "
+        f"patching). FastWorker needs the real ones: use `-k {library}`, or leave the patching away"
+    )
 
 
 class _Errors:

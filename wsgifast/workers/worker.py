@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from gunicorn.errors import AppImportError
 from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
@@ -35,7 +36,7 @@ from ..server.states import LINGERING, SENDING
 from ..server.watchdog import Watchdog
 from .attributes import InvalidWorkerOption, check_attributes
 from .gunicorn_parser import GunicornParser
-from .gunicorn_support import Settings, environ_part
+from .gunicorn_support import Settings, environ_part, patched_threads
 from .gunicorn_version import check_gunicorn
 from .http2 import HTTP2, HTTP2Streams
 from .tls import TLSContexts
@@ -127,6 +128,8 @@ class FastWorker(HTTP2Streams):
         check_attributes(cls, FastWorker)
         if cfg.threads < 1:
             raise InvalidWorkerOption(f"threads={cfg.threads}: FastWorker needs 1 or more")
+        if problem := patched_threads():  # by an app that is loaded in the arbiter
+            raise InvalidWorkerOption(problem)
         if cfg.is_ssl:
             try:
                 TLSContexts(cfg, log).current()
@@ -167,6 +170,15 @@ class FastWorker(HTTP2Streams):
         )
         # Past gthread's own method, which makes a pool and a poller.
         super(gthread.ThreadWorker, self).init_process()
+
+    def load_wsgi(self) -> None:
+        """Load the app.
+
+        :raises AppImportError: also if it has replaced threads, which would stop all of ours.
+        """
+        super().load_wsgi()
+        if problem := patched_threads():
+            raise AppImportError(problem)
 
     def run(self) -> None:
         """The main thread: the pool's monitor, time limits, and gunicorn's heartbeat."""
