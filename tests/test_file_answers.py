@@ -331,6 +331,15 @@ class TestInProcess:
         assert len(set(tags)) == 4
         assert Call(files.app, "/file").headers["etag"] == tags[0]
 
+    def test_an_empty_file_has_conditions_too(self, root: Path) -> None:
+        (root / "empty").touch()
+        whole = Call(files.app, "/empty")
+        assert (whole.status, whole.headers["content-length"]) == ("200 OK", "0")
+        etag = whole.headers["etag"]
+        assert Call(files.app, "/empty", if_none_match=etag).status == "304 Not Modified"
+        assert Call(files.app, "/empty", if_match='"x"').status == "412 Precondition Failed"
+        assert Call(files.app, "/empty", range="bytes=0-").status == "200 OK"
+
     def test_switched_off(self) -> None:
         for options, ranged, conditioned in (
             ({"ranges": False}, "200 OK", "304 Not Modified"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from . import front_server
 from .apps import check_app
 from .bodies.chunks import excerpt, few_chunks
-from .bodies.classify import BARE, FILE, REFUSED, STREAM, WHOLE, classify
+from .bodies.classify import BARE, FILE, PASS, REFUSED, STREAM, WHOLE, Shape, classify
 from .bodies.files import (
     BLOCK_BYTES,
     FileReader,
@@ -124,14 +124,18 @@ class WSGIFast:
         body: Any = self.app(environ, head.start)
         head.holds = False
         try:
-            return self._send(environ, head, body)
+            shape, content = classify(body, environ.get("wsgi.file_wrapper"))
+            if shape is WHOLE and head.status is not None and not head.forwarded:
+                return _send_whole(environ, head, content)
+            return self._send(environ, head, body, shape, content)
         except BaseException:
             close_body(body)
             raise
 
-    def _send(self, environ: WSGIEnvironment, head: HeldHead, body: Any) -> Iterable[bytes]:
-        """Answer with what the server is to iterate."""
-        shape, content = classify(body, environ.get("wsgi.file_wrapper"))
+    def _send(
+        self, environ: WSGIEnvironment, head: HeldHead, body: object, shape: Shape, content: Any
+    ) -> Iterable[bytes]:
+        """Answer with what the server is to iterate; see :func:`classify`."""
         if shape is STREAM:
             return self._send_stream(environ, head, content)
         if shape is REFUSED:
@@ -140,17 +144,15 @@ class WSGIFast:
             raise BodyError(f"{shown}; {content}")
         if head.status is None:
             raise head.not_started()
-        if shape is WHOLE:
-            if head.forwarded:  # write() was used, and may have sent a part
-                return self._send_stream(environ, head, content)
-            return _send_whole(environ, head, content)
-        if shape is BARE:
-            if head.forwarded:
-                return self._send_stream(environ, head, (content,))
-            return _send_bare(environ, head, content)
         if shape is FILE:
             return self._send_file(environ, head, content)
-        return _pass_on(environ, head, content)
+        if shape is PASS:
+            return _pass_on(environ, head, content)
+        if shape is BARE:
+            content = [head.convert(content)]  # alone it would be an iterable of its elements
+        if head.forwarded:  # write() was used, and may have sent a part
+            return self._send_stream(environ, head, content)
+        return _send_whole(environ, head, content, "rescued")
 
     def _send_stream(
         self, environ: WSGIEnvironment, head: HeldHead, body: Iterable[Any]
@@ -158,11 +160,11 @@ class WSGIFast:
         """Hand chunks on as they come."""
         if head.status is not None and not head.forwarded:
             head.forward()
-        if not (self.coalesce or head.no_body):
+        if hasattr(body, "__len__") and not (self.coalesce or head.no_body):
             try:
                 return SizedStream(head, body, environ, len(body))  # type: ignore[arg-type]
             except (TypeError, AttributeError, NotImplementedError):
-                pass
+                pass  # of a class that has it for some of its instances
         return Stream(head, body, environ, coalesce=self.coalesce)
 
     def _send_file(self, environ: WSGIEnvironment, head: HeldHead, file: Any) -> Iterable[bytes]:
@@ -247,35 +249,20 @@ class WSGIFast:
 
 
 def _send_whole(
-    environ: WSGIEnvironment, head: HeldHead, chunks: list[Any] | tuple[Any, ...]
-) -> Iterable[bytes]:
-    """Send a list or tuple, in few large chunks."""
-    count = len(chunks)
-    if count == 1 and type(chunks[0]) is bytes:
-        return _send_known(environ, head, chunks, len(chunks[0]), 1, "as-is")
-    few, size = few_chunks(chunks, head.convert)
-    if few is chunks:
-        route = "as-is"
-    else:
-        route = "joined" if count > 1 else "rescued"
-    return _send_known(environ, head, few, size, count, route)
-
-
-def _send_bare(environ: WSGIEnvironment, head: HeldHead, data: object) -> Iterable[bytes]:
-    """Send text or bytes, which a server would take for an iterable of characters or numbers."""
-    chunk = head.convert(data)
-    return _send_known(environ, head, [chunk], len(chunk), 1, "rescued")
-
-
-def _send_known(
     environ: WSGIEnvironment,
     head: HeldHead,
-    chunks: Iterable[bytes],
-    size: int,
-    count: int,
-    route: str,
+    chunks: list[Any] | tuple[Any, ...],
+    route: str = "as-is",
 ) -> Iterable[bytes]:
-    """Send a body that is all at hand: its length is certain."""
+    """Send a list or tuple in few large chunks; its length is certain."""
+    count = len(chunks)
+    if count == 1 and type(chunks[0]) is bytes:
+        few: Iterable[bytes] = chunks
+        size = len(chunks[0])
+    else:
+        few, size = few_chunks(chunks, head.convert)
+        if few is not chunks:
+            route = "joined" if count > 1 else "rescued"
     if head.length != size and (size or not head.no_body):
         if head.length is not None:
             logger.warning(
@@ -290,7 +277,7 @@ def _send_known(
     head.forward()
     environ[ROUTE] = route
     environ[CHUNKS] = count
-    return chunks
+    return few
 
 
 def _send_nothing(

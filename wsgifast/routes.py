@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 __all__ = ["CHUNKS", "ROUTE", "SAMPLED_CHUNKS", "stream_route"]
 
 # environ[ROUTE] names the way, environ[CHUNKS] says of how many chunks the app made the body; a
@@ -11,7 +9,7 @@ __all__ = ["CHUNKS", "ROUTE", "SAMPLED_CHUNKS", "stream_route"]
 ROUTE = "wsgifast.route"
 CHUNKS = "wsgifast.chunks"
 
-# So many of a stream's chunks are looked at, to tell what it is: each further one only counts.
+# So many chunks of a stream tell what it is: of each further one the size is not asked.
 SAMPLED_CHUNKS = 32
 # Chunks that are smaller than this on average cost more around them than for their bytes.
 _CRUMB_BYTES = 1024
@@ -19,18 +17,18 @@ _CRUMB_BYTES = 1024
 _BLOCK_UNIT_BYTES = 1024
 
 
-def stream_route(chunks: int, sizes: Sequence[int]) -> str:
-    """Tell what a stream was.
+def stream_route(chunks: int, first_bytes: int, total_bytes: int) -> str:
+    """Tell what a stream of two chunks or more is.
 
-    :param chunks: how many there were.
-    :param sizes: of the first ones, bytes.
-    :returns: "stream-crumbs" for several small chunks, "stream-blocks" for several of one round
-        size, as a file is read; "stream" for any other, a single chunk among them.
+    :param chunks: how many were looked at.
+    :param first_bytes: the size of the first.
+    :param total_bytes: of all of them.
+    :returns: "stream-crumbs" for small chunks, "stream-blocks" for chunks of one round size, as a
+        file is read; "stream" for any others.
     """
-    if chunks > 1:
-        *full, last = sizes
-        if sum(sizes) < len(sizes) * _CRUMB_BYTES:
-            return "stream-crumbs"
-        if full[0] % _BLOCK_UNIT_BYTES == 0 and {full[0]} == set(full) and last <= full[0]:
-            return "stream-blocks"
+    if total_bytes < chunks * _CRUMB_BYTES:
+        return "stream-crumbs"
+    is_round = first_bytes % _BLOCK_UNIT_BYTES == 0
+    if is_round and (chunks - 1) * first_bytes < total_bytes <= chunks * first_bytes:
+        return "stream-blocks"
     return "stream"

@@ -145,7 +145,9 @@ def test_pipes_and_sockets_do_not_qualify() -> None:
 def test_an_empty_file_has_nothing_to_send(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with (tmp_path / "empty").open("rb") as file:
-        assert file_segment(file) is None
+        segment = file_segment(file)
+        assert segment is not None
+        assert segment[1:] == (0, 0)
 
 
 def test_a_file_that_claims_a_size_it_has_not() -> None:

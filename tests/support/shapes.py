@@ -206,7 +206,7 @@ def file_at_its_end() -> Any:
     return file
 
 
-@shape(b"", sized=False)
+@shape(b"")
 def empty_file() -> Any:
     return open(sibling("empty"), "rb")
 

@@ -145,7 +145,7 @@ class HeldHead:
         self.status = status
         self.code = code
         self.headers = headers
-        self.no_body = not has_body(self._method, code)
+        self.no_body = (code != 200 or self._method != "GET") and not has_body(self._method, code)
         if self.length is not None and self.no_body and self._method != "HEAD":
             # With 304 too: it may be there, and gevent's pywsgi answers 500 if it is.
             self.set_length(None)

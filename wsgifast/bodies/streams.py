@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BodyTooShort
@@ -76,36 +76,42 @@ class Stream:
         if head.no_body:
             yield b""  # see NoBody
             return
-        count = 0
-        sizes: list[int] = []
-        if first:
-            chunks = chain((first,), chunks)
-        chunks = chain(_measured(chunks, sizes), chunks)
+        counter = None if head.length is None else head.counter()
+        count = total = 0
         try:
-            if head.length is None:
-                for chunk in chunks:
-                    count += 1
-                    yield chunk if type(chunk) is bytes else convert(chunk)
-                return
-            counter = head.counter()
-            for chunk in map(convert, chunks):
+            for chunk in chain((first,), chunks) if first else ():
+                if type(chunk) is not bytes:
+                    chunk = convert(chunk)
+                size = len(chunk)
                 count += 1
-                size = counter.admit(len(chunk))
-                if counter.dropped:
-                    logger.error(
-                        "%s returned more than its Content-Length of %d bytes; the rest is dropped",
-                        head.app_name,
-                        counter.length,
-                    )
-                    yield chunk[:size]
-                    return
+                total += size
+                if counter is not None:
+                    if counter.admit(size) < size:
+                        logger.error(
+                            "%s returned more than its Content-Length of %d bytes; "
+                            "the rest is dropped",
+                            head.app_name,
+                            counter.length,
+                        )
+                        yield chunk[: size - counter.dropped]
+                        return
+                elif count == SAMPLED_CHUNKS:
+                    yield chunk
+                    break
                 yield chunk
-            if counter.missing:
-                raise BodyTooShort(counter.missing)
+            else:
+                if counter is not None and counter.missing:
+                    raise BodyTooShort(counter.missing)
+                return
+            for chunk in chunks:
+                count += 1
+                yield chunk if type(chunk) is bytes else convert(chunk)
         finally:
-            self._environ[CHUNKS] = count
-            if self._environ[ROUTE] == "stream" and not _is_event_stream(head.headers):
-                self._environ[ROUTE] = stream_route(count, sizes)
+            environ = self._environ
+            environ[CHUNKS] = count
+            if count > 1 and environ[ROUTE] == "stream" and not _is_event_stream(head.headers):
+                measured = count if counter else min(count, SAMPLED_CHUNKS)
+                environ[ROUTE] = stream_route(measured, len(first), total)
 
     def _not_started(self) -> Exception:
         # cheroot sends whatever head it has when an iterable fails: without one, it sends nothing.
@@ -156,13 +162,6 @@ def close_body(body: object) -> None:
     close = getattr(body, "close", None)
     if callable(close):
         close()
-
-
-def _measured(chunks: Iterator[Any], sizes: list[int]) -> Iterator[Any]:
-    """Pass the first chunks on, and note their sizes."""
-    for chunk in islice(chunks, SAMPLED_CHUNKS):
-        sizes.append(len(chunk) if isinstance(chunk, (bytes, str)) else 0)
-        yield chunk
 
 
 def _is_event_stream(headers: Iterable[tuple[str, str]]) -> bool:

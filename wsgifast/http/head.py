@@ -23,9 +23,8 @@ _STATUS = re.compile(r"[1-9][0-9]{2}(?: [\t -~\x80-\xff]*)?")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # RFC 9110 5.5: visible characters, SP, HTAB, and whatever Latin-1 has beyond ASCII.
 _VALUE = re.compile(r"[\t -~\x80-\xff]*")
-# RFC 9110 8.6. int() would take "+5", "1_0" and other scripts' digits too; 18 digits are beyond
-# any disk.
-_LENGTH = re.compile(r"[0-9]{1,18}")
+# Digits of a Content-Length: so many are beyond any disk.
+_MAX_LENGTH_DIGITS = 18
 
 # RFC 9110 7.6.1, and those that older servers and proxies treat alike.
 _HOP_BY_HOP = frozenset(
@@ -189,13 +188,19 @@ def declared_length(headers: Iterable[tuple[str, str]]) -> int | None:
 
 
 def parse_length(value: str) -> int | None:
-    """Return the number of bytes that a Content-Length says; None if it is malformed."""
-    return int(value) if _LENGTH.fullmatch(value) else None
+    """Return the number of bytes that a Content-Length says; None if it is malformed.
+
+    RFC 9110 8.6: ASCII digits. int() would take "+5", "1_0" and digits of other scripts too. (A
+    regular expression says the same in one line, and takes four times as long.)
+    """
+    if value.isascii() and value.isdigit() and len(value) <= _MAX_LENGTH_DIGITS:
+        return int(value)
+    return None
 
 
 def _agreed(length: int | None, value: object) -> int:
     """What another Content-Length says, if it is a number and no other than before."""
-    size = parse_length(value.strip(" \t")) if isinstance(value, str) else None
+    size = parse_length(value) if isinstance(value, str) else None
     if size is None or length not in (None, size):
         before = "" if length is None else f"{length} and to "
         raise BodyError(

@@ -78,8 +78,8 @@ class FileTruncated(WSGIFastError, OSError):
 def file_segment(file: object) -> FileSegment | None:
     """Return the descriptor, position and remaining bytes of a file that sendfile can send.
 
-    :param file: any object. Qualified are raw and buffered binary files on a regular file with a
-        size, temporary files, and a SpooledTemporaryFile that has been rolled to disk.
+    :param file: any object. Qualified are raw and buffered binary files on a regular file that is
+        as long as it says, temporary files, and a SpooledTemporaryFile that has been rolled to disk.
     :returns: None for everything else. Text files and gzip files have a descriptor too, but its
         bytes are not theirs; pipes, devices, /proc and /sys files have no size to send.
     :raises ValueError: if the file is closed.
@@ -181,15 +181,17 @@ def _reads_its_descriptor(file: object) -> bool:
 
 
 def _has_its_size(fd: int, facts: os.stat_result) -> bool:
-    """Whether a regular file holds as many bytes as it says, and any.
+    """Whether a regular file holds as many bytes as it says.
 
-    A file of /sys says 4096 and ends earlier, which only reading tells. It has no blocks; but nor
-    has a file that is one hole, or that some file systems keep in its inode.
+    A file of /proc says 0 and has some, one of /sys says 4096 and ends earlier, which only reading
+    tells. They have no blocks; but nor has a file that is empty, one hole, or kept in its inode.
     """
-    if facts.st_blocks or not facts.st_size:
-        return facts.st_size > 0
+    if facts.st_blocks:
+        return True
     try:
-        return bool(os.pread(fd, 1, facts.st_size - 1))
+        if facts.st_size:
+            return bool(os.pread(fd, 1, facts.st_size - 1))
+        return not os.pread(fd, 1, 0)
     except OSError:
         return False  # whoever reads it learns why
 
