@@ -155,7 +155,7 @@ def test_a_chunked_request_is_decoded(kind: str) -> None:
         assert "HTTP_TRANSFER_ENCODING" not in environ
         return [environ["wsgi.input"].read()]
 
-    wire = b"3;x=y\r\nabc\r\n" + b"2\r\nde\r\n" + b"0\r\nTrailer: t\r\n\r\n"
+    wire = b"3;x=y\r\nabc\r\n" + b"2\r\nde\r\n" + b"0\r\nX-Sum: t\r\n\r\n"
     with serve(router(echo=answering(echo)), kind) as served, Connection(served.address) as client:
         headers = [("Transfer-Encoding", "chunked")]
         response = client.request("/echo", method="POST", headers=headers, body=wire)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wsgifast.devservers.requestbody import ClientGone, RequestBody
-from wsgifast.devservers.requesthead import BodyFraming, RequestError
+from wsgifast.devservers.requesthead import BodyFraming
+from wsgifast.errors import RequestError
 
 NEXT = b"GET /next HTTP/1.1\r\n"
 

@@ -9,13 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from wsgifast.devservers.requesthead import (
-    BodyFraming,
-    CheckedLines,
-    RequestError,
-    check_head,
-    wants_to_stay,
-)
+from wsgifast.devservers.requesthead import BodyFraming, CheckedLines, check_head
+from wsgifast.errors import RequestError
 
 
 def checked(head: bytes, line: str = "POST / HTTP/1.1") -> BodyFraming:
@@ -113,20 +108,3 @@ def test_names_with_an_underscore_cannot_pose_as_others() -> None:
     headers = parse_headers(lines)
     check_head("GET / HTTP/1.1", headers)
     assert headers.keys() == ["Host", "X-A"]
-
-
-@pytest.mark.parametrize(
-    ("options", "modern", "old"),
-    [
-        ([], True, False),
-        (["close"], False, False),
-        (["keep-alive"], True, True),
-        (["Keep-Alive, TE"], True, True),
-        (["TE, Close"], False, False),
-        (["keep-alive", "close"], False, False),
-    ],
-)
-def test_the_client_says_whether_it_stays(options: list[str], modern: bool, old: bool) -> None:
-    head = b"".join(b"Connection: %s\r\n" % option.encode() for option in options)
-    headers = parse_headers(io.BytesIO(head + b"\r\n"))
-    assert (wants_to_stay(headers, True), wants_to_stay(headers, False)) == (modern, old)

@@ -28,13 +28,15 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
 
+from ..errors import RequestError
+from ..http import wants_to_persist
 from ..sockets.options import set_nodelay
 from ..sockets.sendfile import FileTruncated
 from .filewrapper import FileWrapper
 from .inlet import Inlet, Waiting
 from .outlet import Outlet
 from .requestbody import ClientGone, RequestBody
-from .requesthead import BodyFraming, CheckedLines, RequestError, check_head, wants_to_stay
+from .requesthead import BodyFraming, CheckedLines, check_head
 from .response import ResponseWriter
 
 if TYPE_CHECKING:
@@ -173,6 +175,8 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         """Answer with an error page, in one send, and close the connection."""
         page = io.BytesIO()
         self.wfile, wfile = page, self.wfile
+        # The log shows the request line: a path that is no URL fails in Werkzeug's log.
+        vars(self).pop("path", None)
         try:
             super().send_error(code, message, explain)
         finally:
@@ -183,8 +187,9 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
     # One request.
 
     def _respond(self, framing: BodyFraming) -> None:
-        modern = not self.requestline.endswith("HTTP/1.0")
-        wants_more = wants_to_stay(self.headers, modern) and self.command != "CONNECT"
+        http11 = not self.requestline.endswith("HTTP/1.0")
+        options = self.headers.get_all("Connection", [])
+        wants_more = wants_to_persist(options, http11=http11) and self.command != "CONNECT"
 
         def may_stay() -> bool:
             # A client that still waits for 100 may or may not send its body after this response.
@@ -200,7 +205,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             return ResponseWriter(
                 self._outlet,
                 method=self.command,
-                modern=modern,
+                http11=http11,
                 may_stay=may_stay,
                 defaults=self._default_headers,
             )
@@ -211,12 +216,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
 
         response = new_response()
         body = RequestBody(self._stream, framing, send_continue)
-        try:
-            environ = self._environ(body, framing)
-        except ValueError as error:  # a target such as "http://[" is no URL, nor can it be logged
-            del self.path
-            self.send_error(HTTPStatus.BAD_REQUEST, str(error))
-            return
+        environ = self._environ(body, framing)
         try:
             try:
                 _run(self.application(), environ, response)
@@ -265,7 +265,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             self._passed_through = error
             return True
         if isinstance(error, FileTruncated):
-            self.log_error("%s %s: %s", self.command, self.path, error)
+            self.log_error("%s: %s", self.requestline, error)
         else:
             self.log_failure(error)
         self._may_send_on = response.head_sent
@@ -273,7 +273,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
 
     def _log_response(self, response: ResponseWriter) -> None:
         if response.complaint:
-            self.log_error("%s %s: %s", self.command, self.path, response.complaint)
+            self.log_error("%s: %s", self.requestline, response.complaint)
         if response.head_sent and response.status is not None:
             self.log_request(response.status, response.body_bytes)
 

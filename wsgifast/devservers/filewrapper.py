@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-import os
 from typing import IO
 from wsgiref import util
 
-from ..bodies.files import BLOCK_BYTES, FileSlice
-from ..sockets.sendfile import FileSegment, file_segment
+from ..bodies.files import BLOCK_BYTES, segment_of
+from ..sockets.sendfile import FileSegment
 
 __all__ = ["FileWrapper"]
 
@@ -24,22 +23,11 @@ class FileWrapper(util.FileWrapper):
     """
 
     def __init__(self, file: IO[bytes], buffer_size: int = 8192) -> None:
-        if isinstance(file, (FileSlice, io.BytesIO)) or file_segment(file) is not None:
+        if isinstance(file, io.BytesIO) or segment_of(file) is not None:
             buffer_size = max(buffer_size, BLOCK_BYTES)
         super().__init__(file, buffer_size)
         self.file = file
 
     def segment(self) -> FileSegment | None:
         """The file from where it stands now to its end, or None if it has to be read."""
-        if isinstance(self.file, FileSlice):
-            return self.file.rest()
-        return file_segment(self.file)
-
-    def seekable(self) -> bool:
-        return hasattr(self.file, "seekable") and self.file.seekable()
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self.file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self.file.tell()
+        return segment_of(self.file)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from ..errors import WSGIFastError
-from .requesthead import BodyFraming, RequestError
+from ..errors import RequestError, WSGIFastError
+from ..http import ChunkDecoder
+from .requesthead import BodyFraming
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 __all__ = ["ClientGone", "RequestBody"]
 
-# RFC 9112, 7.1. A size of 15 hex digits is beyond any disk; extensions are ignored (7.1.1).
-_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
-# What a chunk's size line with its extensions, or one trailer line, may measure.
+# What the line of a chunk size, with its extensions, or of a trailer may measure.
 _LINE_BYTES = 4096
-# Trailers are read and dropped; more lines than this are an attack.
-_TRAILER_LINES = 100
 _SCRATCH_BYTES = 64 * 1024
 
 
@@ -48,11 +44,10 @@ class RequestBody(io.RawIOBase):
         send_continue: Callable[[], object],
     ) -> None:
         self._stream = stream
-        self._chunked = framing.length is None
-        # Bytes left in the body, or in the present chunk.
+        self._decoder = ChunkDecoder(line_limit=_LINE_BYTES) if framing.length is None else None
+        # Bytes left in a body of known length; what was decoded of chunks, and not read yet.
         self._left = framing.length or 0
-        self._at_end = framing.length == 0
-        self._between_chunks = False
+        self._decoded = memoryview(b"")
         self._over = False
         self._send_continue = send_continue
         # True as long as the client may still hold the body back.
@@ -75,11 +70,13 @@ class RequestBody(io.RawIOBase):
     @property
     def at_end(self) -> bool:
         """Whether the connection's input stands behind this request."""
-        return self._at_end
+        if self._decoder is not None:
+            return self._decoder.done and not self._decoded
+        return self._left == 0
 
     def exceeds(self, limit: int) -> bool:
         """Whether it is known that more than `limit` bytes have not been read."""
-        return self._left > limit and not self._chunked
+        return self._left > limit
 
     def drain(self, limit: int) -> bool:
         """Read what the application has left, up to a limit.
@@ -89,61 +86,46 @@ class RequestBody(io.RawIOBase):
         :raises OSError: as :meth:`readinto`.
         """
         scratch = memoryview(bytearray(min(limit, _SCRATCH_BYTES)))
-        while not self._at_end and limit > 0 and not self.exceeds(limit):
+        while not self.at_end and limit > 0 and not self.exceeds(limit):
             limit -= self._receive(scratch[:limit])
-        return self._at_end
+        return self.at_end
 
     def finish(self) -> None:
         """Cut the application off: the connection's next bytes are another request's."""
         self._over = True
 
     def _receive(self, buffer: WriteableBuffer) -> int:
-        if self._at_end:
+        if self.at_end:
             return 0
         if self.awaits_continue:
             self.awaits_continue = False
             self._send_continue()
-        if self._chunked and self._left == 0 and not self._next_chunk():
-            return 0
         view = memoryview(buffer).cast("B")
         try:
+            if self._decoder is not None:
+                return self._decode(view, self._decoder)
             size = self._stream.readinto1(view[: self._left])
+        except RequestError:
+            raise
         except OSError as error:
             raise _failed(error) from error
         if not size:
             raise _gone()
         self._left -= size
-        if self._left == 0 and not self._chunked:
-            self._at_end = True
         return size
 
-    def _next_chunk(self) -> bool:
-        """Read to the next chunk's data; False at the end of the body."""
-        if self._between_chunks and self._line() != b"\r\n":
-            raise _malformed()
-        size = _CHUNK_SIZE.fullmatch(self._line())
-        if size is None:
-            raise _malformed()
-        self._between_chunks = True
-        self._left = int(size[1], 16)
-        if self._left:
-            return True
-        for _ in range(_TRAILER_LINES):
-            if self._line() == b"\r\n":
-                self._at_end = True
-                return False
-        raise _malformed()
-
-    def _line(self) -> bytes:
-        try:
-            line = self._stream.readline(_LINE_BYTES)
-        except OSError as error:
-            raise _failed(error) from error
-        if not line.endswith(b"\r\n"):
-            if len(line) < _LINE_BYTES and not line.endswith(b"\n"):
+    def _decode(self, view: memoryview, decoder: ChunkDecoder) -> int:
+        while not self._decoded and not decoder.done:
+            received = self._stream.peek(1)
+            if not received:
                 raise _gone()
-            raise _malformed()
-        return line
+            content, used = decoder.decode(received)
+            self._stream.read(used)
+            self._decoded = memoryview(content)
+        size = min(len(view), len(self._decoded))
+        view[:size] = self._decoded[:size]
+        self._decoded = self._decoded[size:]
+        return size
 
 
 def _failed(error: OSError) -> OSError:
@@ -154,7 +136,3 @@ def _failed(error: OSError) -> OSError:
 
 def _gone() -> ClientGone:
     return ClientGone("the client left before it had sent the whole request body")
-
-
-def _malformed() -> RequestError:
-    return RequestError(HTTPStatus.BAD_REQUEST, "The chunks of the request body are malformed")

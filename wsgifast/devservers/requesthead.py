@@ -8,33 +8,21 @@ parser reads through :class:`CheckedLines`, and :func:`check_head` settles how t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from email.message import Message
 from http import HTTPStatus
 from typing import BinaryIO
+from urllib.parse import urlsplit
 
-from ..errors import WSGIFastError
+from ..errors import MalformedRequest, RequestError
+from ..http import parse_length
 
-__all__ = ["BodyFraming", "CheckedLines", "RequestError", "check_head"]
+__all__ = ["BodyFraming", "CheckedLines", "check_head"]
 
 # RFC 9112, 3: one space between the parts. The parser splits at any white space.
 _REQUEST_LINE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [!-~\x80-\xff]+ HTTP/1\.[0-9]")
 # RFC 9112, 5: a token, a colon at once, a value; or the empty line that ends the head.
 _HEADER_LINE = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*)?\r?\n")
-# int() would also take "+5", "1_0" and digits of other scripts. 18 digits are beyond any disk.
-_LENGTH = re.compile(r"[0-9]{1,18}")
-
-
-class RequestError(WSGIFastError, OSError):
-    """A request that cannot be answered but with an error status; then the connection ends.
-
-    It is an OSError for applications that read the body: to them it is a failing stream.
-    """
-
-    def __init__(self, status: HTTPStatus, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
 
 
 @dataclass(frozen=True)
@@ -71,7 +59,7 @@ class CheckedLines:
                 return line  # too long: the parser has a status of its own for that
             raise EOFError("the client left in the middle of a request's head")
         if not _HEADER_LINE.fullmatch(line):
-            raise RequestError(HTTPStatus.BAD_REQUEST, "A line that is no header")
+            raise MalformedRequest("A line that is no header")
         return line
 
 
@@ -86,52 +74,42 @@ def check_head(request_line: str, headers: Message) -> BodyFraming:
     :raises RequestError: if the head is not one that every recipient reads alike.
     """
     if not _REQUEST_LINE.fullmatch(request_line):
-        raise RequestError(HTTPStatus.BAD_REQUEST, "Bad request line")
+        raise MalformedRequest("Bad request line")
+    target = request_line.split(" ")[1]
+    if not target.startswith("/"):
+        try:  # 3.2.2: an absolute URI, which whoever makes an environ or a log line takes apart
+            _ = urlsplit(target).port
+        except ValueError as error:
+            raise MalformedRequest(f"Bad request target: {error}") from None
     for name in [name for name in headers if "_" in name]:
         del headers[name]
-    modern = not request_line.endswith("HTTP/1.0")
+    http11 = not request_line.endswith("HTTP/1.0")
     hosts = headers.get_all("Host", [])
-    if len(hosts) > 1 or (modern and not hosts):  # 3.2
-        raise RequestError(HTTPStatus.BAD_REQUEST, f"{len(hosts)} Host headers instead of one")
-    length = _body_length(headers, modern)
+    if len(hosts) > 1 or (http11 and not hosts):  # 3.2
+        raise MalformedRequest(f"{len(hosts)} Host headers instead of one")
+    length = _body_length(headers, http11)
     expectation = ",".join(headers.get_all("Expect", [])).strip().lower()
-    if not modern or not expectation:  # RFC 9110, 10.1.1: 1.0 clients do not mean it
+    if not http11 or not expectation:  # RFC 9110, 10.1.1: 1.0 clients do not mean it
         return BodyFraming(length, expects_continue=False)
     if expectation != "100-continue":
         raise RequestError(HTTPStatus.EXPECTATION_FAILED, "Only 100-continue can be expected")
     return BodyFraming(length, expects_continue=length != 0)
 
 
-def wants_to_stay(headers: Message, modern: bool) -> bool:
-    """Whether the client wants the connection to go on after this request (RFC 9112, 9.3).
-
-    :param modern: the client speaks HTTP/1.1: it stays unless it says "close"; an older one
-        leaves unless it says "keep-alive".
-    """
-    options = set(_list_items(headers.get_all("Connection", [])))
-    return "close" not in options and (modern or "keep-alive" in options)
-
-
-def _body_length(headers: Message, modern: bool) -> int | None:
+def _body_length(headers: Message, http11: bool) -> int | None:
     lengths: list[str] = headers.get_all("Content-Length", [])
-    codings = list(_list_items(headers.get_all("Transfer-Encoding", [])))
+    codings = ",".join(headers.get_all("Transfer-Encoding", [])).lower()
     if "Transfer-Encoding" in headers:
         # 6.1 and 6.3: both at once, and a coding from a 1.0 client, are how requests are smuggled.
-        if lengths or not modern:
-            raise RequestError(HTTPStatus.BAD_REQUEST, "Transfer-Encoding where it may not stand")
-        if codings != ["chunked"]:
+        if lengths or not http11:
+            raise MalformedRequest("Transfer-Encoding where it may not stand")
+        if codings.strip(" \t,") != "chunked":
             raise RequestError(HTTPStatus.NOT_IMPLEMENTED, "A transfer coding other than chunked")
         del headers["Transfer-Encoding"]
         return None
     if not lengths:
         return 0
-    if len(lengths) > 1 or not _LENGTH.fullmatch(lengths[0].strip(" \t")):
-        raise RequestError(HTTPStatus.BAD_REQUEST, "Content-Length is not one number")
-    return int(lengths[0])
-
-
-def _list_items(values: list[str]) -> Iterator[str]:
-    for value in values:
-        for item in value.split(","):
-            if item := item.strip(" \t").lower():
-                yield item
+    length = parse_length(lengths[0].strip(" \t")) if len(lengths) == 1 else None
+    if length is None:
+        raise MalformedRequest("Content-Length is not one number")
+    return length

@@ -79,7 +79,7 @@ def file_segment(file: object) -> FileSegment | None:
     """Return the descriptor, position and remaining bytes of a file that sendfile can send.
 
     :param file: any object. Qualified are raw and buffered binary files on a regular file that is
-        as long as it says, temporary files, and a SpooledTemporaryFile that has been rolled to disk.
+        as long as it says, temporary files, and a SpooledTemporaryFile that was rolled to disk.
     :returns: None for everything else. Text files and gzip files have a descriptor too, but its
         bytes are not theirs; pipes, devices, /proc and /sys files have no size to send.
     :raises ValueError: if the file is closed.

@@ -1,0 +1,104 @@
+"""Files of WhiteNoise, ServeStatic, Flask, Falcon and Django in WSGIFast, on every server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import WSGI_SERVERS
+from tests.support.file_frameworks import FRAMEWORKS
+from tests.support.http import Connection
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
+
+CONTENT = os.urandom(700_001)
+SIZE = len(CONTENT)
+SERVERS = [
+    pytest.param(name, marks=pytest.mark.xdist_group(f"frameworks-{name}")) for name in WSGI_SERVERS
+]
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveServer]:
+    """A live server with one file behind every framework."""
+    root = tmp_path_factory.mktemp("files")
+    Path(root, "file.bin").write_bytes(CONTENT)
+    port = free_port()
+    command = WSGI_SERVERS[request.param](port, "tests.support.file_frameworks:app")
+    with live_server(command, ("127.0.0.1", port), env={"FILES_ROOT": str(root)}) as started:
+        yield started
+
+
+def has_no_ranges(server: LiveServer, framework: str) -> bool:
+    """Where a server has no `wsgi.file_wrapper`, Django makes a stream of its file by itself."""
+    command = str(server.process.args)
+    without = ("'werkzeug'", "'cheroot'", "'pywsgi'")
+    return framework == "django" and any(name in command for name in without)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_file_arrives_whole(server: LiveServer, framework: str) -> None:
+    response = server.get(f"/{framework}/file.bin")
+    assert (response.status, response.body) == (200, CONTENT), str(response)
+    assert response.header("Content-Length") == str(SIZE)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "start", "stop"),
+    [
+        ("bytes=0-1", 0, 2),
+        ("bytes=1000-300000", 1000, 300_001),
+        (f"bytes={SIZE - 5}-", SIZE - 5, SIZE),
+        ("bytes=-70000", SIZE - 70_000, SIZE),
+    ],
+)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_range_arrives(
+    server: LiveServer, framework: str, ranges: str, start: int, stop: int
+) -> None:
+    with Connection(server.address) as connection:
+        for _ in range(2):  # and what follows on the connection is in step
+            response = connection.request(f"/{framework}/file.bin", headers=[("Range", ranges)])
+            if has_no_ranges(server, framework):
+                assert (response.status, response.body) == (200, CONTENT)
+                break
+            assert response.status == 206, str(response)
+            assert response.body == CONTENT[start:stop]
+            assert response.header("Content-Range") == f"bytes {start}-{stop - 1}/{SIZE}"
+            assert response.header("Content-Length") == str(stop - start)
+            if not response.keep_alive:
+                break
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_range_that_cannot_be_satisfied(server: LiveServer, framework: str) -> None:
+    response = server.get(f"/{framework}/file.bin", headers=[("Range", f"bytes={SIZE}-")])
+    expected = 200 if has_no_ranges(server, framework) else 416
+    assert response.status == expected, str(response)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_head_has_no_body(server: LiveServer, framework: str) -> None:
+    response = server.get(f"/{framework}/file.bin", method="HEAD")
+    assert (response.status, response.body) == (200, b"")
+
+
+def test_no_file_stays_open(server: LiveServer) -> None:
+    for framework in FRAMEWORKS:
+        for range_ in ("bytes=0-9", "bytes=9-"):
+            server.get(f"/{framework}/file.bin", headers=[("Range", range_)])
+    main = psutil.Process(server.pid)
+
+    def opened() -> list[str]:
+        processes = [main, *main.children(recursive=True)]
+        return [file.path for process in processes for file in process.open_files()]
+
+    wait_for(
+        lambda: not any(path.endswith("file.bin") for path in opened()),
+        "every framework's file is closed",
+    )
