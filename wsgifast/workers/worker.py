@@ -35,6 +35,7 @@ from ..server.request_body import DiskBudget
 from ..server.states import LINGERING, SENDING
 from ..server.watchdog import Watchdog
 from .attributes import InvalidWorkerOption, check_attributes
+from .error_page import ErrorPage
 from .gunicorn_parser import GunicornParser
 from .gunicorn_support import Settings, environ_part, patched_threads
 from .gunicorn_version import check_gunicorn
@@ -448,8 +449,9 @@ class FastWorker(HTTP2Streams):
 
     def _answer_error(self, connection: Connection, req: Any, error: Any) -> None:
         """Let gunicorn log an error and answer it; without a request it logs less."""
+        page = ErrorPage(connection.output.write)
         try:
-            self.handle_error(req, connection.error_socket, connection.peer, error)
+            self.handle_error(req, page, connection.peer, error)
         except Exception:  # it logs first: nothing has been sent
             self.log.exception("Error in the access log")
-            self.handle_error(None, connection.error_socket, connection.peer, error)
+            self.handle_error(None, page, connection.peer, error)

@@ -1,0 +1,30 @@
+"""gunicorn's error pages as FastWorker sends them."""
+
+from __future__ import annotations
+
+import pytest
+from gunicorn import util
+
+from wsgifast.workers.error_page import ErrorPage
+
+HEAD = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 6\r\n\r\n"
+
+
+@pytest.mark.parametrize("page", [b"a\n\nb\r\n", b"\n\r\n\n\r\n"])
+@pytest.mark.parametrize(
+    "head", [HEAD, HEAD[:-2] + b"\n", HEAD.replace(b"\r", b"")], ids=["right", "last", "all"]
+)
+def test_the_head_is_repaired_and_the_page_left_alone(head: bytes, page: bytes) -> None:
+    written: list[bytes] = []
+    ErrorPage(written.append).sendall(head + page)
+    assert written == [HEAD + page]
+
+
+def test_gunicorns_own_page() -> None:
+    written: list[bytes] = []
+    util.write_error(ErrorPage(written.append), 400, "Bad Request", "what <came>\n\n")
+    (answer,) = written
+    head, _, page = answer.partition(b"\r\n\r\n")
+    assert b"\n" not in head.replace(b"\r\n", b"")
+    assert f"Content-Length: {len(page)}".encode() in head.splitlines()
+    assert b"what &lt;came&gt;" in page
