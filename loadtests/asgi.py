@@ -8,12 +8,10 @@ hypercorn and on gunicorn's own asgi worker.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from .bench import BYTES, REQUESTS, Client, Contender, Row, Server, Table, Unit, raw, wrk
 from .command import main
 from .peers import granian, hypercorn, uvicorn
-from .shapes import FILE_BYTES, MIB, payload_file
+from .shapes import FILE_BYTES, MIB, payload_files
 
 __all__ = ["APP", "TABLES"]
 
@@ -122,11 +120,7 @@ OTHER_ROWS = [
 ]
 
 
-def prepare(folder: Path) -> None:
-    for size in (1024, FILE_BYTES):
-        payload_file(size)
-
-
+prepare = payload_files(1024, FILE_BYTES)
 TABLES = [
     Table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and granian", ROWS, prepare),
     Table("asgi-others", "ASGIFast alone, on servers that stay as they are", OTHER_ROWS, prepare),

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from .asgi_app import app as starlette_app
 from .asgi_app import in_the_least_middleware
 from .bench import Client, Contender, Load, Row, Table, Task, Unit, start, temporary_folder
 from .command import main
-from .shapes import PAYLOADS, payload_file
+from .shapes import PAYLOADS, payload_files
 from .static_files import no_app
 
 if TYPE_CHECKING:
@@ -79,10 +80,9 @@ def _start_response(status: str, headers: list[tuple[str, str]], exc_info: Any =
     return None
 
 
-def _with_gunicorns_socket(app: Any) -> Callable[[], None]:
-    ours, theirs = socket.socketpair()  # both live as long as this process
-    keep = (ours, theirs)
-    return _wsgi_call(app, {"REQUEST_METHOD": "GET", "gunicorn.socket": keep[0], "other": keep[1]})
+def _wsgi_request(wrap: Callable[[Any], Any], app: Any) -> Callable[[], None]:
+    sock = socket.socket()  # as gunicorn hands it over
+    return _wsgi_call(wrap(app), {"REQUEST_METHOD": "GET", "gunicorn.socket": sock})
 
 
 def _asgi_app(headers: list[tuple[bytes, bytes]]) -> ASGIApp:
@@ -116,7 +116,9 @@ _SCOPE: dict[str, Any] = {
 }
 
 
-def _asgi_turn(app: ASGIApp) -> Callable[[], Awaitable[None]]:
+def _asgi_turn(wrap: Callable[[Any], Any], inner: Any) -> Callable[[], Awaitable[None]]:
+    app: ASGIApp = wrap(inner)
+
     async def receive() -> Message:
         return {"type": "http.disconnect"}
 
@@ -147,7 +149,8 @@ STATIC_REQUESTS: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
-def _static_call(app: Any, headers: Mapping[str, str]) -> Callable[[], None]:
+def _static_call(make: Callable[[], Any], headers: Mapping[str, str]) -> Callable[[], None]:
+    app = make()
     environ = {
         "REQUEST_METHOD": "GET",
         "PATH_INFO": "/1024.bin",
@@ -162,23 +165,32 @@ def _static_call(app: Any, headers: Mapping[str, str]) -> Callable[[], None]:
     return _wsgi_call(app, {**environ, **headers})
 
 
+def _itself(app: Any) -> Any:
+    return app
+
+
+WSGI_SIDES = {"raw": _itself, "WSGIFast": WSGIFast}
+ASGI_SIDES: dict[str, Callable[[Any], Any]] = {
+    "raw": _itself, "least middleware": in_the_least_middleware, "ASGIFast": ASGIFast
+}  # fmt: skip
 # What can be timed: name -> makes the call. Those of ASGI are coroutine functions.
-CALLS: dict[str, Callable[[], Callable[[], Any]]] = {}
-for _name, (_, _app) in WSGI_APPS.items():
-    CALLS[f"wsgi.{_name}:raw"] = lambda app=_app: _with_gunicorns_socket(app)  # type: ignore[misc]
-    CALLS[f"wsgi.{_name}:WSGIFast"] = lambda app=_app: _with_gunicorns_socket(WSGIFast(app))  # type: ignore[misc]
-for _name, (_, _app) in ASGI_APPS.items():
-    for _side, _wrap in (
-        ("raw", lambda app: app),
-        ("least middleware", in_the_least_middleware),
-        ("ASGIFast", ASGIFast),
-    ):
-        CALLS[f"asgi.{_name}:{_side}"] = lambda app=_app, wrap=_wrap: _asgi_turn(wrap(app))  # type: ignore[misc]
-for _name, (_, _headers) in STATIC_REQUESTS.items():
-    for _side, _make in STATIC_APPS.items():
-        CALLS[f"static.{_name}:{_side}"] = lambda make=_make, headers=_headers: _static_call(  # type: ignore[misc]
-            make(), headers
-        )
+CALLS: dict[str, Callable[[], Callable[[], Any]]] = {
+    **{
+        f"wsgi.{name}:{side}": partial(_wsgi_request, wrap, app)
+        for name, (_, app) in WSGI_APPS.items()
+        for side, wrap in WSGI_SIDES.items()
+    },
+    **{
+        f"asgi.{name}:{side}": partial(_asgi_turn, wrap, app)
+        for name, (_, app) in ASGI_APPS.items()
+        for side, wrap in ASGI_SIDES.items()
+    },
+    **{
+        f"static.{name}:{side}": partial(_static_call, make, headers)
+        for name, (_, headers) in STATIC_REQUESTS.items()
+        for side, make in STATIC_APPS.items()
+    },
+}
 
 MICROSECONDS = Unit("us", lambda m: m.load.seconds * 1e6, difference=True)
 CALLS_A_SECOND = Unit("calls/s", lambda m: m.load.requests_per_s)
@@ -213,10 +225,6 @@ def _row(key: str, title: str, unit: Unit) -> Row:
     return Row(f"calls.{key}", title, contenders, _timed(names[0]), unit, http=False)
 
 
-def _prepare(folder: Path) -> None:
-    payload_file(1024)
-
-
 TABLES = [
     Table(
         "calls",
@@ -229,7 +237,7 @@ TABLES = [
                 for n, (t, _) in STATIC_REQUESTS.items()
             ),
         ],
-        prepare=_prepare,
+        prepare=payload_files(1024),
     )
 ]
 

@@ -9,7 +9,6 @@ behind WSGIFast the same ranges go out by sendfile.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from flask import Flask, Response, send_file
@@ -17,7 +16,7 @@ from flask import Flask, Response, send_file
 from .bench import BYTES, REQUESTS, Client, Contender, Row, Serving, Table, Unit, gunicorn, raw, wrk
 from .command import main
 from .peers import FAST
-from .shapes import FILE_BYTES, MIB, payload, payload_file
+from .shapes import FILE_BYTES, MIB, payload, payload_file, payload_files
 
 __all__ = ["TABLES", "app"]
 
@@ -87,11 +86,7 @@ ROWS = [
 ]
 
 
-def prepare(folder: Path) -> None:
-    payload_file(FILE_BYTES)
-
-
-TABLES = [Table("frameworks", "Bodies and ranges of frameworks", ROWS, prepare)]
+TABLES = [Table("frameworks", "Bodies and ranges of frameworks", ROWS, payload_files(FILE_BYTES))]
 
 if __name__ == "__main__":
     raise SystemExit(main("loadtests.frameworks", __doc__, TABLES))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref import simple_server
@@ -26,7 +25,7 @@ from wsgifast import devservers
 from .app import app
 from .bench import BYTES, HOST, REQUESTS, Contender, Row, Server, Table, raw
 from .command import main
-from .shapes import REPORT_BYTES, payload, payload_file
+from .shapes import REPORT_BYTES, payload, payload_files
 
 __all__ = ["SERVERS", "TABLES"]
 
@@ -110,11 +109,7 @@ ROWS = [
 ]
 
 
-def prepare(folder: Path) -> None:
-    for size in (REPORT_BYTES, LARGE_BYTES):
-        payload_file(size)
-
-
+prepare = payload_files(REPORT_BYTES, LARGE_BYTES)
 TABLES = [Table("nodelay", "Development servers, stock and ours", ROWS, prepare)]
 
 if __name__ == "__main__":

@@ -26,7 +26,15 @@ from .bench import REPORTS
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
-__all__ = ["FILE_BYTES", "PAYLOADS", "REPORT_BYTES", "SHAPES", "Shape", "payload_file"]
+__all__ = [
+    "FILE_BYTES",
+    "PAYLOADS",
+    "REPORT_BYTES",
+    "SHAPES",
+    "Shape",
+    "payload_file",
+    "payload_files",
+]
 
 # The files of all benchmarks: they are made once, and kept.
 PAYLOADS = REPORTS / "payloads"
@@ -107,6 +115,16 @@ def payload_file(size: int) -> Path:
         os.chmod(name, 0o644)
         os.replace(name, path)
     return path
+
+
+def payload_files(*sizes: int) -> Callable[[Path], None]:
+    """What a table of servers prepares: payload files of these sizes."""
+
+    def prepare(folder: Path) -> None:
+        for size in sizes:
+            payload_file(size)
+
+    return prepare
 
 
 def _sleep(environ: WSGIEnvironment, size: int) -> list[bytes]:

@@ -11,7 +11,6 @@ import contextlib
 import resource
 import socket
 import time
-from pathlib import Path
 
 import psutil
 
@@ -22,9 +21,9 @@ from .asgi import APP as ASGI_APP
 from .bench import Client, Contender, Load, Row, Server, Table, Task, Unit, gunicorn
 from .command import main
 from .peers import FAST, uvicorn
-from .shapes import FILE_BYTES, payload_file
+from .shapes import FILE_BYTES, payload_files
 
-__all__ = ["OTHERS", "TABLES", "beside", "prepare", "worker"]
+__all__ = ["OTHERS", "TABLES", "beside", "worker"]
 
 # The profile's seconds are of a run of many requests; a crowd is looked at so many times as long.
 SECONDS_FACTOR = 5
@@ -183,12 +182,7 @@ ROWS = [
 ]
 
 
-def prepare(folder: Path) -> None:
-    for size in (1024, FILE_BYTES):
-        payload_file(size)
-
-
-TABLES = [Table("slow", "Others beside slow clients", ROWS, prepare)]
+TABLES = [Table("slow", "Others beside slow clients", ROWS, payload_files(1024, FILE_BYTES))]
 
 if __name__ == "__main__":
     raise SystemExit(main("loadtests.slow", __doc__, TABLES))

@@ -10,15 +10,13 @@ it needs root, and its row is left out without.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.support.slow_clients import KINDS
 from tests.support.slow_disk import has_slow_disk
 
 from .bench import Contender, Row, Table
 from .command import main
 from .peers import FAST, nginx
-from .shapes import FILE_BYTES, SLOW_FILE_VARIABLE, payload_file
+from .shapes import FILE_BYTES, SLOW_FILE_VARIABLE, payload_files
 from .slow import DISK_FOLDER, OTHERS, beside, worker
 
 __all__ = ["TABLES"]
@@ -57,11 +55,7 @@ def _row(kind: str | None) -> Row:
     return Row(key, title, tuple(contenders), beside(kind, disk=disk), OTHERS)
 
 
-def prepare(folder: Path) -> None:
-    for size in (1024, LIST_BYTES, FILE_BYTES):
-        payload_file(size)
-
-
+prepare = payload_files(1024, LIST_BYTES, FILE_BYTES)
 ROWS = [_row(kind) for kind in PATHS if kind != "downloads from a slow disk" or has_slow_disk()]
 TABLES = [Table("slow-attack", "Others under attack", ROWS, prepare)]
 

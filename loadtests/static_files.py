@@ -20,7 +20,7 @@ from wsgifast import StaticFiles
 from .bench import BYTES, Client, Contender, Load, Row, Table, Task, Unit, gunicorn, raw, wrk
 from .command import main
 from .peers import nginx
-from .shapes import FILE_BYTES, MIB, PAYLOADS, payload_file
+from .shapes import FILE_BYTES, MIB, PAYLOADS, payload_files
 
 __all__ = ["TABLES", "static_app", "whitenoise_app"]
 
@@ -106,12 +106,6 @@ TREES = [
 ]  # fmt: skip
 
 
-def prepare(folder: Path) -> None:
-    """Payload files that are not new any more: such are not kept in memory."""
-    for size in (1024, FILE_BYTES):
-        payload_file(size)
-
-
 def prepare_trees(folder: Path) -> None:
     """Two trees of files of 1 KiB, a thousand in each of their folders."""
     content = bytes(1024)
@@ -124,7 +118,12 @@ def prepare_trees(folder: Path) -> None:
 
 
 TABLES = [
-    Table("static-files", "StaticFiles beside WhiteNoise on a gthread worker", ROWS, prepare),
+    Table(
+        "static-files",
+        "StaticFiles beside WhiteNoise on a gthread worker",
+        ROWS,
+        payload_files(1024, FILE_BYTES),
+    ),
     Table("static-trees", "StaticFiles by the size of the tree", TREES, prepare_trees),
 ]
 

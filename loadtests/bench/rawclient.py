@@ -34,7 +34,6 @@ def drive(
     connections: int = 1,
     timeout: float = 30.0,
     headers: tuple[str, ...] = (),
-    keep_alive: bool = True,
     body_bytes: int | None = None,
     receive_bytes: int = RECEIVE_BYTES,
 ) -> Load:
@@ -46,14 +45,11 @@ def drive(
         this client takes some 20,000 answers/s at most, use wrk beyond.
     :param timeout: seconds without a byte after which an answer counts as failed.
     :param headers: lines to add, such as "Range: bytes=0-9".
-    :param keep_alive: False: a new connection for every request.
     :param body_bytes: the payload that every answer must have: another length counts as failed.
         Without it, the chunk framing of a chunked answer is counted as payload; with it, no.
     :param receive_bytes: asked for by one receive; real clients ask for 8 KiB to 256 KiB.
     """
     head = [f"GET {path} HTTP/1.1", f"Host: {address[0]}:{address[1]}", *headers]
-    if not keep_alive:
-        head.append("Connection: close")
     request = "\r\n".join([*head, "", ""]).encode("latin-1")
     share, rest = divmod(requests, connections)
     start, cpu = time.perf_counter(), time.process_time()

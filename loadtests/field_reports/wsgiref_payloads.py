@@ -6,10 +6,8 @@ library's wsgiref as it is, with WSGIFast around the app, and on wsgifast's own 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from loadtests.bench import Contender, Row, Server, Serving, Table, raw
-from loadtests.shapes import REPORT_BYTES, payload_file
+from loadtests.shapes import REPORT_BYTES, payload_files
 
 __all__ = ["TABLE"]
 
@@ -37,15 +35,11 @@ def _row(name: str, title: str, path: str) -> Row:
     return Row(f"field.wsgiref.{name}", title, contenders, raw(), body_bytes=REPORT_BYTES)
 
 
-def _prepare(folder: Path) -> None:
-    payload_file(REPORT_BYTES)
-
-
 TABLE = Table(
     "field-report-wsgiref",
     "wsgiref and large payloads",
     [_row(name, *shape) for name, shape in SHAPES.items()],
-    _prepare,
+    payload_files(REPORT_BYTES),
     then=(
         f"Then: Python 2, one response of {REPORT_BYTES:,} bytes from wsgiref",
         ["the app returns", "s"],

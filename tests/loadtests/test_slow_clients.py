@@ -110,7 +110,7 @@ def test_the_crowd_ends_at_its_time() -> None:
         slow_clients("idle", listener.port, clients=1, seconds=0.2) as crowd,
     ):
         begun = time.monotonic()
-        crowd._process.wait(20)
+        crowd.process.wait(20)
         assert time.monotonic() - begun < 15
 
 

@@ -138,9 +138,9 @@ class Crowd:
         self._before = time.monotonic()
 
     @property
-    def gathered(self) -> bool:
-        """Whether every client is there and has sent its opening."""
-        return not self._away and all(c.sent >= len(self._opening) for c in self._present)
+    def gathered(self) -> int:
+        """How many clients are there and have sent their opening."""
+        return sum(client.sent >= len(self._opening) for client in self._present)
 
     def turn(self) -> None:
         """Let each client do what it is to have done by now."""
@@ -218,7 +218,7 @@ class SlowClients:
     """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+        self.process = process
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
@@ -226,12 +226,12 @@ class SlowClients:
         self.gathered = int(line)
 
     def end(self) -> dict[str, float]:
-        """Send everybody home; return what the crowd did.
+        """Send everybody home, or wait until they have gone; return what the crowd did.
 
         :returns: "received B/s each", "sent B/s each", "CPU share" (of one core), and a count for
             each thing that happened: "opened", "ended" (by the server), "ECONNRESET", ...
         """
-        told, _ = self._process.communicate()
+        told, _ = self.process.communicate()
         found: dict[str, float] = json.loads(told)
         return found
 
@@ -355,10 +355,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     crowd = Crowd(kind, given.port, min(given.clients or kind.clients, raise_open_files() - 50))
     turn_s = max(TURN_S, TURN_S_PER_CLIENT * crowd.clients)
     begun = time.monotonic()
-    while not crowd.gathered and time.monotonic() - begun < GATHER_S and not kind.leaves:
+    while crowd.gathered < crowd.clients and not kind.leaves:
         crowd.turn()
         time.sleep(TURN_S)
-    print(sum(client.sent >= len(crowd._opening) for client in crowd._present), flush=True)
+        if time.monotonic() - begun > GATHER_S:
+            break
+    print(crowd.gathered, flush=True)
     crowd.sent_bytes = crowd.received_bytes = 0
     begun, cpu = time.monotonic(), time.process_time()
     end = begun + min(given.seconds, MOST_SECONDS)
