@@ -5,15 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.effort import effort
+from tests.support.eviction import evict
 from wsgifast.server import output, transport
 from wsgifast.server.disk import DiskThreads
 from wsgifast.server.output import ClientGone, OutputQueue, OutputRules
@@ -451,3 +455,331 @@ def test_nobody_waits_for_what_is_only_coalesced(near: Near) -> None:
     assert queue.write(b"two", coalesce=True)
     queue.flush()
     assert near.receive(6) == b"onetwo"
+
+
+# A file that is not in memory
+
+
+class HangingDisk:
+    """What the kernel does for a file on a disk that hangs: sendfile waits until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        self.calls: list[str] = []
+        self._sendfile = os.sendfile
+        monkeypatch.setattr(transport, "cached_bytes", lambda fd, offset, size: 0)
+        monkeypatch.setattr(transport, "read_cached", lambda fd, offset, size: None)
+        monkeypatch.setattr(os, "sendfile", self._hang)
+
+    def _hang(self, out: int, fd: int, offset: int, size: int) -> int:
+        self.calls.append(threading.current_thread().name)
+        assert self.go.wait(20)
+        return self._sendfile(out, fd, offset, size)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingDisk]:
+    disk = HangingDisk(monkeypatch)
+    yield disk
+    disk.go.set()
+
+
+def drain_armed(near: Near, size: int) -> bytes:
+    """Receive so many bytes, and go on as often as the queue waits for an event."""
+    received = b""
+    deadline = time.monotonic() + 20
+    while len(received) < size or near.armed:
+        assert time.monotonic() < deadline, f"{len(received)} bytes of {size} have come"
+        received += near.receive_all_there_is()
+        if near.armed:
+            near.armed.clear()
+            near.queue.on_writable()
+        else:
+            time.sleep(0.001)
+    return received
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_a_disk_is_never_waited_for_by_who_writes_or_has_an_event(
+    hanging: HangingDisk, content: int, kernel: bool
+) -> None:
+    near, other = Near(rules(sendfile=kernel)), Near(rules())
+    try:
+        if kernel:
+            near.queue.write_file(b"head", content, 7, 600_000)
+            assert near.queue.draining
+            near.queue.write(b"end")  # waits behind it
+            assert near.queue.flush(wait=False)
+            other.queue.write(b"answer")
+            assert other.receive(6) == b"answer"
+            assert near.armed == []
+            hanging.go.set()
+        else:
+            near.queue.write_file(b"head", content, 7, 600_000)
+            near.queue.write(b"end")
+        expected = b"head" + CONTENT[7:600_007] + b"end"
+        received = drain_armed(near, len(expected))
+        assert received == expected
+        assert set(hanging.calls) == ({"wsgifast-disk"} if kernel else set())
+    finally:
+        near.close()
+        other.close()
+
+
+@needs_near_buffers
+def test_what_is_in_memory_needs_no_disk_thread(near: Near, file: int) -> None:
+    near.queue.write_file(b"", file, 0, SIZE)
+    received = b""
+    while near.queue.draining:
+        received += near.receive(near.queue.sent - len(received))
+        near.queue.on_writable()
+    assert received + near.receive(SIZE - len(received)) == os.pread(file, SIZE, 0)
+    assert near.queue._rules.disk._threads == 0
+
+
+def test_a_file_that_was_evicted_is_brought_in_by_a_disk_thread(near: Near, file: int) -> None:
+    data = os.pread(file, SIZE, 0)
+    evict(file)
+    near.queue.write_file(b"", file, 0, SIZE)
+    assert near.queue.draining
+    assert near.queue._rules.disk._threads == 1
+    assert drain_armed(near, SIZE) == data
+
+
+def test_a_connection_may_end_while_its_disk_is_waited_for(
+    hanging: HangingDisk, content: int
+) -> None:
+    """Its descriptors stay until the disk thread is done: their numbers are nobody else's."""
+    near = Near(rules())
+    descriptors = len(os.listdir("/proc/self/fd"))
+    near.queue.write_file(b"", content, 0, 100_000)
+    while not hanging.calls:
+        time.sleep(0.001)
+    near.queue.fail(TimeoutError("the worker stops"))
+    assert len(os.listdir("/proc/self/fd")) == descriptors + 1
+    near.queue.closing = True
+    hanging.go.set()
+    with near.changed:
+        assert near.changed.wait_for(lambda: near.resumed, 20)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert near.armed == []
+    near.close()
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_an_error_of_the_disk_reaches_who_finishes(
+    near: Near, content: int, closing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+
+    def fail(out: int, fd: int, offset: int, size: int) -> int:
+        assert go.wait(20)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(transport, "cached_bytes", lambda fd, offset, size: 0)
+    monkeypatch.setattr(os, "sendfile", fail)
+    near.queue.write_file(b"", content, 0, 100_000)
+    near.queue.closing = closing
+    go.set()
+    deadline = time.monotonic() + 20
+    while near.queue.draining or (closing and not near.resumed):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert isinstance(near.queue.error, OSError)
+    assert near.queue.bytes_left() == 100_000
+    assert near.resumed == closing
+    assert near.queue.on_writable() is closing
+
+
+def test_a_file_that_shrank_on_its_disk(
+    near: Near, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "cached_bytes", lambda fd, offset, size: 0)
+    (tmp_path / "short").write_bytes(bytes(100))
+    fd = os.open(tmp_path / "short", os.O_RDONLY)
+    try:
+        near.queue.write_file(b"", fd, 0, 150)
+        assert len(near.receive(100)) == 100
+        drain_armed(near, 0)
+        while near.queue.error is None:
+            if near.armed:
+                near.armed.clear()
+                near.queue.on_writable()
+            time.sleep(0.001)
+        assert "50 of 150 bytes" in str(near.queue.error)
+    finally:
+        os.close(fd)
+
+
+def test_no_thread_for_the_disk_ends_the_queue(
+    near: Near, content: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(transport, "cached_bytes", lambda fd, offset, size: 0)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ClientGone, match="can't start new thread"):
+        near.queue.write_file(b"", content, 0, 100)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+# What waits in memory, and what does not
+
+
+def test_output_beyond_the_memory_waits_in_temporary_files(content: int) -> None:
+    warnings: list[str] = []
+    shared = rules(memory_bytes=20 * len(CONTENT), warnings=warnings)
+    clients = [Near(shared) for _ in range(6)]
+    descriptors = len(os.listdir("/proc/self/fd"))
+    try:
+        for client in clients:
+            client.queue.write_all([b"head", *[CONTENT] * 10])
+            assert client.queue.draining
+        assert shared.memory.used_bytes <= 20 * len(CONTENT)
+        assert len(os.listdir("/proc/self/fd")) >= descriptors + 4  # two are held in memory
+        assert len(warnings) == 1
+        assert f"output_memory_bytes ({20 * len(CONTENT)})" in warnings[0]
+        for client in clients:
+            assert drain_armed(client, 4 + 10 * len(CONTENT)) == b"head" + 10 * CONTENT
+            client.queue.reset()
+        assert shared.memory.used_bytes == 0
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+    finally:
+        for client in clients:
+            client.close()
+
+
+def test_what_is_held_for_its_last_bytes_counts_whole() -> None:
+    shared = rules()
+    near = Near(shared)
+    try:
+        near.queue.write(bytes(SIZE))
+        near.receive(near.queue.sent)
+        near.queue.on_writable()
+        assert 0 < near.queue.bytes_queued < SIZE
+        assert shared.memory.used_bytes == SIZE
+    finally:
+        near.close()
+    assert shared.memory.used_bytes == 0
+
+
+def test_an_answer_of_the_usual_size_stays_in_memory(content: int) -> None:
+    shared = rules(memory_bytes=0)
+    near = Near(shared)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    try:
+        near.queue.write_file(b"", content, 0, len(CONTENT))
+        near.queue.write(bytes(10_000))
+        assert shared.memory.used_bytes == 10_000
+        assert len(os.listdir("/proc/self/fd")) == descriptors + 1
+        near.queue.write(bytes(10_000))  # and now a file holds it, in one run with what follows
+        near.queue.write(bytes(10_000))
+        assert shared.memory.used_bytes == 10_000
+        assert len(os.listdir("/proc/self/fd")) == descriptors + 2
+        assert drain_armed(near, len(CONTENT) + 30_000) == CONTENT + bytes(30_000)
+    finally:
+        near.close()
+    assert shared.memory.used_bytes == 0
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_where_no_temporary_file_can_be_written_output_stays_in_memory(
+    full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> int:
+        raise OSError(errno.ENOSPC if full else errno.EMFILE, "no room")
+
+    warnings: list[str] = []
+    shared = rules(memory_bytes=0, warnings=warnings)
+    near = Near(shared)
+    monkeypatch.setattr(*((os, "pwrite") if full else (tempfile, "TemporaryFile")), refuse)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    try:
+        near.queue.write_all([CONTENT] * 10)
+        assert any("no room" in line for line in warnings)
+        assert drain_armed(near, 10 * len(CONTENT)) == 10 * CONTENT
+        near.queue.reset()
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+    finally:
+        near.close()
+    assert shared.memory.used_bytes == 0
+
+
+def test_a_generator_over_the_limit_still_waits_for_its_client() -> None:
+    """A temporary file is no way around `ahead_bytes`: a generator may have no end."""
+    near = Near(rules(memory_bytes=0, ahead_bytes=100_000))
+    try:
+        while near.queue.bytes_queued <= 100_000:
+            near.queue.write(bytes(50_000))
+        written = threading.Event()
+
+        def write() -> None:
+            near.queue.write(b"end")
+            written.set()
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        assert not written.wait(0.05)
+        while not written.is_set():
+            near.receive_all_there_is()
+            if near.queue.draining:
+                near.queue.on_writable()
+        writer.join()
+    finally:
+        near.close()
+
+
+# How long a client may take
+
+
+def test_a_client_must_take_some_bytes_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: now))
+    near = Near(rules(timeout_s=60.0, least_bytes_per_s=500.0))
+    queue = near.queue
+    try:
+        queue.write(bytes(SIZE))
+        assert near.deadlines == [1060.0]
+        taken = queue.sent
+        now += 59.0
+        near.receive(50_000)
+        queue.on_writable()
+        # It has a minute for the next byte; and no longer than what it has taken has earned.
+        assert near.deadlines[-1] == min(1119.0, 1060.0 + (queue.sent - taken) / 500.0)
+        now += 59.0
+        queue.on_writable()  # which finds no room: nothing is earned
+        assert near.deadlines[-1] <= 1060.0 + (queue.sent - taken) / 500.0
+        # What comes after everything was taken begins anew.
+        drain_armed(near, SIZE - 50_000)
+        assert not queue.draining
+        queue.write(bytes(SIZE))
+        assert near.deadlines[-1] == now + 60.0
+    finally:
+        near.close()
+
+
+def test_the_time_of_the_disk_is_not_the_clients(
+    content: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    sendfile = os.sendfile
+
+    def slow(out: int, fd: int, offset: int, size: int) -> int:
+        nonlocal now
+        now += 500.0
+        return sendfile(out, fd, offset, size)
+
+    monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(transport, "cached_bytes", lambda fd, offset, size: 0)
+    monkeypatch.setattr(os, "sendfile", slow)
+    near = Near(rules(timeout_s=60.0, least_bytes_per_s=500.0))
+    try:
+        near.queue.write(bytes(SIZE))
+        near.queue.write_file(b"", content, 0, len(CONTENT))
+        drain_armed(near, SIZE + len(CONTENT))
+        assert all(deadline > 1000.0 for deadline in near.deadlines)
+        assert near.deadlines[-1] >= now
+    finally:
+        near.close()

@@ -1,0 +1,131 @@
+"""The disk threads: devices that hang, taking turns, errors, and the end of idle threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from wsgifast.server import disk
+from wsgifast.server.disk import DiskThreads
+
+PATIENCE_S = 10.0
+
+
+class Disks:
+    """Disk threads, and jobs for them that hang until they are let go."""
+
+    def __init__(self) -> None:
+        self.errors: list[BaseException] = []
+        self.threads = DiskThreads(self.errors.append)
+        self.go = threading.Event()
+        self.done: list[str] = []
+        self._changed = threading.Condition()
+        self.hanging = 0
+
+    def hang(self) -> None:
+        with self._changed:
+            self.hanging += 1
+            self._changed.notify_all()
+        self.go.wait(PATIENCE_S)
+        self.note("hung")
+
+    def note(self, name: str) -> None:
+        with self._changed:
+            self.done.append(name)
+            self._changed.notify_all()
+
+    def submit(self, device: int, name: str) -> None:
+        self.threads.submit(device, lambda: self.note(name))
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, PATIENCE_S), self.done
+
+
+@pytest.fixture
+def disks() -> Iterator[Disks]:
+    disks = Disks()
+    yield disks
+    disks.go.set()
+
+
+def test_a_device_that_hangs_leaves_the_others_their_threads(disks: Disks) -> None:
+    for _ in range(20):
+        disks.threads.submit(1, disks.hang)
+    disks.wait_for(lambda: disks.hanging == disk._PER_DEVICE)
+    for number in range(20):
+        disks.submit(2, f"2-{number}")
+        disks.submit(3, f"3-{number}")
+    disks.wait_for(lambda: len(disks.done) == 40)
+    assert disks.hanging == disk._PER_DEVICE
+    disks.go.set()
+    disks.wait_for(lambda: disks.done.count("hung") == 20)
+
+
+def test_devices_take_turns(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "_MOST", 1)
+    disks.threads.submit(1, disks.hang)
+    disks.wait_for(lambda: disks.hanging == 1)
+    for name in ("a", "b", "c"):
+        disks.submit(1, name)
+    disks.submit(2, "other")
+    disks.go.set()
+    disks.wait_for(lambda: len(disks.done) == 5)
+    assert disks.done[0] == "hung"
+    assert disks.done.index("other") <= 2
+
+
+def test_an_error_in_a_job_ends_no_thread(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "_MOST", 1)
+    error = RuntimeError("a defect")
+
+    def fail() -> None:
+        raise error
+
+    disks.threads.submit(1, fail)
+    disks.submit(1, "next")
+    disks.wait_for(lambda: disks.done == ["next"])
+    assert disks.errors == [error]
+
+
+def test_threads_end_when_they_are_not_needed(
+    disks: Disks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "_IDLE_S", 0.01)
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def note_start(thread: threading.Thread) -> None:
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", note_start)
+    disks.submit(1, "first")
+    disks.wait_for(lambda: disks.done == ["first"])
+    for thread in started:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    disks.submit(1, "second")
+    disks.wait_for(lambda: disks.done == ["first", "second"])
+
+
+def test_a_system_that_starts_no_thread(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(OSError, match="can't start new thread"):
+            disks.submit(1, "lost")
+    disks.submit(1, "done")
+    disks.wait_for(lambda: disks.done == ["done"])
+    # With a thread there already, that one does it in its time.
+    disks.threads.submit(1, disks.hang)
+    disks.wait_for(lambda: disks.hanging == 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        disks.submit(1, "later")
+    disks.go.set()
+    disks.wait_for(lambda: "later" in disks.done)
