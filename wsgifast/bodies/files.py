@@ -7,10 +7,13 @@ blocks. Servers of ours recognise :class:`SegmentedBody` and send its file segme
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from types import GeneratorType
 from typing import Any, Protocol
 
 from ..errors import BodyTooShort
@@ -24,6 +27,8 @@ __all__ = [
     "Segment",
     "SegmentedBody",
     "file_body",
+    "is_in_memory",
+    "iterated_file",
     "known_size",
     "read_segment",
     "read_whole",
@@ -249,6 +254,31 @@ def _has_read1(file: object) -> bool:
     """Whether a file has a read1 of its own: io.BufferedIOBase's only raises."""
     own = getattr(type(file), "read1", None)
     return callable(getattr(file, "read1", None)) and own is not io.BufferedIOBase.read1
+
+
+def is_in_memory(file: object) -> bool:
+    """Whether reading the rest of a file copies it from memory: it may be had at once."""
+    return known_size(file._file if isinstance(file, FileReader) else file) is not None
+
+
+def iterated_file(body: object) -> object | None:
+    """Return the file that iterating a body comes down to; None for any other body.
+
+    That is a file as the body itself, or the file in a werkzeug.Response, which iterates it in a
+    generator of its own. The body's own close() is still what closes it.
+    """
+    werkzeug: Any = sys.modules.get("werkzeug.wsgi")
+    if werkzeug is not None and type(body) is werkzeug.ClosingIterator:
+        (body,) = body._next.args  # type: ignore[attr-defined]
+        response: Any = sys.modules.get("werkzeug.wrappers.response")
+        encoding = getattr(response, "_iter_encoded", None)
+        if (
+            isinstance(body, GeneratorType)
+            and body.gi_code is getattr(encoding, "__code__", None)
+            and inspect.getgeneratorstate(body) == inspect.GEN_CREATED
+        ):
+            body = inspect.getgeneratorlocals(body).get("iterable")
+    return body if isinstance(body, (io.FileIO, io.BufferedReader, io.BufferedRandom)) else None
 
 
 def known_size(file: object) -> int | None:

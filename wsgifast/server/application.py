@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from ..bodies.files import SegmentedBody
+from ..bodies.files import SegmentedBody, iterated_file
 from ..errors import RequestError
 from .connection import Connection
 from .environ import EnvironFactory
@@ -100,9 +100,11 @@ class Application:
             if kind is list or kind is tuple:
                 resp.write_all(body)
             elif isinstance(body, self._file_wrapper):
-                resp.write_file(body)
+                resp.write_file(body, getattr(body, "filelike", None))
             elif isinstance(body, SegmentedBody):
-                resp.write_segments(body)
+                resp.write_segments(body.segments)
+            elif (file := iterated_file(body)) is not None:
+                resp.write_file(body, file)
             else:
                 for block in body:
                     resp.write(block)
