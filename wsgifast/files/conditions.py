@@ -1,9 +1,4 @@
-"""Validators and the four preconditions, in their order (RFC 9110, sections 8.8 and 13).
-
-Werkzeug's is_resource_modified is not used: it knows nothing of If-Unmodified-Since, lets a weak
-tag in If-Range pass as a strong one, accepts malformed dates (RFC 9110 asks to ignore them), and
-parses the same header again for each request, at 10 to 30 microseconds each.
-"""
+"""Validators and the four preconditions, in their order (RFC 9110, sections 8.8 and 13)."""
 
 from __future__ import annotations
 

@@ -64,14 +64,12 @@ class Found(Kept):
 
     __slots__ = (
         "_absent",
+        "_beside",
         "_codings",
         "_described_until",
         "_encoded",
-        "_folder",
-        "_folder_identity",
         "_good_until",
         "_identity",
-        "_passed_over",
         "_recheck_s",
     )
 
@@ -80,10 +78,8 @@ class Found(Kept):
         identity: Source,
         encoded: Mapping[str, Source],
         *,
-        folder: str,
-        folder_identity: Identity,
+        beside: Sequence[tuple[str, Identity]],
         absent: Sequence[str],
-        passed_over: Sequence[tuple[str, Identity]],
         url: str,
         settled: bool,
         recheck_s: float,
@@ -91,10 +87,9 @@ class Found(Kept):
         """
         :param identity: the file as it is.
         :param encoded: the siblings by coding in lower case, the favourite first.
-        :param folder: their directory, whose change time shows that siblings came or went.
+        :param beside: what shows that other siblings are to be sent: the directory, since they come
+            and go; those of no use, such as older ones, since they may be written over.
         :param absent: paths that go before this one, should a file appear there.
-        :param passed_over: siblings of no use, such as older ones: written over, they may be, and
-            nothing else tells.
         :param url: the path that it is kept under.
         :param settled: whether a later change would show.
         :param recheck_s: seconds for which a look at the disk is good.
@@ -103,17 +98,15 @@ class Found(Kept):
         self._identity = identity
         self._encoded = encoded
         self._codings = tuple(encoded)
-        self._folder = folder
-        self._folder_identity = folder_identity
+        self._beside = beside
         self._absent = absent
-        self._passed_over = passed_over
         self._recheck_s = recheck_s
         # time.monotonic() until which no look is needed; one for each question, since a look at the
         # file says nothing of its siblings' age.
         self._described_until = time.monotonic() + recheck_s
         self._good_until: dict[Source | None, float] = {}
         if settled:
-            paths = [url, *absent, *(path for path, _ in passed_over)]
+            paths = [url, *absent, *(path for path, _ in beside)]
             self.cost = sum(4 * len(path) for path in paths)
             self.cost += sum(source.cost() for source in self.sources())
 
@@ -148,11 +141,9 @@ class Found(Kept):
             if identity_of(os.stat(original.path)) != original.identity:
                 return None
             if negotiates:
-                if identity_of(os.stat(self._folder)) != self._folder_identity:
-                    return None
                 if source is not original and identity_of(os.stat(source.path)) != source.identity:
                     return None
-                for path, identity in self._passed_over:
+                for path, identity in self._beside:
                     if identity_of(os.stat(path)) != identity:
                         return None
         except OSError:

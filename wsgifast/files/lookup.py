@@ -162,10 +162,9 @@ class Lookup:
         """Describe a file and its encoded siblings, which are opened for it."""
         folder = posixpath.dirname(file.path)
         # Looked at before the siblings: one that comes meanwhile changes the directory's identity.
-        folder_facts = _stat_or_none(folder)
+        beside = {folder: _stat_or_none(folder)}
         headers = self.rules.headers(file.path, url)
         codings: dict[str, os.stat_result] = {}
-        passed_over: dict[str, os.stat_result] = {}
         for coding, suffix in SIBLING_SUFFIXES.items():
             seen = _stat_or_none(file.path + suffix)
             if seen is None:
@@ -174,21 +173,17 @@ class Lookup:
             if sibling is not None and _takes_the_place(sibling.facts, file.facts):
                 codings[coding] = sibling.facts
             else:
-                passed_over[file.path + suffix] = seen
-        sources = {
-            coding: self._describe_one(file, coding, headers, negotiated=bool(codings))
-            for coding in (None, *sorted(codings, key=lambda coding: codings[coding].st_size))
-        }
-        looks = [folder_facts, file.facts, *codings.values(), *passed_over.values()]
+                beside[file.path + suffix] = seen
         return Found(
-            sources.pop(None),
-            {coding: source for coding, source in sources.items() if coding is not None},
-            folder=folder,
-            folder_identity=(0, 0, 0, 0) if folder_facts is None else identity_of(folder_facts),
+            self._describe_one(file, None, headers, negotiated=bool(codings)),
+            {
+                coding: self._describe_one(file, coding, headers, negotiated=True)
+                for coding in sorted(codings, key=lambda coding: codings[coding].st_size)
+            },
+            beside=[(path, identity_of(seen)) for path, seen in beside.items() if seen],
             absent=file.absent,
-            passed_over=[(path, identity_of(seen)) for path, seen in passed_over.items()],
             url=url,
-            settled=_all_settled(looks),
+            settled=_all_settled([file.facts, *codings.values(), *beside.values()]),
             recheck_s=self.recheck_s,
         )
 

@@ -1,8 +1,7 @@
-"""Range, If-Range's companion Content-Range, and multipart/byteranges (RFC 9110, section 14).
+"""Range, Content-Range and multipart/byteranges (RFC 9110, section 14).
 
-Werkzeug's parse_range_header is not used: it refuses ranges that overlap or are not in ascending
-order, both of which section 14.1.2 allows, and takes a range set with an empty list element for
-malformed, which section 5.6.1.2 asks a recipient to accept.
+Ranges may overlap and come in any order (section 14.1.2), and a list may have empty elements
+(section 5.6.1.2): neither makes a header malformed.
 """
 
 from __future__ import annotations

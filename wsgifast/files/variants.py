@@ -1,8 +1,4 @@
-"""Accept-Encoding: which of a file's encodings to send (RFC 9110, section 12.5.3).
-
-Werkzeug's Accept is not used: it gives no weight to what a header leaves unsaid (identity, `*`),
-knows no `x-gzip`, and parses a header anew each time, in some 20 microseconds.
-"""
+"""Accept-Encoding: which of a file's encodings to send (RFC 9110, section 12.5.3)."""
 
 from __future__ import annotations
 
