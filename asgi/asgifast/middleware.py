@@ -30,7 +30,7 @@ from .sending import (
     PLANNED,
     Delivery,
     declared_length,
-    located,
+    file_to_send,
     open_for_pathsend,
     path_to_send,
     send_unsized,
@@ -39,8 +39,8 @@ from .sending import (
 __all__ = ["ASGIFast"]
 
 _VALIDATORS = frozenset({b"etag", b"last-modified"})
-# What the scope says about an extension that has no options.
-_NO_DETAILS: dict[str, Any] = {}
+# The extensions that the app is offered; none has options.
+_OFFERED: dict[str, dict[str, Any]] = {PATHSEND: {}, ZEROCOPYSEND: {}, PLANNED: {}}
 _NO_HEADERS: list[tuple[bytes, bytes]] = []
 
 
@@ -90,33 +90,26 @@ class ASGIFast:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        exchange = _Exchange(self, scope, receive, send)
+        response = _Response(self, scope, receive, send)
         inner = scope
         offered = scope.get("extensions")
         if not offered or PLANNED not in offered:  # asgifast's own receivers have all three
-            inner = {**scope}
-            extensions = inner["extensions"] = {
-                PATHSEND: _NO_DETAILS,
-                ZEROCOPYSEND: _NO_DETAILS,
-                PLANNED: _NO_DETAILS,
-            }
-            if offered:
-                extensions.update(offered)
+            inner = {**scope, "extensions": {**_OFFERED, **offered} if offered else _OFFERED.copy()}
         try:
-            await self.app(inner, exchange.receive, exchange.send)
+            await self.app(inner, response.receive, response.send)
         except Exception:
-            await exchange.abandon()
+            await response.abandon()
             raise
         except BaseException:
-            exchange.drop()
+            response.drop()
             raise
         # Asked here: most requests are spared the call.
         if (
-            exchange._start is not None
-            or exchange._coalescer is not None
-            or exchange._head is not None
+            response._start is not None
+            or response._coalescer is not None
+            or response._head is not None
         ):
-            await exchange.finish()
+            await response.finish()
 
 
 class _NamedFile(NamedTuple):
@@ -125,8 +118,8 @@ class _NamedFile(NamedTuple):
     name: str
 
 
-class _Exchange(Delivery):
-    """One request's way through the middleware.
+class _Response(Delivery):
+    """One response's messages, on their way from the app to the server.
 
     `_start` is the head, held until the first message behind it, as servers hold it (ASGI,
     "Response Start"): a file's head may still change. Without a Content-Length it is a stream's,
@@ -347,7 +340,7 @@ class _Exchange(Delivery):
         if self.offers(ZEROCOPYSEND):
             await self._server_send(message)
             return
-        file = located(message)
+        file = file_to_send(message)
         more = bool(message.get("more_body", False))
         if file.segment is None:
             await send_unsized(self._server_send, file.fd, message.get("count"))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from wsgifast.errors import BodyError
 from wsgifast.files import ByteRange
+from wsgifast.http import parse_length
 from wsgifast.sockets import FileSegment, FileTruncated, file_segment
 from wsgifast.sockets.sendfile import BLOCK_BYTES
 
@@ -31,10 +32,10 @@ __all__ = [
     "COALESCING",
     "PLANNED",
     "Delivery",
-    "Located",
+    "FileToSend",
     "PlannedBody",
     "declared_length",
-    "located",
+    "file_to_send",
     "open_for_pathsend",
     "path_to_send",
     "send_run",
@@ -164,12 +165,11 @@ def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     """The Content-Length of a response's head, None if it has none (or no valid one)."""
     for name, value in headers:
         if len(name) == 14 and name.lower() == b"content-length":
-            # RFC 9110 8.6: ASCII digits and nothing else, which is what isdigit() takes of bytes.
-            return int(value) if value.isdigit() else None
+            return parse_length(value.decode("latin-1"))
     return None
 
 
-class Located(NamedTuple):
+class FileToSend(NamedTuple):
     """Where the bytes are that a zerocopysend message means."""
 
     fd: int
@@ -189,7 +189,7 @@ class Located(NamedTuple):
             self.moving.seek(position)
 
 
-def located(message: Message) -> Located:
+def file_to_send(message: Message) -> FileToSend:
     """Find out what a zerocopysend message means.
 
     :raises BodyError: if sendfile cannot send its file.
@@ -211,7 +211,7 @@ def located(message: Message) -> Located:
             ) from None
     facts = os.fstat(fd)
     if not stat.S_ISREG(facts.st_mode):
-        return Located(fd, None)
+        return FileToSend(fd, None)
     moving = None
     if offset is None:
         moving = file
@@ -226,7 +226,7 @@ def located(message: Message) -> Located:
                 )
             offset = found.offset if found is not None else 0
     left = max(0, facts.st_size - offset)
-    return Located(fd, FileSegment(fd, offset, left if count is None else count), moving)
+    return FileToSend(fd, FileSegment(fd, offset, left if count is None else count), moving)
 
 
 async def send_run(

@@ -17,6 +17,7 @@ what is sent.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -66,31 +67,53 @@ class UnsupportedUvicorn(WSGIFastError, ImportError):
         )
 
 
-def _check(module: Any, protocol: str, request_handler: str, attributes: set[str]) -> None:
-    """Look for everything that is used of uvicorn's internals; its wrong bytes would be ours."""
+class _Anything:
+    """Stands for whatever a constructor is given."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def _check(module: Any, protocol: str, attributes: set[str]) -> None:
+    """Look for what is used of uvicorn's internals; its wrong bytes would be ours."""
     cycle = getattr(module, "RequestResponseCycle", None)
     base = getattr(module, protocol, None)
     if cycle is None or base is None:
         raise UnsupportedUvicorn(f"{module.__name__} has no RequestResponseCycle or {protocol}")
-    found = set(cycle.send.__code__.co_names)
-    if missing := attributes - found:
-        raise UnsupportedUvicorn(f"RequestResponseCycle.send has no {', '.join(sorted(missing))}")
-    handler = set(getattr(base, request_handler).__code__.co_names)
-    if missing := {"RequestResponseCycle", "app", "transport", "flow"} - handler:
-        raise UnsupportedUvicorn(
-            f"{protocol}.{request_handler} has no {', '.join(sorted(missing))}"
-        )
+    try:
+        made = cycle(**dict.fromkeys(inspect.signature(cycle).parameters, _Anything()))
+        flow = module.FlowControl(_Anything())
+    except Exception as error:
+        raise UnsupportedUvicorn(f"RequestResponseCycle or FlowControl: {error}") from error
+    for found, used in (
+        (made, _OF_THE_CYCLE | attributes),
+        (flow, {"drain", "write_paused"}),
+        (base, _OF_THE_PROTOCOL),
+    ):
+        if missing := sorted(used - set(dir(found))):
+            name = getattr(found, "__name__", type(found).__name__)
+            raise UnsupportedUvicorn(f"{name} has no {', '.join(missing)}")
 
 
-_COMMON = {"flow", "write_paused", "disconnected", "response_started", "response_complete"}
-_check(h11_impl, "H11Protocol", "handle_events", _COMMON | {"conn", "transport"})
+_OF_THE_CYCLE = {
+    "disconnected",
+    "flow",
+    "response_complete",
+    "response_started",
+    "scope",
+    "send",
+    "transport",
+}
+_OF_THE_PROTOCOL = {
+    "_unset_keepalive_if_required",
+    "connection_lost",
+    "connection_made",
+    "handle_websocket_upgrade",
+    "resume_writing",
+}
+_check(h11_impl, "H11Protocol", {"conn"})
 if httptools_impl is not None:
-    _check(
-        httptools_impl,
-        "HttpToolsProtocol",
-        "on_headers_complete",
-        _COMMON | {"transport", "chunked_encoding", "expected_content_length"},
-    )
+    _check(httptools_impl, "HttpToolsProtocol", {"chunked_encoding", "expected_content_length"})
 
 
 class _Answering:

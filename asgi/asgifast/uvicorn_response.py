@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from wsgifast.files import ByteRange
+from wsgifast.http import chunk_size_line
 from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.page_cache import read_cached
 from wsgifast.sockets.sendfile import BLOCK_BYTES
@@ -21,7 +22,7 @@ from .sending import (
     PLANNED,
     PlannedBody,
     declared_length,
-    located,
+    file_to_send,
     open_for_pathsend,
     path_to_send,
     send_run,
@@ -231,7 +232,7 @@ class Response:
 
     async def _send_zero_copy(self, message: Message) -> None:
         if not self._is_head:
-            file = located(message)
+            file = file_to_send(message)
             if file.segment is None:
                 await send_unsized(self._cycle.send, file.fd, message.get("count"))
             else:
@@ -333,7 +334,7 @@ class HttpToolsResponse(Response):
     def _announce(self, size: int) -> tuple[bytes, bytes]:
         cycle = self._cycle
         if cycle.chunked_encoding:
-            return b"%x\r\n" % size, b"\r\n"
+            return chunk_size_line(size), b"\r\n"
         if size > cycle.expected_content_length:
             raise RuntimeError("Response content longer than Content-Length")
         cycle.expected_content_length -= size

@@ -389,19 +389,28 @@ def test_a_uvicorn_that_is_built_differently_is_refused(monkeypatch: pytest.Monk
     from asgifast import uvicorn as ours_module
     from uvicorn.protocols.http import h11_impl
 
-    async def send(self: object, message: object) -> None: ...
+    def expect(message: str) -> None:
+        with pytest.raises(ours_module.UnsupportedUvicorn, match=message):
+            ours_module._check(h11_impl, "H11Protocol", {"conn"})
 
-    def handle_events(self: object) -> None: ...
+    class Cycle:
+        def __init__(self, scope: object, conn: object) -> None:
+            self.scope, self.conn, self.flow = scope, conn, None
 
+    def fails(self: object, flow: object) -> None:
+        raise LookupError("another kind of flow")
+
+    ours_module._check(h11_impl, "H11Protocol", {"conn"})
     with monkeypatch.context() as patch:
-        patch.setattr(h11_impl.H11Protocol, "handle_events", handle_events)
-        with pytest.raises(ours_module.UnsupportedUvicorn, match=r"handle_events has no .*, app"):
-            ours_module._check(h11_impl, "H11Protocol", "handle_events", {"flow"})
-    monkeypatch.setattr(h11_impl.RequestResponseCycle, "send", send)
-    with pytest.raises(
-        ours_module.UnsupportedUvicorn, match=r"does not fit uvicorn .* tested with"
-    ):
-        ours_module._check(h11_impl, "H11Protocol", "handle_events", {"flow"})
+        patch.delattr(h11_impl.H11Protocol, "handle_websocket_upgrade")
+        expect(
+            r"does not fit uvicorn .*\(H11Protocol has no handle_websocket_upgrade\); it is tested"
+        )
+    with monkeypatch.context() as patch:
+        patch.setattr("uvicorn.protocols.http.h11_impl.FlowControl.__init__", fails)
+        expect("another kind of flow")
+    with monkeypatch.context() as patch:
+        patch.setattr(h11_impl, "RequestResponseCycle", Cycle)
+        expect("Cycle has no disconnected, response_complete, response_started, send, transport")
     monkeypatch.delattr(h11_impl, "RequestResponseCycle")
-    with pytest.raises(ImportError, match="has no RequestResponseCycle"):
-        ours_module._check(h11_impl, "H11Protocol", "handle_events", {"flow"})
+    expect("has no RequestResponseCycle")
