@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import asgifast
 import bottle
 import django.core.handlers.asgi
 import django.core.handlers.wsgi
@@ -18,7 +20,7 @@ import starlette.applications
 from werkzeug.local import LocalProxy
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
-from wsgifast import ConfigurationError, WSGIFast
+from wsgifast import ConfigurationError, StaticFiles, WSGIFast
 from wsgifast.apps import Interface, check_app
 
 
@@ -128,3 +130,10 @@ def test_what_is_no_app_is_refused(app: Any, interface: Interface, way_out: str)
 def test_the_app_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"the app tests.test_apps.asgi is no WSGI app"):
         WSGIFast(asgi)  # type: ignore[arg-type]
+
+
+def test_files_in_front_of_an_app_of_the_wrong_kind(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"asgifast\.ASGIFast wraps ASGI apps"):
+        StaticFiles(asgi, directory=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"wsgifast\.WSGIFast wraps WSGI apps"):
+        asgifast.StaticFiles(wsgi, directory=tmp_path)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from .apps import check_app
 from .bodies.files import BLOCK_BYTES, SegmentedBody, file_body
 from .file_answers import request_facts
 from .files import Plan
@@ -13,7 +14,7 @@ from .files.site import StaticFilesBase
 
 if TYPE_CHECKING:
     # WSGIApplication is named in a string, for StaticFilesBase.
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment  # noqa: F401
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 __all__ = ["StaticFiles"]
 
@@ -25,6 +26,9 @@ class StaticFiles(StaticFilesBase["WSGIApplication"]):
     `wsgi.file_wrapper` (sendfile, where the server has it), several ranges as a SegmentedBody.
     Other methods than GET and HEAD are the app's; without an app they are answered 405.
     """
+
+    def _check_app(self, app: WSGIApplication) -> None:
+        check_app(app, "WSGI")
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         method = environ["REQUEST_METHOD"]

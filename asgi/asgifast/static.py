@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from wsgifast.apps import check_app
 from wsgifast.files.site import Answer, StaticFilesBase
 
 from .loops import in_thread
@@ -28,6 +29,9 @@ class StaticFiles(StaticFilesBase[ASGIApp]):
     is answered (404, 405) and not raised as an HTTPException, so the app around has no handler
     called for it; put the app behind with `StaticFiles(app, directory=...)` instead.
     """
+
+    def _check_app(self, app: ASGIApp) -> None:
+        check_app(app, "ASGI")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -58,8 +58,10 @@ def test_gunicorns_workers_run_the_protocols() -> None:
 def test_a_uvicorn_that_is_built_differently_is_not_run(module: str) -> None:
     code = (
         f"from uvicorn.protocols.http import {module} as changed\n"
-        "async def send(self, message): ...\n"
-        "changed.RequestResponseCycle.send = send\n"
+        "class Cycle:\n"
+        "    def __init__(self, scope, transport, flow):\n"
+        "        self.scope, self.transport, self.flow = scope, transport, flow\n"
+        "changed.RequestResponseCycle = Cycle\n"
         "import asgifast.uvicorn"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -104,6 +104,8 @@ class StaticFilesBase(Generic[AppT]):
                 f"app={app!r}: an application, or None; a directory goes by its name, as in "
                 "StaticFiles(directory='site')"
             )
+        if app is not None:
+            self._check_app(app)
         self.app = app
         check_switches(
             allow_all_origins=allow_all_origins,
@@ -167,6 +169,9 @@ class StaticFilesBase(Generic[AppT]):
                 )
             found.close()
         self._cache: MemoryCache[Found] = MemoryCache(cache_bytes)
+
+    def _check_app(self, app: AppT) -> None:
+        """Refuse an app of another interface; subclasses know theirs."""
 
     @property
     def cached_bytes(self) -> int:
