@@ -18,6 +18,7 @@ from loadtests.field_reports.servers import echo
 from loadtests.nodelay import ROWS as DEV_SERVERS
 from loadtests.nodelay import prepare
 from tests.sockets.support import tcp_pair
+from tests.support.programs import program
 from wsgifast.sockets import ReceiveCount
 
 MESSAGES = 2000
@@ -89,6 +90,7 @@ def test_the_wsgiref_report_has_a_figure_for_each_shape() -> None:
 
 @pytest.mark.parametrize("way", ["direct", "forwarded"])
 def test_appending_mail(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program("dovecot")  # skipped without it
     monkeypatch.setitem(mail.APPENDS, False, 2)
     _figures(mail.APPEND, f"field.imap.{way}")
 

@@ -12,7 +12,6 @@ import contextlib
 import imaplib
 import os
 import secrets
-import shutil
 import smtplib
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from functools import cache
 from loadtests.bench import BYTES, REQUESTS, Client, Contender, Load, Row, Table, Task, running
 from loadtests.bench.processes import HOST, free_port
 from tests.support.mailservers import PASSWORD, dovecot
+from tests.support.programs import ProgramMissing, program
 from wsgifast.mail import IMAP4, SMTP
 
 from .servers import server
@@ -61,8 +61,10 @@ def append(client_class: type[imaplib.IMAP4], *, forwarded: bool) -> Client:
 
 @contextlib.contextmanager
 def _dovecot(forwarded: bool) -> Iterator[int]:
-    if shutil.which("dovecot", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None:
-        raise RuntimeError("Dovecot is not installed: apt-get install dovecot-imapd (Debian)")
+    try:
+        program("dovecot")
+    except ProgramMissing as error:
+        raise RuntimeError(str(error)) from None
     with dovecot() as imap:
         if not forwarded:
             yield imap.port
