@@ -27,12 +27,12 @@ from typing import Any
 from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.options import QUICK_S
 from wsgifast.sockets.page_cache import cached_bytes
-from wsgifast.sockets.sendfile import MSG_MORE, NO_SENDFILE
+from wsgifast.sockets.sendfile import MSG_MORE, SendfileUnavailable, send_file_once
 
 from .loops import in_thread
 from .room import call_while_writable, stop_calling
 
-__all__ = ["FileTransfer", "Progress", "SendfileUnavailable"]
+__all__ = ["FileTransfer", "Progress"]
 
 # One sendfile call: more than the send buffer of a near peer, so that it ends by itself, and less
 # than a millisecond of copying where a far peer's buffer was grown to megabytes.
@@ -45,10 +45,6 @@ class Progress(enum.Enum):
     DONE = "the last byte is with the kernel"
     FULL = "the socket takes no more now, or other connections have their turn"
     COLD = "the next bytes may have to come from the disk"
-
-
-class SendfileUnavailable(Exception):
-    """Nothing was sent: this file or this connection needs reads and writes."""
 
 
 class FileTransfer:
@@ -113,8 +109,8 @@ class FileTransfer:
             count = self._in_memory()
             if count == 0:
                 return Progress.COLD
-            sent = os.sendfile(self._sock.fileno(), self._fd, self._offset, count)
-        except OSError as error:
+            sent = send_file_once(self._sock.fileno(), self._fd, self._offset, count)
+        except (OSError, SendfileUnavailable) as error:
             return self._refused(error)
         return self._sent(sent)
 
@@ -149,8 +145,8 @@ class FileTransfer:
         out = os.dup(self._sock.fileno())
         count = min(self._end - self._offset, WINDOW_BYTES)
         try:
-            sent = await in_thread(os.sendfile, out, self._fd, self._offset, count)
-        except OSError as error:
+            sent = await in_thread(send_file_once, out, self._fd, self._offset, count)
+        except (OSError, SendfileUnavailable) as error:
             return self._refused(error)
         finally:
             os.close(out)
@@ -187,11 +183,11 @@ class FileTransfer:
         self._offset += count
         return Progress.DONE if self._offset == self._end else Progress.FULL
 
-    def _refused(self, error: OSError) -> Progress:
+    def _refused(self, error: Exception) -> Progress:
         if isinstance(error, BlockingIOError):
             return Progress.FULL
-        if error.errno in NO_SENDFILE and self._offset == self._segment.offset:
-            raise SendfileUnavailable from error
+        if isinstance(error, SendfileUnavailable) and self._offset != self._segment.offset:
+            raise error.__cause__ or error  # too late to send the file in another way
         raise error
 
     def _watch(self) -> None:

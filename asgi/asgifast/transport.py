@@ -23,10 +23,11 @@ from typing import Any
 
 from wsgifast.sockets import FileSegment, limit_send_buffer
 from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES
+from wsgifast.sockets.sendfile import SendfileUnavailable
 
 from .coalescing import COALESCED_BYTES
 from .room import CAN_WATCH
-from .transfer import FileTransfer, Progress, SendfileUnavailable
+from .transfer import FileTransfer, Progress
 
 __all__ = ["CoalescingTransport", "Rest"]
 

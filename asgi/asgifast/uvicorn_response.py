@@ -12,7 +12,7 @@ from wsgifast.files import ByteRange
 from wsgifast.http import chunk_size_line
 from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.page_cache import read_cached
-from wsgifast.sockets.sendfile import BLOCK_BYTES
+from wsgifast.sockets.sendfile import BLOCK_BYTES, SendfileUnavailable
 
 from .coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES
 from .loops import next_turn
@@ -28,7 +28,6 @@ from .sending import (
     send_run,
     send_unsized,
 )
-from .transfer import SendfileUnavailable
 from .transport import CoalescingTransport, Rest
 
 __all__ = ["H11Response", "HttpToolsResponse", "Response"]

@@ -18,12 +18,11 @@ import pytest
 from asgifast import room, transfer
 from asgifast import transport as transport_module
 from asgifast.coalescing import COALESCED_BYTES
-from asgifast.transfer import SendfileUnavailable
 from asgifast.transport import CoalescingTransport
 
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES
-from wsgifast.sockets.sendfile import FileTruncated
+from wsgifast.sockets.sendfile import FileTruncated, SendfileUnavailable
 
 # More than the socket buffers of both sides together.
 FILE_BYTES = 16 * 1024 * 1024
