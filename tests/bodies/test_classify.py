@@ -17,7 +17,8 @@ import whitenoise.responders
 from gunicorn.http.wsgi import FileWrapper as GunicornWrapper
 
 from wsgifast import ConfigurationError, register_file_wrapper
-from wsgifast.bodies import FileSlice, SegmentedBody, Shape, classify
+from wsgifast.bodies.classify import Shape, classify
+from wsgifast.bodies.files import FileSlice, SegmentedBody
 from wsgifast.devservers.filewrapper import FileWrapper as DevServerWrapper
 
 

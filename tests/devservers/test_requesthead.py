@@ -44,6 +44,7 @@ def test_the_end_of_the_body_is_told_by_the_head(head: bytes, framing: BodyFrami
     [
         b"",
         b"Host: a\r\nHost: b\r\n",
+        b"Host: a/b\r\n",
         b"Host: a\r\nContent-Length: 1\r\nContent-Length: 1\r\n",
         b"Host: a\r\nContent-Length: 1, 1\r\n",
         b"Host: a\r\nContent-Length: +1\r\n",

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from ..errors import MalformedRequest, RequestError
 from ..http import parse_length
+from ..http.request import check_host
 
 __all__ = ["BodyFraming", "CheckedLines", "check_head"]
 
@@ -84,9 +85,7 @@ def check_head(request_line: str, headers: Message) -> BodyFraming:
     for name in [name for name in headers if "_" in name]:
         del headers[name]
     http11 = not request_line.endswith("HTTP/1.0")
-    hosts = headers.get_all("Host", [])
-    if len(hosts) > 1 or (http11 and not hosts):  # 3.2
-        raise MalformedRequest(f"{len(hosts)} Host headers instead of one")
+    check_host([host.strip(" \t") for host in headers.get_all("Host", [])], http11=http11)
     length = _body_length(headers, http11)
     expectation = ",".join(headers.get_all("Expect", [])).strip().lower()
     if not http11 or not expectation:  # RFC 9110, 10.1.1: 1.0 clients do not mean it
