@@ -46,18 +46,22 @@ class Response:
     headers_sent = False
     _head: ResponseHead | None = None
     _framing = Framing(True, None, False)
+    _counter: BodyCounter = BodyCounter(_framing)  # replaced before it counts
+    _ends_itself = False
     _warned = False
 
     def __init__(self, req: Any, connection: Connection, settings: Any) -> None:
         self.req = req
-        self.sock = connection.error_socket
         self.version = SERVER
         self.cfg = settings
-        self._counter = BodyCounter(self._framing)
         self._connection = connection
         self._output = connection.output
 
     # What gunicorn's loggers and hooks read.
+
+    @property
+    def sock(self) -> Any:
+        return self._connection.error_socket
 
     @property
     def headers(self) -> list[tuple[str, str]]:
@@ -86,7 +90,8 @@ class Response:
 
     @sent.setter
     def sent(self, size: int) -> None:
-        self._counter.sent = size
+        if self._head is not None:
+            self._counter.sent = size
 
     def force_close(self) -> None:
         self.must_close = True
@@ -94,7 +99,7 @@ class Response:
     def should_close(self) -> bool:
         if self.must_close or (self._head is not None and self._head.closes):
             return True
-        return not self._framing.ends_itself or bool(self.req.should_close())
+        return not self._ends_itself or bool(self.req.should_close())
 
     # The app's side.
 
@@ -122,6 +127,7 @@ class Response:
             head.content_length,
             chunks=req.version > (1, 0) and not self.cfg.uses_uwsgi,
         )
+        self._ends_itself = framing.ends_itself
         self._counter = BodyCounter(framing)
         return self.write
 
@@ -198,7 +204,8 @@ class Response:
                 continue
             fd, offset, _ = segment
             if size <= SMALL_FILE_BYTES:
-                before += self._in_chunk(read_whole(FileSegment(fd, offset, size)))
+                data = read_whole(FileSegment(fd, offset, size))
+                before += self._in_chunk(data) if self._framing.chunked else data
                 continue
             if self._framing.chunked:
                 before += chunk_size_line(size)
@@ -228,7 +235,8 @@ class Response:
 
     def missing(self) -> int:
         """Body bytes that Content-Length has promised and the app has not delivered."""
-        return self._counter.missing
+        counter = self._counter
+        return 0 if counter.length is None else counter.length - counter.sent
 
     def _admitted(self, size: int) -> int:
         """How many of so many further body bytes may be sent."""
@@ -249,13 +257,14 @@ class Response:
                 f"the app returned a body with a {type(data).__name__} in it: yield bytes, or wrap "
                 "the app with wsgifast.WSGIFast"
             )
-        size = self._admitted(len(data))
-        return self._in_chunk(data if size == len(data) else data[:size])
+        size = len(data)
+        admitted = self._admitted(size)
+        if admitted < size:
+            data = data[:admitted]
+        return self._in_chunk(data) if self._framing.chunked else data
 
     def _in_chunk(self, data: bytes) -> bytes:
-        if self._framing.chunked and data:
-            return b"%b%b\r\n" % (chunk_size_line(len(data)), data)
-        return data
+        return b"%b%b\r\n" % (chunk_size_line(len(data)), data) if data else b""
 
     def _unsent_head(self) -> bytes:
         return b"" if self.headers_sent else self._encoded_head()
