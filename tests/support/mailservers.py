@@ -11,6 +11,7 @@ import grp
 import os
 import pwd
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +36,36 @@ class Dovecot:
     tls_port: int
 
 
+# What the two series of Dovecot call differently.
+_DOVECOT_2_3 = f"""\
+disable_plaintext_auth = no
+mail_location = maildir:{{folder}}/mail/%u
+passdb {{{{
+  driver = static
+  args = password={PASSWORD}
+}}}}
+userdb {{{{
+  driver = static
+  args = uid={{owner.pw_uid}} gid={{owner.pw_gid}} home={{folder}}/mail/%u
+}}}}"""
+_DOVECOT_2_4 = f"""\
+dovecot_config_version = 2.4.0
+dovecot_storage_version = 2.4.0
+auth_allow_cleartext = yes
+mail_driver = maildir
+mail_path = {{folder}}/mail/%{{{{user}}}}
+passdb static {{{{
+  password = {PASSWORD}
+}}}}
+userdb static {{{{
+  fields {{{{
+    uid = {{owner.pw_uid}}
+    gid = {{owner.pw_gid}}
+    home = {{folder}}/mail/%{{{{user}}}}
+  }}}}
+}}}}"""
+
+
 @contextlib.contextmanager
 def dovecot(*, certificate: tuple[Path, Path] | None = None) -> Iterator[Dovecot]:
     """Start Dovecot's IMAP server.
@@ -45,30 +76,27 @@ def dovecot(*, certificate: tuple[Path, Path] | None = None) -> Iterator[Dovecot
     port, tls_port = free_port(), free_port() if certificate else 0
     # Not a test's own folder: the path of a Unix socket must be shorter than 108 octets.
     with _mail_folder("wsgifast-imap-", "nobody") as (folder, owner):
+        version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
+        is_2_3 = version.stdout.startswith("2.3")
         tls = "ssl = no"
         if certificate:
-            tls = "ssl = yes\nssl_cert = <{}\nssl_key = <{}".format(*certificate)
+            form = "ssl = yes\nssl_server_cert_file = {}\nssl_server_key_file = {}"
+            if is_2_3:
+                form = "ssl = yes\nssl_cert = <{}\nssl_key = <{}"
+            tls = form.format(*certificate)
         config = folder / "dovecot.conf"
+        own = (_DOVECOT_2_3 if is_2_3 else _DOVECOT_2_4).format(folder=folder, owner=owner)
         config.write_text(f"""\
+{own}
 base_dir = {folder}/run
 state_dir = {folder}/run
 log_path = /dev/stderr
 protocols = imap
 listen = 127.0.0.1
 {tls}
-disable_plaintext_auth = no
 default_internal_user = {owner.pw_name}
 default_internal_group = {_group(owner)}
 default_login_user = {owner.pw_name}
-mail_location = maildir:{folder}/mail/%u
-passdb {{
-  driver = static
-  args = password={PASSWORD}
-}}
-userdb {{
-  driver = static
-  args = uid={owner.pw_uid} gid={owner.pw_gid} home={folder}/mail/%u
-}}
 first_valid_uid = {owner.pw_uid}
 service imap-login {{
   chroot =
