@@ -76,9 +76,9 @@ def _connected(task: Task) -> socket.socket:
 def _dechunked(body: bytes) -> bytes:
     """Take the chunks' sizes out; what is no chunk any more is left out."""
     chunks = []
-    while body:
-        size, _, body = body.partition(b"\r\n")
-        length = int(size.partition(b";")[0] or b"0", 16)
-        chunks.append(body[:length])
-        body = body[length + 2 :]
+    start = 0
+    while (end := body.find(b"\r\n", start)) >= 0:
+        length = int(body[start:end].partition(b";")[0] or b"0", 16)
+        chunks.append(body[end + 2 : end + 2 + length])
+        start = end + 2 + length + 2
     return b"".join(chunks)

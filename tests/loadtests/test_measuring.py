@@ -22,7 +22,7 @@ from loadtests.bench import (
 from loadtests.bench.charts import bar_chart
 from loadtests.bench.load import Task
 from loadtests.bench.locust_process import Run
-from loadtests.bench.looking import look
+from loadtests.bench.looking import _dechunked, look
 
 
 def command(app: str, port: int, server: str = "gunicorn") -> list[str]:
@@ -71,6 +71,14 @@ def test_the_chart_is_well_formed() -> None:
     rows = [("<a & b>", Ratio(30.0, 20.0, 40.0), "30x"), ("fails", None, "rescued")]
     for some in (rows, []):
         assert ET.fromstring(bar_chart(some)).tag.endswith("svg")
+
+
+def test_chunks_are_joined_whatever_their_number() -> None:
+    many = 100_000
+    assert _dechunked(b"1\r\nx\r\n" * many + b"a;b=c\r\n0123456789\r\n0\r\n\r\n") == (
+        b"x" * many + b"0123456789"
+    )
+    assert _dechunked(b"5\r\nhel") == b"hel"
 
 
 def test_only_this_machine_is_loaded() -> None:
