@@ -12,10 +12,16 @@ from gunicorn.http.message import MAX_REQUEST_LINE, Request
 from gunicorn.http.wsgi import proxy_environ
 
 try:
+    from gunicorn.uwsgi import errors as uwsgi_errors
+except ImportError:  # which came later than the oldest version
+    uwsgi_errors = None
+
+try:
     from gunicorn.http2 import negotiation
 except ImportError:  # cleartext HTTP/2 came later than HTTP/2
     negotiation = None
 
+from ..errors import MalformedRequest
 from ..http.framing import wants_to_persist
 from ..http.request import check_host
 from ..server.exchange import Exchange
@@ -23,6 +29,17 @@ from ..server.parser import NeedMoreData
 from .gunicorn_support import Settings
 
 __all__ = ["GunicornParser", "Unreader"]
+
+# What gunicorn's workers answer with 500, although the client has sent it.
+_TAKEN_FOR_OUR_FAULT = tuple(
+    getattr(module, name)
+    for module, name in (
+        (errors, "InvalidProxyHeader"),
+        (uwsgi_errors, "InvalidUWSGIHeader"),
+        (uwsgi_errors, "UnsupportedModifier"),
+    )
+    if hasattr(module, name)
+)
 
 # The most bytes of a uwsgi packet: its head, and the size that this can tell.
 _UWSGI_BYTES = 4 + 0xFFFF
@@ -57,7 +74,10 @@ class GunicornParser:
         if number == 1 and self._has_preface and self._begins_with_preface(data):
             return None
         unreader = Unreader(data)
-        req = self._request_class(self._settings, unreader, peer, number)
+        try:
+            req = self._request_class(self._settings, unreader, peer, number)
+        except _TAKEN_FOR_OUR_FAULT as error:
+            raise MalformedRequest(str(error)) from error
         if self._checks_host:
             hosts = [value for name, value in req.headers if name == "HOST"]
             check_host(hosts, http11=req.version >= (1, 1))

@@ -1,0 +1,199 @@
+"""What a client is told when its request is not served, and what becomes of the connection."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from tests.workers.bench import Bench, make_bench
+
+__all__ = ["make_bench"]
+
+MakeBench = Callable[..., Bench]
+
+
+def echo(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    data = environ["wsgi.input"].read()
+    start_response("200 OK", [("Content-Length", str(len(data)))])
+    return [data]
+
+
+def hello(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    start_response("200 OK", [("Content-Length", "5")])
+    return [b"hello"]
+
+
+def told(bench: Bench, *pieces: bytes, ends: bool = False) -> int | None:
+    """The status of the answer; None where the connection ends without one."""
+    client = bench.connect()
+    for piece in pieces:
+        client.send(piece)
+        if ends:
+            client.sock.shutdown(socket.SHUT_WR)
+        bench.run()
+    try:
+        response = client.read_response()
+    except EOFError:
+        return None
+    if response.status >= 400:
+        assert client.read_to_end() == b""
+    return response.status
+
+
+STREAMED = {"buffer_bodies": False, "body_timeout_s": 0.05}
+
+
+@pytest.mark.parametrize(
+    "framing", [b"Content-Length: 10\r\n\r\n01234", b"Transfer-Encoding: chunked\r\n\r\n5\r\n012"]
+)
+def test_a_streamed_body_that_stops(make_bench: MakeBench, framing: bytes) -> None:
+    bench = make_bench(echo, attributes=STREAMED)
+    assert told(bench, b"POST / HTTP/1.1\r\nHost: a\r\n" + framing) == 408
+    assert bench.log.requests == [("POST /", "408 Request Timeout", 0)]
+    assert not bench.log.errors  # no traceback
+
+
+@pytest.mark.parametrize(
+    "framing", [b"Content-Length: 10\r\n\r\n01234", b"Transfer-Encoding: chunked\r\n\r\n5\r\n012"]
+)
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_body_that_is_cut_off_reaches_no_app_as_whole(
+    make_bench: MakeBench, framing: bytes, streamed: bool
+) -> None:
+    seen: list[bytes] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        seen.append(environ["wsgi.input"].read())
+        return hello(environ, start_response)
+
+    bench = make_bench(app, attributes={"buffer_bodies": not streamed})
+    assert told(bench, b"POST / HTTP/1.1\r\nHost: a\r\n" + framing, ends=True) is None
+    assert not seen
+    assert not bench.log.errors
+    assert not bench.worker.registry.connections
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_malformed_chunks(make_bench: MakeBench, streamed: bool) -> None:
+    bench = make_bench(echo, attributes={"buffer_bodies": not streamed}, keepalive=5)
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert told(bench, head + b"1\r\nab\r\n") == 400
+    assert bench.log.says("a chunk is longer than its size says")
+    assert bench.log.requests == [("POST /", "400 Bad Request", 0)]
+    assert not bench.log.errors
+
+
+def test_an_app_that_wraps_the_failure_of_its_body(make_bench: MakeBench) -> None:
+    """As frameworks do: the reason is the client's all the same."""
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        try:
+            environ["wsgi.input"].read()
+        except OSError as error:
+            raise RuntimeError("unreadable") from error
+        return []
+
+    bench = make_bench(app, attributes=STREAMED)
+    assert told(bench, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n") == 408
+    assert not bench.log.errors
+
+
+def test_trailers_reach_the_request(make_bench: MakeBench) -> None:
+    trailers: list[Any] = []
+
+    def note(worker: Any, req: Any, environ: Any, resp: Any) -> None:
+        trailers.append(req.trailers)
+
+    for streamed in (True, False):
+        attributes = {"buffer_bodies": not streamed}
+        bench = make_bench(echo, attributes=attributes, keepalive=5, post_request=note)
+        head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        assert told(bench, head + b"1\r\na\r\n0\r\nX-Sum: 1\r\n\r\n") == 200
+        assert trailers.pop() == [("X-SUM", "1")]
+        # gunicorn's policy goes on applying to them.
+        bench = make_bench(echo, attributes=attributes, header_map="refuse")
+        assert told(bench, head + b"1\r\na\r\n0\r\nX_Sum: 1\r\n\r\n") == 400
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (b"Host: a\r\n", 200),
+        (b"", 400),
+        (b"Host: a b\r\n", 400),
+        (b"Host: a\r\nHost: a\r\n", 400),
+        (b"Host: a/b\r\n", 400),
+    ],
+)
+def test_a_host_that_is_missing_or_malformed(
+    make_bench: MakeBench, host: bytes, status: int
+) -> None:
+    """RFC 9112 section 3.2."""
+    bench = make_bench(hello, keepalive=5)
+    assert told(bench, b"GET / HTTP/1.1\r\n" + host + b"\r\n") == status
+    if status == 400:
+        (line,) = bench.log.lines[-1:]
+        assert line.startswith("Invalid request from ")
+        assert not bench.log.errors
+    if host.count(b"Host") < 2:  # that one is gunicorn's own rule
+        lax = make_bench(hello, keepalive=5, attributes={"check_host": False})
+        assert told(lax, b"GET / HTTP/1.1\r\n" + host + b"\r\n") == 200
+    assert told(bench, b"GET / HTTP/1.0\r\n\r\n") == 200
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"\r\n\r\n\0\r\nQUIT\n\x31\x11\0\x0c" + bytes(12),  # version 3
+        b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x01\0",  # no room for its addresses
+        b"PROXY TCP4 nonsense 192.0.2.2 1 2\r\n",
+    ],
+)
+def test_a_malformed_proxy_header(make_bench: MakeBench, header: bytes) -> None:
+    bench = make_bench(hello, proxy_protocol="auto", proxy_allow_ips="*")
+    assert told(bench, header + b"GET / HTTP/1.1\r\nHost: a\r\n\r\n") == 400
+    assert not bench.log.errors
+    assert len(bench.log.lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "stays"),
+    [
+        ("close", False),
+        ("x, close", False),
+        ("close, x", False),
+        ("x,CLOSE", False),
+        ("x\r\nConnection: close", False),
+        ("x", True),
+        ("keep-alive", True),
+        ("closed", True),
+    ],
+)
+def test_a_client_that_wants_the_connection_to_end(
+    make_bench: MakeBench, options: str, stays: bool
+) -> None:
+    """However it says so (RFC 9110 section 7.6.1)."""
+    bench = make_bench(hello, keepalive=5)
+    client = bench.connect()
+    client.send(f"GET / HTTP/1.1\r\nHost: a\r\nConnection: {options}\r\n\r\n".encode())
+    bench.run()
+    assert client.read_response().keep_alive is stays
+    if not stays:
+        assert client.read_to_end() == b""
+
+
+def test_bodies_that_find_no_room_on_disk(make_bench: MakeBench) -> None:
+    attributes = {"body_memory_bytes": 10, "bodies_on_disk_bytes": 150}
+    bench = make_bench(echo, attributes=attributes, keepalive=5)
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n"
+    first = bench.connect()
+    first.send(head + bytes(90))
+    bench.run()
+    assert told(bench, head + bytes(100)) == 503
+    first.send(bytes(10))
+    bench.run()
+    assert first.read_response().body == bytes(100)
+    assert told(bench, head + bytes(100)) == 200  # the room has been given back

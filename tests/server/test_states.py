@@ -1,0 +1,81 @@
+"""The table of a connection's states: complete, no dead ends, and something is done in each."""
+
+from __future__ import annotations
+
+import pytest
+
+from wsgifast.server import states
+from wsgifast.server.connection import _ON_EVENT, _ON_OVERDUE
+from wsgifast.server.states import (
+    ANSWERED,
+    BEGUN,
+    BODY,
+    CLOSED,
+    GONE,
+    HANDSHAKE,
+    HEAD,
+    HEAD_ENDED,
+    IDLE,
+    LEAVES,
+    LINGERING,
+    READY,
+    REFUSED,
+    RUNNING,
+    SECURED,
+    SENDING,
+    STAYS,
+    TRANSITIONS,
+)  # fmt: skip
+
+EVENTS = {ANSWERED, BEGUN, GONE, HEAD_ENDED, LEAVES, READY, REFUSED, SECURED, STAYS}
+
+
+def after(state: str, *events: str) -> str:
+    for event in events:
+        state = TRANSITIONS[state][event]
+    return state
+
+
+def test_every_state_has_its_row_and_says_what_is_done_in_it() -> None:
+    assert {*TRANSITIONS} == {*_ON_EVENT} == {*_ON_OVERDUE}
+    constants = [value for name, value in vars(states).items() if name.isupper()]
+    named = {value for value in constants if isinstance(value, str)}
+    assert {*TRANSITIONS} | EVENTS == named
+    for moves in TRANSITIONS.values():
+        assert {*moves} <= EVENTS
+        assert {*moves.values()} <= {*TRANSITIONS}
+
+
+def test_every_event_leads_somewhere() -> None:
+    assert {event for moves in TRANSITIONS.values() for event in moves} == EVENTS
+
+
+@pytest.mark.parametrize(
+    ("events", "end"),
+    [
+        ((BEGUN, READY, ANSWERED, STAYS), IDLE),
+        ((BEGUN, HEAD_ENDED, READY, ANSWERED, STAYS), IDLE),
+        ((BEGUN, READY, ANSWERED, LEAVES, GONE), CLOSED),
+        ((BEGUN, REFUSED, LEAVES, GONE), CLOSED),
+        ((BEGUN, HEAD_ENDED, REFUSED, LEAVES), LINGERING),
+    ],
+)
+def test_ways_through(events: tuple[str, ...], end: str) -> None:
+    assert after(IDLE, *events) == end
+    assert after(HANDSHAKE, SECURED, *events) == end
+
+
+def test_whatever_happens_it_can_be_closed_once() -> None:
+    for state, moves in TRANSITIONS.items():
+        assert (GONE in moves) is (state is not CLOSED)
+    assert TRANSITIONS[CLOSED] == {}
+
+
+def test_what_must_never_happen() -> None:
+    """An app that runs is not refused, what is refused is not run, who lingers is not served."""
+    assert REFUSED not in TRANSITIONS[RUNNING]
+    assert REFUSED not in TRANSITIONS[IDLE]  # nothing has come that could be
+    assert READY not in TRANSITIONS[SENDING]
+    assert {*TRANSITIONS[LINGERING]} == {GONE}
+    assert {state for state, moves in TRANSITIONS.items() if READY in moves} == {IDLE, HEAD, BODY}
+    assert {state for state, moves in TRANSITIONS.items() if STAYS in moves} == {SENDING}
