@@ -466,6 +466,11 @@ def test_a_taken_port_and_other_wrong_addresses(
         assert f"127.0.0.1:{port}" in error
         assert "--bind" in error
         assert "Address already in use; name another" in error
+    assert cli.main(["files", str(tree), "--bind", "nosuchhost.invalid:80"]) == 2
+    error = capsys.readouterr().err
+    assert "cannot listen on nosuchhost.invalid:80: " in error
+    assert "Unknown error" not in error
+    assert error.count("nosuchhost") == 1
     for bind in ("nonsense", "127.0.0.1:", "1:99999", "1:00000099999", "127.0.0.1:1_0", ":+1"):
         assert cli.main(["files", str(tree), "--bind", bind]) == 2
         assert bind in capsys.readouterr().err

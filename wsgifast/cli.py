@@ -179,9 +179,10 @@ def _address(bind: str) -> tuple[str, int]:
 
 
 def _reason(error: OSError) -> str:
-    # create_server() appends the address, which is named already; getaddrinfo() has own numbers.
-    if isinstance(error, socket.gaierror) or error.errno is None:
-        return error.strerror or str(error)
+    # create_server() appends the address, which is named already, and makes an OSError of any; the
+    # numbers of getaddrinfo()'s are negative, and none of errno's.
+    if error.errno is None or error.errno < 0:
+        return (error.strerror or str(error)).partition(" (while attempting")[0]
     return os.strerror(error.errno)
 
 

@@ -12,7 +12,6 @@ import math
 import socket
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,12 +21,9 @@ from gunicorn.workers import gthread
 
 from ..server.acceptor import Acceptor
 from ..server.application import Application
-from ..server.connection import LINGER_S, Connection, Core, Limits
-from ..server.disk import DiskThreads
+from ..server.connection import LINGER_S, Connection, Core
 from ..server.drain import Drain
 from ..server.environ import EnvironFactory
-from ..server.output import OutputRules
-from ..server.output_memory import OutputMemory
 from ..server.poller import Event, Poller, make_poller
 from ..server.pool import Pool, Task
 from ..server.registry import Registry
@@ -36,11 +32,11 @@ from ..server.states import LINGERING, SENDING
 from ..server.watchdog import Watchdog
 from .attributes import InvalidWorkerOption, check_attributes
 from .error_page import ErrorPage
-from .gunicorn_parser import GunicornParser
 from .gunicorn_support import Settings, environ_part, patched_threads
 from .gunicorn_version import check_gunicorn
 from .http2 import HTTP2, HTTP2Streams
 from .tls import TLSContexts
+from .wiring import limits, output_rules, parsers
 
 __all__ = ["FastWorker"]
 
@@ -230,14 +226,6 @@ class FastWorker(HTTP2Streams):
             kill_after_s=self.kill_stuck_after_s,
             kill=self._kill,
         )
-        output_rules = OutputRules(
-            ahead_bytes=self.output_ahead_bytes,
-            timeout_s=self.send_timeout_s,
-            least_bytes_per_s=self.send_least_bytes_per_s,
-            sendfile=settings.sendfile is not False,
-            memory=OutputMemory(self.output_memory_bytes, self.log.warning),
-            disk=DiskThreads(self._on_disk_error),
-        )
         environ = environ_part(settings)
         self.application = Application(
             self.wsgi,
@@ -255,39 +243,18 @@ class FastWorker(HTTP2Streams):
         )
         self.http2 = HTTP2(self)
         self._core = Core(
-            limits=self._limits(),
-            output_rules=output_rules,
+            limits=limits(self, settings),
+            output_rules=output_rules(self, settings),
             registry=self.registry,
             disk=DiskBudget(self.bodies_on_disk_bytes),
             log=self.log,
-            parser_for=self._parsers(),
+            parser_for=parsers(self, settings),
             keepalive_s=self._keepalive_s,
             is_ticking=lambda: self.pool.ticking,
             resume=self._resume,
             refuse=self.application.refuse,
             on_sent=self.application.log_exchange,
         )
-
-    def _limits(self) -> Limits:
-        # gunicorn takes what is not positive for its own limit.
-        line_bytes = self.settings.limit_request_field_size
-        fields = self.settings.limit_request_fields
-        return Limits(
-            is_tls=self.settings.is_ssl,
-            buffer_bodies=self.buffer_bodies,
-            body_memory_bytes=self.body_memory_bytes,
-            body_limit_bytes=self.body_limit_bytes,
-            body_timeout_s=self.body_timeout_s,
-            head_timeout_s=self.head_timeout_s,
-            trailer_line_bytes=line_bytes if line_bytes > 0 else 8190,
-            trailer_fields=fields if fields > 0 else 32768,
-        )
-
-    def _parsers(self) -> Callable[[Any], GunicornParser]:
-        settings, trusting = self.settings, self.settings.for_trusted_peers()
-        plain = GunicornParser(settings, trusted=False, checks_host=self.check_host)
-        trusted = GunicornParser(trusting, trusted=True, checks_host=self.check_host)
-        return lambda peer: trusted if settings.trusts(peer) else plain
 
     def _stop(self) -> None:
         """Let what runs finish within graceful_timeout; then drop the rest."""
@@ -338,9 +305,6 @@ class FastWorker(HTTP2Streams):
     def _on_pool_failure(self) -> None:
         self.log.exception("A thread of the worker has failed; the worker restarts")
         self.pool.interrupt()
-
-    def _on_disk_error(self, error: BaseException) -> None:
-        self.log.error("Error in a disk thread", exc_info=error)
 
     # Connections come and go.
 
