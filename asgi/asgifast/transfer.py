@@ -155,13 +155,12 @@ class FileTransfer:
     def _in_memory(self) -> int:
         """How many of the next bytes are in memory, up to one window; 0 if it is not known."""
         start = self._offset
-        if not cached_bytes(self._fd, start, 1):
-            self._cached_to = 0
-            return 0
-        stop = min(self._end, start + WINDOW_BYTES)
-        known = max(start, self._cached_to)
-        if known < stop:
-            known += cached_bytes(self._fd, known, stop - known)
+        known = self._cached_to
+        if known <= start or not cached_bytes(self._fd, start, 1):
+            known = start
+        left = self._end - start
+        if known - start < min(left, WINDOW_BYTES // 4):
+            known += cached_bytes(self._fd, known, min(left, WINDOW_BYTES) - (known - start))
         self._cached_to = known
         return known - start
 
