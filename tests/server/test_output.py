@@ -542,8 +542,8 @@ def test_a_file_that_was_evicted_is_brought_in_by_a_disk_thread(near: Near, file
     evict(file)
     near.queue.write_file(b"", file, 0, SIZE)
     assert near.queue.draining
-    assert near.queue._rules.disk._threads == 1
     assert drain_armed(near, SIZE) == data
+    assert near.queue._rules.disk._threads >= 1
 
 
 def test_a_connection_may_end_while_its_disk_is_waited_for(

@@ -16,7 +16,7 @@ from tests.support.eviction import evict
 from wsgifast.sockets import page_cache
 from wsgifast.sockets.page_cache import cached_bytes, read_cached
 
-STEP_BYTES = 128 * 1024
+STEP_BYTES = 256 * 1024
 DATA = os.urandom(3 * STEP_BYTES + 10)
 
 needs_nowait = pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="only Linux can be asked")

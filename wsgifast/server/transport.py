@@ -33,7 +33,7 @@ __all__ = ["WOULD_BLOCK", "Transport"]
 
 # One call for a file: as far ahead it is looked for in memory, and so much a disk is asked for
 # before other files have their turn.
-_FILE_STEP_BYTES = 512 * 1024
+_FILE_STEP_BYTES = 1024 * 1024
 # How long what was seen in memory is taken to be there: a slow client's file may be gone since.
 _CACHED_FOR_S = 0.5
 # What is read where memory is short: one TLS record (RFC 8446 section 5.1).
