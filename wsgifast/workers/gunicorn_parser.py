@@ -157,13 +157,20 @@ class _Persistence:
     headers: list[tuple[str, str]]
     must_close: bool
 
+    # Asked for several times in a request: answered once.
+    _is_last: bool | None = None
+
     def should_close(self) -> bool:
-        if self.must_close or self.method == "CONNECT":  # a tunnel's bytes are no request
+        if self.must_close:
             return True
-        options = [value for name, value in self.headers if name == "CONNECTION"]
-        if not options:
-            return self.version < (1, 1)
-        return not wants_to_persist(options, http11=self.version >= (1, 1))
+        is_last = self._is_last
+        if is_last is None:
+            http11 = self.version >= (1, 1)
+            options = [value for name, value in self.headers if name == "CONNECTION"]
+            is_last = not (wants_to_persist(options, http11=http11) if options else http11)
+            # The bytes of a tunnel are no request.
+            self._is_last = is_last = is_last or self.method == "CONNECT"
+        return is_last
 
 
 def _proxy(req: Any) -> dict[str, Any] | None:
