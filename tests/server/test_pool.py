@@ -94,7 +94,9 @@ class Harness:
         self.pool.interrupt()
         self._monitor.join(PATIENCE_S)
         self.pool.stop()
-        for thread in self.threads:
+        # Spares that were made meanwhile, too: none may poll what is closed below.
+        for thread in [*self.threads, *(spare.thread for spare in self.pool._spares)]:
+            assert thread is not None
             thread.join(PATIENCE_S)
             assert not thread.is_alive(), f"{thread.name} goes on"
         self._sockets.close()
