@@ -1,0 +1,82 @@
+"""What attackers do on a connection, and what they see."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.http import Address
+
+__all__ = ["Outcome", "attack"]
+
+TIMEOUT_S = 20.0
+# Between two packets: the server reads the first before the second is there.
+_GAP_S = 0.0004
+
+
+@dataclass
+class Outcome:
+    """What a server made of some bytes.
+
+    :ivar understood: of each request that reached the app, what the app was told.
+    :ivar refused: the status of the server's own last answer; None if there was none.
+    :ivar loose: what cannot be parsed as an answer, if anything.
+    """
+
+    understood: list[Any] = field(default_factory=list)
+    refused: int | None = None
+    loose: bytes = b""
+
+
+def attack(address: Address, packets: list[bytes]) -> Outcome:
+    """Send packets on a connection of its own, end the sending side, and read to the end.
+
+    :raises TimeoutError: if the server neither answers nor closes.
+    """
+    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+    received = b""
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.settimeout(TIMEOUT_S)
+        sock.connect(address)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # refused, and closed: what was said is read below
+            for number, packet in enumerate(packets):
+                if number:
+                    time.sleep(_GAP_S)
+                sock.sendall(packet)
+            sock.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            while data := sock.recv(65536):
+                received += data
+    return _parse(received)
+
+
+def _parse(data: bytes) -> Outcome:
+    outcome = Outcome()
+    while data:
+        head, blank, rest = data.partition(b"\r\n\r\n")
+        lines = head.split(b"\r\n")
+        if not blank or not lines[0].startswith(b"HTTP/1."):
+            outcome.loose = data
+            return outcome
+        status = int(lines[0].split()[1])
+        fields = dict(line.lower().split(b":", 1) for line in lines[1:])
+        if status < 200:
+            data = rest
+            continue
+        length = fields.get(b"content-length")
+        if fields.get(b"x-method", b"").strip() == b"head":
+            body, data = b"", rest
+        elif length is None:
+            body, data = rest, b""
+        else:
+            body, data = rest[: int(length)], rest[int(length) :]
+        if b"x-method" in fields:
+            outcome.understood.append(json.loads(body) if body else "HEAD")
+        else:
+            outcome.refused = status
+    return outcome

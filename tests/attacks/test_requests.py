@@ -1,0 +1,116 @@
+"""Every server of ours understands a request in one way, however it arrives.
+
+Compared are FastWorker with gunicorn's own gthread worker, asgifast's protocols with uvicorn's own,
+and each server with itself for the same bytes in other packets. Nothing may be understood that the
+other refuses.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.asgi.servers import asgi_server
+from tests.attacks.clients import Outcome, attack
+from tests.attacks.requests import SEEDS, cuts, mutated
+from tests.conftest import wsgi_server
+
+LONG = bool(os.environ.get("WSGIFAST_TEST_LONG"))
+CASES = 20_000 if LONG else 400
+CLIENTS = 4
+
+# The loops under which the ASGI tests run uvicorn's own protocols.
+LOOPS = {"h11": "asyncio", "httptools": "uvloop"}
+
+APP = "tests.attacks.app:wsgi_app"
+ASGI_APP = "tests.attacks.app:asgi_app"
+
+
+def _cases(seed: int) -> Iterator[bytes]:
+    chance = random.Random(seed)
+    yield from SEEDS
+    for _ in range(CASES):
+        yield mutated(chance)
+
+
+def _try_all(
+    check: Callable[[bytes, random.Random], str | None], count_cases: Callable[[int], None]
+) -> None:
+    """Run a check over all cases, some at a time; fail with the first differences."""
+    seed = random.randrange(2**32) if LONG else 20
+    cases = list(_cases(seed))
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        found = pool.map(lambda pair: check(pair[1], random.Random(pair[0])), enumerate(cases))
+        differences = list(itertools.islice((each for each in found if each), 5))
+    assert not differences, f"seed {seed}:\n" + "\n".join(differences)
+    count_cases(len(cases))
+
+
+def _difference(data: bytes, ours: Outcome, other: Outcome) -> str:
+    return f"{data!r}\n  ours:  {ours}\n  other: {other}"
+
+
+WSGI = [
+    pytest.param(name, marks=pytest.mark.xdist_group(f"attacks-{name}"))
+    for name in ("gunicorn-fastworker", "fast-wsgiref", "fast-werkzeug")
+]
+
+
+@pytest.mark.timeout(3600 if LONG else 120)
+@pytest.mark.parametrize("name", WSGI)
+def test_packets_change_nothing(name: str, count_cases: Callable[[int], None]) -> None:
+    with wsgi_server(name, APP) as server:
+
+        def check(data: bytes, chance: random.Random) -> str | None:
+            whole = attack(server.address, [data])
+            split = attack(server.address, cuts(data, chance))
+            return None if whole == split else _difference(data, whole, split)
+
+        _try_all(check, count_cases)
+
+
+@pytest.mark.timeout(3600 if LONG else 120)
+def test_fastworker_understands_what_gthread_does(count_cases: Callable[[int], None]) -> None:
+    with (
+        wsgi_server("gunicorn-fastworker", APP) as ours,
+        wsgi_server("gunicorn-gthread", APP) as other,
+    ):
+
+        def check(data: bytes, chance: random.Random) -> str | None:
+            mine, its = attack(ours.address, [data]), attack(other.address, [data])
+            # What a client sends is never the server's error; the app here makes none of its own.
+            if mine.understood == its.understood and mine.refused != 500:
+                return None
+            return _difference(data, mine, its)
+
+        _try_all(check, count_cases)
+
+
+@pytest.mark.timeout(3600 if LONG else 120)
+@pytest.mark.parametrize("http", ["h11", "httptools"])
+def test_our_protocols_understand_what_uvicorns_do(
+    http: str, tmp_path: Path, count_cases: Callable[[int], None]
+) -> None:
+    with (
+        asgi_server(f"ours-{http}-{LOOPS[http]}", ASGI_APP, tmp_path) as ours,
+        asgi_server(f"uvicorn-{http}-{LOOPS[http]}", ASGI_APP, tmp_path) as other,
+    ):
+
+        def check(data: bytes, chance: random.Random) -> str | None:
+            packets = cuts(data, chance)
+            mine, its = attack(ours.address, packets), attack(other.address, packets)
+            # uvicorn drops the requests that wait behind another when the client ends its side, as
+            # it does here; so both may have answered some of them.
+            common = min(len(mine.understood), len(its.understood))
+            same = mine.understood[:common] == its.understood[:common]
+            if same and (its.refused is None or len(mine.understood) == common):
+                return None
+            return _difference(data, mine, its)
+
+        _try_all(check, count_cases)
