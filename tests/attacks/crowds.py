@@ -1,116 +1,84 @@
-"""Crowds of clients that behave badly together, and what everybody else sees meanwhile."""
+"""What a crowd of hostile clients does to FastWorker: to its other clients, its CPU, its memory."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
 
-from tests.support.http import Connection
-from tests.support.servers import LiveServer
+from tests.support.servers import LiveServer, wait_for
+from tests.support.slow_clients import others, slow_clients
+from tests.workers.serving import fast_worker
 
-__all__ = ["Client", "Load", "cpu_seconds", "crowd", "load_of", "memory_of", "worker_of"]
-
-# What a client of a crowd does once it is connected, until it is cancelled.
-Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+__all__ = ["Load", "load_of", "memory_of", "served"]
 
 
 @dataclass(frozen=True)
 class Load:
     """What a crowd does to a server.
 
-    :ivar p99_s: of another client's short requests, in seconds.
+    :ivar p99_ms: of another client's short requests.
     :ivar cpu_s: user and system time of the worker.
     """
 
-    p99_s: float
+    p99_ms: float
+    failures: int
     cpu_s: float
 
 
 @contextlib.contextmanager
-def crowd(server: LiveServer, client: Client, count: int) -> Iterator[None]:
-    """Keep so many clients connected; the block begins when each has begun."""
-    assert isinstance(server.address, tuple)
-    host, port = server.address
-    begun = threading.Barrier(2)
-    loop = asyncio.new_event_loop()
-    end = asyncio.Event()
-    connected = 0
-
-    async def one() -> None:
-        nonlocal connected
-        reader, writer = await asyncio.open_connection(host, port)
-        try:
-            connected += 1
-            if connected == count:
-                await loop.run_in_executor(None, begun.wait)
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                await client(reader, writer)
-                await end.wait()
-        finally:
-            writer.transport.abort()
-
-    async def run() -> None:
-        tasks = [asyncio.create_task(one()) for _ in range(count)]
-        await end.wait()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
-    thread.start()
-    try:
-        begun.wait(30)
-        yield
-    finally:
-        loop.call_soon_threadsafe(end.set)
-        thread.join()
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
+def served() -> Iterator[LiveServer]:
+    """FastWorker, which waits for no client at its end."""
+    with fast_worker("--graceful-timeout=1", "--worker-connections=2000") as server:
+        yield server
 
 
-def load_of(server: LiveServer, client: Client, count: int, seconds: float) -> Load:
-    """Measure what a crowd does to another client, and to the worker's CPU."""
-    process = worker_of(server)
-    times = []
-    with crowd(server, client, count), Connection(server.address) as other:
-        before = cpu_seconds(process)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            began = time.monotonic()
-            assert other.request("/small/1024").status == 200
-            times.append(time.monotonic() - began)
-            time.sleep(0.002)  # the other client is no load by itself
-        cpu_s = cpu_seconds(process) - before
-    times.sort()
-    return Load(times[len(times) * 99 // 100], cpu_s)
+def load_of(kind: str, *, path: str, seconds: float, clients: int | None = None) -> Load:
+    """Measure what a crowd does to another client, and to the worker's CPU.
+
+    :param kind: of tests.support.slow_clients.KINDS.
+    """
+    with served() as server:
+        process = _worker(server)
+        with slow_clients(kind, _port(server), clients=clients, path=path):
+            before = _cpu_seconds(process)
+            seen = others(_port(server), seconds=seconds)
+            cpu_s = _cpu_seconds(process) - before
+    return Load(seen.percentile(99), seen.failures, cpu_s)
 
 
-def memory_of(server: LiveServer, client: Client, count: int, settled: Callable[[], object]) -> int:
-    """Bytes of memory that a crowd adds to the worker, once `settled` is true."""
-    process = worker_of(server)
-    before = process.memory_info().rss
-    with crowd(server, client, count):
-        deadline = time.monotonic() + 20
-        while not settled():
-            assert time.monotonic() < deadline, "the crowd has not come to rest"
-            time.sleep(0.02)
-        return int(process.memory_info().rss - before)
+def memory_of(kind: str, *, path: str, clients: int) -> int:
+    """Bytes of memory that a crowd adds to the worker, once all of it is there."""
+    with served() as server:
+        process = _worker(server)
+        before = process.memory_info().rss
+        seen = [-1.0]
+
+        def at_rest() -> bool:
+            time.sleep(0.2)
+            earlier, seen[0] = seen[0], _cpu_seconds(process)
+            return seen[0] - earlier <= 0.02
+
+        with slow_clients(kind, _port(server), clients=clients, path=path) as crowd:
+            assert crowd.gathered == clients
+            wait_for(at_rest, "the worker has taken in what there is", 20)
+            return int(process.memory_info().rss - before)
 
 
-def cpu_seconds(process: psutil.Process) -> float:
-    """User and system time of a process so far."""
+def _worker(server: LiveServer) -> psutil.Process:
+    assert server.get("/small/1").status == 200  # it has begun
+    (worker,) = psutil.Process(server.pid).children()
+    return worker
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
-def worker_of(server: LiveServer) -> psutil.Process:
-    """The worker's process, once it has begun to serve."""
-    assert server.get("/small/1").status == 200
-    (worker,) = psutil.Process(server.pid).children()
-    return worker
+def _port(server: LiveServer) -> int:
+    assert isinstance(server.address, tuple)
+    return server.address[1]

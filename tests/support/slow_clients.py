@@ -78,6 +78,7 @@ _GET = b"GET {path} HTTP/1.1\r\nHost: a\r\n"
 _POST = b"POST {path} HTTP/1.1\r\nHost: a\r\n"
 # 99 fields, each just below the 8,190 bytes that gunicorn allows: 790 kB.
 _LARGE_FIELDS = b"".join(b"X-%02d: %s\r\n" % (n, b"a" * 7970) for n in range(99))
+_KIB_CHUNK = b"400\r\n" + bytes(1024) + b"\r\n"
 
 KINDS = {
     "idle": Kind(10_000, _GET + b"\r\n", receive_bytes_per_s=1 << 20),
@@ -98,10 +99,31 @@ KINDS = {
         then=b"1\r\nx\r\n",
         send_bytes_per_s=17_000,
     ),
+    "two-byte chunks": Kind(
+        20,
+        _POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"2\r\nxx\r\n" * 200_000,
+        "/upload",
+        then=b"2\r\nxx\r\n",
+        send_bytes_per_s=130_000,
+    ),
+    "1 KiB chunks": Kind(
+        20,
+        _POST + b"Transfer-Encoding: chunked\r\n\r\n" + _KIB_CHUNK * 390,
+        "/upload",
+        then=_KIB_CHUNK,
+        send_bytes_per_s=130_000,
+    ),
+    "500 kB trailers": Kind(
+        12,
+        _POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + _LARGE_FIELDS[:500_000],
+        "/upload",
+        then=b"a",
+        send_bytes_per_s=500,
+    ),
     "readers of a list": Kind(100, _GET + b"\r\n", "/list", receive_bytes_per_s=1000),
     "readers of a file": Kind(100, _GET + b"\r\n", "/file", receive_bytes_per_s=1000),
     "readers of a generator": Kind(100, _GET + b"\r\n", "/stream", receive_bytes_per_s=1000),
-    "silent bodies": Kind(100, _POST + b"Content-Length: 1000000\r\n\r\n", "/upload"),
+    "silent bodies": Kind(100, _POST + b"Content-Length: 500000\r\n\r\n", "/upload"),
     "downloads from a slow disk": Kind(3, _GET + b"\r\n", "/slow", receive_bytes_per_s=1 << 30),
     "silent connections": Kind(1000, b""),
     "connection flood": Kind(50, _GET + b"\r\n", leaves=True),
