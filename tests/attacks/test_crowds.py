@@ -7,16 +7,15 @@ attack was able to do.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
 
 from tests.attacks.crowds import load_of, memory_of, served
+from tests.support.effort import LONG
 from tests.support.http import Connection
 from tests.workers.serving import nothing_left_behind, reset
 
-LONG = bool(os.environ.get("WSGIFAST_TEST_LONG"))
 SECONDS = 20.0 if LONG else 1.0
 # Another client's p99 beside an attack, to that beside its control; and what is below is noise.
 MOST_P99 = 15
@@ -63,8 +62,8 @@ def test_a_promised_body_costs_no_memory(count_cases: Callable[[int], None]) -> 
 
 
 def test_small_chunks_are_no_larger_in_memory(count_cases: Callable[[int], None]) -> None:
-    large = memory_of("1 KiB chunks", path="/echo", clients=20)
-    small = memory_of("two-byte chunks", path="/echo", clients=20)
+    large = memory_of("a beginning of 1 KiB chunks", path="/echo", clients=20)
+    small = memory_of("a beginning of two-byte chunks", path="/echo", clients=20)
     assert small < 2 * large, f"{small} bytes for small chunks, {large} for larger ones"
     count_cases(20)
 

@@ -79,6 +79,14 @@ _POST = b"POST {path} HTTP/1.1\r\nHost: a\r\n"
 # 99 fields, each just below the 8,190 bytes that gunicorn allows: 790 kB.
 _LARGE_FIELDS = b"".join(b"X-%02d: %s\r\n" % (n, b"a" * 7970) for n in range(99))
 _KIB_CHUNK = b"400\r\n" + bytes(1024) + b"\r\n"
+_TWO_BYTE_CHUNK = b"2\r\nxx\r\n"
+
+
+def _chunks(chunk: bytes, count: int, bytes_per_s: int) -> Kind:
+    """Clients that send so many chunks at once, and then go on at a rate."""
+    opening = _POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * count
+    return Kind(20, opening, "/upload", then=chunk, send_bytes_per_s=bytes_per_s)
+
 
 KINDS = {
     "idle": Kind(10_000, _GET + b"\r\n", receive_bytes_per_s=1 << 20),
@@ -99,20 +107,11 @@ KINDS = {
         then=b"1\r\nx\r\n",
         send_bytes_per_s=17_000,
     ),
-    "two-byte chunks": Kind(
-        20,
-        _POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"2\r\nxx\r\n" * 200_000,
-        "/upload",
-        then=b"2\r\nxx\r\n",
-        send_bytes_per_s=130_000,
-    ),
-    "1 KiB chunks": Kind(
-        20,
-        _POST + b"Transfer-Encoding: chunked\r\n\r\n" + _KIB_CHUNK * 390,
-        "/upload",
-        then=_KIB_CHUNK,
-        send_bytes_per_s=130_000,
-    ),
+    "two-byte chunks": _chunks(_TWO_BYTE_CHUNK, 200_000, 130_000),
+    "1 KiB chunks": _chunks(_KIB_CHUNK, 390, 130_000),
+    # Only those of their body: 400 kB of content, and its end never comes.
+    "a beginning of two-byte chunks": _chunks(_TWO_BYTE_CHUNK, 200_000, 0),
+    "a beginning of 1 KiB chunks": _chunks(_KIB_CHUNK, 390, 0),
     "500 kB trailers": Kind(
         12,
         _POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + _LARGE_FIELDS[:500_000],
