@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from .errors import ConfigurationError
 
-__all__ = ["app_name", "check_app"]
+__all__ = ["Interface", "app_name", "check_app", "interface_of"]
 
 # What each interface calls an app with, and who wraps its apps.
 _ARGUMENTS = {"WSGI": ("environ", "start_response"), "ASGI": ("scope", "receive", "send")}
@@ -44,6 +44,14 @@ def check_app(app: object, interface: Interface) -> None:
     else:
         way_out = f"give a callable that takes {arguments}"
     raise ConfigurationError(f"{app_name(app)} is no {interface} app, since it {why}; {way_out}")
+
+
+def interface_of(app: object) -> Interface | None:
+    """The interface that an app speaks; None if it fits neither, or both as far as one can see."""
+    wsgi, asgi = callable(app) and _fits(app, "WSGI"), callable(app) and _fits(app, "ASGI")
+    if wsgi == asgi:
+        return None
+    return "WSGI" if wsgi else "ASGI"
 
 
 def app_name(app: object) -> str:

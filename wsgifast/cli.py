@@ -12,9 +12,11 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__
+from .doctor import command as doctor
 from .errors import WSGIFastError
 from .files.compress import CODING_PACKAGES, CompressReport, available_codings, compress
 from .files.lookup import SIBLING_SUFFIXES
+from .running import command as running
 from .static import StaticFiles
 
 __all__ = ["main"]
@@ -35,7 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     :param argv: without the program's name; by default the process's own.
     :returns: the exit status: 0; 1 where some files could not be done; 2 for a wrong option.
     """
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # argparse takes "--" for itself; what follows it is another program's.
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parser.parse_args(arguments[:at])
+    options.rest = arguments[at + 1 :]
+    if options.rest and not getattr(options, "takes_rest", False):
+        parser.error(f"unrecognized arguments: {' '.join(options.rest)}")
     try:
         status: int = options.run(options)
         return status
@@ -82,6 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     packing.add_argument("--quiet", action="store_true", help="no progress, no summary")
     packing.set_defaults(run=_run_compress)
+
+    doctor.add_command(commands)
+    running.add_command(commands)
     return parser
 
 

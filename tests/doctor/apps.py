@@ -1,0 +1,143 @@
+"""Apps for the doctor: each path is one shape, and the id of the finding it deserves."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from wsgiref.util import FileWrapper
+
+_folder = tempfile.TemporaryDirectory(prefix="wsgifast-doctor-")
+FILE_BYTES = 2_000_000
+
+
+def file_path(size: int = FILE_BYTES) -> Path:
+    path = Path(_folder.name, str(size))
+    if not path.exists():
+        path.write_bytes(bytes(range(256)) * (size // 256) + b"x" * (size % 256))
+    return path
+
+
+def _lines(count: int) -> Iterator[bytes]:
+    for number in range(count):
+        yield b"%d\n" % number
+
+
+def _file_in_a_generator() -> Iterator[bytes]:
+    with file_path().open("rb") as file:
+        while data := file.read(8192):
+            yield data
+
+
+def _pausing() -> Iterator[bytes]:
+    for number in range(6):
+        time.sleep(0.02)
+        yield b"%d\n" % number
+
+
+def _endless() -> Iterator[bytes]:
+    while True:
+        time.sleep(0.05)
+        yield b"\n"
+
+
+def _raising() -> Iterator[bytes]:
+    yield b"some"
+    raise ValueError("no more of it")
+
+
+# path -> (what is expected, content type, Content-Length or None, what the app returns)
+SHAPES: dict[str, tuple[str | None, str, int | None, Any]] = {
+    "/good": (None, "text/html", 5, lambda environ: [b"a" * 5]),
+    "/good-stream": (None, "text/html", None, lambda environ: (b"x" * 65536 for _ in range(9))),
+    "/good-file": (
+        "WF020",
+        "video/mp4",
+        FILE_BYTES,
+        lambda environ: environ["wsgi.file_wrapper"](file_path().open("rb")),
+    ),
+    "/list": ("WF001", "text/csv", None, lambda environ: list(_lines(20_000))),
+    "/generator": ("WF003", "text/csv", None, lambda environ: _lines(20_000)),
+    "/file": ("WF007", "text/plain", None, lambda environ: file_path().open("rb")),
+    "/wrapper": ("WF007", "text/plain", None, lambda e: FileWrapper(file_path().open("rb"))),
+    "/small-wrapper": (
+        "WF007",
+        "text/plain",
+        None,
+        lambda environ: FileWrapper(file_path(20).open("rb")),
+    ),
+    "/bytesio": ("WF007", "text/plain", None, lambda environ: io.BytesIO(b"line\n" * 100_000)),
+    "/file-in-generator": ("WF008", "text/plain", None, lambda environ: _file_in_a_generator()),
+    "/str": ("WF011", "text/plain", None, lambda environ: "a str"),
+    "/bytes": ("WF011", "text/plain", None, lambda environ: b"bytes"),
+    "/text-chunks": ("WF012", "text/plain", None, lambda environ: ["a", "b"]),
+    "/too-long": ("WF013", "text/plain", 3, lambda environ: [b"12345"]),
+    "/too-short": ("WF013", "text/plain", 9, lambda environ: iter([b"12345"])),
+    "/none": ("WF014", "text/plain", None, lambda environ: None),
+    "/raises": ("WF015", "text/plain", None, lambda environ: _raising()),
+    "/endless": ("WF016", "text/plain", None, lambda environ: _endless()),
+    "/events": ("WF023", "text/event-stream", None, lambda environ: _endless()),
+    "/pauses": ("WF023", "text/plain", None, lambda environ: _pausing()),
+}
+
+
+def wsgi_app(environ: Any, start_response: Any) -> Any:
+    _, content_type, length, make = SHAPES[environ["PATH_INFO"]]
+    headers = [("Content-Type", content_type)]
+    if length is not None:
+        headers.append(("Content-Length", str(length)))
+    start_response("200 OK", headers)
+    return make(environ)
+
+
+ASGI_SHAPES = {
+    "/good": None,
+    "/messages": "WF030",
+    "/file": "WF031",
+    "/blocks": "WF032",
+    "/raises": "WF015",
+    "/str": "WF012",
+    "/short": "WF013",
+    "/unfinished": "WF014",
+}
+
+
+async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
+    if scope["type"] == "lifespan":
+        assert (await receive())["type"] == "lifespan.startup"
+        scope["state"]["started"] = True
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    path = scope["path"]
+    headers = [(b"content-length", b"9")] if path == "/short" else []
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    if path == "/messages":
+        for number in range(5000):
+            await send({"type": "http.response.body", "body": b"%d\n" % number, "more_body": True})
+    elif path == "/file" and "http.response.pathsend" in scope["extensions"]:
+        await send({"type": "http.response.pathsend", "path": str(file_path())})
+        return
+    elif path == "/file":
+        with file_path().open("rb") as file:
+            while data := await asyncio.to_thread(file.read, 65536):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+    elif path == "/blocks":
+        time.sleep(0.2)
+    elif path == "/raises":
+        raise ValueError("raised by the app")
+    elif path == "/unfinished":
+        return
+    body: Any = {"/str": "text", "/messages": b"", "/file": b""}.get(path, b"12345")
+    await send({"type": "http.response.body", "body": body})
+
+
+async def failing_asgi_app(scope: Any, receive: Any, send: Any) -> None:
+    assert scope["type"] == "lifespan"
+    await receive()
+    await send({"type": "lifespan.startup.failed", "message": "no database"})

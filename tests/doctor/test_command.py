@@ -1,0 +1,120 @@
+"""`wsgifast doctor` as it is typed: exit statuses, formats, baselines, errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.support.servers import ROOT
+from wsgifast.doctor.formats import JSON_VERSION
+
+APP = "tests.doctor.apps:wsgi_app"
+
+
+def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "wsgifast", "doctor", *arguments],
+        capture_output=True, text=True, timeout=60, cwd=ROOT, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        ((APP, "/good"), 0),
+        ((APP, "/list"), 1),
+        ((APP, "/list", "--fail-level", "wrong"), 0),
+        ((APP, "/good-file", "--fail-level", "info"), 1),
+        ((APP, "/list", "--silence", "WF001"), 0),
+        ((APP, "no-slash"), 2),
+        ((APP, "/good", "--silence", "WF999"), 2),
+        ((APP, "/good", "--timeout", "0"), 2),
+        ((APP, "/good", "--baseline", "nowhere"), 2),
+        ((), 2),
+        (("--explain", "WF999"), 2),
+        (("nowhere:app", "/"), 3),
+        (("tests.doctor.apps:nothing", "/"), 3),
+        (("tests.doctor.apps:file_path()", "/"), 3),
+    ],
+)
+def test_exit_status(arguments: tuple[str, ...], status: int) -> None:
+    ended = doctor(*arguments)
+    assert ended.returncode == status, ended.stderr + ended.stdout
+    assert "Traceback" not in ended.stderr
+    if status >= 2:
+        assert ended.stderr.startswith("wsgifast") or "usage:" in ended.stderr
+        assert not ended.stdout
+
+
+def test_text_names_what_was_seen() -> None:
+    ended = doctor(APP, "/list", "/str", "/good")
+    lines = ended.stdout.splitlines()
+    assert lines[0].split() == [
+        "endpoint",
+        "what",
+        "it",
+        "returns",
+        "server",
+        "cost",
+        "what",
+        "to",
+        "do",
+    ]
+    assert lines[1].split()[:2] == ["WF011", "/str"]
+    assert lines[2].split()[:4] == ["WF001", "/list", "20,000", "chunks,"]
+    assert lines[-1] == "3 endpoints: 1 good, 1 slow, 1 wrong."
+    assert "\033" not in ended.stdout
+
+
+def test_json_and_the_baseline_made_of_it(tmp_path: Path) -> None:
+    ended = doctor(APP, "/list", "/good", "--format", "json")
+    report = json.loads(ended.stdout)
+    assert report["version"] == JSON_VERSION
+    assert report["findings"][0]["id"] == "WF001"
+    assert report["endpoints"][0]["chunks"] == 20_000
+    baseline = tmp_path / "baseline.json"
+    baseline.write_text(ended.stdout)
+    assert doctor(APP, "/list", "--baseline", str(baseline)).returncode == 0
+    assert doctor(APP, "/list", "/str", "--baseline", str(baseline)).returncode == 1
+
+
+def test_github_and_junit() -> None:
+    ended = doctor(APP, "/str", "/good", "--format", "github")
+    assert ended.stdout.startswith("::error title=WF011 a bare str or bytes::/str: a bare str.")
+    suite = ElementTree.fromstring(doctor(APP, "/str", "/good", "--format", "junit").stdout)
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    failing = [case.get("name") for case in suite if case.find("failure") is not None]
+    assert failing == ["GET /str"]
+
+
+def test_html(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    doctor(APP, "/list", "/str", "--html", str(page))
+    text = page.read_text()
+    assert "WF001" in text
+    assert 'class="bar raw"' in text
+    assert "http://" not in text.replace("http://www.w3.org", "")  # nothing is loaded
+
+
+def test_explain() -> None:
+    ended = doctor("--explain", "wf003")
+    assert ended.returncode == 0
+    assert "StreamingHttpResponse" in ended.stdout
+
+
+def test_what_the_app_prints_is_not_in_the_report(tmp_path: Path) -> None:
+    (tmp_path / "noisy.py").write_text(
+        "print('at import')\n"
+        "def app(environ, start_response):\n"
+        "    print('at a request')\n"
+        "    start_response('200 OK', [('Content-Length', '0')])\n"
+        "    return []\n"
+    )
+    ended = doctor(str(tmp_path / "noisy.py"), "/", "--format", "json")
+    assert json.loads(ended.stdout)["findings"] == []
+    assert "at a request" in ended.stderr

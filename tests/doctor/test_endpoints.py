@@ -1,0 +1,167 @@
+"""Endpoints from frameworks and from files; nothing that is not reached is left out in silence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import bottle
+import falcon
+import flask
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+
+from wsgifast import ConfigurationError, WSGIFast
+from wsgifast.doctor import examine
+from wsgifast.doctor.endpoints import (
+    from_access_log,
+    from_framework,
+    from_har,
+    from_openapi,
+    from_urls_file,
+)
+
+
+def flask_app() -> Any:
+    app = flask.Flask(__name__, static_folder=None)
+    app.add_url_rule("/", "index", lambda: "ok")
+    app.add_url_rule("/user/<int:number>/<path:rest>", "user", lambda number, rest: rest)
+    app.add_url_rule("/save", "save", lambda: "ok", methods=["POST"])
+    return app
+
+
+def falcon_app() -> Any:
+    class Item:
+        def on_get(self, request: Any, response: Any, **given: Any) -> None:
+            response.text = "ok"
+
+    class Save:
+        def on_post(self, request: Any, response: Any) -> None:
+            response.text = "ok"
+
+    app = falcon.App()
+    app.add_route("/", Item())
+    app.add_route("/user/{number:int}/{rest}", Item())
+    app.add_route("/save", Save())
+    return app
+
+
+def bottle_app() -> Any:
+    app = bottle.Bottle()
+    app.route("/", callback=lambda: "ok")
+    app.route("/user/<number:int>/<rest:re:.*>", callback=lambda number, rest: rest)
+    app.route("/save", method="POST", callback=lambda: "ok")
+    return app
+
+
+def starlette_app() -> Any:
+    async def ok(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("ok")
+
+    user = Mount("/user", routes=[Route("/{number:int}/{rest:path}", ok)])
+    return Starlette(routes=[Route("/", ok), user, Route("/save", ok, methods=["POST"])])
+
+
+@pytest.mark.parametrize("make", [flask_app, falcon_app, bottle_app, starlette_app])
+def test_frameworks(make: Any) -> None:
+    name, (endpoints, unreached) = from_framework(make(), {})
+    assert name == make.__name__.removesuffix("_app")
+    assert {(e.method, e.url) for e in endpoints} == {("GET", "/"), ("POST", "/save")}
+    (left,) = unreached
+    assert "--value number=" in left.reason
+    assert "--value rest=" in left.reason
+    _, (endpoints, unreached) = from_framework(make(), {"number": "3", "rest": "a b"})
+    assert "/user/3/a%20b" in {endpoint.url for endpoint in endpoints}
+    assert not unreached
+
+
+def test_a_framework_is_seen_through_middleware() -> None:
+    app = flask_app()
+    app.wsgi_app = WSGIFast(app.wsgi_app)
+    assert from_framework(WSGIFast(app.wsgi_app), {})[0] == "flask"
+    report = examine(app)
+    assert (report.framework, report.was_wrapped) == ("flask", True)
+
+
+def test_django_patterns() -> None:
+    from examples.django_app import app
+
+    name, (endpoints, _) = from_framework(app, {})
+    assert name == "django"
+    assert [endpoint.url for endpoint in endpoints] == ["/", "/download", "/report.csv"]
+
+
+def test_urls_file(tmp_path: Path) -> None:
+    path = tmp_path / "urls"
+    path.write_text("# some\n/a?b=c\n\nhttp://host/d\n/a?b=c\n")
+    assert [e.url for e in from_urls_file(str(path))[0]] == ["/a?b=c", "/d"]
+    with pytest.raises(ConfigurationError, match="nowhere"):
+        from_urls_file("nowhere")
+
+
+def test_access_log(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    line = '10.0.0.1 - bob [22/Nov/2026:10:00:00 +0000] "{}" {} 12'
+    path.write_text(
+        "\n".join(
+            [
+                line.format("GET /often?x=1 HTTP/1.1", 200),
+                line.format("GET /often?x=1 HTTP/1.1", 206) + ' "http://ref/" "Agent/1.0 (x)"',
+                line.format("GET /once HTTP/1.1", 304),
+                line.format("GET /missing HTTP/1.1", 404),
+                "no such line",
+            ]
+        )
+    )
+    endpoints, left = from_access_log(str(path))
+    assert [(e.url, e.name, e.requests) for e in endpoints] == [
+        ("/often?x=1", "/often", 2),
+        ("/once", "/once", 1),
+    ]
+    assert not left
+    _, left = from_access_log(str(path), most=1)
+    assert "most frequent" in left[0].reason
+    path.write_text("nothing\n")
+    with pytest.raises(ConfigurationError, match="log format"):
+        from_access_log(str(path))
+
+
+def test_openapi(tmp_path: Path) -> None:
+    example = {"name": "id", "in": "path", "example": 7}
+    described = {
+        "paths": {
+            "/items/{id}": {"get": {"parameters": [example]}, "post": {}},
+            "/other/{name}": {"get": {}},
+        }
+    }
+    path = tmp_path / "openapi.json"
+    path.write_text(json.dumps(described))
+
+    def fetch(path: str) -> bytes:
+        assert path == "/openapi.json"
+        return json.dumps(described).encode()
+
+    for source in (str(path), "/openapi.json"):
+        endpoints, unreached = from_openapi(source, {}, fetch)
+        assert [(e.method, e.url) for e in endpoints] == [("GET", "/items/7")]
+        assert {(left.method, left.name) for left in unreached} == {
+            ("POST", "/items/{id}"),
+            ("GET", "/other/{name}"),
+        }
+    path.write_text("[]")
+    with pytest.raises(ConfigurationError, match="it has no paths"):
+        from_openapi(str(path), {}, fetch)
+
+
+def test_har(tmp_path: Path) -> None:
+    path = tmp_path / "har"
+    request = {"method": "GET", "url": "https://example.org/a?b"}
+    path.write_text(json.dumps({"log": {"entries": [{"request": request}] * 2}}))
+    ((endpoint,), _) = from_har(str(path))
+    assert (endpoint.url, endpoint.requests) == ("/a?b", 2)
+    path.write_text("{}")
+    with pytest.raises(ConfigurationError, match="HTTP Archive"):
+        from_har(str(path))

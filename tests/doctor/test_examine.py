@@ -1,0 +1,126 @@
+"""The doctor finds each shape, and nothing where there is nothing."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+
+from tests.doctor.apps import ASGI_SHAPES, SHAPES, asgi_app, failing_asgi_app, wsgi_app
+from wsgifast import ConfigurationError, WSGIFast, WSGIFastError
+from wsgifast.doctor import CATALOGUE, Endpoint, as_text, examine, explain
+
+
+@pytest.mark.parametrize("path", SHAPES)
+def test_wsgi_shapes(path: str) -> None:
+    expected = SHAPES[path][0]
+    endless = expected == "WF016" or path == "/events"
+    report = examine(wsgi_app, [path], limit_s=0.5 if endless else 20.0)
+    ids = [finding.id for finding in report.findings if finding.id not in ("WF010", "WF021")]
+    assert ids[:1] == ([] if expected is None else [expected]), as_text(report)
+
+
+@pytest.mark.parametrize("path", ASGI_SHAPES)
+def test_asgi_shapes(path: str) -> None:
+    expected = ASGI_SHAPES[path]
+    report = examine(asgi_app, [path], limit_s=20.0)
+    ids = [finding.id for finding in report.findings]
+    assert ids[:1] == ([] if expected is None else [expected]), as_text(report)
+
+
+def test_what_would_be_gained_is_measured() -> None:
+    report = examine(wsgi_app, ["/list", "/good"])
+    finding = report.findings[0]
+    before, after = (float(text) for text in finding.cost.removesuffix(" ms").split(" -> "))
+    assert before > 2 * after > 0
+    assert finding.saves_s > 0
+    assert report.good == 1
+
+
+def test_a_slow_reader_is_tried() -> None:
+    report = examine(wsgi_app, ["/file-in-generator", "/good"])
+    held = {seen.endpoint.url: seen.raw.held for seen in report.observations}
+    assert held == {"/file-in-generator": True, "/good": None}
+
+
+def test_an_app_that_is_wrapped_is_examined_without_it() -> None:
+    report = examine(WSGIFast(wsgi_app), ["/str"])
+    assert report.was_wrapped
+    assert [finding.id for finding in report.findings] == ["WF011"]
+
+
+def test_an_app_that_does_not_start() -> None:
+    with pytest.raises(WSGIFastError, match="no database"):
+        examine(failing_asgi_app, ["/"])
+
+
+def test_nothing_is_changed_without_unsafe() -> None:
+    asked = [Endpoint("/good", "/good", "test", "POST"), Endpoint("/good", "/good", "test")]
+    report = examine(wsgi_app, asked)
+    assert len(report.observations) == 1
+    assert [(left.method, "--unsafe" in left.reason) for left in report.unreached] == [
+        ("POST", True)
+    ]
+    assert len(examine(wsgi_app, asked, unsafe=True).observations) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"endpoints": ["no-slash"]}, "no-slash"),
+        ({"endpoints": ["/good"], "silence": ["WF999"]}, "WF999"),
+        ({}, "name paths"),
+    ],
+)
+def test_bad_input_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        examine(wsgi_app, **options)
+
+
+def test_findings_can_be_silenced() -> None:
+    assert not examine(wsgi_app, ["/str"], silence=["wf011"]).findings
+
+
+@pytest.mark.parametrize("finding_id", CATALOGUE)
+def test_every_finding_is_explained(finding_id: str) -> None:
+    text = explain(finding_id.lower())
+    entry = CATALOGUE[finding_id]
+    assert text.startswith(f"{finding_id} ({entry.severity}): {entry.title}")
+    assert entry.wsgifast in text
+
+
+# Apps that are as they should be, as their frameworks wrap them: path -> the findings allowed.
+WELL_SHAPED = {
+    "flask": ("/", "/download"),
+    "django": ("/", "/download"),
+    "falcon": ("/", "/download"),
+    "bottle": ("/", "/download"),
+    "starlette": ("/", "/download"),
+    "fastapi": ("/", "/download", "/openapi.json"),
+}
+
+
+@pytest.mark.parametrize("framework", WELL_SHAPED)
+def test_nothing_is_found_on_well_shaped_apps(framework: str) -> None:
+    app = importlib.import_module(f"examples.{framework}_app").app
+    report = examine(app, WELL_SHAPED[framework])
+    assert not report.of("wrong", "slow"), as_text(report)
+    assert report.good == len(WELL_SHAPED[framework])
+
+
+def test_every_mistake_of_the_example_is_found() -> None:
+    from examples.mistakes import MISTAKES, raw
+
+    report = examine(raw, list(MISTAKES))
+    found = {finding.endpoint.url: finding.id for finding in report.of("wrong", "slow")}
+    assert found == {
+        "/bare-text": "WF011",
+        "/bare-bytes": "WF011",
+        "/wrong-length": "WF011",
+        "/text-file": "WF012",
+        "/rows": "WF012",
+        "/letters": "WF001",
+        "/file-by-lines": "WF007",
+        "/file-by-blocks": "WF007",
+    }, as_text(report)

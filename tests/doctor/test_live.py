@@ -1,0 +1,178 @@
+"""A server as its clients see it: stock ones with each fault, and ours without."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.conftest import gunicorn
+from tests.support.servers import free_port, live_server
+from tests.workers.serving import fast_worker
+from wsgifast import ConfigurationError
+from wsgifast.doctor import as_text
+from wsgifast.doctor.live import NoAnswer, look_at
+
+# What a server of one fault answers: (method, headers in lower case) -> packets, with pauses.
+Answer = Callable[[str, dict[str, str]], list[bytes]]
+_SOON_S = 0.06
+
+
+@contextmanager
+def faulty(answer: Answer) -> Iterator[str]:
+    """A server that is wrong on purpose; one thread for each connection."""
+
+    def serve(sock: socket.socket) -> None:
+        with sock, sock.makefile("rb") as stream:
+            while line := stream.readline():
+                method = line.split()[0].decode()
+                fields = {}
+                while (field := stream.readline()) not in (b"\r\n", b""):
+                    name, _, value = field.decode().partition(":")
+                    fields[name.lower()] = value.strip()
+                packets = answer(method, fields)
+                for number, packet in enumerate(packets):
+                    if number:
+                        time.sleep(_SOON_S)
+                    sock.sendall(packet)
+                if b"connection: close" in packets[0].lower():
+                    return
+
+    def accept() -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=_suppressed, args=(serve, sock), daemon=True).start()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+def _suppressed(serve: Callable[[socket.socket], None], sock: socket.socket) -> None:
+    try:
+        serve(sock)
+    except OSError:
+        pass  # the client has seen enough
+
+
+BODY = b"0123456789" * 100
+_LENGTH = b"Content-Length: %d\r\n" % len(BODY)
+
+
+def good(method: str, headers: dict[str, str], more: bytes = b"") -> list[bytes]:
+    head = b"HTTP/1.1 200 OK\r\n" + _LENGTH + more + b"\r\n"
+    return [head if method == "HEAD" else head + BODY]
+
+
+def late_body(method: str, headers: dict[str, str]) -> list[bytes]:
+    (whole,) = good(method, headers)
+    head, blank, body = whole.partition(b"\r\n\r\n")
+    return [head + blank, body] if body else [whole]
+
+
+def closing(method: str, headers: dict[str, str]) -> list[bytes]:
+    return good(method, headers, b"Connection: close\r\n")
+
+
+def body_to_head(method: str, headers: dict[str, str]) -> list[bytes]:
+    return good("GET", headers)
+
+
+def refused_head(method: str, headers: dict[str, str]) -> list[bytes]:
+    if method == "HEAD":
+        return [b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n"]
+    return good(method, headers)
+
+
+_counter = iter(range(1, 1_000_000))
+
+
+def changing_etag(method: str, headers: dict[str, str]) -> list[bytes]:
+    return good(method, headers, b'ETag: "%d"\r\n' % next(_counter))
+
+
+def ignored_etag(method: str, headers: dict[str, str]) -> list[bytes]:
+    return good(method, headers, b'ETag: "1"\r\n')
+
+
+def body_with_304(method: str, headers: dict[str, str]) -> list[bytes]:
+    if "if-none-match" in headers:
+        return [b'HTTP/1.1 304 Not Modified\r\nETag: "1"\r\n\r\n' + BODY]
+    return good(method, headers, b'ETag: "1"\r\n')
+
+
+def wrong_range(method: str, headers: dict[str, str]) -> list[bytes]:
+    if "range" in headers:
+        said = b"Content-Range: bytes 2-8/%d\r\nContent-Length: 7\r\n" % len(BODY)
+        return [b"HTTP/1.1 206 Partial Content\r\n" + said + b"\r\n" + BODY[:7]]
+    return good(method, headers)
+
+
+def gzip_without_length(method: str, headers: dict[str, str]) -> list[bytes]:
+    if "gzip" in headers.get("accept-encoding", ""):
+        head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nConnection: close\r\n\r\n"
+        return [head + b"not really"]
+    return good(method, headers)
+
+
+FAULTS: dict[str, list[Answer]] = {
+    "WF040": [late_body],
+    "WF041": [closing],
+    "WF042": [wrong_range],
+    "WF043": [changing_etag, ignored_etag],
+    "WF044": [body_to_head, refused_head],
+    "WF046": [body_with_304],
+    "WF047": [gzip_without_length],
+}
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer"),
+    [(id_, answer) for id_, answers in FAULTS.items() for answer in answers],
+)
+def test_faults(expected: str, answer: Answer) -> None:
+    with faulty(answer) as url:
+        report = look_at(url, limit_s=5)
+    assert [finding.id for finding in report.findings] == [expected], as_text(report)
+
+
+def test_a_good_server() -> None:
+    with faulty(good) as url:
+        assert not look_at(url).findings
+
+
+def test_slow_readers() -> None:
+    paths = ["/small/100", "/chunks/100-100000"]
+    port = free_port()
+    command = gunicorn("gthread", port, "tests.workers.app:app", "--threads=4")
+    with live_server(command, ("127.0.0.1", port)) as server:
+        report = look_at(server.url, paths, limit_s=2)
+        assert [finding.id for finding in report.findings] == ["WF045"], as_text(report)
+
+
+def test_fastworker_has_no_fault() -> None:
+    with fast_worker() as server:
+        report = look_at(server.url, ["/small/100", "/file"], limit_s=5)
+        assert not report.of("wrong", "slow"), as_text(report)
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(NoAnswer, match="refused"):
+        look_at(f"http://127.0.0.1:{free_port()}")
+    for url in ("ftp://host", "http://", "http://host:port"):
+        with pytest.raises(ConfigurationError, match="expected a URL"):
+            look_at(url)

@@ -1,0 +1,104 @@
+"""`wsgifast run`: what it decides, what it starts, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import ROOT, LiveServer, free_port, live_server
+from wsgifast.running import ARGUMENTS, wrapped, wrapped_by_environment
+
+WSGI = "examples.mistakes:raw"
+ASGI = "examples.starlette_app"
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[LiveServer]:
+    port = free_port()
+    command = ["python", "-m", "wsgifast", "run", "--bind", f"127.0.0.1:{port}", *arguments]
+    with live_server(command, ("127.0.0.1", port)) as server:
+        yield server
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "wsgifast", "run", *arguments],
+        capture_output=True, text=True, timeout=60, cwd=ROOT, check=False,
+    )  # fmt: skip
+
+
+def test_a_wsgi_app(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a file")
+    with running(WSGI, "--static", f"/files/={tmp_path}", "--", "--max-requests=100") as server:
+        answer = server.get("/bare-text")
+        assert answer.status == 200, server.log()
+        assert answer.header("Content-Length") == str(len(answer.body))
+        assert server.get("/files/a.txt").body == b"a file"
+        assert "Using worker: wsgifast.workers.FastWorker" in server.log()
+        assert "--max-requests=100" in server.log()
+
+
+def test_an_asgi_app() -> None:
+    with running(ASGI) as server:
+        assert server.get("/").status == 200, server.log()
+        assert "asgifast.uvicorn:HttpToolsProtocol" in server.log()
+
+
+def test_the_command_that_it_prints_does_the_same() -> None:
+    with running(WSGI) as server:
+        command = server.log().splitlines()[1].strip()
+    port = free_port()
+    words = [f"--bind=127.0.0.1:{port}" if "--bind" in w else w for w in shlex.split(command)]
+    words[0] = str(Path(sys.executable).with_name(words[0]))
+    with live_server(words, ("127.0.0.1", port)) as again:
+        assert again.get("/bare-text").status == 200, again.log()
+
+
+def test_one_sentence_for_what_cannot_be(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (tmp_path / "broken.py").write_text("import no_such_module\n")
+        (tmp_path / "nothing.py").write_text("def create_app():\n    pass\n")
+        for arguments, status, said in (
+            ((WSGI, "--bind", f"127.0.0.1:{port}"), 2, "in use"),
+            ((WSGI, "--bind", "nosuchhost.invalid:80"), 2, "nosuchhost.invalid"),
+            ((WSGI, "--bind", "127.0.0.1:http"), 2, "HOST:PORT"),
+            ((WSGI, "--static", "/s/=nowhere"), 2, "nowhere"),
+            ((ASGI, "--threads", "2"), 2, "--threads"),
+            (("nowhere:app",), 3, "nowhere"),
+            ((str(tmp_path / "broken.py"),), 3, "no_such_module"),
+            ((str(tmp_path / "nothing.py"),), 3, "None"),
+            (("examples.mistakes:PAGE",), 3, "PAGE"),
+        ):
+            ended = run(*arguments)
+            told = ended.stderr.strip()
+            assert ended.returncode == status, told
+            assert said in told, told
+            assert len(told.splitlines()) == 1, told
+
+
+def test_a_wrapped_app_is_not_wrapped_again() -> None:
+    from wsgifast import WSGIFast
+
+    app = wrapped("examples.mistakes:app")
+    assert isinstance(app, WSGIFast)
+    assert not isinstance(app.app, WSGIFast)
+
+
+def test_arguments_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from wsgifast import ConfigurationError
+
+    monkeypatch.delenv(ARGUMENTS, raising=False)
+    with pytest.raises(ConfigurationError, match=ARGUMENTS):
+        wrapped_by_environment()
+    monkeypatch.setitem(os.environ, ARGUMENTS, json.dumps({"target": WSGI}))
+    assert callable(wrapped_by_environment())

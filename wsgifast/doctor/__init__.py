@@ -1,0 +1,154 @@
+"""The doctor: which endpoints of an app return slow, wrong or fragile bodies, and what it costs.
+
+From the command line `wsgifast doctor shop.wsgi:application`; in tests::
+
+    from wsgifast.doctor import as_text, examine
+
+    def test_bodies() -> None:
+        report = examine(app, ["/", "/export.csv"])
+        assert not report.of("wrong") and not report.of("slow"), as_text(report)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ..apps import Interface, check_app, interface_of
+from ..errors import ConfigurationError
+from ..middleware import WSGIFast
+from .catalogue import CATALOGUE, explain
+from .endpoints import Found, from_framework, from_paths
+from .examination import observer
+from .formats import as_text
+from .judge import findings_of
+from .model import Endpoint, Finding, Observation, Report, Severity, Unreached
+
+__all__ = [
+    "CATALOGUE",
+    "Endpoint",
+    "Finding",
+    "Observation",
+    "Report",
+    "Severity",
+    "Unreached",
+    "as_text",
+    "examine",
+    "explain",
+]
+
+SAFE_METHODS = ("GET", "HEAD")
+
+
+def examine(
+    app: Any,
+    endpoints: Iterable[str | Endpoint] | None = None,
+    *,
+    values: Mapping[str, str] | None = None,
+    headers: Iterable[tuple[str, str]] = (),
+    unsafe: bool = False,
+    limit_s: float = 10.0,
+    silence: Iterable[str] = (),
+    name: str | None = None,
+    interface: Interface | None = None,
+    found: Found | None = None,
+    progress: Callable[[int, int, Endpoint], None] | None = None,
+) -> Report:
+    """Ask an app for its endpoints, raw and wrapped in turn, and report what was seen.
+
+    Each endpoint is asked for up to twenty times in this process. Only GET and HEAD are used,
+    unless `unsafe` is True.
+
+    :param app: a WSGI or ASGI app; one that is wrapped in WSGIFast or ASGIFast already is
+        examined without it.
+    :param endpoints: paths such as "/export.csv?year=1", or endpoints; None for those that the
+        app's framework tells: Flask, Django, Starlette, FastAPI, Falcon, Bottle, Pyramid.
+    :param values: for the parameters of the framework's patterns, by name.
+    :param headers: for every request, such as ("Cookie", "sessionid=...").
+    :param limit_s: seconds for one request.
+    :param silence: ids of findings to leave out.
+    :param name: what the report calls the app.
+    :param interface: "WSGI" or "ASGI", where it cannot be seen.
+    :param found: endpoints and what was not reached, from :mod:`wsgifast.doctor.endpoints`.
+    :param progress: called before each endpoint with its number, their count, and itself.
+    :raises ConfigurationError: if the app is none, an id is unknown, or there is nothing to ask.
+    :raises WSGIFastError: if an ASGI app does not start.
+    """
+    silenced = _known(silence)
+    if interface is None:
+        interface = interface_of(app)
+    if interface is None:
+        check_app(app, "WSGI")
+        interface = "WSGI"
+    app, was_wrapped = unwrapped(app)
+    framework, told = from_framework(app, values or {})
+    if endpoints is not None:
+        given = list(endpoints)
+        texts = [each for each in given if isinstance(each, str)]
+        told = ([*from_paths(texts)[0], *(e for e in given if isinstance(e, Endpoint))], [])
+    elif found is not None:
+        told = found
+    asked, unreached = _askable(told, unsafe=unsafe)
+    if not asked and not unreached:
+        raise ConfigurationError(
+            "there is no endpoint to ask for: the app's framework tells of none; name paths"
+        )
+    report = Report(
+        name or str(getattr(app, "__module__", "app")),
+        interface,
+        framework,
+        was_wrapped=was_wrapped,
+        unreached=unreached,
+    )
+    with observer(app, interface, limit_s=limit_s) as observe:
+        for number, endpoint in enumerate(asked):
+            if progress is not None:
+                progress(number, len(asked), endpoint)
+            seen = observe(_with_headers(endpoint, tuple(headers)))
+            seen.raw.body.clear()  # nobody looks at it any more
+            seen.wrapped.body.clear()
+            report.observations.append(seen)
+            report.findings += [f for f in findings_of(seen) if f.id not in silenced]
+    report.sort()
+    return report
+
+
+def unwrapped(app: Any) -> tuple[Any, bool]:
+    """An app without the middleware of ours that is around it, and whether there was any."""
+    was_wrapped = False
+    while True:
+        inner = vars(app).get("wsgi_app") if hasattr(app, "__dict__") else None
+        if isinstance(app, WSGIFast) or type(app).__module__.startswith("asgifast."):
+            app = app.app
+        elif isinstance(inner, WSGIFast):  # Flask's way: app.wsgi_app = WSGIFast(app.wsgi_app)
+            app = inner.app
+        else:
+            return app, was_wrapped
+        was_wrapped = True
+
+
+def _known(silence: Iterable[str]) -> set[str]:
+    silenced = {each.upper() for each in silence}
+    unknown = sorted(silenced - set(CATALOGUE))
+    if unknown:
+        raise ConfigurationError(f"there is no finding {unknown[0]}, but {', '.join(CATALOGUE)}")
+    return silenced
+
+
+def _askable(found: Found, *, unsafe: bool) -> tuple[list[Endpoint], list[Unreached]]:
+    endpoints, unreached = found
+    if unsafe:
+        return list(endpoints), list(unreached)
+    reason = "may change something; --unsafe asks all the same"
+    left = [
+        Unreached(e.name, f"{e.method} {reason}", e.method)
+        for e in endpoints
+        if e.method not in SAFE_METHODS
+    ]
+    return [e for e in endpoints if e.method in SAFE_METHODS], [*unreached, *left]
+
+
+def _with_headers(endpoint: Endpoint, headers: tuple[tuple[str, str], ...]) -> Endpoint:
+    if not headers:
+        return endpoint
+    return Endpoint(**{**vars(endpoint), "headers": (*endpoint.headers, *headers)})

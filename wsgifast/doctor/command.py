@@ -1,0 +1,256 @@
+"""`wsgifast doctor`: the command line of the doctor."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..apps import interface_of
+from ..errors import ConfigurationError, WSGIFastError
+from ..loading import AppNotLoaded, load_app
+from . import examine, unwrapped
+from .catalogue import explain
+from .endpoints import (
+    Found,
+    from_access_log,
+    from_har,
+    from_openapi,
+    from_paths,
+    from_urls_file,
+)
+from .examination import observer
+from .formats import FORMATS, as_text, baseline_of, without
+from .model import SEVERITIES, Endpoint, Report
+
+__all__ = ["add_command"]
+
+_STATUS_CLEAN, _STATUS_FINDINGS, _STATUS_USAGE, _STATUS_NOT_STARTED = 0, 1, 2, 3
+
+_EXAMPLES = """\
+examples:
+  wsgifast doctor shop.wsgi:application
+  wsgifast doctor 'shop:create_app()' /export.csv /media/cat.jpg
+  wsgifast doctor shop.settings --value slug=cat --cookie sessionid=...
+  wsgifast doctor api:app --access-log access.log --format json
+  wsgifast doctor --live http://127.0.0.1:8000 /
+  wsgifast doctor --explain WF003
+"""
+
+
+def add_command(commands: Any) -> None:
+    """Add `doctor` to the command line's subcommands."""
+    parser = commands.add_parser(
+        "doctor",
+        help="tell which endpoints of an app return slow, wrong or fragile bodies",
+        description="Ask an app for its endpoints, raw and wrapped with wsgifast, and tell which "
+        "return slow, wrong or fragile bodies. Each is asked for up to twenty times, in this "
+        "process.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "app",
+        nargs="?",
+        help="module:app, 'module:factory()', a Django settings module, or a .py file",
+    )
+    parser.add_argument("paths", nargs="*", metavar="/PATH", help="in place of all endpoints")
+    parser.add_argument("--live", metavar="URL", help="look at a running server from outside")
+    parser.add_argument("--explain", metavar="ID", help="what a finding means")
+
+    source = parser.add_argument_group("endpoints")
+    source.add_argument("--urls", metavar="FILE", help="a path or URL in each line")
+    source.add_argument("--access-log", metavar="FILE", help="common or combined format")
+    source.add_argument("--openapi", metavar="FILE|/PATH", help="JSON, or where the app has it")
+    source.add_argument("--har", metavar="FILE", help="a browser's recording")
+
+    asking = parser.add_argument_group("requests")
+    asking.add_argument("--value", metavar="NAME=X", action="append", default=[], type=_pair("="))
+    asking.add_argument("--header", metavar="NAME: X", action="append", default=[], type=_pair(":"))
+    asking.add_argument("--cookie", metavar="NAME=X", action="append", default=[])
+    asking.add_argument("--unsafe", action="store_true", help="other methods than GET and HEAD too")
+    asking.add_argument(
+        "--timeout", metavar="S", type=_seconds, default=10.0, help="of a request (default: 10)"
+    )
+
+    result = parser.add_argument_group("result")
+    result.add_argument("--format", choices=FORMATS, default="text")
+    result.add_argument("--html", metavar="FILE", help="write a page one can pass on, too")
+    result.add_argument(
+        "--fail-level", choices=SEVERITIES, default="slow", help="exit status 1 from here on"
+    )
+    result.add_argument("--baseline", metavar="FILE", help="fail on what this JSON report has not")
+    result.add_argument("--silence", metavar="ID", action="append", default=[])
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.explain is not None:
+        print(explain(options.explain))
+        return _STATUS_CLEAN
+    if options.live is not None:
+        from .live import look_at
+
+        paths = [each for each in (options.app, *options.paths) if each is not None]
+        report = look_at(
+            options.live, paths or ["/"], headers=_headers(options), limit_s=options.timeout
+        )
+        return _finish(report, options)
+    if options.app is None:
+        raise ConfigurationError("name an app, as in: wsgifast doctor shop.wsgi:application")
+    known = _baseline(options)
+    try:
+        with _quiet_stdout(options):
+            report = _examined(options)
+    except AppNotLoaded as error:
+        print(f"wsgifast doctor: {error}", file=sys.stderr)
+        return _STATUS_NOT_STARTED
+    return _finish(report, options, known)
+
+
+def _examined(options: argparse.Namespace) -> Report:
+    loaded = load_app(options.app)
+    values = dict(options.value)
+    with _progress() as progress:
+        return examine(
+            loaded.app,
+            values=values,
+            headers=_headers(options),
+            unsafe=options.unsafe,
+            limit_s=options.timeout,
+            silence=options.silence,
+            name=options.app,
+            interface=loaded.interface,
+            found=_found(options, loaded.app, values),
+            progress=progress,
+        )
+
+
+def _found(options: argparse.Namespace, app: Any, values: dict[str, str]) -> Found | None:
+    """What the command line names; None for what the framework tells."""
+    found: list[Found] = []
+    if options.paths:
+        found.append(from_paths(options.paths))
+    if options.urls:
+        found.append(from_urls_file(options.urls))
+    if options.access_log:
+        found.append(from_access_log(options.access_log))
+    if options.openapi:
+        found.append(from_openapi(options.openapi, values, _fetcher(app, options.timeout)))
+    if options.har:
+        found.append(from_har(options.har))
+    if not found:
+        return None
+    return (
+        [endpoint for endpoints, _ in found for endpoint in endpoints],
+        [left for _, unreached in found for left in unreached],
+    )
+
+
+def _fetcher(app: Any, limit_s: float) -> Any:
+    def fetch(path: str) -> bytes:
+        inner, _ = unwrapped(app)
+        with observer(inner, interface_of(inner) or "WSGI", limit_s=limit_s) as observe:
+            return bytes(observe(Endpoint(path, path, "openapi")).raw.body)
+
+    return fetch
+
+
+def _finish(report: Report, options: argparse.Namespace, known: set[str] | None = None) -> int:
+    if known is not None:
+        report.findings = without(report.findings, known)
+    if options.format == "text":
+        is_terminal = sys.stdout.isatty()
+        width = shutil.get_terminal_size().columns if is_terminal else None
+        colours = is_terminal and "NO_COLOR" not in os.environ
+        print(as_text(report, width=width, colours=colours))
+    else:
+        print(FORMATS[options.format](report))
+    if options.html:
+        from .page import as_html
+
+        _write(options.html, as_html(report))
+    worse = SEVERITIES[: SEVERITIES.index(options.fail_level) + 1]
+    return _STATUS_FINDINGS if report.of(*worse) else _STATUS_CLEAN
+
+
+def _baseline(options: argparse.Namespace) -> set[str] | None:
+    if options.baseline is None:
+        return None
+    try:
+        return baseline_of(Path(options.baseline).read_text())
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigurationError(
+            f"--baseline {options.baseline}: {error}; make one with --format json"
+        ) from None
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise WSGIFastError(f"{path}: {error.strerror}") from None
+
+
+def _headers(options: argparse.Namespace) -> list[tuple[str, str]]:
+    headers = [(name, value.strip()) for name, value in options.header]
+    if options.cookie:
+        headers.append(("Cookie", "; ".join(options.cookie)))
+    return headers
+
+
+def _pair(separator: str) -> Any:
+    def pair(text: str) -> tuple[str, str]:
+        name, found, value = text.partition(separator)
+        if not found or not name.strip():
+            raise argparse.ArgumentTypeError(f"{text!r}: expected NAME{separator}VALUE")
+        return name.strip(), value
+
+    return pair
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds above 0")
+    return seconds
+
+
+@contextlib.contextmanager
+def _quiet_stdout(options: argparse.Namespace) -> Iterator[None]:
+    """What an app prints goes to stderr: stdout is the report's."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Any]:
+    """A bar on a terminal, for runs that take more than a moment; nothing in a pipe."""
+    stream = sys.stderr
+    if not stream.isatty():
+        yield None
+        return
+    began = time.monotonic()
+
+    def show(number: int, count: int, endpoint: Endpoint) -> None:
+        if time.monotonic() - began < 1.0:
+            return
+        columns = shutil.get_terminal_size().columns
+        filled = 20 * number // count
+        text = f"[{'#' * filled:20}] {number}/{count} {endpoint.name}"
+        stream.write(f"\r\033[K{text[: columns - 1]}")
+        stream.flush()
+
+    try:
+        yield show
+    finally:
+        stream.write("\r\033[K")

@@ -1,0 +1,110 @@
+"""The examination of an app in this process: each endpoint raw and wrapped, in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from statistics import median
+from typing import Any
+
+from ..apps import Interface
+from ..errors import MissingExtra
+from ..middleware import WSGIFast
+from .model import Cost, Endpoint, Observation, Recording
+from .recording import record_wsgi
+
+__all__ = ["Observer", "observer"]
+
+# Pairs of runs for the costs; quick endpoints get all of them.
+_PAIRS = 5
+# No endpoint's costs are measured for longer than this, in seconds.
+_COSTS_S = 3.0
+# A body of less fits into the buffers of any socket: it holds no thread.
+_HOLDING_BYTES = 512 * 1024
+
+# Records one request: (endpoint, *, reads=True, look=True) -> Recording.
+_Record = Callable[..., Recording]
+Observer = Callable[[Endpoint], Observation]
+
+
+@contextmanager
+def observer(app: Any, interface: Interface, *, limit_s: float) -> Iterator[Observer]:
+    """A function that asks an app for an endpoint as often as it takes: three to twenty times.
+
+    :param limit_s: seconds for one request.
+    :raises WSGIFastError: if an ASGI app does not start.
+    """
+    if interface == "WSGI":
+        yield lambda endpoint: _observe(_wsgi_contenders(app, limit_s), endpoint)
+        return
+    from .asgi_recording import ASGISession
+
+    with ASGISession(app) as session:
+        contenders = _asgi_contenders(app, session, limit_s)
+        yield lambda endpoint: _observe(contenders, endpoint)
+
+
+def _wsgi_contenders(app: Any, limit_s: float) -> dict[str, _Record]:
+    def of(app: Any) -> _Record:
+        return partial(record_wsgi, app, limit_s=limit_s)
+
+    return {
+        "raw": of(app), "wrapped": of(WSGIFast(app)), "coalesced": of(WSGIFast(app, coalesce=True))
+    }  # fmt: skip
+
+
+def _asgi_contenders(app: Any, session: Any, limit_s: float) -> dict[str, _Record]:
+    try:
+        from asgifast import ASGIFast
+    except ImportError as error:
+        raise MissingExtra("wsgifast doctor of ASGI apps", "asgi", str(error)) from None
+
+    def of(app: Any, *, pathsend: bool = False) -> _Record:
+        return partial(session.record, app, limit_s=limit_s, pathsend=pathsend)
+
+    wrapped = ASGIFast(app)
+    return {"raw": of(app), "wrapped": of(wrapped), "sendfile": of(wrapped, pathsend=True)}
+
+
+def _observe(contenders: dict[str, _Record], endpoint: Endpoint) -> Observation:
+    record = contenders["raw"]
+    raw = record(endpoint)
+    seen = Observation(endpoint, raw, Recording())
+    if raw.timed_out:
+        return seen
+    seen.wrapped = contenders["wrapped"](endpoint)
+    if raw.failed or seen.wrapped.failed:
+        return seen
+    measured = dict(contenders)
+    if "coalesced" in measured and (raw.chunks.count < 2 or raw.by_sendfile):
+        del measured["coalesced"]
+    if raw.chunks.count > 1 or raw.files:
+        seen.costs = _costs(measured, endpoint)
+    if (raw.declared or raw.chunks.total) >= _HOLDING_BYTES:
+        raw.held = record(endpoint, reads=False, look=False).held
+    return seen
+
+
+def _costs(contenders: dict[str, _Record], endpoint: Endpoint) -> dict[str, Cost]:
+    runs: dict[str, list[Recording]] = {name: [] for name in contenders}
+    spent = 0.0
+    for _ in range(_PAIRS):
+        for name, record in contenders.items():
+            run = record(endpoint, look=False)
+            if run.failed:
+                return {}
+            runs[name].append(run)
+            spent += run.wall_s
+        if spent > _COSTS_S:
+            break
+    return {name: _median(of) for name, of in runs.items()}
+
+
+def _median(runs: Iterable[Recording]) -> Cost:
+    runs = list(runs)
+    return Cost(
+        median(run.cpu_s for run in runs),
+        median(run.wall_s for run in runs),
+        int(median(run.sends for run in runs)),
+    )

@@ -1,0 +1,207 @@
+"""A report as text, JSON, GitHub annotations and JUnit XML; HTML is in page.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+from .. import __version__
+from .catalogue import CATALOGUE
+from .model import Finding, Report, Severity
+
+__all__ = ["FORMATS", "JSON_VERSION", "as_github", "as_json", "as_junit", "as_text", "baseline_of"]
+
+# Raised when a field changes its meaning or goes; new fields may come at any time.
+JSON_VERSION = 1
+_COLOURS: Mapping[Severity, str] = {"wrong": "\033[31m", "slow": "\033[33m", "info": "\033[36m"}
+_RESET, _DIM = "\033[0m", "\033[2m"
+_LEAST_WIDTH = 60
+_GITHUB: Mapping[Severity, str] = {"wrong": "error", "slow": "warning", "info": "notice"}
+
+
+def as_text(report: Report, *, width: int | None = None, colours: bool = False) -> str:
+    """A table, worst first, and what was not reached.
+
+    :param width: columns; None does not cut anything off.
+    """
+    lines = []
+    if report.was_wrapped:
+        lines += ["The app is wrapped with wsgifast already; this is what it is without.", ""]
+    findings = report.findings
+    if findings:
+        cells = [("", "endpoint", "what it returns", "server cost", "what to do")]
+        cells += [(f.id, _endpoint(f), f.what, f.cost, f.fix) for f in findings]
+        severities: Sequence[Severity | None] = [None, *(f.severity for f in findings)]
+        widths = _widths(cells, width)
+        for row, severity in zip(cells, severities, strict=True):
+            line = "  ".join(
+                _cut(cell, wide) for cell, wide in zip(row, widths, strict=True)
+            ).rstrip()
+            if colours and severity is not None:
+                line = f"{_COLOURS[severity]}{line[:5]}{_RESET}{line[5:]}"
+            lines.append(line)
+        lines.append("")
+    lines.append(summary(report))
+    for left in report.unreached:
+        line = f"  not reached: {left.method} {left.name}: {left.reason}"
+        lines.append(f"{_DIM}{line}{_RESET}" if colours else line)
+    return "\n".join(lines)
+
+
+def summary(report: Report) -> str:
+    """Such as "41 endpoints: 36 good, 3 slow, 1 wrong, 1 not reached."."""
+    asked = len(report.observations)
+    parts = [f"{report.good} good"]
+    seen: set[str] = set()
+    worst: dict[str, int] = {}
+    for finding in report.of("wrong", "slow"):
+        key = f"{finding.endpoint.method} {finding.endpoint.url}"
+        if key not in seen:
+            seen.add(key)
+            worst[finding.severity] = worst.get(finding.severity, 0) + 1
+    parts += [f"{worst[kind]} {kind}" for kind in ("slow", "wrong") if kind in worst]
+    if report.unreached:
+        parts.append(f"{len(report.unreached)} not reached")
+    total = asked + len(report.unreached)
+    return f"{total} endpoint{'' if total == 1 else 's'}: {', '.join(parts)}."
+
+
+def as_json(report: Report) -> str:
+    """Everything, for programs; see JSON_VERSION."""
+    return json.dumps(_data(report), indent=2)
+
+
+def as_github(report: Report) -> str:
+    """Workflow commands that GitHub shows as annotations."""
+    return "\n".join(
+        f"::{_GITHUB[f.severity]} title={_escaped(f'{f.id} {CATALOGUE[f.id].title}', ',:')}::"
+        + _escaped(f"{_endpoint(f)}: {f.what}. {f.cost + '. ' if f.cost else ''}{f.fix}")
+        for f in report.findings
+    )
+
+
+def as_junit(report: Report) -> str:
+    """A test case for each endpoint; wrong and slow ones fail, those not reached are skipped."""
+    suite = ElementTree.Element("testsuite", name=f"wsgifast doctor {report.app}")
+    failures = 0
+    for seen in report.observations:
+        endpoint = seen.endpoint
+        case = _case(suite, report, endpoint.method, endpoint.name)
+        own = [f for f in report.of("wrong", "slow") if f.endpoint is endpoint]
+        for finding in own:
+            title = f"{finding.id} {CATALOGUE[finding.id].title}"
+            failure = ElementTree.SubElement(case, "failure", type=finding.severity, message=title)
+            failure.text = f"{finding.what}\n{finding.cost}\n{finding.fix}"
+        failures += bool(own)
+    for left in report.unreached:
+        case = _case(suite, report, left.method, left.name)
+        ElementTree.SubElement(case, "skipped", message=left.reason)
+    suite.set("tests", str(len(report.observations) + len(report.unreached)))
+    suite.set("failures", str(failures))
+    suite.set("skipped", str(len(report.unreached)))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def baseline_of(text: str) -> set[str]:
+    """The keys of the findings in an earlier report in JSON.
+
+    :raises ValueError: if it is none.
+    """
+    data = json.loads(text)
+    if not isinstance(data, dict) or data.get("version") != JSON_VERSION:
+        raise ValueError(f"a report of version {JSON_VERSION} is expected")
+    return {finding["key"] for finding in data["findings"]}
+
+
+def _data(report: Report) -> dict[str, Any]:
+    return {
+        "version": JSON_VERSION,
+        "wsgifast": __version__,
+        "app": report.app,
+        "interface": report.interface,
+        "framework": report.framework,
+        "was_wrapped": report.was_wrapped,
+        "endpoints": [
+            {
+                "method": seen.endpoint.method,
+                "url": seen.endpoint.url,
+                "name": seen.endpoint.name,
+                "source": seen.endpoint.source,
+                "requests": seen.endpoint.requests,
+                "status": seen.raw.status,
+                "returned": seen.raw.returned,
+                "body_bytes": seen.raw.chunks.total,
+                "chunks": seen.raw.chunks.count,
+                "route": seen.wrapped.route,
+                "by_sendfile_bytes": seen.raw.by_sendfile,
+                "app_s": seen.raw.app_s,
+                "slow_client_holds_thread": seen.raw.held,
+                "peak_bytes": seen.raw.peak_bytes,
+                "costs": {name: vars(cost) for name, cost in seen.costs.items()},
+            }
+            for seen in report.observations
+        ],
+        "findings": [
+            {
+                "id": f.id,
+                "key": f.key,
+                "severity": f.severity,
+                "title": CATALOGUE[f.id].title,
+                "method": f.endpoint.method,
+                "url": f.endpoint.url,
+                "name": f.endpoint.name,
+                "what": f.what,
+                "cost": f.cost,
+                "fix": f.fix,
+                "saves_s": f.saves_s,
+                "detail": dict(f.detail),
+            }
+            for f in report.findings
+        ],
+        "not_reached": [vars(left) for left in report.unreached],
+    }
+
+
+def _endpoint(finding: Finding) -> str:
+    endpoint = finding.endpoint
+    text = endpoint.name if endpoint.method == "GET" else f"{endpoint.method} {endpoint.name}"
+    return f"{text} ({endpoint.requests:,}x)" if endpoint.requests else text
+
+
+def _widths(cells: Sequence[Sequence[str]], width: int | None) -> list[int]:
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    if width is not None:
+        # What to do is read last and is the longest: it gives way first, then what it returns.
+        for column, least in ((4, 20), (2, 16), (1, 12)):
+            over = sum(widths) + 2 * (len(widths) - 1) - max(width, _LEAST_WIDTH)
+            widths[column] = max(min(widths[column], least), widths[column] - max(0, over))
+    return widths
+
+
+def _cut(text: str, width: int) -> str:
+    return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
+
+
+def _escaped(text: str, more: str = "") -> str:
+    for character in f"%\r\n{more}":
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text
+
+
+def _case(suite: Any, report: Report, method: str, name: str) -> Any:
+    return ElementTree.SubElement(
+        suite, "testcase", classname=f"wsgifast.doctor.{report.app}", name=f"{method} {name}"
+    )
+
+
+FORMATS: Mapping[str, Callable[[Report], str]] = {
+    "text": as_text, "json": as_json, "github": as_github, "junit": as_junit
+}  # fmt: skip
+
+
+def without(findings: Iterable[Finding], keys: set[str]) -> list[Finding]:
+    """The findings that an earlier report has not."""
+    return [finding for finding in findings if finding.key not in keys]

@@ -1,0 +1,221 @@
+"""What an observation means: pure, no app is asked for anything here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .catalogue import CATALOGUE
+from .model import Chunks, Cost, Finding, Observation, Recording
+
+__all__ = ["findings_of"]
+
+# Fewer chunks, or larger ones, cost no server more than the app itself.
+_MANY_CHUNKS = 16
+_SMALL_CHUNK_BYTES = 4096
+# A file in blocks of this size or less pays more for the blocks than for the bytes.
+_SMALL_BLOCK_BYTES = 128 * 1024
+# What is not a fifth quicker, and by this much, is not worth a word: it may be noise.
+_WORTH = 1.2
+_WORTH_S = 0.0002
+# A body in memory that is worth a word.
+_LARGE_BYTES = 16 * 1024 * 1024
+# A turn of the event loop that takes longer keeps every other client waiting, in seconds.
+_BLOCKED_S = 0.1
+_EVENT_TYPES = ("text/event-stream", "multipart/x-mixed-replace", "application/x-ndjson")
+
+_WRAP = "WSGIFast(app)"
+_ASGI_WRAP = "ASGIFast(app)"
+_PROTOCOL = "ASGIFast(app) on asgifast.uvicorn's protocols"
+_COALESCE = "WSGIFast(app, coalesce=True)"
+_FASTWORKER = "gunicorn -k wsgifast.workers.FastWorker"
+
+
+def findings_of(seen: Observation) -> list[Finding]:
+    """Everything that is to be said about an endpoint, worst first."""
+    failure = _failure(seen)
+    if failure is not None:
+        return [failure]
+    shape = _messages if seen.raw.returned == "messages" else _shape
+    return [finding for finding in (*shape(seen), *_remarks(seen)) if finding is not None]
+
+
+def _finding(
+    id_: str, seen: Observation, what: str, fix: str, cost: str = "", saves_s: float = 0.0
+) -> Finding:
+    raw = seen.raw
+    detail = {
+        "returned": raw.returned,
+        "status": raw.status,
+        "chunks": raw.chunks.count,
+        "median_chunk_bytes": raw.chunks.median,
+        "body_bytes": raw.chunks.total,
+        "route": seen.wrapped.route,
+        "costs_cpu_ms": {name: round(c.cpu_s * 1e3, 3) for name, c in seen.costs.items()},
+        "costs_wall_ms": {name: round(c.wall_s * 1e3, 3) for name, c in seen.costs.items()},
+        "sends": {name: c.sends for name, c in seen.costs.items()},
+    }
+    entry = CATALOGUE[id_]
+    return Finding(id_, entry.severity, seen.endpoint, what, cost, fix, saves_s, detail)
+
+
+def _failure(seen: Observation) -> Finding | None:
+    raw, wrapped = seen.raw, seen.wrapped
+    if raw.timed_out:
+        if _is_event_stream(raw):
+            return _finding("WF023", seen, "a stream of events, without end", "nothing")
+        if _is_crumbs(raw.chunks) and not _pauses(raw.chunks):
+            return _unfinished(seen)
+        return _finding("WF016", seen, _what(raw), "see what it waits for")
+    if raw.error is not None and raw.problem is None:
+        return _finding("WF015", seen, raw.error, "see its traceback")
+    if raw.problem is None:
+        return None
+    mended = not wrapped.failed
+    cost = "fails as it is"
+    if raw.problem.startswith("a bare"):
+        kind = raw.returned
+        return _finding("WF011", seen, f"a bare {kind}", f"{_WRAP} sends it; return [body]", cost)
+    if raw.problem.startswith("a chunk is"):
+        fix = f"{_WRAP} converts it; yield bytes" if mended else "yield bytes"
+        return _finding("WF012", seen, raw.problem.partition(":")[0], fix, cost)
+    if raw.problem.startswith("Content-Length"):
+        fix = f"{_WRAP} corrects it; count bytes, not characters" if mended else "count the bytes"
+        return _finding("WF013", seen, raw.problem, fix, "waits or cuts")
+    return _finding("WF014", seen, raw.problem, "return a list of bytes", cost)
+
+
+def _unfinished(seen: Observation) -> Finding:
+    """Small chunks, so many that the time was over before they were."""
+    chunks = seen.raw.chunks
+    what = f"{chunks.count:,} chunks so far, median {_size(chunks.median)}"
+    if seen.raw.returned == "messages":
+        return _finding("WF030", seen, what, _ASGI_WRAP, "no end in time")
+    return _finding("WF003", seen, what, _COALESCE, "no end in time")
+
+
+def _shape(seen: Observation) -> Iterator[Finding | None]:
+    """At most one finding about the shape of the body."""
+    raw, wrapped = seen.raw, seen.wrapped
+    chunks = raw.chunks
+    if _pauses(chunks) or _is_event_stream(raw):
+        if chunks.count > 1:
+            yield _finding("WF023", seen, f"{chunks.count} chunks, with pauses", "nothing")
+        return
+    file = raw.files[0] if raw.files else None
+    by_file = wrapped.route in ("file", "blocks", "segments") and not raw.by_sendfile
+    if by_file and chunks.count > 1:
+        what = f"a file, read {_size(chunks.median)} at a time"
+        yield _worth("WF007", seen, what, f"{_WRAP}, or {_own_file(seen)}", "wrapped")
+    elif by_file and raw.returned.rpartition(".")[2] == "FileWrapper":
+        # Small today: one block.
+        yield _finding("WF007", seen, "a file in a foreign wrapper", f"{_WRAP}; {_own_file(seen)}")
+    elif file is not None and not raw.by_sendfile and chunks.count == 1:
+        if file.size >= _LARGE_BYTES:
+            yield _finding(
+                "WF009", seen, f"a file of {_size(file.size)}, whole in memory", _own_file(seen)
+            )
+    elif file is not None and not raw.by_sendfile and chunks.median <= _SMALL_BLOCK_BYTES:
+        what = f"a file behind a {_kind(raw)}, {_size(chunks.median)} at a time"
+        yield _finding("WF008", seen, what, _own_file(seen), _cost_as_it_is(seen))
+    elif _is_crumbs(chunks):
+        what = f"{chunks.count:,} chunks, median {_size(chunks.median)}"
+        if wrapped.route == "joined":
+            yield _worth("WF001", seen, what, f"{_WRAP}, or return [b''.join(parts)]", "wrapped")
+        else:
+            yield _worth("WF003", seen, what, _COALESCE, "coalesced")
+
+
+def _messages(seen: Observation) -> Iterator[Finding | None]:
+    """The same for the body messages of an ASGI app."""
+    raw = seen.raw
+    chunks = raw.chunks
+    # Seen twice, or the machine was busy with something else.
+    blocked_s = min(raw.blocked_s, seen.wrapped.blocked_s)
+    if blocked_s > _BLOCKED_S:
+        what = f"{_ms(blocked_s)} ms without a turn of the loop"
+        yield _finding("WF032", seen, what, "def in place of async def, or a thread")
+    if _pauses(chunks) or _is_event_stream(raw):
+        if chunks.count > 1:
+            yield _finding("WF023", seen, f"{chunks.count} messages, with pauses", "nothing")
+    elif raw.files and chunks.count > 1:
+        what = f"a file, {_size(chunks.median)} at a time"
+        yield _worth("WF031", seen, what, _PROTOCOL, "sendfile")
+    elif raw.files and raw.files[0].size >= _LARGE_BYTES:
+        what = f"a file of {_size(raw.files[0].size)}, whole in memory"
+        yield _finding("WF009", seen, what, "FileResponse")
+    elif _is_crumbs(chunks):
+        what = f"{chunks.count:,} messages, median {_size(chunks.median)}"
+        yield _worth("WF030", seen, what, _ASGI_WRAP, "wrapped")
+
+
+def _remarks(seen: Observation) -> Iterator[Finding | None]:
+    raw = seen.raw
+    if raw.held and raw.returned != "messages":  # a task that waits costs no thread
+        yield _finding("WF010", seen, f"{_size(raw.declared or raw.chunks.total)}", _FASTWORKER)
+    coding = raw.header("Content-Encoding")
+    if coding is not None and coding.lower() != "identity":
+        yield _finding("WF022", seen, f"a body in {coding}", "compress static files beforehand")
+    is_file = bool(raw.files) or raw.by_sendfile > 0
+    if is_file and raw.status == 200 and not (raw.header("ETag") or raw.header("Last-Modified")):
+        yield _finding("WF020", seen, "a file that no cache can check", _WRAP)
+    if raw.status == 200 and raw.declared is None and raw.returned in ("list", "tuple"):
+        yield _finding("WF021", seen, "a whole body without its length", _WRAP)
+
+
+def _worth(id_: str, seen: Observation, what: str, fix: str, better: str) -> Finding | None:
+    """The finding, if it is worth a word: an app that costs far more than its body is left."""
+    raw, other = seen.costs.get("raw"), seen.costs.get(better)
+    if raw is None or other is None:
+        return None
+    saved = raw.cpu_s - other.cpu_s
+    if saved < _WORTH_S or raw.cpu_s < other.cpu_s * _WORTH:
+        return None
+    return _finding(id_, seen, what, fix, _from_to(raw, other), saved)
+
+
+def _from_to(raw: Cost, other: Cost) -> str:
+    return f"{_ms(raw.cpu_s)} -> {_ms(other.cpu_s)} ms"
+
+
+def _cost_as_it_is(seen: Observation) -> str:
+    cost = seen.costs.get("raw")
+    return "" if cost is None else f"{_ms(cost.cpu_s)} ms"
+
+
+def _ms(seconds: float) -> str:
+    ms = seconds * 1e3
+    return f"{ms:.0f}" if ms >= 20 else f"{ms:.1f}" if ms >= 0.1 else f"{ms:.2f}"
+
+
+def _size(size: float) -> str:
+    if size < 2048:
+        return f"{size:.0f} B"
+    return f"{size / 1024:.0f} KiB" if size < 2 * 1024**2 else f"{size / 1024**2:.1f} MiB"
+
+
+def _own_file(seen: Observation) -> str:
+    returned = seen.raw.returned
+    if returned.startswith("werkzeug"):
+        return "return send_file(path)"
+    return "return FileResponse(f)" if returned.startswith("django") else "return the file itself"
+
+
+def _is_crumbs(chunks: Chunks) -> bool:
+    return chunks.count >= _MANY_CHUNKS and chunks.median < _SMALL_CHUNK_BYTES
+
+
+def _pauses(chunks: Chunks) -> bool:
+    return chunks.pauses * 4 > chunks.count
+
+
+def _what(raw: Recording) -> str:
+    return raw.returned or "nothing yet"
+
+
+def _kind(raw: Recording) -> str:
+    return raw.returned.rpartition(".")[2]
+
+
+def _is_event_stream(raw: Recording) -> bool:
+    content_type = (raw.header("Content-Type") or "").partition(";")[0].strip().lower()
+    return content_type in _EVENT_TYPES or raw.header("X-Accel-Buffering") == "no"

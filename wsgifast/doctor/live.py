@@ -1,0 +1,353 @@
+"""A running server, seen from outside: what its clients get, and what they wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import ssl
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+from ..errors import ConfigurationError, WSGIFastError
+from .catalogue import CATALOGUE
+from .model import Chunks, Endpoint, Finding, Observation, Recording, Report, Unreached
+
+__all__ = ["NoAnswer", "look_at"]
+
+# Of a body; the rest is left unread, and the connection closed.
+_MOST_BYTES = 64 * 1024 * 1024
+# Bodies up to here leave a server in one packet or a few: a pause between them is Nagle's.
+_SMALL_BYTES = 32 * 1024
+# The shortest delay of acknowledgements in Linux, in seconds, less what a clock may be off.
+_STALL_S = 0.030
+_REQUESTS_FOR_STALL = 8
+# Bytes that do not belong there come with the head, or right behind it: seconds to wait for them.
+_AFTER_HEAD_S = 0.15
+# Slow readers, and for how long they are there.
+_SLOW_READERS = 8
+_SLOW_S = 2.0
+_SLOW_BUFFER_BYTES = 4096
+# Bodies below fit into the buffers on the way: nobody has to wait for their readers.
+_HOLDING_BYTES = 1024 * 1024
+# Others are stopped if they wait so much longer than before, and at least this long.
+_STOPPED = 10.0
+_STOPPED_S = 0.25
+
+
+class NoAnswer(WSGIFastError, OSError):
+    """The server cannot be reached, or does not speak HTTP."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """One response, as a client sees it.
+
+    :ivar body_s: seconds from the end of the head to the end of the body.
+    """
+
+    status: int
+    headers: Sequence[tuple[str, str]]
+    body: bytes
+    seconds: float
+    body_s: float
+    closes: bool
+
+    def header(self, name: str) -> str | None:
+        return next((v for k, v in self.headers if k.lower() == name.lower()), None)
+
+
+def look_at(
+    url: str,
+    paths: Iterable[str] = ("/",),
+    *,
+    headers: Iterable[tuple[str, str]] = (),
+    limit_s: float = 10.0,
+) -> Report:
+    """Look at some paths of a running server, with GET and HEAD alone.
+
+    About thirty requests for each path; with a body of 1 MiB or more among them, eight more clients
+    that read slowly for two seconds.
+
+    :param url: such as "http://127.0.0.1:8000"; a path in it goes before the others.
+    :param limit_s: seconds for one request.
+    :raises ConfigurationError: if the URL is none, or a path does not begin with a slash.
+    :raises NoAnswer: if the server cannot be reached.
+    """
+    client = _Client(url, tuple(headers), limit_s)
+    report = Report(url, "WSGI", None)
+    sizes: dict[str, int] = {}
+    for path in paths:
+        if not path.startswith("/"):
+            raise ConfigurationError(f"{path!r} is no path: it begins with a slash")
+        endpoint = Endpoint(client.prefix + path, path, "command line")
+        try:
+            first = client.ask(endpoint.url)
+        except NoAnswer as error:
+            if not report.observations:
+                raise
+            report.unreached.append(Unreached(path, str(error)))
+            continue
+        sizes[endpoint.url] = len(first.body)
+        report.observations.append(Observation(endpoint, _recorded(first), Recording()))
+        for check in (_packets, _head, _validators, _ranges, _compression):
+            with _connection_lost(report, endpoint):
+                report.findings += check(client, endpoint, first)
+    report.findings += _slow_readers(client, report, sizes)
+    report.sort()
+    return report
+
+
+class _Client:
+    """Asks one server; each connection is used for one question, or for several in a row."""
+
+    def __init__(self, url: str, headers: tuple[tuple[str, str], ...], limit_s: float) -> None:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise ConfigurationError(f"--live {url}: expected a URL such as http://127.0.0.1:8000")
+        self.prefix = parts.path.rstrip("/")
+        self._host, self._port = parts.hostname, port
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._headers = headers
+        self._limit_s = limit_s
+
+    def connect(self) -> http.client.HTTPConnection:
+        """:raises NoAnswer: if nobody is there."""
+        connection: http.client.HTTPConnection
+        if self._tls is not None:
+            connection = http.client.HTTPSConnection(
+                self._host, self._port, timeout=self._limit_s, context=self._tls
+            )
+        else:
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=self._limit_s)
+        try:
+            connection.connect()
+        except OSError as error:
+            self._give_up(error)
+        return connection
+
+    def ask(
+        self,
+        url: str,
+        *,
+        method: str = "GET",
+        headers: Iterable[tuple[str, str]] = (),
+        on: http.client.HTTPConnection | None = None,
+    ) -> _Answer:
+        """One request, on a connection of its own or on one that is there already.
+
+        :raises NoAnswer: if there is no answer in time, or what came is no HTTP.
+        """
+        connection = self.connect() if on is None else on
+        try:
+            began = time.perf_counter()
+            connection.putrequest(method, url, skip_accept_encoding=True)
+            for name, value in (*self._headers, *headers):
+                connection.putheader(name, value)
+            connection.endheaders()
+            response = connection.getresponse()
+            at_head = time.perf_counter()
+            body = response.read(_MOST_BYTES)
+            ended = time.perf_counter()
+            closes = response.will_close
+            return _Answer(
+                response.status,
+                response.getheaders(),
+                body,
+                ended - began,
+                ended - at_head,
+                closes,
+            )
+        except (OSError, http.client.HTTPException) as error:
+            self._give_up(error)
+        finally:
+            if on is None:
+                connection.close()
+
+    def read_slowly(self, url: str) -> socket.socket:
+        """Ask for a body, and do not read it."""
+        return self._request(url, receive_buffer=_SLOW_BUFFER_BYTES)
+
+    def bytes_after_head(
+        self, url: str, *, method: str = "GET", headers: Iterable[tuple[str, str]] = ()
+    ) -> bytes:
+        """What follows the head of a response that ends with its head, soon or with it."""
+        received = b""
+        with contextlib.closing(self._request(url, method=method, headers=headers)) as sock:
+            try:
+                while b"\r\n\r\n" not in received and (data := sock.recv(65536)):
+                    received += data
+                sock.settimeout(_AFTER_HEAD_S)
+                with contextlib.suppress(TimeoutError):
+                    received += sock.recv(65536)
+            except OSError as error:
+                self._give_up(error)
+        return received.partition(b"\r\n\r\n")[2]
+
+    def _request(
+        self,
+        url: str,
+        *,
+        method: str = "GET",
+        headers: Iterable[tuple[str, str]] = (),
+        receive_buffer: int | None = None,
+    ) -> socket.socket:
+        """Send a request; what comes back is the caller's to read."""
+        port = self._port or (443 if self._tls else 80)
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            self._host, port, type=socket.SOCK_STREAM
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            if receive_buffer is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+            sock.settimeout(self._limit_s)
+            sock.connect(address)
+            if self._tls is not None:
+                sock = self._tls.wrap_socket(sock, server_hostname=self._host)
+            lines = "".join(f"{k}: {v}\r\n" for k, v in (*self._headers, *headers))
+            host = f"{self._host}:{port}"
+            sock.sendall(f"{method} {url} HTTP/1.1\r\nHost: {host}\r\n{lines}\r\n".encode())
+        except OSError as error:
+            sock.close()
+            self._give_up(error)
+        return sock
+
+    def _give_up(self, error: Exception) -> NoReturn:
+        where = f"{self._host}:{self._port or (443 if self._tls else 80)}"
+        raise NoAnswer(f"{where}: {error or type(error).__name__}") from error
+
+
+def _finding(id_: str, endpoint: Endpoint, what: str, fix: str, cost: str = "") -> Finding:
+    return Finding(id_, CATALOGUE[id_].severity, endpoint, what, cost, fix)
+
+
+def _packets(client: _Client, endpoint: Endpoint, first: _Answer) -> Iterator[Finding]:
+    if first.closes:
+        yield _finding("WF041", endpoint, "the connection ends with it", "serve HTTP/1.1")
+        return
+    if len(first.body) > _SMALL_BYTES:
+        return
+    with contextlib.closing(client.connect()) as connection:
+        answers = []
+        for _ in range(_REQUESTS_FOR_STALL):
+            answers.append(client.ask(endpoint.url, on=connection))
+            if answers[-1].closes:
+                return
+    # The first ones of a connection are acknowledged at once.
+    gap = median(answer.body_s for answer in answers[2:])
+    if gap >= _STALL_S:
+        what = f"the body comes {gap * 1e3:.0f} ms after the head"
+        yield _finding("WF040", endpoint, what, "WSGIFast(app)", f"{gap * 1e3:.0f} ms")
+
+
+def _head(client: _Client, endpoint: Endpoint, first: _Answer) -> Iterator[Finding]:
+    head = client.ask(endpoint.url, method="HEAD")
+    if head.status != first.status:
+        what = f"{head.status} to HEAD, {first.status} to GET"
+        yield _finding("WF044", endpoint, what, "answer HEAD as GET, without a body")
+        return
+    for name in ("Content-Type", "Content-Length"):
+        one, other = head.header(name), first.header(name)
+        if one is not None and other is not None and one != other:
+            what = f"{name}: {one} to HEAD, {other} to GET"
+            yield _finding("WF044", endpoint, what, "answer HEAD as GET")
+    if client.bytes_after_head(endpoint.url, method="HEAD"):
+        what = "bytes after the head to HEAD"
+        yield _finding("WF044", endpoint, what, "send no body to HEAD")
+
+
+def _validators(client: _Client, endpoint: Endpoint, first: _Answer) -> Iterator[Finding]:
+    etag, modified = first.header("ETag"), first.header("Last-Modified")
+    if first.status != 200 or (etag is None and modified is None):
+        return
+    again = client.ask(endpoint.url)
+    if again.body == first.body and again.header("ETag") != etag:
+        what = f"the ETag was {etag}, and is {again.header('ETag')} for the same bytes"
+        yield _finding("WF043", endpoint, what, "make it of the content or the file")
+        return
+    name, value = ("If-None-Match", etag) if etag is not None else ("If-Modified-Since", modified)
+    condition = [(name, value or "")]
+    checked = client.ask(endpoint.url, headers=condition)
+    if checked.status == 200 and checked.body == first.body:
+        what = f"{name} is not honoured"
+        yield _finding("WF043", endpoint, what, "WSGIFast(app), or ConditionalGetMiddleware")
+    elif checked.status == 304 and client.bytes_after_head(endpoint.url, headers=condition):
+        yield _finding("WF046", endpoint, "bytes after a 304", "send no body with 304")
+
+
+def _ranges(client: _Client, endpoint: Endpoint, first: _Answer) -> Iterator[Finding]:
+    size = len(first.body)
+    if first.status != 200 or size < 10 or first.header("Accept-Ranges") == "none":
+        return
+    part = client.ask(endpoint.url, headers=[("Range", "bytes=2-8")])
+    if part.status != 206:
+        return
+    said, expected = part.header("Content-Range"), f"bytes 2-8/{size}"
+    if said != expected:
+        what = f"Content-Range is {said} for {expected}"
+        yield _finding("WF042", endpoint, what, "WSGIFast(app)")
+    elif part.body != first.body[2:9]:
+        what = f"{len(part.body)} bytes for bytes=2-8, and other ones"
+        yield _finding("WF042", endpoint, what, "WSGIFast(app)")
+
+
+def _compression(client: _Client, endpoint: Endpoint, first: _Answer) -> Iterator[Finding]:
+    answer = client.ask(endpoint.url, headers=[("Accept-Encoding", "gzip")])
+    coding = answer.header("Content-Encoding")
+    if coding is None or answer.status != 200:
+        return
+    if first.header("Content-Length") is not None and answer.header("Content-Length") is None:
+        what = f"{coding} without a Content-Length"
+        yield _finding("WF047", endpoint, what, "wsgifast compress, for static files")
+
+
+def _slow_readers(client: _Client, report: Report, sizes: dict[str, int]) -> Iterator[Finding]:
+    if not sizes or max(sizes.values()) < _HOLDING_BYTES:
+        return
+    large = max(sizes, key=sizes.__getitem__)
+    small = min(sizes, key=sizes.__getitem__)
+    endpoint = next(s.endpoint for s in report.observations if s.endpoint.url == large)
+    before = median(client.ask(small).seconds for _ in range(5))
+    with contextlib.ExitStack() as stack:
+        for _ in range(_SLOW_READERS):
+            stack.enter_context(contextlib.closing(client.read_slowly(large)))
+        time.sleep(0.2)
+        end = time.monotonic() + _SLOW_S
+        waits = []
+        while time.monotonic() < end:
+            began = time.monotonic()
+            try:
+                client.ask(small)
+            except NoAnswer:
+                what = f"beside {_SLOW_READERS} slow readers nobody else is answered"
+                yield _finding("WF045", endpoint, what, "gunicorn -k wsgifast.workers.FastWorker")
+                return
+            waits.append(time.monotonic() - began)
+    wait = median(waits)
+    if wait > max(_STOPPED_S, before * _STOPPED):
+        what = f"beside {_SLOW_READERS} slow readers others wait"
+        cost = f"{before * 1e3:.0f} -> {wait * 1e3:.0f} ms"
+        yield _finding("WF045", endpoint, what, "gunicorn -k wsgifast.workers.FastWorker", cost)
+
+
+@contextlib.contextmanager
+def _connection_lost(report: Report, endpoint: Endpoint) -> Iterator[None]:
+    """A check that gets no answer is said to have had none; the others go on."""
+    try:
+        yield
+    except NoAnswer as error:
+        report.unreached.append(Unreached(endpoint.name, str(error)))
+
+
+def _recorded(answer: _Answer) -> Recording:
+    chunks = Chunks([len(answer.body)], [0.0])
+    return Recording(answer.status, list(answer.headers), "response", chunks, wall_s=answer.seconds)

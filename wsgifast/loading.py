@@ -1,0 +1,172 @@
+"""Finding somebody's app by its name, as gunicorn, uvicorn and Flask do, for the command line."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .apps import Interface, check_app, interface_of
+from .errors import WSGIFastError
+
+__all__ = ["AppNotLoaded", "LoadedApp", "load_app"]
+
+# What an app is called where only its module is named; Flask and FastAPI say "app", PEP 3333's
+# examples, Django and gunicorn "application". Last, what makes one.
+_NAMES = ("application", "app", "wsgi_app", "asgi_app")
+_FACTORIES = ("create_app", "make_app")
+_ATTRIBUTE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+
+
+class AppNotLoaded(WSGIFastError, RuntimeError):
+    """The app could not be imported or made; the message says why, and what to write."""
+
+
+@dataclass(frozen=True)
+class LoadedApp:
+    """An app, and how it is to be called.
+
+    :ivar app: as it was found.
+    :ivar interface: "WSGI" or "ASGI".
+    :ivar target: "module:attribute", as gunicorn and uvicorn take it; a factory keeps its "()".
+    """
+
+    app: Any
+    interface: Interface
+    target: str
+
+
+def load_app(target: str) -> LoadedApp:
+    """Import an app.
+
+    :param target: "module:app", "module:factory()" (arguments are literals), "module" where the app
+        is called application or app, a Django settings module, or the path of a .py file, alone or
+        with ":app". The working directory is looked through first, as by `python -m`.
+    :raises AppNotLoaded: if any of it is not there, fails, or is no app.
+    """
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    name, colon, expression = target.partition(":")
+    if not name or (colon and not expression):
+        raise AppNotLoaded(f"{target!r}: write module:app, such as shop.wsgi:application")
+    module_name = _file_as_module(name) if name.endswith(".py") else name
+    module = _imported(module_name, target)
+    if not expression:
+        if hasattr(module, "ROOT_URLCONF"):
+            return _django(module_name)
+        expression = _only_app(module, target)
+    app = _evaluated(module, expression, target)
+    interface = interface_of(app)
+    if interface is None:
+        try:
+            check_app(app, "WSGI")
+        except WSGIFastError as error:
+            raise AppNotLoaded(f"{target}: {error}") from None
+        interface = "WSGI"
+    return LoadedApp(app, interface, f"{module_name}:{expression}")
+
+
+def _file_as_module(path: str) -> str:
+    """Make a file importable by its module's name, as `python FILE` would find its neighbours."""
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise AppNotLoaded(f"{path}: there is no such file")
+    folder = str(file.parent)
+    parts = [file.stem]
+    while (Path(folder) / "__init__.py").is_file():
+        parts.insert(0, Path(folder).name)
+        folder = str(Path(folder).parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return ".".join(parts)
+
+
+def _imported(name: str, target: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        missing = getattr(error, "name", None)
+        if isinstance(error, ModuleNotFoundError) and missing and name.startswith(missing):
+            raise AppNotLoaded(
+                f"{target}: there is no module {missing!r} here; run this in the folder that has "
+                "it, or with its environment's Python"
+            ) from None
+        raise AppNotLoaded(f"{target}: importing {name} failed: {_told(error)}") from error
+
+
+def _only_app(module: Any, target: str) -> str:
+    for name in _NAMES:
+        if callable(getattr(module, name, None)):
+            return name
+    for name in _FACTORIES:
+        if callable(getattr(module, name, None)):
+            return f"{name}()"
+    raise AppNotLoaded(
+        f"{target}: {module.__name__} has neither {' nor '.join((*_NAMES, *_FACTORIES))}; "
+        f"name the app, as in {target}:my_app"
+    )
+
+
+def _evaluated(module: Any, expression: str, target: str) -> Any:
+    """Attributes joined by dots, and at most one call with literal arguments."""
+    name, arguments, keywords, is_call = _parsed(expression, target)
+    app: Any = module
+    for part in name.split("."):
+        try:
+            app = getattr(app, part)
+        except AttributeError:
+            raise AppNotLoaded(f"{target}: {module.__name__} has no {name!r}") from None
+    if not is_call:
+        return app
+    try:
+        app = app(*arguments, **keywords)
+    except Exception as error:
+        raise AppNotLoaded(f"{target}: {name}() failed: {_told(error)}") from error
+    if app is None:
+        raise AppNotLoaded(f"{target}: {name}() has returned None; does it end without a return?")
+    return app
+
+
+def _parsed(expression: str, target: str) -> tuple[str, list[Any], dict[str, Any], bool]:
+    if _ATTRIBUTE.fullmatch(expression):
+        return expression, [], {}, False
+    try:
+        call = ast.parse(expression, mode="eval").body
+        if not isinstance(call, ast.Call):
+            raise ValueError
+        arguments = [ast.literal_eval(argument) for argument in call.args]
+        keywords = {word.arg or "": ast.literal_eval(word.value) for word in call.keywords}
+        name = ast.unparse(call.func)
+        if not _ATTRIBUTE.fullmatch(name):
+            raise ValueError
+    except (SyntaxError, ValueError):
+        raise AppNotLoaded(
+            f"{target}: {expression!r} is neither a name nor a call of one with literal arguments"
+        ) from None
+    return name, arguments, keywords, True
+
+
+def _django(settings_module: str) -> LoadedApp:
+    os.environ["DJANGO_SETTINGS_MODULE"] = settings_module
+    try:
+        from django.core.wsgi import get_wsgi_application
+
+        app = get_wsgi_application()
+    except Exception as error:
+        raise AppNotLoaded(f"{settings_module}: Django failed: {_told(error)}") from error
+    return LoadedApp(app, "WSGI", "django.core.wsgi:get_wsgi_application()")
+
+
+def _told(error: BaseException) -> str:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"

@@ -1,0 +1,57 @@
+"""`wsgifast run`: somebody's app, wrapped, on a production server; and what that server imports.
+
+gunicorn is told ``'wsgifast.running:wrapped("shop.wsgi:application")'``. uvicorn takes factories
+without arguments alone: it is told ``wsgifast.running:wrapped_by_environment``, and the arguments
+are in the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..loading import load_app
+
+__all__ = ["ARGUMENTS", "wrapped", "wrapped_by_environment"]
+
+# The environment variable with wrapped()'s arguments, as JSON.
+ARGUMENTS = "WSGIFAST_RUN"
+
+
+def wrapped(target: str, static: Mapping[str, str] | None = None) -> Any:
+    """Import an app and wrap it with WSGIFast or ASGIFast, if it is not wrapped already.
+
+    :param target: see :func:`wsgifast.loading.load_app`.
+    :param static: directories by the URL prefixes under which their files are served.
+    :raises AppNotLoaded: if the app cannot be imported or made.
+    :raises ConfigurationError: if a directory does not exist.
+    """
+    loaded = load_app(target)
+    app = loaded.app
+    wrap: Any
+    files: Any
+    if loaded.interface == "ASGI":
+        from asgifast import ASGIFast as wrap
+        from asgifast import StaticFiles as files
+    else:
+        from ..middleware import WSGIFast as wrap
+        from ..static import StaticFiles as files
+    if not isinstance(app, wrap):
+        app = wrap(app)
+    for prefix, directory in (static or {}).items():
+        app = files(app, directory=directory, prefix=prefix)
+    return app
+
+
+def wrapped_by_environment() -> Any:
+    """:func:`wrapped` with the arguments that the environment variable WSGIFAST_RUN has.
+
+    :raises ConfigurationError: if it is not set.
+    """
+    arguments = os.environ.get(ARGUMENTS)
+    if arguments is None:
+        raise ConfigurationError(f"{ARGUMENTS} is not set: wsgifast run sets it")
+    return wrapped(**json.loads(arguments))

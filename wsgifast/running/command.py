@@ -1,0 +1,229 @@
+"""The command line of `wsgifast run`."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib.util
+import json
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError, MissingExtra, WSGIFastError
+from ..loading import AppNotLoaded, LoadedApp, load_app
+from . import ARGUMENTS, wrapped
+
+__all__ = ["Plan", "add_command", "plan_gunicorn", "plan_uvicorn"]
+
+_STATUS_NOT_STARTED = 3
+_DEFAULT_BIND = "127.0.0.1:8000"
+_DEFAULT_THREADS = 4
+
+_EXAMPLES = """\
+examples:
+  wsgifast run shop.wsgi:application
+  wsgifast run 'shop:create_app()' --bind 0.0.0.0:8000 --workers 2 --threads 8
+  wsgifast run shop.settings --static /static/=build/static
+  wsgifast run api:app --reload
+  wsgifast run shop.wsgi -- --max-requests 10000 --access-logfile -
+"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be started.
+
+    :ivar command: the server's command line.
+    :ivar environment: variables that it needs beside.
+    :ivar decided: a sentence for people.
+    """
+
+    command: Sequence[str]
+    decided: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> str:
+        """The same, to be pasted into a shell."""
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        program = [Path(self.command[0]).name, *self.command[1:]]
+        return " ".join([*variables, shlex.join(program)])
+
+
+def add_command(commands: Any) -> None:
+    """Add `run` to the command line's subcommands."""
+    parser = commands.add_parser(
+        "run",
+        help="serve an app well: wrapped, on gunicorn with FastWorker or on uvicorn",
+        description="Find out what an app is, wrap it, and serve it: a WSGI app on gunicorn with "
+        "FastWorker, an ASGI app on uvicorn with asgifast's protocol. What follows -- goes to that "
+        "server as it is.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "app", help="module:app, 'module:factory()', a Django settings module, or a .py file"
+    )
+    parser.add_argument(
+        "--bind", metavar="HOST:PORT", default=_DEFAULT_BIND, help="or unix:PATH; %(default)s"
+    )
+    parser.add_argument("--workers", type=_count, metavar="N", help="processes (default: 1)")
+    parser.add_argument(
+        "--threads", type=_count, metavar="N", help=f"of each process; WSGI ({_DEFAULT_THREADS})"
+    )
+    parser.add_argument(
+        "--static",
+        metavar="PREFIX=DIR",
+        action="append",
+        default=[],
+        type=_static,
+        help="serve files, such as /static/=build",
+    )
+    parser.add_argument("--reload", action="store_true", help="start again when code changes")
+    parser.add_argument("--certfile", metavar="FILE", help="serve TLS")
+    parser.add_argument("--keyfile", metavar="FILE")
+    parser.add_argument("--config", metavar="FILE", help="gunicorn's configuration file")
+    parser.usage = "wsgifast run [OPTION ...] APP [-- SERVER'S OPTION ...]"
+    parser.set_defaults(run=_run, takes_rest=True)
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        loaded = load_app(options.app)
+        wrapped(options.app, dict(options.static))  # its errors are told here, in one sentence
+    except AppNotLoaded as error:
+        print(f"wsgifast run: {error}", file=sys.stderr)
+        return _STATUS_NOT_STARTED
+    plan = (plan_uvicorn if loaded.interface == "ASGI" else plan_gunicorn)(options, loaded)
+    _check_address(options.bind)
+    print(f"{plan.decided}\n  {plan.shown}", flush=True)
+    os.environ.update(plan.environment)
+    # In place of this process: signals, supervisors and exit statuses are the server's own.
+    return os.execv(plan.command[0], list(plan.command))
+
+
+def plan_gunicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
+    """gunicorn with FastWorker.
+
+    :raises MissingExtra: if gunicorn is not installed.
+    """
+    if importlib.util.find_spec("gunicorn") is None:
+        raise MissingExtra("wsgifast run of a WSGI app", "gunicorn", "gunicorn")
+    threads = options.threads or _DEFAULT_THREADS
+    command = [
+        *_program("gunicorn"),
+        "--worker-class=wsgifast.workers.FastWorker",
+        f"--threads={threads}",
+        f"--bind={options.bind}",
+    ]
+    if options.workers is not None:
+        command.append(f"--workers={options.workers}")
+    for name in ("config", "certfile", "keyfile"):
+        if getattr(options, name) is not None:
+            command.append(f"--{name}={getattr(options, name)}")
+    if options.reload:
+        command.append("--reload")
+    arguments = [json.dumps(options.app)]
+    if options.static:
+        arguments.append(f"static={json.dumps(dict(options.static))}")
+    command += [*options.rest, f"wsgifast.running:wrapped({', '.join(arguments)})"]
+    decided = f"{loaded.target} is a WSGI app: gunicorn with FastWorker, {threads} threads"
+    return Plan(command, decided)
+
+
+def plan_uvicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
+    """uvicorn with asgifast's protocol.
+
+    :raises MissingExtra: if a package of the extra is not installed.
+    :raises ConfigurationError: for an option that only gunicorn has.
+    """
+    for package in ("uvicorn", "httptools"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtra("wsgifast run of an ASGI app", package, "asgi")
+    for name in ("threads", "config"):
+        if getattr(options, name) is not None:
+            raise ConfigurationError(
+                f"--{name} is gunicorn's, and {loaded.target} is an ASGI app: leave it out"
+            )
+    command = [
+        *_program("uvicorn"),
+        "--http=asgifast.uvicorn:HttpToolsProtocol",
+        *_uvicorn_address(options.bind),
+    ]
+    if options.workers is not None:
+        command.append(f"--workers={options.workers}")
+    for name in ("certfile", "keyfile"):
+        if getattr(options, name) is not None:
+            command.append(f"--ssl-{name}={getattr(options, name)}")
+    if options.reload:
+        command.append("--reload")
+    command += [*options.rest, "--factory", "wsgifast.running:wrapped_by_environment"]
+    arguments: dict[str, Any] = {"target": options.app}
+    if options.static:
+        arguments["static"] = dict(options.static)
+    decided = f"{loaded.target} is an ASGI app: uvicorn with asgifast's protocol"
+    return Plan(command, decided, {ARGUMENTS: json.dumps(arguments)})
+
+
+def _program(name: str) -> list[str]:
+    """The server's own script, which can start itself again; else its module."""
+    script = Path(sys.executable).with_name(name)
+    return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-m", name]
+
+
+def _uvicorn_address(bind: str) -> list[str]:
+    if bind.startswith("unix:"):
+        return [f"--uds={bind.removeprefix('unix:')}"]
+    host, port = _host_and_port(bind)
+    return [f"--host={host}", f"--port={port}"]
+
+
+def _host_and_port(bind: str) -> tuple[str, int]:
+    host, _, port = bind.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise ConfigurationError(
+            f"--bind {bind}: write HOST:PORT, such as {_DEFAULT_BIND}, or unix:PATH"
+        )
+    return host, int(port)
+
+
+def _check_address(bind: str) -> None:
+    """Tell in one sentence what the server would tell in ten attempts.
+
+    :raises WSGIFastError: if nobody can listen there.
+    """
+    if bind.startswith("unix:"):
+        return
+    host, port = _host_and_port(bind)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, port))
+    except socket.gaierror as error:
+        raise WSGIFastError(
+            f"--bind {bind}: there is no host {host!r} ({error.strerror})"
+        ) from None
+    except OSError as error:
+        reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
+        raise WSGIFastError(f"--bind {bind}: {reason}; name another one") from None
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 1 on")
+    return int(text)
+
+
+def _static(text: str) -> tuple[str, str]:
+    prefix, found, directory = text.partition("=")
+    if not found or not prefix.startswith("/") or not directory:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected /PREFIX/=DIRECTORY")
+    return prefix, directory
