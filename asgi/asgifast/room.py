@@ -9,16 +9,16 @@ exists as long as there is something to watch.
 from __future__ import annotations
 
 import asyncio
+import select
 import selectors
 from collections.abc import Callable
-from functools import partial
 
 __all__ = ["CAN_WATCH", "call_while_writable", "stop_calling"]
 
 # Whether the system has a selector that another one can watch.
 CAN_WATCH = hasattr(selectors.DefaultSelector, "fileno")
 
-_selectors: dict[asyncio.AbstractEventLoop, selectors.DefaultSelector] = {}
+_Callback = Callable[[], object]
 
 
 def call_while_writable(
@@ -28,23 +28,71 @@ def call_while_writable(
 
     :param fd: stays open until :func:`stop_calling`, since its number may be another's next.
     """
-    selector = _selectors.get(loop)
-    if selector is None:
-        selector = _selectors[loop] = selectors.DefaultSelector()
-        loop.add_reader(selector.fileno(), partial(_call_ready, selector))
-    selector.register(fd, selectors.EVENT_WRITE, callback)
+    watched = _watched.get(loop)
+    if watched is None:
+        watched = _watched[loop] = _ByEpoll() if hasattr(select, "epoll") else _BySelector()
+        loop.add_reader(watched.fileno(), watched.call_ready)
+    watched.add(fd, callback)
 
 
 def stop_calling(loop: asyncio.AbstractEventLoop, fd: int) -> None:
     """Undo :func:`call_while_writable`."""
-    selector = _selectors[loop]
-    selector.unregister(fd)
-    if not selector.get_map():
-        del _selectors[loop]
-        loop.remove_reader(selector.fileno())
-        selector.close()
+    watched = _watched[loop]
+    watched.remove(fd)
+    if not watched:
+        del _watched[loop]
+        loop.remove_reader(watched.fileno())
+        watched.close()
 
 
-def _call_ready(selector: selectors.DefaultSelector) -> None:
-    for key, _ in selector.select(0):
-        key.data()
+class _ByEpoll:
+    """Linux's own, without the objects that selectors makes of each event."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._callbacks: dict[int, _Callback] = {}
+        self.fileno = self._epoll.fileno
+        self.close = self._epoll.close
+
+    def __len__(self) -> int:
+        return len(self._callbacks)
+
+    def add(self, fd: int, callback: _Callback) -> None:
+        self._epoll.register(fd, select.EPOLLOUT)
+        self._callbacks[fd] = callback
+
+    def remove(self, fd: int) -> None:
+        self._epoll.unregister(fd)
+        del self._callbacks[fd]
+
+    def call_ready(self) -> None:
+        for fd, _ in self._epoll.poll(0):
+            callback = self._callbacks.get(fd)
+            if callback is not None:  # another callback may have removed it
+                callback()
+
+
+class _BySelector:
+    """kqueue, on macOS and the BSDs."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self.fileno: Callable[[], int] = self._selector.fileno  # type: ignore[attr-defined,unused-ignore]
+        self.close = self._selector.close
+
+    def __len__(self) -> int:
+        return len(self._selector.get_map())
+
+    def add(self, fd: int, callback: _Callback) -> None:
+        self._selector.register(fd, selectors.EVENT_WRITE, callback)
+
+    def remove(self, fd: int) -> None:
+        self._selector.unregister(fd)
+
+    def call_ready(self) -> None:
+        for key, _ in self._selector.select(0):
+            if key.fd in self._selector.get_map():
+                key.data()
+
+
+_watched: dict[asyncio.AbstractEventLoop, _ByEpoll | _BySelector] = {}
