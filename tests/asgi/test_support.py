@@ -144,7 +144,7 @@ def test_sendfile_from_the_disk_is_found(subject: Subject) -> None:
 
     wait_for(attempt, "sendfile was found to wait for the disk")
     assert len(found) == 1
-    assert found[0].startswith("os.sendfile of 4 bytes from 0 on, not in memory: [0, 3]")
+    assert found[0].startswith("os.sendfile of 4 bytes from 0 on, not in memory: [0")
 
 
 @pytest.mark.parametrize("name", sorted(SERVERS))
