@@ -188,6 +188,39 @@ def test_a_quick_client_gets_no_more_than_a_turn_at_a_time(
     assert near.armed == [False] * 3
 
 
+def test_a_file_is_looked_for_in_memory_further_ahead_for_a_quick_client_only(
+    near: Near, file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    looks: list[int] = []
+
+    def all_of_it(fd: int, offset: int, size: int) -> int:
+        looks.append(size)
+        return size
+
+    def looks_of(client_s: float) -> list[int]:
+        """How far was looked for a client that takes so long for half of the first look."""
+
+        def takes_half(out: int, source: int, offset: int, count: int) -> int:
+            nonlocal now
+            now += client_s
+            return min(count, first // 2)
+
+        monkeypatch.setattr(os, "sendfile", takes_half)
+        looks.clear()
+        near.queue.write_file(b"", file, 0, SIZE)
+        while near.queue.draining:
+            near.queue.on_writable()
+        return looks
+
+    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(transport, "cached_bytes", all_of_it)
+    first = transport._FIRST_LOOK_BYTES
+    assert looks_of(0.0) == [first, 2 * first, 4 * first, 8 * first, SIZE - 15 * first]
+    slow = looks_of(2 * transport._CACHED_FOR_S)
+    assert slow == [first] * (2 * SIZE // first - 1) + [first // 2]
+
+
 CONTENT = bytes(range(256)) * 4096
 PIECES = st.lists(
     st.tuples(

@@ -51,6 +51,8 @@ __all__ = ["ClientGone", "OutputOwner", "OutputQueue", "OutputRules"]
 
 # One turn for one connection: beyond it, the others get theirs first.
 _TURN_BYTES = 4 * 1024 * 1024
+# What a disk is asked for before other files have their turn.
+_DISK_STEP_BYTES = 1024 * 1024
 # Chunks are coalesced up to so many bytes: larger writes are no cheaper per byte.
 _COALESCED_BYTES = 64 * 1024
 
@@ -378,7 +380,7 @@ class OutputQueue:
                 if transport.is_full:
                     return _Turn.FULL
                 continue
-            done = self._send_file(backlog, first, may_wait=False)
+            done = self._send_file(backlog, first, end - self.sent, may_wait=False)
             if done is None:
                 return _Turn.DISK
             self._note_file(backlog, done)
@@ -395,11 +397,12 @@ class OutputQueue:
         self.sent += backlog.replace_buffers(len(buffers), left)
 
     def _send_file(
-        self, backlog: Backlog, segment: FileSegment, *, may_wait: bool
+        self, backlog: Backlog, segment: FileSegment, most: int, *, may_wait: bool
     ) -> int | bytes | None:
         return self._transport.send_file(
             segment,
             backlog.file_sent,
+            most,
             may_wait=may_wait,
             memory_is_short=self._rules.memory.is_full,
         )
@@ -435,7 +438,7 @@ class OutputQueue:
         done: int | bytes | None = None
         failure: OSError | None = None
         try:
-            done = self._send_file(backlog, segment, may_wait=True)
+            done = self._send_file(backlog, segment, _DISK_STEP_BYTES, may_wait=True)
         except WOULD_BLOCK:
             pass
         except OSError as error:

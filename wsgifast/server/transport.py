@@ -31,9 +31,10 @@ from ..sockets.sendfile import (
 
 __all__ = ["WOULD_BLOCK", "Transport"]
 
-# One call for a file: as far ahead it is looked for in memory, and so much a disk is asked for
-# before other files have their turn.
-_FILE_STEP_BYTES = 1024 * 1024
+# As far ahead a file is looked for in memory: at first, and at most. It is twice as far each time
+# that the client has taken all of it soon; a slow one takes less before it is looked for again.
+_FIRST_LOOK_BYTES = 512 * 1024
+_MOST_LOOK_BYTES = 4 * 1024 * 1024
 # How long what was seen in memory is taken to be there: a slow client's file may be gone since.
 _CACHED_FOR_S = 0.5
 # What is read where memory is short: one TLS record (RFC 8446 section 5.1).
@@ -55,6 +56,7 @@ class Transport:
         "_cached_to",
         "_cached_until",
         "_full_since",
+        "_look",
         "_may_grow",
         "_sized",
         "is_full",
@@ -73,6 +75,7 @@ class Transport:
         self.is_full = False
         self._cached_to = 0  # offset up to which the file in hand was seen in memory
         self._cached_until = 0.0
+        self._look = 0  # bytes looked for last
 
     def send(
         self, buffers: Sequence[bytes | memoryview], *, file_follows: bool
@@ -87,11 +90,12 @@ class Transport:
         return left
 
     def send_file(
-        self, segment: FileSegment, done: int, *, may_wait: bool, memory_is_short: bool
+        self, segment: FileSegment, done: int, most: int, *, may_wait: bool, memory_is_short: bool
     ) -> int | bytes | None:
         """Send, or else read, the next bytes of a file.
 
         :param done: bytes of it that were sent or read before.
+        :param most: bytes of it now.
         :param may_wait: for the disk.
         :returns: how many bytes the kernel has taken; where it cannot send files, what was read
             and is to be sent next; None if the disk must be waited for, or may have to be.
@@ -101,13 +105,14 @@ class Transport:
         """
         fd, offset, whole = segment
         place = offset + done
-        size = min(whole - done, _FILE_STEP_BYTES)
+        size = min(whole - done, most)
         result: int | bytes | None = None
         if self.sends_files:
             if not may_wait:
-                size = self._cached_bytes(fd, place, size, begin=not done)
-                if not size:
+                cached = self._cached_bytes(fd, place, whole - done, begin=not done)
+                if not cached:
                     return None
+                size = min(size, cached)
             try:
                 result = send_file_once(self.sock.fileno(), fd, place, size)
                 self.is_full = result < size
@@ -120,13 +125,16 @@ class Transport:
             raise FileTruncated(whole - done, whole)
         return result
 
-    def _cached_bytes(self, fd: int, place: int, size: int, *, begin: bool) -> int:
-        """How far a file may be sent without waiting for its disk."""
+    def _cached_bytes(self, fd: int, place: int, left: int, *, begin: bool) -> int:
+        """How far a file, of which so much is left, may be sent without waiting for its disk."""
         now = time.monotonic()
-        if begin or self._cached_to <= place or now > self._cached_until:
-            self._cached_to = place + cached_bytes(fd, place, size)
+        forgets = begin or now > self._cached_until
+        if forgets or self._cached_to <= place:
+            look = _FIRST_LOOK_BYTES if forgets else min(2 * self._look, _MOST_LOOK_BYTES)
+            self._look = look
+            self._cached_to = place + cached_bytes(fd, place, min(left, look))
             self._cached_until = now + _CACHED_FOR_S
-        return min(size, self._cached_to - place)
+        return self._cached_to - place
 
     def limit_buffer(self) -> None:
         """Choose the send buffer, once: more is to be sent than an answer of the usual size."""
