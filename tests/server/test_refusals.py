@@ -197,3 +197,18 @@ def test_bodies_that_find_no_room_on_disk(make_bench: MakeBench) -> None:
     bench.run()
     assert first.read_response().body == bytes(100)
     assert told(bench, head + bytes(100)) == 200  # the room has been given back
+
+
+def test_hosts_that_were_in_order_excuse_no_others(make_bench: MakeBench) -> None:
+    bench = make_bench(hello)
+    good = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+    for head, status in (
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.0\r\n\r\n", 200),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
+    ):
+        assert told(bench, good) == 200
+        assert told(bench, head) == status, head

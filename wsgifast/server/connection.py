@@ -456,8 +456,9 @@ class Connection:
     def app_is_done(self) -> None:
         """The app has done what it will: finish now, or leave it to whoever sends the last byte."""
         output = self.output
-        self._core.registry.unhold(self)
-        output.flush()
+        if output.backlog is not None:  # something of it may be held back
+            self._core.registry.unhold(self)
+            output.flush()
         self._finish_when_sent(ANSWERED)
 
     # Ends
@@ -497,7 +498,7 @@ class Connection:
         self.output.reset()
         self.move(STAYS)
         self.deadline = time.monotonic() + self._core.keepalive_s()
-        if self._has_more_in_tls():
+        if self._core.limits.is_tls and self._has_more_in_tls():
             # The record that ended the body may have brought the next request's head too.
             assert isinstance(self.sock, ssl.SSLSocket)
             self._received += self.sock.recv(self.sock.pending())
@@ -513,7 +514,7 @@ class Connection:
             return False
         if exchange.resp is None or exchange.resp.should_close():
             return False
-        if isinstance(body, StreamedBody):
+        if body is not None and isinstance(body, StreamedBody):
             rest = body.finish()
             if rest is None:
                 return False

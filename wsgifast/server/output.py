@@ -106,10 +106,10 @@ class OutputQueue:
     """The output side of one connection.
 
     :param sock: non-blocking, plain or TLS.
+    :ivar backlog: what is left to send; None as long as nothing of a response ever was.
     """
 
     __slots__ = (
-        "_backlog",
         "_deadline",
         "_dropped",
         "_owner",
@@ -118,6 +118,7 @@ class OutputQueue:
         "_sent_before",
         "_transport",
         "_waiting_since",
+        "backlog",
         "closing",
         "draining",
         "error",
@@ -135,7 +136,7 @@ class OutputQueue:
         self._owner = owner
         self._rules = rules
         self._transport = Transport(sock, sendfile=rules.sendfile)
-        self._backlog: Backlog | None = None  # most responses need none
+        self.backlog: Backlog | None = None  # most responses need none
         self._room: threading.Condition | None = None
         self._deadline = 0.0
         self._waiting_since: float | None = None  # for the client, with something left to send
@@ -146,20 +147,20 @@ class OutputQueue:
         self.sent = 0
         self._dropped = 0
         self.closing = False
-        if self._backlog is not None:
-            self._backlog.close()
-            self._backlog = None
+        if self.backlog is not None:
+            self.backlog.close()
+            self.backlog = None
 
     def close(self) -> None:
         """The connection is about to be closed; nobody writes any more."""
         with self.lock:
             self._fail(ClientGone("closed"))
-            if self._backlog is not None:
-                self._backlog.close()
+            if self.backlog is not None:
+                self.backlog.close()
 
     @property
     def bytes_queued(self) -> int:
-        return 0 if self._backlog is None else self._backlog.size
+        return 0 if self.backlog is None else self.backlog.size
 
     # Writers
 
@@ -171,7 +172,7 @@ class OutputQueue:
         :raises ClientGone: if the client has gone.
         """
         with self.lock:
-            queued = 0 if self._backlog is None else self._backlog.size
+            queued = 0 if self.backlog is None else self.backlog.size
             if queued > self._rules.ahead_bytes:
                 self._wait_for_room()
             if self.error is not None:
@@ -209,7 +210,7 @@ class OutputQueue:
                     self._add(buffer)
                     added += 1
             self._send_or_raise()
-            backlog = self._backlog
+            backlog = self.backlog
             if not added or backlog is None or not backlog.size or backlog.reserve_memory():
                 return
             rest = backlog.take_back(added)
@@ -254,7 +255,7 @@ class OutputQueue:
         if not self.lock.acquire(blocking=wait):
             return False
         try:
-            if self._backlog is not None and self._backlog.size and not self.draining:
+            if self.backlog is not None and self.backlog.size and not self.draining:
                 self._send()
         finally:
             self.lock.release()
@@ -294,9 +295,9 @@ class OutputQueue:
             raise ClientGone(str(self.error)) from self.error
 
     def _begin_backlog(self) -> Backlog:
-        if self._backlog is None:
-            self._backlog = Backlog(self._rules.memory)
-        return self._backlog
+        if self.backlog is None:
+            self.backlog = Backlog(self._rules.memory)
+        return self.backlog
 
     def _add(self, buffer: bytes | memoryview) -> None:
         self._begin_backlog().append(buffer)
@@ -311,9 +312,9 @@ class OutputQueue:
     def _fail(self, error: BaseException) -> None:
         if self.error is None:
             self.error = error
-        if self._backlog is not None:
-            self._dropped += self._backlog.size
-            self._backlog.clear()
+        if self.backlog is not None:
+            self._dropped += self.backlog.size
+            self.backlog.clear()
         self.draining = False
         if self._room is not None:
             self._room.notify_all()
@@ -327,7 +328,7 @@ class OutputQueue:
 
     def _send(self, after_event: bool = False) -> None:
         before = self.sent
-        backlog = self._backlog
+        backlog = self.backlog
         try:
             turn = _Turn.DONE if backlog is None else self._send_turn(backlog)
         except WOULD_BLOCK:
@@ -415,7 +416,7 @@ class OutputQueue:
             backlog.insert_read(done)
 
     def _call_disk_thread(self) -> None:
-        backlog = self._backlog
+        backlog = self.backlog
         assert backlog is not None
         segment = backlog.first
         assert isinstance(segment, FileSegment)

@@ -67,7 +67,12 @@ class GunicornParser:
         if settings.uses_uwsgi:
             kind = http.get_parser(settings, [], None).mesg_class
             self.eager_bytes = _UWSGI_BYTES
-        self._request_class = type(kind.__name__, (_Persistence, kind), {})
+        # gunicorn would look the peer's address up for each request: this parser's peers all have
+        # the same answer. (Versions that ask in another way go on doing so.)
+        answers = {"_peer_is_trusted_proxy": lambda req: trusted}
+        self._request_class = type(kind.__name__, (_Persistence, kind), answers)
+        # The last Host headers that were in order: most requests bring the same one.
+        self._hosts: list[str] | None = None
         self.head_limit_bytes = _head_limit_bytes(settings)
 
     def parse(self, data: bytes, peer: Any, number: int) -> Exchange | None:
@@ -80,7 +85,9 @@ class GunicornParser:
             raise MalformedRequest(str(error)) from error
         if self._checks_host:
             hosts = [value for name, value in req.headers if name == "HOST"]
-            check_host(hosts, http11=req.version >= (1, 1))
+            if hosts != self._hosts:
+                check_host(hosts, http11=req.version >= (1, 1))
+                self._hosts = hosts or None  # none at all is in order for HTTP/1.0 only
         if self._may_upgrade:
             upgrade = negotiation.upgrade_settings(req)
             if upgrade is not None:
@@ -89,7 +96,7 @@ class GunicornParser:
         return Exchange(
             req,
             None if isinstance(reader, ChunkedReader) else reader.length,
-            unreader.take_buffered(),
+            unreader.data,
             expects_continue=req._expected_100_continue,
             proxy=_proxy(req) if number == 1 else None,
         )

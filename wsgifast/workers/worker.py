@@ -408,7 +408,9 @@ class FastWorker(HTTP2Streams):
                 self.pool.interrupt()
             return False
         return bool(
-            self.alive and self.settings.keepalive and len(self.registry) <= self.max_keepalived
+            self.alive
+            and self.settings.keepalive
+            and len(self.registry.connections) <= self.max_keepalived
         )
 
     def _answer_error(self, connection: Connection, req: Any, error: Any) -> None:
