@@ -63,6 +63,22 @@ def is_quiet(client: Client) -> bool:
     return is_open(client) and client.receive_all_there_is() == b""
 
 
+def test_pipelined_requests_keep_nobody_waiting(make_bench: MakeBench) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/first":
+            other.send_request(target="/other")
+        start_response("200 OK", [("Content-Length", "0")])
+        return []
+
+    bench = make_bench(app, keepalive=5)
+    client, other = bench.connect(), bench.connect()
+    paths = ("/first", "/second", "/third")
+    client.send(b"".join(b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % p.encode() for p in paths))
+    bench.run()
+    served = [line for line, *_ in bench.log.requests]
+    assert served == ["GET /first", "GET /other", "GET /second", "GET /third"]
+
+
 # Time limits
 
 

@@ -51,7 +51,7 @@ class Harness:
         self._apps: dict[int, tuple[socket.socket, App]] = {}
         self._transfers: dict[int, Callable[[int], object]] = {}
         self._sockets = contextlib.ExitStack()
-        self._stopping = False
+        self.stopping = False
         self._monitor = threading.Thread(target=self._monitor_on, name="monitor")
         before = set(threading.enumerate())
         self.pool.start()
@@ -90,7 +90,7 @@ class Harness:
 
     def stop(self) -> None:
         """Stop the pool, and see that all its threads end."""
-        self._stopping = True
+        self.stopping = True
         self.pool.interrupt()
         self._monitor.join(PATIENCE_S)
         self.pool.stop()
@@ -103,7 +103,7 @@ class Harness:
         self.poller.close()
 
     def _monitor_on(self) -> None:
-        while not self._stopping:
+        while not self.stopping:
             self.pool.monitor(self._round_s)
             self.rounds += 1
 
@@ -169,6 +169,27 @@ def test_work_runs_in_the_pool(harness: Harness, start: Start) -> None:
     start(done.set)
     assert done.wait(PATIENCE_S)
     assert {thread.name for thread in harness.threads} >= harness.ran_in
+
+
+@pytest.mark.parametrize("kind", ["epoll", "selectors"])
+def test_a_task_that_comes_again_and_again_lets_events_go_first(kind: str) -> None:
+    harness = Harness(kind, 1)
+    done = threading.Event()
+    turns = 0
+
+    def again() -> None:
+        nonlocal turns
+        turns += 1
+        if turns == 1:
+            harness.deliver(done.set)
+        if not done.is_set() and not harness.stopping:
+            harness.pool.push_behind(again)
+
+    harness.pool.push_behind(again)
+    came = done.wait(PATIENCE_S)
+    harness.stop()
+    assert came
+    assert turns < 10  # one, and as many as it takes a poller to hear of the event
 
 
 def test_as_many_run_at_once_as_there_are_threads(harness: Harness, start: Start) -> None:

@@ -136,6 +136,7 @@ class Bench:
             self.worker.init_process()
         self.worker.wsgi = app
         self.worker._prepare()
+        self._pool = self.worker.pool  # a test may put another one into its place
         self._clients: list[Client] = []
 
     def close(self) -> None:
@@ -171,7 +172,7 @@ class Bench:
 
     def run(self) -> None:
         """Do everything that there is to do, and run the apps that are called for."""
-        work: deque[Any] = self.worker.pool.work
+        work: deque[Any] = self._pool.work
         for _ in range(_TURNS):
             if not work:
                 self.poll()
@@ -187,9 +188,10 @@ class Bench:
 
     def poll(self) -> None:
         """Take up what the poller has, without doing anything about it."""
-        poller = self.worker.poller
-        # The first poll of one that is asked to change something may do that only.
-        self.worker.pool.work.extend(poller.poll(0) or poller.poll(0))
+        pool = self._pool
+        pool.take_up_events(0)
+        if not pool.work:  # the first poll that is asked to change something may do that only
+            pool.take_up_events(0)
 
     def pass_time(self, seconds: float) -> None:
         """Let time go by, until the sweep and what follows from it."""

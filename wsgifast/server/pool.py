@@ -26,6 +26,10 @@ is that somebody polls: the leader never waits to be promoted, and a thread that
 leader only together with its wake-up. The leader changes under one lock, except that a thread which
 still leads after its turn need not ask.
 
+A connection that has more to do already, such as the next of its pipelined requests, would keep
+everybody from polling if it came back into `work` at once. It waits in `behind` until the leader,
+without other work, has asked the poller who else is ready: those have their turn first.
+
 The monitor runs in the main thread, and does nothing that could block: neither polling nor
 receiving, only what `on_tick` and `on_saturation` do. So it always sees a leader that is blocked,
 and whoever runs it may give a sign of life at each of its rounds. While nothing happens it sleeps;
@@ -91,6 +95,8 @@ class Pool(Generic[Job]):
         on_saturation: Callable[[], object] = lambda: None,
     ) -> None:
         self.work: deque[Event | Task[Job]] = deque()
+        # Tasks that let events go first.
+        self.behind: deque[Task[Job]] = deque()
         # Jobs that a spare has received while every thread was taken.
         self.ready: deque[Job] = deque()
         # Whether the monitor looks in every TICK_S; work may then be left for `on_tick`.
@@ -128,6 +134,24 @@ class Pool(Generic[Job]):
         """Add to the work, from any thread, and see that somebody takes it."""
         self.work.append(item)
         self._see_to_work()
+
+    def push_behind(self, task: Task[Job]) -> None:
+        """As :meth:`push`, for a task that comes after the events that are there by then."""
+        self.behind.append(task)
+        self._see_to_work()
+
+    def take_up_events(self, timeout: float | None) -> None:
+        """Add the poller's events to the work, and then what has let them go first.
+
+        :param timeout: as for :meth:`Poller.poll`; nothing is waited for if something came behind.
+        """
+        behind = self.behind
+        self.work.extend(self._poller.poll(0 if behind else timeout))
+        try:
+            for _ in range(len(behind)):
+                self.work.append(behind.popleft())
+        except IndexError:
+            pass  # another thread was quicker
 
     def stop(self) -> None:
         """Let every thread end that is not inside an app; the others end after it."""
@@ -283,7 +307,7 @@ class Pool(Generic[Job]):
         # and wakes us, or is seen by us.
         me.polling = True
         if not self.work and (me.spare or not self.ready):
-            self.work.extend(self._poller.poll(None))
+            self.take_up_events(None)
         me.polling = False
         if self._leader is not me:
             self._see_to_work()  # it may have been woken in place of the leader

@@ -339,7 +339,7 @@ class FastWorker(HTTP2Streams):
 
     def _resume(self, connection: Connection) -> None:
         """Let a thread of the pool go on with a connection that has something buffered."""
-        self.pool.push(partial(self._go_on, connection, 0))
+        self.pool.push_behind(partial(self._go_on, connection, 0))
 
     # What the pool calls.
 
