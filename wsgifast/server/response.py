@@ -163,7 +163,7 @@ class Response:
 
     def write_all(self, blocks: list[bytes] | tuple[bytes, ...]) -> None:
         """Send a whole body that exists already, with the head and what ends it."""
-        parts = [self._unsent_head()]
+        parts = [b"" if self.headers_sent else self._encoded_head()]
         for data in blocks:
             block = self._framed(data)
             if block:
@@ -241,7 +241,12 @@ class Response:
     def _admitted(self, size: int) -> int:
         """How many of so many further body bytes may be sent."""
         admitted = self._counter.admit(size)
-        if admitted < size and not self._framing.has_body and not self._warned:
+        if admitted < size:
+            self._note_dropped()
+        return admitted
+
+    def _note_dropped(self) -> None:
+        if not self._framing.has_body and not self._warned:
             log.warning(
                 "WSGI app sent body bytes on a no-body response (method=%s status=%s); "
                 "dropping per RFC 9110.",
@@ -249,7 +254,6 @@ class Response:
                 self.status_code,
             )
             self._warned = True
-        return admitted
 
     def _framed(self, data: bytes) -> bytes:
         if not isinstance(data, bytes):
@@ -258,8 +262,9 @@ class Response:
                 "the app with wsgifast.WSGIFast"
             )
         size = len(data)
-        admitted = self._admitted(size)
+        admitted = self._counter.admit(size)
         if admitted < size:
+            self._note_dropped()
             data = data[:admitted]
         return self._in_chunk(data) if self._framing.chunked else data
 
