@@ -8,6 +8,7 @@ protocols do.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import hashlib
 import os
@@ -110,7 +111,7 @@ class ASGISession:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(limit_s)
-        except TimeoutError:
+        except concurrent.futures.TimeoutError:  # another class than the builtin one on Python 3.10
             future.cancel()
             raise TimeLimit(f"no end after {limit_s} s") from None
 
