@@ -267,3 +267,35 @@ def test_listeners_are_made_non_blocking() -> None:
         assert not listener.getblocking()
         assert acceptor.listens_on(listener.fileno())
         assert not acceptor.listens_on(listener.fileno() + 1)
+
+
+def test_a_turn_that_goes_on_is_known_until_its_connection_is() -> None:
+    server = Server(waiting=1)
+    in_turn, go_on = threading.Event(), threading.Event()
+    accept = server.listener.accept
+
+    def slowly() -> tuple[str, str]:
+        in_turn.set()
+        assert go_on.wait(10)
+        return accept()
+
+    server.listener.accept = slowly  # type: ignore[method-assign]
+    thread = threading.Thread(target=server.acceptor.accept, args=(LISTENER,))
+    thread.start()
+    assert in_turn.wait(10)
+    server.acceptor.close()
+    assert server.acceptor.is_accepting
+    assert not server.begun
+    go_on.set()
+    thread.join(10)
+    assert server.begun == ["connection 0"]
+    assert not server.acceptor.is_accepting
+
+
+def test_nothing_is_accepted_after_the_end() -> None:
+    server = Server(waiting=1)
+    server.acceptor.close()
+    server.acceptor.accept(LISTENER)  # told of it before
+    server.acceptor.update()
+    assert server.listener.waiting == 1
+    assert not server.poller.fds

@@ -11,6 +11,9 @@ Where several workers wait for the same listener, the kernel tells one of them o
 (EPOLLEXCLUSIVE). So whoever is told accepts, even if it should not listen any more: nobody else
 knows of that connection. After its turn it goes behind the others in the kernel's queue, or the
 first one would get all the connections of a quiet hour.
+
+A worker that ends closes the acceptor first. A thread may be in its turn at that moment, with a
+connection in hand that nobody else knows yet: the worker must not end before that turn has.
 """
 
 from __future__ import annotations
@@ -80,6 +83,9 @@ class Acceptor:
         self._resume_at = 0.0
         self._full = False
         self.listening = False
+        self._closed = False
+        # Threads in a turn at a listener.
+        self._accepting = 0
         # A listener whose queue was not emptied in its last turn.
         self.unfinished: int | None = None
         self._events = 0
@@ -87,11 +93,23 @@ class Acceptor:
     def listens_on(self, fd: int) -> bool:
         return fd in self._listeners
 
+    @property
+    def is_accepting(self) -> bool:
+        """Whether a thread is in a turn: it may have accepted what is not counted yet."""
+        return self._accepting > 0
+
+    def close(self) -> None:
+        """Begin no turn any more; those that have begun end soon, see :attr:`is_accepting`."""
+        with self._lock:
+            self._closed = True
+        self.update()
+
     def update(self) -> None:
         """Listen or not, as things are now."""
         with self._lock:
             wanted = (
-                self._count() < self._limit
+                not self._closed
+                and self._count() < self._limit
                 and self._is_open()
                 and (not self._resume_at or time.monotonic() >= self._resume_at)
             )
@@ -114,6 +132,17 @@ class Acceptor:
 
     def accept(self, fd: int) -> None:
         """Take a turn at a listener that is ready."""
+        with self._lock:
+            if self._closed:
+                return
+            self._accepting += 1
+        try:
+            self._accept(fd)
+        finally:
+            with self._lock:
+                self._accepting -= 1
+
+    def _accept(self, fd: int) -> None:
         listener, address = self._listeners[fd]
         self.unfinished = None
         for _ in range(_ACCEPTS):

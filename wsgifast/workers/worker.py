@@ -259,7 +259,7 @@ class FastWorker(HTTP2Streams):
     def _stop(self) -> None:
         """Let what runs finish within graceful_timeout; then drop the rest."""
         self._stopping = True
-        self._acceptor.update()
+        self._acceptor.close()
         now = time.monotonic()
         deadline = now + self.cfg.graceful_timeout
         # Kept-alive connections get a moment for a request that is under way already; it is
@@ -291,7 +291,7 @@ class FastWorker(HTTP2Streams):
         """Whether the worker has to wait before it ends."""
         if self._killed:  # apps that are stuck never end
             return any(each.state == SENDING for each in list(self.registry.connections))
-        return bool(self.registry.connections)
+        return self._acceptor.is_accepting or bool(self.registry.connections)
 
     def _kill(self) -> None:
         """End, although apps run; what is being sent goes on for a while."""
