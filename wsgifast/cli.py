@@ -1,4 +1,4 @@
-"""The command line: `wsgifast files DIR` and `wsgifast compress DIR`."""
+"""The command line: `wsgifast COMMAND`; `files` and `compress` are here."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__
+from .arguments import add_parser
 from .doctor import command as doctor
 from .errors import WSGIFastError
 from .files.compress import CODING_PACKAGES, CompressReport, available_codings, compress
 from .files.lookup import SIBLING_SUFFIXES
 from .running import command as running
 from .static import StaticFiles
+from .terminal import progress_line
 
 __all__ = ["main"]
 
@@ -56,11 +58,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="wsgifast", description="Serve files, fast.")
+    parser = argparse.ArgumentParser(
+        prog="wsgifast", description="Look at a web app, measure it, serve it; and its files."
+    )
     parser.add_argument("--version", action="version", version=f"wsgifast {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    files = commands.add_parser("files", help="serve a directory over HTTP, now")
+    files = add_parser(
+        commands,
+        "files",
+        help="serve a directory over HTTP, now",
+        examples="""
+        wsgifast files site
+        wsgifast files build --bind 0.0.0.0:8080 --fallback index.html --no-listing
+        """,
+    )
     files.add_argument("directory", metavar="DIR")
     files.add_argument(
         "--bind",
@@ -78,7 +90,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     files.set_defaults(run=_run_files)
 
-    packing = commands.add_parser("compress", help="write .gz, .br and .zst siblings of files")
+    packing = add_parser(
+        commands,
+        "compress",
+        help="write .gz, .br and .zst siblings of files",
+        examples="""
+        wsgifast compress site
+        wsgifast compress build --codings gzip,br --jobs 2
+        """,
+    )
     packing.add_argument("directory", metavar="DIR")
     packing.add_argument(
         "--codings",
@@ -210,16 +230,14 @@ def _is_loopback(host: str) -> bool:
 
 def _run_compress(options: argparse.Namespace) -> int:
     codings = None if options.codings is None else options.codings.split(",")
-    shows_progress = sys.stderr.isatty() and not options.quiet
-    report = compress(
-        options.directory,
-        codings=codings,
-        jobs=options.jobs,
-        overwrite=options.overwrite,
-        progress=_show_progress if shows_progress else None,
-    )
-    if shows_progress:
-        print("\r\033[K", end="", file=sys.stderr)
+    with progress_line() as progress:
+        report = compress(
+            options.directory,
+            codings=codings,
+            jobs=options.jobs,
+            overwrite=options.overwrite,
+            progress=None if options.quiet else progress,
+        )
     for name, reason in sorted(report.failed.items()):
         print(f"wsgifast: {name}: {reason}", file=sys.stderr)
     for name in report.left_alone:
@@ -237,13 +255,6 @@ def _run_compress(options: argparse.Namespace) -> int:
                     "brings them."
                 )
     return _STATUS_FAILED if report.failed else 0
-
-
-def _show_progress(done: int, total: int, path: str) -> None:
-    width = 24  # characters of the bar
-    filled = width * done // total
-    line = f"[{'#' * filled}{'.' * (width - filled)}] {done}/{total} {path}"
-    print(f"\r\033[K{line[: os.get_terminal_size(2).columns - 1]}", end="", file=sys.stderr)
 
 
 def _summary(report: CompressReport) -> str:

@@ -7,14 +7,23 @@ import contextlib
 import os
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..apps import interface_of
+from ..arguments import (
+    APP_HELP,
+    STATUS_NOT_STARTED,
+    add_header_options,
+    add_parser,
+    given_headers,
+    pair,
+    seconds,
+)
 from ..errors import ConfigurationError, WSGIFastError
 from ..loading import AppNotLoaded, load_app
+from ..terminal import progress_line
 from . import examine, unwrapped
 from .catalogue import explain
 from .endpoints import (
@@ -31,10 +40,9 @@ from .model import SEVERITIES, Endpoint, Report
 
 __all__ = ["add_command"]
 
-_STATUS_CLEAN, _STATUS_FINDINGS, _STATUS_USAGE, _STATUS_NOT_STARTED = 0, 1, 2, 3
+_STATUS_CLEAN, _STATUS_FINDINGS = 0, 1
 
 _EXAMPLES = """\
-examples:
   wsgifast doctor shop.wsgi:application
   wsgifast doctor 'shop:create_app()' /export.csv /media/cat.jpg
   wsgifast doctor shop.settings --value slug=cat --cookie sessionid=...
@@ -46,20 +54,16 @@ examples:
 
 def add_command(commands: Any) -> None:
     """Add `doctor` to the command line's subcommands."""
-    parser = commands.add_parser(
+    parser = add_parser(
+        commands,
         "doctor",
         help="tell which endpoints of an app return slow, wrong or fragile bodies",
         description="Ask an app for its endpoints, raw and wrapped with wsgifast, and tell which "
         "return slow, wrong or fragile bodies. Each is asked for up to twenty times, in this "
         "process.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
-    parser.add_argument(
-        "app",
-        nargs="?",
-        help="module:app, 'module:factory()', a Django settings module, or a .py file",
-    )
+    parser.add_argument("app", nargs="?", help=APP_HELP)
     parser.add_argument("paths", nargs="*", metavar="/PATH", help="in place of all endpoints")
     parser.add_argument("--live", metavar="URL", help="look at a running server from outside")
     parser.add_argument("--explain", metavar="ID", help="what a finding means")
@@ -71,12 +75,11 @@ def add_command(commands: Any) -> None:
     source.add_argument("--har", metavar="FILE", help="a browser's recording")
 
     asking = parser.add_argument_group("requests")
-    asking.add_argument("--value", metavar="NAME=X", action="append", default=[], type=_pair("="))
-    asking.add_argument("--header", metavar="NAME: X", action="append", default=[], type=_pair(":"))
-    asking.add_argument("--cookie", metavar="NAME=X", action="append", default=[])
+    asking.add_argument("--value", metavar="NAME=X", action="append", default=[], type=pair("="))
+    add_header_options(asking)
     asking.add_argument("--unsafe", action="store_true", help="other methods than GET and HEAD too")
     asking.add_argument(
-        "--timeout", metavar="S", type=_seconds, default=10.0, help="of a request (default: 10)"
+        "--timeout", metavar="S", type=seconds, default=10.0, help="of a request (default: 10)"
     )
 
     result = parser.add_argument_group("result")
@@ -99,7 +102,7 @@ def _run(options: argparse.Namespace) -> int:
 
         paths = [each for each in (options.app, *options.paths) if each is not None]
         report = look_at(
-            options.live, paths or ["/"], headers=_headers(options), limit_s=options.timeout
+            options.live, paths or ["/"], headers=given_headers(options), limit_s=options.timeout
         )
         return _finish(report, options)
     if options.app is None:
@@ -110,25 +113,25 @@ def _run(options: argparse.Namespace) -> int:
             report = _examined(options)
     except AppNotLoaded as error:
         print(f"wsgifast doctor: {error}", file=sys.stderr)
-        return _STATUS_NOT_STARTED
+        return STATUS_NOT_STARTED
     return _finish(report, options, known)
 
 
 def _examined(options: argparse.Namespace) -> Report:
     loaded = load_app(options.app)
     values = dict(options.value)
-    with _progress() as progress:
+    with progress_line(after_s=1.0) as progress:
         return examine(
             loaded.app,
             values=values,
-            headers=_headers(options),
+            headers=given_headers(options),
             unsafe=options.unsafe,
             limit_s=options.timeout,
             silence=options.silence,
             name=options.app,
             interface=loaded.interface,
             found=_found(options, loaded.app, values),
-            progress=progress,
+            progress=lambda number, total, endpoint: progress(number, total, endpoint.name),
         )
 
 
@@ -198,59 +201,8 @@ def _write(path: str, text: str) -> None:
         raise WSGIFastError(f"{path}: {error.strerror}") from None
 
 
-def _headers(options: argparse.Namespace) -> list[tuple[str, str]]:
-    headers = [(name, value.strip()) for name, value in options.header]
-    if options.cookie:
-        headers.append(("Cookie", "; ".join(options.cookie)))
-    return headers
-
-
-def _pair(separator: str) -> Any:
-    def pair(text: str) -> tuple[str, str]:
-        name, found, value = text.partition(separator)
-        if not found or not name.strip():
-            raise argparse.ArgumentTypeError(f"{text!r}: expected NAME{separator}VALUE")
-        return name.strip(), value
-
-    return pair
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds above 0")
-    return seconds
-
-
 @contextlib.contextmanager
 def _quiet_stdout(options: argparse.Namespace) -> Iterator[None]:
     """What an app prints goes to stderr: stdout is the report's."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Any]:
-    """A bar on a terminal, for runs that take more than a moment; nothing in a pipe."""
-    stream = sys.stderr
-    if not stream.isatty():
-        yield None
-        return
-    began = time.monotonic()
-
-    def show(number: int, count: int, endpoint: Endpoint) -> None:
-        if time.monotonic() - began < 1.0:
-            return
-        columns = shutil.get_terminal_size().columns
-        filled = 20 * number // count
-        text = f"[{'#' * filled:20}] {number}/{count} {endpoint.name}"
-        stream.write(f"\r\033[K{text[: columns - 1]}")
-        stream.flush()
-
-    try:
-        yield show
-    finally:
-        stream.write("\r\033[K")

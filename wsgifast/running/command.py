@@ -15,18 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..arguments import APP_HELP, STATUS_NOT_STARTED, add_parser, count
 from ..errors import ConfigurationError, MissingExtra, WSGIFastError
 from ..loading import AppNotLoaded, LoadedApp, load_app
 from . import ARGUMENTS, wrapped
 
 __all__ = ["Plan", "add_command", "plan_gunicorn", "plan_uvicorn"]
 
-_STATUS_NOT_STARTED = 3
 _DEFAULT_BIND = "127.0.0.1:8000"
 _DEFAULT_THREADS = 4
 
 _EXAMPLES = """\
-examples:
   wsgifast run shop.wsgi:application
   wsgifast run 'shop:create_app()' --bind 0.0.0.0:8000 --workers 2 --threads 8
   wsgifast run shop.settings --static /static/=build/static
@@ -58,24 +57,22 @@ class Plan:
 
 def add_command(commands: Any) -> None:
     """Add `run` to the command line's subcommands."""
-    parser = commands.add_parser(
+    parser = add_parser(
+        commands,
         "run",
         help="serve an app well: wrapped, on gunicorn with FastWorker or on uvicorn",
         description="Find out what an app is, wrap it, and serve it: a WSGI app on gunicorn with "
         "FastWorker, an ASGI app on uvicorn with asgifast's protocol. What follows -- goes to that "
         "server as it is.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=_EXAMPLES,
     )
-    parser.add_argument(
-        "app", help="module:app, 'module:factory()', a Django settings module, or a .py file"
-    )
+    parser.add_argument("app", help=APP_HELP)
     parser.add_argument(
         "--bind", metavar="HOST:PORT", default=_DEFAULT_BIND, help="or unix:PATH; %(default)s"
     )
-    parser.add_argument("--workers", type=_count, metavar="N", help="processes (default: 1)")
+    parser.add_argument("--workers", type=count, metavar="N", help="processes (default: 1)")
     parser.add_argument(
-        "--threads", type=_count, metavar="N", help=f"of each process; WSGI ({_DEFAULT_THREADS})"
+        "--threads", type=count, metavar="N", help=f"of each process; WSGI ({_DEFAULT_THREADS})"
     )
     parser.add_argument(
         "--static",
@@ -99,7 +96,7 @@ def _run(options: argparse.Namespace) -> int:
         wrapped(options.app, dict(options.static))  # its errors are told here, in one sentence
     except AppNotLoaded as error:
         print(f"wsgifast run: {error}", file=sys.stderr)
-        return _STATUS_NOT_STARTED
+        return STATUS_NOT_STARTED
     plan = (plan_uvicorn if loaded.interface == "ASGI" else plan_gunicorn)(options, loaded)
     _check_address(options.bind)
     print(f"{plan.decided}\n  {plan.shown}", flush=True)
@@ -214,12 +211,6 @@ def _check_address(bind: str) -> None:
     except OSError as error:
         reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
         raise WSGIFastError(f"--bind {bind}: {reason}; name another one") from None
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 1 on")
-    return int(text)
 
 
 def _static(text: str) -> tuple[str, str]:

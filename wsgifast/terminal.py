@@ -1,0 +1,74 @@
+"""Plain text for people: tables, and a line that tells how far a run is."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["Progress", "cell_text", "progress_line", "table"]
+
+# How many parts are done, of how many, and what the next is.
+Progress = Callable[[int, int, str], None]
+_BAR_CHARACTERS = 24
+
+
+@contextlib.contextmanager
+def progress_line(*, after_s: float = 0.0) -> Iterator[Progress]:
+    """One line on a terminal (stderr) that is written over; without a terminal, nothing.
+
+    :param after_s: nothing is shown before; for runs that are often over by then.
+    """
+    stream = sys.stderr
+    if not stream.isatty():
+        yield lambda done, total, what: None
+        return
+    began = time.monotonic()
+
+    def show(done: int, total: int, what: str) -> None:
+        if time.monotonic() - began < after_s:
+            return
+        filled = _BAR_CHARACTERS * done // max(1, total)
+        bar = "#" * filled + "." * (_BAR_CHARACTERS - filled)
+        line = f"[{bar}] {done}/{total} {what}"
+        stream.write(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}")
+        stream.flush()
+
+    try:
+        yield show
+    finally:
+        stream.write("\r\033[K")
+        stream.flush()
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Align rows under their column titles: the first column left, the others right.
+
+    :param rows: cells of any type, see :func:`cell_text`.
+    """
+    cells = [[cell_text(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    lines = [_line(columns, widths), "  ".join("-" * width for width in widths)]
+    lines += [_line(row, widths) for row in cells]
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *others = (
+        cell.ljust(width) if number == 0 else cell.rjust(width)
+        for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return "  ".join([first, *others]).rstrip()
+
+
+def cell_text(cell: object) -> str:
+    """Three significant digits for a float, thousands apart, "-" for None."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, float):
+        return f"{cell:,.0f}" if abs(cell) >= 100 else f"{cell:.3g}"
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return str(cell)
