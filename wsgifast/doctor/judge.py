@@ -16,7 +16,7 @@ _SMALL_CHUNK_BYTES = 4096
 _SMALL_BLOCK_BYTES = 128 * 1024
 # What is not a fifth quicker, and by this much, is not worth a word: it may be noise.
 _WORTH = 1.2
-_WORTH_S = 0.0002
+_WORTH_S = 0.00005
 # A body in memory that is worth a word.
 _LARGE_BYTES = 16 * 1024 * 1024
 # A turn of the event loop that takes longer keeps every other client waiting, in seconds.
@@ -184,7 +184,7 @@ def _cost_as_it_is(seen: Observation) -> str:
 
 def _ms(seconds: float) -> str:
     ms = seconds * 1e3
-    return f"{ms:.0f}" if ms >= 20 else f"{ms:.1f}" if ms >= 0.1 else f"{ms:.2f}"
+    return f"{ms:.0f}" if ms >= 20 else f"{ms:.1f}" if ms >= 1 else f"{ms:.2f}"
 
 
 def _size(size: float) -> str:

@@ -105,7 +105,7 @@ class FileSeen:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one response costs a server, the app's own work included; medians of the runs.
+    """What one response costs a server, the app's own work included; the least of the runs.
 
     :ivar cpu_s: of the thread (ASGI: of the event loop) that runs the app and sends.
     :ivar wall_s: from the call of the app to the last byte in the socket, beside a quick client.
