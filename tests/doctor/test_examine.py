@@ -124,3 +124,27 @@ def test_every_mistake_of_the_example_is_found() -> None:
         "/file-by-lines": "WF007",
         "/file-by-blocks": "WF007",
     }, as_text(report)
+
+
+def test_what_stands_before_an_endpoint_is_told_and_is_no_good_endpoint() -> None:
+    answers = {
+        "/account": ("302 Found", [("Location", "/login?next=/account")]),
+        "/moved/": ("301 Moved Permanently", [("Location", "/moved")]),
+        "/staff": ("403 Forbidden", []),
+        "/item": ("404 Not Found", []),
+        "/broken": ("500 Internal Server Error", []),
+    }
+
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        status, headers = answers[environ["PATH_INFO"]]
+        start_response(status, [*headers, ("Content-Length", "4")])
+        return [b"text"]
+
+    report = examine(app, list(answers))
+    assert {each.name: each.reason for each in report.unreached} == {
+        "/account": "answers 302, a redirect to /login: --cookie or --header may help",
+        "/staff": "answers 403: --cookie or --header may help",
+        "/item": "answers 404: --value may help",
+    }
+    assert [each.endpoint.url for each in report.observations] == ["/moved/", "/broken"]
+    assert [(f.id, f.endpoint.url) for f in report.findings] == [("WF015", "/broken")]

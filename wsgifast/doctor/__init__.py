@@ -21,7 +21,7 @@ from .catalogue import CATALOGUE, explain
 from .endpoints import Found, from_framework, from_paths
 from .examination import observer
 from .formats import as_text
-from .judge import findings_of
+from .judge import findings_of, why_not_reached
 from .model import Endpoint, Finding, Observation, Report, Severity, Unreached
 
 __all__ = [
@@ -107,8 +107,13 @@ def examine(
             seen = observe(_with_headers(endpoint, tuple(headers)))
             seen.raw.body.clear()  # nobody looks at it any more
             seen.wrapped.body.clear()
+            findings = findings_of(seen)
+            reason = why_not_reached(seen.raw)
+            if reason is not None and not any(f.severity == "wrong" for f in findings):
+                report.unreached.append(Unreached(endpoint.name, reason, endpoint.method))
+                continue
             report.observations.append(seen)
-            report.findings += [f for f in findings_of(seen) if f.id not in silenced]
+            report.findings += [f for f in findings if f.id not in silenced]
     report.sort()
     return report
 

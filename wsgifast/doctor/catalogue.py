@@ -154,8 +154,8 @@ _ENTRIES = (
         "WF015",
         "wrong",
         "the app raises",
-        "The endpoint ended with an exception.",
-        "The client gets a 500, or a body that ends in the middle.",
+        "The endpoint ended with an exception, or with a 5xx that its framework made of one.",
+        "The client gets no answer of use, or a body that ends in the middle.",
         "Nothing: the exception is the app's.",
     ),
     Entry(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from .catalogue import CATALOGUE
 from .model import Chunks, Cost, Finding, Observation, Recording
 
-__all__ = ["findings_of"]
+__all__ = ["findings_of", "why_not_reached"]
 
 # Fewer chunks, or larger ones, cost no server more than the app itself.
 _MANY_CHUNKS = 16
@@ -37,6 +37,19 @@ def findings_of(seen: Observation) -> list[Finding]:
         return [failure]
     shape = _messages if seen.raw.returned == "messages" else _shape
     return [finding for finding in (*shape(seen), *_remarks(seen)) if finding is not None]
+
+
+def why_not_reached(recording: Recording) -> str | None:
+    """What stands between the doctor and an endpoint that answered properly; None: nothing does."""
+    status = recording.status or 0
+    if status in (302, 303, 307):
+        where = (recording.header("Location") or "").partition("?")[0]
+        return f"answers {status}, a redirect to {where}: --cookie or --header may help"
+    if 400 <= status < 500:
+        helps = {401: ": --header or --cookie may help", 403: ": --cookie or --header may help"}
+        helps[404] = ": --value may help"
+        return f"answers {status}{helps.get(status, '')}"
+    return None
 
 
 def _finding(
@@ -69,6 +82,8 @@ def _failure(seen: Observation) -> Finding | None:
     if raw.error is not None and raw.problem is None:
         return _finding("WF015", seen, raw.error, "see its traceback")
     if raw.problem is None:
+        if raw.status is not None and raw.status >= 500:
+            return _finding("WF015", seen, f"{raw.status} by itself", "see the app's log")
         return None
     mended = not wrapped.failed
     cost = "fails as it is"
