@@ -11,7 +11,7 @@ UNSUPPORTED_GUNICORN := $(VENV)/unsupported-gunicorn
 # Worker processes for the tests; the live servers wait more than they compute.
 JOBS   ?= 2
 
-.PHONY: demo field-reports servers test test-long test-all test-oldest test-oldest-gunicorn test-oldest-uvicorn lint format coverage clean
+.PHONY: demo field-reports servers test test-long test-all test-oldest test-oldest-gunicorn test-oldest-uvicorn lint format coverage docs clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml
@@ -86,6 +86,11 @@ coverage: $(READY) $(UNSUPPORTED_GUNICORN)
 	@$(BIN)/python -m coverage run -m pytest -n $(JOBS) $(ARGS)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report
+
+# The pages of docs/ that are made of the code.
+docs: $(READY)
+	@$(BIN)/python -c 'from wsgifast.doctor.catalogue import as_markdown as page; print(page(), end="")' \
+	  > docs/findings.md
 
 clean:
 	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis reports build dist

@@ -105,6 +105,7 @@ def test_explain() -> None:
     ended = doctor("--explain", "wf003")
     assert ended.returncode == 0
     assert "StreamingHttpResponse" in ended.stdout
+    assert "WF047  info" in doctor("--explain").stdout
 
 
 def test_what_the_app_prints_is_not_in_the_report(tmp_path: Path) -> None:

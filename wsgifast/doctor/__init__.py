@@ -56,7 +56,7 @@ def examine(
 ) -> Report:
     """Ask an app for its endpoints, raw and wrapped in turn, and report what was seen.
 
-    Each endpoint is asked for up to twenty times in this process. Only GET and HEAD are used,
+    Each endpoint is asked for up to fifty times in this process. Only GET and HEAD are used,
     unless `unsafe` is True.
 
     :param app: a WSGI or ASGI app; one that is wrapped in WSGIFast or ASGIFast already is

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..errors import ConfigurationError
 from .model import Severity
 
-__all__ = ["CATALOGUE", "Entry", "explain"]
+__all__ = ["CATALOGUE", "Entry", "as_markdown", "explain"]
 
 
 @dataclass(frozen=True)
@@ -310,18 +310,42 @@ CATALOGUE: Mapping[str, Entry] = {entry.id: entry for entry in _ENTRIES}
 
 
 def explain(finding_id: str) -> str:
-    """The text of `wsgifast doctor --explain ID`.
+    """The text of `wsgifast doctor --explain`: of one finding, or for "all" their list.
 
     :raises ConfigurationError: if there is no such finding.
     """
+    if finding_id == "all":
+        return "\n".join(f"{e.id}  {e.severity:5}  {e.title}" for e in CATALOGUE.values())
     entry = CATALOGUE.get(finding_id.upper())
     if entry is None:
         known = ", ".join(CATALOGUE)
         raise ConfigurationError(f"--explain {finding_id}: there is no such finding, but {known}")
     parts = [f"{entry.id} ({entry.severity}): {entry.title}", entry.what, entry.why]
     if entry.fixes:
-        width = max(map(len, entry.fixes))
-        lines = [f"  {name:{width}}  {text}" for name, text in entry.fixes.items()]
-        parts.append("\n".join(["How to mend it:", *lines]))
+        parts.append("\n".join(["How to mend it:", *_fixes(entry, "  ")]))
     parts.append(f"What wsgifast does: {entry.wsgifast}")
     return "\n\n".join(parts)
+
+
+def as_markdown() -> str:
+    """All findings as a page of the documentation."""
+    parts = [
+        "# Findings of `wsgifast doctor`",
+        "Their ids never change. `wrong` is broken on some server, `slow` costs more than it has "
+        "to, `info` is worth knowing. This page is made of the list that the command itself uses.",
+        "| id | severity | finding |\n|---|---|---|\n"
+        + "\n".join(
+            f"| [{e.id}](#{e.id.lower()}) | {e.severity} | {e.title} |" for e in CATALOGUE.values()
+        ),
+    ]
+    for entry in CATALOGUE.values():
+        parts += [f"## {entry.id}", f"**{entry.title}** ({entry.severity})", entry.what, entry.why]
+        if entry.fixes:
+            parts += ["How to mend it:", "\n".join(_fixes(entry, "    "))]
+        parts.append(f"What wsgifast does: {entry.wsgifast}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _fixes(entry: Entry, indent: str) -> list[str]:
+    width = max(map(len, entry.fixes))
+    return [f"{indent}{name:{width}}  {text}" for name, text in entry.fixes.items()]

@@ -59,14 +59,20 @@ def add_command(commands: Any) -> None:
         "doctor",
         help="tell which endpoints of an app return slow, wrong or fragile bodies",
         description="Ask an app for its endpoints, raw and wrapped with wsgifast, and tell which "
-        "return slow, wrong or fragile bodies. Each is asked for up to twenty times, in this "
+        "return slow, wrong or fragile bodies. Each is asked for up to fifty times, in this "
         "process.",
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
     parser.add_argument("paths", nargs="*", metavar="/PATH", help="in place of all endpoints")
     parser.add_argument("--live", metavar="URL", help="look at a running server from outside")
-    parser.add_argument("--explain", metavar="ID", help="what a finding means")
+    parser.add_argument(
+        "--explain",
+        metavar="ID",
+        nargs="?",
+        const="all",
+        help="what a finding means; without ID, the list of all",
+    )
 
     source = parser.add_argument_group("endpoints")
     source.add_argument("--urls", metavar="FILE", help="a path or URL in each line")
