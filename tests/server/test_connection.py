@@ -867,7 +867,7 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(make_bench: MakeBench
         seen.append(client.receive_all_there_is())
         yield b"3"
         seen.append(client.receive_all_there_is())
-        bench.worker.registry.send_held()
+        bench.worker.pool._on_tick()
         seen.append(client.receive_all_there_is())
         bench.clock.now += 0.01  # later: nothing to wait for
         yield b"4"
@@ -889,10 +889,10 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(make_bench: MakeBench
     client.send_request()
     bench.run()
     assert seen == [b"1", b"", b"", b"23", b"4", b"", b"56", b"", b"7own"]
-    assert not bench.worker.registry.held
+    assert not bench.worker._coalescing.queues
 
 
-def test_the_watch_falls_asleep_while_a_block_is_held(make_bench: MakeBench) -> None:
+def test_the_last_tick_comes_while_a_block_is_coalesced(make_bench: MakeBench) -> None:
     seen: list[bytes] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
@@ -913,14 +913,14 @@ def test_the_watch_falls_asleep_while_a_block_is_held(make_bench: MakeBench) -> 
             super().add(connection)
 
     bench.worker.pool.ticking = True
-    bench.worker.registry.held = Falling()
+    bench.worker._coalescing.queues = Falling()
     client.send_request()
     bench.run()
     assert seen == [b"2"]
-    assert not bench.worker.registry.held
+    assert not bench.worker._coalescing.queues
 
 
-def test_what_is_held_goes_out_with_the_end(make_bench: MakeBench) -> None:
+def test_what_is_coalesced_goes_out_with_the_end(make_bench: MakeBench) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [])
         return iter([b"1", b"2", b"3"])
@@ -932,7 +932,7 @@ def test_what_is_held_goes_out_with_the_end(make_bench: MakeBench) -> None:
         client.send_request()
         bench.run()
         assert client.read_response().body == b"123"
-        assert not bench.worker.registry.held
+        assert not bench.worker._coalescing.queues
 
 
 def test_a_socket_that_the_app_has_taken_is_blocking_and_never_kept(
@@ -985,7 +985,6 @@ def test_the_number_of_a_socket_that_the_app_has_closed(make_bench: MakeBench, p
         if environ["PATH_INFO"] == "/mine":
             environ["gunicorn.socket"].close()
             others.append(bench.connect())
-            bench.worker.registry.held.add(others[0].near)
             raise StopIteration
         return echo(environ, start_response)
 
@@ -996,7 +995,6 @@ def test_the_number_of_a_socket_that_the_app_has_closed(make_bench: MakeBench, p
     assert not is_open(client)
     (other,) = others
     assert other.near.fd == client.near.fd
-    assert bench.worker.registry.held == {other.near}
     other.send_request("/next")
     bench.run()
     assert other.read_response().status == 200
@@ -1068,7 +1066,7 @@ def test_sendfile_can_be_switched_off(
     bench.run()
     assert client.read_response().body == bytes(100_000)
     assert bool(calls) is sendfile
-    assert client.near.output._transport.sends_files is sendfile
+    assert client.near.output._sender.sends_files is sendfile
 
 
 # Ends
@@ -1263,10 +1261,8 @@ def test_a_descriptor_that_is_closed_is_waited_for_no_more(make_bench: MakeBench
     bench.run()
     forgotten: list[int] = []
     bench.worker.poller.forget = forgotten.append
-    bench.worker.registry.held.add(client.near)
     client.near.close()
     assert forgotten == [client.near.fd]
-    assert not bench.worker.registry.held
 
 
 def test_a_closed_connection_is_garbage_at_once(bench: Bench) -> None:

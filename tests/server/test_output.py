@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import socket
 import tempfile
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,10 +20,11 @@ from hypothesis import strategies as st
 
 from tests.support.effort import effort
 from tests.support.eviction import evict
-from wsgifast.server import output, transport
+from wsgifast.server import output, sending
 from wsgifast.server.disk import DiskThreads
-from wsgifast.server.output import ClientGone, OutputQueue, OutputRules
+from wsgifast.server.output import ClientGone, OutputQueue
 from wsgifast.server.output_memory import OutputMemory
+from wsgifast.server.output_rules import Coalescing, OutputRules
 from wsgifast.sockets.options import NEAR_SEND_BUFFER_BYTES
 
 SIZE = 8 * 1024 * 1024
@@ -45,6 +48,7 @@ def rules(
         sendfile=sendfile,
         memory=OutputMemory(memory_bytes, lambda text, *args: told.append(text % args)),
         disk=disk or DiskThreads(lambda error: told.append(repr(error))),
+        coalescing=Coalescing(lambda: True),
     )
 
 
@@ -104,6 +108,14 @@ class Near:
             data += block
         return data
 
+    def drain(self, size: int) -> bytes:
+        """Receive what is left of the output, of so many bytes; the queue goes on meanwhile."""
+        received = b""
+        while self.queue.draining:
+            received += self.receive(size - self.queue.bytes_left() - len(received))
+            self.queue.on_writable()
+        return received + self.receive(size - len(received))
+
     def close(self) -> None:
         self.queue.close()
         self.client.close()
@@ -126,6 +138,12 @@ def file(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
+@pytest.fixture(autouse=True)
+def in_quick_succession(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block comes right behind the one before."""
+    monkeypatch.setattr(output, "_COALESCE_S", math.inf)
+
+
 needs_near_buffers = pytest.mark.skipif(
     not hasattr(socket, "TCP_INFO"), reason="only Linux tells how far away a peer is"
 )
@@ -136,7 +154,7 @@ needs_near_buffers = pytest.mark.skipif(
 def test_the_send_buffer_grows_for_a_quick_client_only(
     near: Near, file: int, quick: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "QUICK_S", 3600.0 if quick else 0.0)
+    monkeypatch.setattr(sending, "QUICK_S", 3600.0 if quick else 0.0)
     near.queue.write_file(b"head", file, 0, SIZE)
     assert near.send_buffer < NEAR_SEND_BUFFER_BYTES
     near.receive_all_there_is()
@@ -157,11 +175,7 @@ def until_tried_again(near: Near) -> None:
 def test_a_socket_that_takes_nothing_is_not_waited_for_in_a_loop(near: Near, file: int) -> None:
     near.queue.write_file(b"", file, 0, SIZE)
     until_tried_again(near)
-    received = b""
-    while near.queue.draining:
-        received += near.receive(near.queue.sent - len(received))
-        near.queue.on_writable()
-    assert received + near.receive(SIZE - len(received)) == os.pread(file, SIZE, 0)
+    assert near.drain(SIZE) == os.pread(file, SIZE, 0)
 
 
 def test_bytes_wait_in_the_same_way(near: Near) -> None:
@@ -179,7 +193,7 @@ def test_a_quick_client_gets_no_more_than_a_turn_at_a_time(
         return count
 
     monkeypatch.setattr(os, "sendfile", takes_everything)
-    monkeypatch.setattr(output, "_TURN_BYTES", SIZE // 4)
+    monkeypatch.setattr(sending, "_TURN_BYTES", SIZE // 4)
     near.queue.write_file(b"", file, 0, SIZE)
     assert near.queue.draining
     while near.queue.draining:
@@ -213,18 +227,18 @@ def test_a_file_is_looked_for_in_memory_further_ahead_for_a_quick_client_only(
             near.queue.on_writable()
         return looks
 
-    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(transport, "cached_bytes", all_of_it)
-    first = transport._FIRST_LOOK_BYTES
+    monkeypatch.setattr(sending, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(sending, "cached_bytes", all_of_it)
+    first = sending._FIRST_LOOK_BYTES
     assert looks_of(0.0) == [first, 2 * first, 4 * first, 8 * first, SIZE - 15 * first]
-    slow = looks_of(2 * transport._CACHED_FOR_S)
+    slow = looks_of(2 * sending._CACHED_FOR_S)
     assert slow == [first] * (2 * SIZE // first - 1) + [first // 2]
 
 
 CONTENT = bytes(range(256)) * 4096
 PIECES = st.lists(
     st.tuples(
-        st.sampled_from(["write", "coalesce", "all", "file"]),
+        st.sampled_from(["write", "more", "all", "file"]),
         st.one_of(st.integers(0, 2), st.integers(0, 200_000)),
         st.integers(0, len(CONTENT) - 200_000),
     ),
@@ -269,21 +283,16 @@ def test_whatever_is_written_arrives_in_order(
             elif kind == "all":
                 queue.write_all([data[: size // 2], b"", data[size // 2 :]])
             else:
-                queue.write(data, coalesce=kind == "coalesce")
-            assert queue.sent + queue.bytes_left() == len(expected)
+                (queue.write_more if kind == "more" else queue.write)(data)
             if read:
                 received += near.receive_all_there_is()
                 if queue.draining:
                     queue.on_writable()
         queue.flush()
-        while queue.draining:
-            received += near.receive(queue.sent - len(received))
-            queue.on_writable()
-        received += near.receive(queue.sent - len(received))
+        received += near.drain(len(expected) - len(received))
         assert received == expected
         assert near.receive_all_there_is() == b""
         assert queue.bytes_queued == 0
-        assert queue.sent == len(expected)
         queue.reset()
         assert len(os.listdir("/proc/self/fd")) == descriptors
     finally:
@@ -297,25 +306,21 @@ def test_queues_have_nothing_in_common(near: Near, content: int) -> None:
             client.queue.write_file(b"", content, 0, len(CONTENT))
             client.queue.write_file(b"", content, 0, len(CONTENT))
         for client in (near, other):
-            received = b""
-            while client.queue.draining:
-                received += client.receive(client.queue.sent - len(received))
-                client.queue.on_writable()
-            assert received + client.receive(2 * len(CONTENT) - len(received)) == 2 * CONTENT
+            assert client.drain(2 * len(CONTENT)) == 2 * CONTENT
     finally:
         other.close()
 
 
 def test_what_is_coalesced_waits_for_company_up_to_a_size(near: Near) -> None:
-    assert near.queue.write(b"first ", coalesce=True)
-    assert near.queue.write(b"second ", coalesce=True)
+    near.queue.write_more(b"first ")
+    near.queue.write_more(b"second ")
     assert near.receive_all_there_is() == b""
     near.queue.flush()
     assert near.receive(13) == b"first second "
-    assert near.queue.write(b"held, ", coalesce=True)
-    assert not near.queue.write(b"sent")
-    assert near.receive(10) == b"held, sent"
-    assert not near.queue.write(bytes(1 << 17), coalesce=True)
+    near.queue.write_more(b"left, ")
+    near.queue.write(b"sent")
+    assert near.receive(10) == b"left, sent"
+    near.queue.write_more(bytes(1 << 17))
     assert near.receive(1)
 
 
@@ -323,11 +328,11 @@ def test_what_is_coalesced_waits_for_company_up_to_a_size(near: Near) -> None:
     "write",
     [
         lambda queue, fd: queue.write(b"more"),
-        lambda queue, fd: queue.write(b"more", coalesce=True),
+        lambda queue, fd: queue.write_more(b"more"),
         lambda queue, fd: queue.write_all([b"more"]),
         lambda queue, fd: queue.write_file(b"more", fd, 0, 10),
     ],
-    ids=["write", "coalesce", "write_all", "write_file"],
+    ids=["write", "write_more", "write_all", "write_file"],
 )
 def test_nothing_follows_what_an_error_has_dropped(
     near: Near, content: int, write: Callable[[OutputQueue, int], object]
@@ -338,22 +343,21 @@ def test_nothing_follows_what_an_error_has_dropped(
     near.queue.write_file(b"", content, 0, 1000)
     near.queue.write(bytes(SIZE))
     left = near.queue.bytes_left()
-    assert near.queue.sent + left == 4 + len(CONTENT) + 1000 + SIZE
+    sent = 4 + len(CONTENT) + 1000 + SIZE - left
     near.queue.fail(TimeoutError("the client took no byte in time"))
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert not near.queue.draining
-    received = near.receive(near.queue.sent)
+    near.receive(sent)
     with pytest.raises(ClientGone, match="took no byte"):
         write(near.queue, content)
     near.queue.flush()
     assert near.receive_all_there_is() == b""
-    assert len(received) == near.queue.sent
     # For the log: what the response would have had, and why it ended, whatever comes then.
     near.queue.fail(ClientGone("closed"))
     assert near.queue.bytes_left() == left
     assert "took no byte" in str(near.queue.error)
     near.queue.reset()
-    assert (near.queue.sent, near.queue.bytes_left()) == (0, 0)
+    assert near.queue.bytes_left() == 0
 
 
 def test_only_the_last_byte_of_a_whole_response_finishes_it(near: Near) -> None:
@@ -363,7 +367,7 @@ def test_only_the_last_byte_of_a_whole_response_finishes_it(near: Near) -> None:
     received = 0
     finished = False
     while not finished:
-        received += len(near.receive(near.queue.sent - received))
+        received += len(near.receive(SIZE - near.queue.bytes_left() - received))
         finished = near.queue.on_writable()
     assert received + len(near.receive(SIZE - received)) == SIZE
 
@@ -383,14 +387,11 @@ def test_a_writer_far_ahead_of_its_client_waits_for_room(near: Near) -> None:
     received = b""
     while queue.bytes_queued > SIZE // 4:
         assert not written.is_set()
-        received += near.receive(queue.sent - len(received))
+        received += near.receive(4 * SIZE - queue.bytes_left() - len(received))
         queue.on_writable()
     assert written.wait(10)
     writer.join()
-    while queue.draining:
-        received += near.receive(queue.sent - len(received))
-        queue.on_writable()
-    received += near.receive(4 * SIZE + 3 - len(received))
+    received += near.drain(4 * SIZE + 3 - len(received))
     assert received == bytes(4 * SIZE) + b"end"
 
 
@@ -403,7 +404,7 @@ def test_a_kernel_that_cannot_watch_the_socket_ends_the_queue(near: Near, file: 
     assert not queue.draining
     with pytest.raises(ClientGone, match="Cannot allocate memory"):
         queue.write(b"more")
-    near.receive(queue.sent)
+    near.receive(SIZE - queue.bytes_left())
     near.queue = queue = OutputQueue(near.sock, near, rules())
     with pytest.raises(ClientGone, match="Cannot allocate memory"):
         queue.write_file(b"", file, 0, SIZE)
@@ -424,12 +425,7 @@ def test_a_file_system_without_sendfile(
         return
     near.queue.write_file(b"head", content, 7, 100_000)
     near.queue.write(b"end")
-    received = b""
-    while near.queue.draining:
-        received += near.receive(near.queue.sent - len(received))
-        near.queue.on_writable()
-    received += near.receive(100_007 - len(received))
-    assert received == b"head" + CONTENT[7:100_007] + b"end"
+    assert near.drain(100_007) == b"head" + CONTENT[7:100_007] + b"end"
 
 
 def test_a_socket_that_has_taken_something_is_waited_for(
@@ -447,7 +443,7 @@ def test_a_socket_that_has_taken_something_is_waited_for(
     monkeypatch.setattr(os, "sendfile", full)
     received = 0
     while near.queue.bytes_queued > 100:
-        received += len(near.receive(near.queue.sent - received))
+        received += len(near.receive(SIZE + 104 - near.queue.bytes_left() - received))
         near.queue.on_writable()
         assert not near.armed[-1]
     assert received + len(near.receive(SIZE + 4 - received)) == SIZE + 4
@@ -484,10 +480,42 @@ def test_a_writer_that_waits_for_room_is_told_of_the_end(near: Near) -> None:
 def test_nobody_waits_for_what_is_only_coalesced(near: Near) -> None:
     """With no room at all: there is no event that would make some."""
     near.queue = queue = OutputQueue(near.sock, near, rules(ahead_bytes=0))
-    assert queue.write(b"one", coalesce=True)
-    assert queue.write(b"two", coalesce=True)
+    queue.write_more(b"one")
+    queue.write_more(b"two")
     queue.flush()
     assert near.receive(6) == b"onetwo"
+
+
+def test_a_tick_waits_for_nobody_who_is_sending() -> None:
+    shared = rules()
+    one, other = Near(shared), Near(shared)
+    tick = shared.coalescing.tick
+    try:
+        assert not tick()
+        one.queue.write_more(b"one")
+        other.queue.write_more(b"other")
+        with one.queue.lock:
+            assert tick()
+            assert (one.receive_all_there_is(), other.receive(5)) == (b"", b"other")
+        assert tick()
+        assert one.receive(3) == b"one"
+        assert not tick()
+        one.queue.write_more(b"closed")
+        one.queue.close()
+        assert not tick()
+    finally:
+        one.close()
+        other.close()
+
+
+def test_its_own_thread_may_be_quicker_than_a_tick() -> None:
+    class Emptied(set[Any]):
+        def __bool__(self) -> bool:
+            return True
+
+    coalescing = Coalescing(lambda: True)
+    coalescing.queues = Emptied()
+    assert coalescing.tick()
 
 
 # A file that is not in memory
@@ -500,8 +528,8 @@ class HangingDisk:
         self.go = threading.Event()
         self.calls: list[str] = []
         self._sendfile = os.sendfile
-        monkeypatch.setattr(transport, "cached_bytes", lambda fd, offset, size: 0)
-        monkeypatch.setattr(transport, "read_cached", lambda fd, offset, size: None)
+        monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
+        monkeypatch.setattr(sending, "read_cached", lambda fd, offset, size: None)
         monkeypatch.setattr(os, "sendfile", self._hang)
 
     def _hang(self, out: int, fd: int, offset: int, size: int) -> int:
@@ -562,11 +590,7 @@ def test_a_disk_is_never_waited_for_by_who_writes_or_has_an_event(
 @needs_near_buffers
 def test_what_is_in_memory_needs_no_disk_thread(near: Near, file: int) -> None:
     near.queue.write_file(b"", file, 0, SIZE)
-    received = b""
-    while near.queue.draining:
-        received += near.receive(near.queue.sent - len(received))
-        near.queue.on_writable()
-    assert received + near.receive(SIZE - len(received)) == os.pread(file, SIZE, 0)
+    assert near.drain(SIZE) == os.pread(file, SIZE, 0)
     assert near.queue._rules.disk._threads == 0
 
 
@@ -609,7 +633,7 @@ def test_an_error_of_the_disk_reaches_who_finishes(
         assert go.wait(20)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(transport, "cached_bytes", lambda fd, offset, size: 0)
+    monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
     monkeypatch.setattr(os, "sendfile", fail)
     near.queue.write_file(b"", content, 0, 100_000)
     near.queue.closing = closing
@@ -627,7 +651,7 @@ def test_an_error_of_the_disk_reaches_who_finishes(
 def test_a_file_that_shrank_on_its_disk(
     near: Near, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "cached_bytes", lambda fd, offset, size: 0)
+    monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
     (tmp_path / "short").write_bytes(bytes(100))
     fd = os.open(tmp_path / "short", os.O_RDONLY)
     try:
@@ -650,7 +674,7 @@ def test_no_thread_for_the_disk_ends_the_queue(
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(transport, "cached_bytes", lambda fd, offset, size: 0)
+    monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ClientGone, match="can't start new thread"):
@@ -671,7 +695,7 @@ def test_output_beyond_the_memory_waits_in_temporary_files(content: int) -> None
             client.queue.write_all([b"head", *[CONTENT] * 10])
             assert client.queue.draining
         assert shared.memory.used_bytes <= 20 * len(CONTENT)
-        assert len(os.listdir("/proc/self/fd")) >= descriptors + 4  # two are held in memory
+        assert len(os.listdir("/proc/self/fd")) >= descriptors + 4  # two are in memory
         assert len(warnings) == 1
         assert f"output_memory_bytes ({20 * len(CONTENT)})" in warnings[0]
         for client in clients:
@@ -684,12 +708,12 @@ def test_output_beyond_the_memory_waits_in_temporary_files(content: int) -> None
             client.close()
 
 
-def test_what_is_held_for_its_last_bytes_counts_whole() -> None:
+def test_what_stays_for_its_last_bytes_counts_whole() -> None:
     shared = rules()
     near = Near(shared)
     try:
         near.queue.write(bytes(SIZE))
-        near.receive(near.queue.sent)
+        near.receive(SIZE - near.queue.bytes_left())
         near.queue.on_writable()
         assert 0 < near.queue.bytes_queued < SIZE
         assert shared.memory.used_bytes == SIZE
@@ -707,7 +731,7 @@ def test_an_answer_of_the_usual_size_stays_in_memory(content: int) -> None:
         near.queue.write(bytes(10_000))
         assert shared.memory.used_bytes == 10_000
         assert len(os.listdir("/proc/self/fd")) == descriptors + 1
-        near.queue.write(bytes(10_000))  # and now a file holds it, in one run with what follows
+        near.queue.write(bytes(10_000))  # and now it is in a file, in one run with what follows
         near.queue.write(bytes(10_000))
         assert shared.memory.used_bytes == 10_000
         assert len(os.listdir("/proc/self/fd")) == descriptors + 2
@@ -769,21 +793,21 @@ def test_a_generator_over_the_limit_still_waits_for_its_client() -> None:
 
 def test_a_client_must_take_some_bytes_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(sending, "time", SimpleNamespace(monotonic=lambda: now))
     near = Near(rules(timeout_s=60.0, least_bytes_per_s=500.0))
     queue = near.queue
     try:
         queue.write(bytes(SIZE))
         assert near.deadlines == [1060.0]
-        taken = queue.sent
+        left = queue.bytes_left()
         now += 59.0
         near.receive(50_000)
         queue.on_writable()
         # It has a minute for the next byte; and no longer than what it has taken has earned.
-        assert near.deadlines[-1] == min(1119.0, 1060.0 + (queue.sent - taken) / 500.0)
+        assert near.deadlines[-1] == min(1119.0, 1060.0 + (left - queue.bytes_left()) / 500.0)
         now += 59.0
         queue.on_writable()  # which finds no room: nothing is earned
-        assert near.deadlines[-1] <= 1060.0 + (queue.sent - taken) / 500.0
+        assert near.deadlines[-1] <= 1060.0 + (left - queue.bytes_left()) / 500.0
         # What comes after everything was taken begins anew.
         drain_armed(near, SIZE - 50_000)
         assert not queue.draining
@@ -804,8 +828,8 @@ def test_the_time_of_the_disk_is_not_the_clients(
         now += 500.0
         return sendfile(out, fd, offset, size)
 
-    monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(transport, "cached_bytes", lambda fd, offset, size: 0)
+    monkeypatch.setattr(sending, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
     monkeypatch.setattr(os, "sendfile", slow)
     near = Near(rules(timeout_s=60.0, least_bytes_per_s=500.0))
     try:

@@ -29,7 +29,7 @@ class Monitored:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.pauses: list[float] = []
-        # Of each tick, and of each poll: whether held output may be left for the next tick.
+        # Of each tick, and of each poll: whether output may be left for the next tick.
         self.ticks: list[bool] = []
         self.polls: list[tuple[float | None, bool]] = []
         self.wakes = 0
@@ -113,7 +113,7 @@ def test_it_ticks_while_something_runs_and_then_sleeps(monitored: Monitored) -> 
     assert set(ticks) == {TICK_S}
     assert 10 < len(ticks) < 100
     assert sleep == pytest.approx(LONG_S - len(ticks) * TICK_S)
-    # The last tick takes what was held when the one before it was.
+    # The last tick takes what was left when the one before it was.
     assert monitored.ticks == [True] * (len(ticks) + 1) + [False]
     assert monitored.now == pytest.approx(100.0 + LONG_S)
     assert not monitored.pool.ticking

@@ -14,8 +14,9 @@ import pytest
 
 from wsgifast.server.connection import Connection
 from wsgifast.server.disk import DiskThreads
-from wsgifast.server.output import ClientGone, OutputRules
+from wsgifast.server.output import ClientGone
 from wsgifast.server.output_memory import OutputMemory
+from wsgifast.server.output_rules import Coalescing, OutputRules
 from wsgifast.server.poller import READ, make_poller
 from wsgifast.server.registry import Registry
 from wsgifast.server.states import CLOSED, RUNNING
@@ -36,8 +37,6 @@ class Waits:
         self.known = False
         self.ended = 0
         self.retried = 0
-        self.sent = 0
-        self.another_sends = False
         self.meanwhile: Callable[[], object] = lambda: None
 
     def on_overdue(self) -> None:
@@ -46,10 +45,6 @@ class Waits:
 
     def retry(self) -> None:
         self.retried += 1
-
-    def send_held(self) -> bool:
-        self.sent += 1
-        return not self.another_sends
 
     def close(self) -> None:
         self.sock.close()
@@ -203,41 +198,6 @@ def test_an_event_that_comes_while_it_is_armed_is_not_lost(registry: Registry[Wa
     assert not registry.waiting
 
 
-def test_what_is_held_is_sent_at_the_next_tick(registry: Registry[Waits]) -> None:
-    one, other = Waits(fd=7), Waits(fd=8)
-    assert not registry.send_held()
-    for connection in (one, other, one):
-        registry.hold(connection)
-    assert registry.send_held()
-    assert (one.sent, other.sent) == (1, 1)
-    assert not registry.send_held()
-    registry.hold(one)
-    registry.unhold(one)
-    assert not registry.send_held()
-
-
-def test_a_tick_waits_for_nobody_who_is_sending(registry: Registry[Waits]) -> None:
-    one, other = Waits(fd=7), Waits(fd=8)
-    one.another_sends = True
-    registry.hold(one)
-    registry.hold(other)
-    assert registry.send_held()
-    assert (one.sent, other.sent) == (1, 1)
-    one.another_sends = False
-    assert registry.send_held()
-    assert (one.sent, other.sent) == (2, 1)
-    assert not registry.held
-
-
-def test_what_is_held_may_be_sent_by_its_thread_meanwhile(registry: Registry[Waits]) -> None:
-    class Emptied(set[Any]):
-        def __bool__(self) -> bool:
-            return True
-
-    registry.held = Emptied()
-    registry.send_held()
-
-
 # A kernel that has no room for one more descriptor to wait for
 
 
@@ -263,6 +223,7 @@ def server() -> Iterator[Any]:
             sendfile=True,
             memory=OutputMemory(1 << 30, pytest.fail),
             disk=DiskThreads(lambda error: pytest.fail(repr(error))),
+            coalescing=Coalescing(lambda: False),
         ),
     )
     server.warnings = []

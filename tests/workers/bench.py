@@ -23,7 +23,7 @@ from gunicorn.config import Config
 from gunicorn.workers import base
 
 from tests.support.http import Connection
-from wsgifast.server import application, connection, exchange, output
+from wsgifast.server import application, connection, exchange, output, sending
 from wsgifast.workers import FastWorker, worker
 
 PEER = ("192.0.2.1", 4711)
@@ -127,7 +127,7 @@ class Bench:
         cfg = Config()
         for name, value in settings.items():
             cfg.set(name, value)
-        for module in (application, connection, exchange, output, worker):
+        for module in (application, connection, exchange, output, sending, worker):
             self._undo.enter_context(mock.patch.object(module, "time", self.clock))
         made = type("BenchWorker", (FastWorker,), attributes or {})
         self.worker = made(0, os.getppid(), [], SimpleNamespace(), 30, cfg, self.log)

@@ -1,7 +1,7 @@
-"""What waits for one client, in its order: bytes in memory, runs of files, and what they hold.
+"""What waits for one client, in its order: bytes in memory, runs of files, and their cost.
 
-A plain structure: it knows no socket and waits for nothing. Its queue's lock is held for every call
-but :meth:`Backlog.spill`.
+A plain structure: it knows no socket and waits for nothing. Every call needs its queue's lock, but
+for :meth:`Backlog.spill`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Backlog:
     """
 
     __slots__ = (
-        "_held",
+        "_in_memory",
         "_items",
         "_memory",
         "_reserved",
@@ -47,8 +47,8 @@ class Backlog:
         self.file_sent = 0
         self._items: deque[memoryview | FileSegment] = deque()
         self._memory = memory
-        # Bytes in memory: a buffer whose end waits is held whole. And how many of them are counted.
-        self._held = 0
+        # Bytes: a buffer stays whole until its end is sent. And how many of them are counted.
+        self._in_memory = 0
         self._reserved = 0
         self._spill_file: SpillFile | None = None
         self._spill_is_used = False
@@ -61,7 +61,7 @@ class Backlog:
         view = memoryview(buffer)
         self._items.append(view)
         self.size += len(view)
-        self._held += _bytes_held(view)
+        self._in_memory += _bytes_in_memory(view)
 
     def append_file(self, segment: FileSegment) -> None:
         """Add a run of a file, by a descriptor of its own that is closed behind it."""
@@ -78,14 +78,14 @@ class Backlog:
                 self._share_spill_file(segment.fd)
 
     def reserve_memory(self) -> bool:
-        """Have what is held here counted; False, and no more than before, if it is too much."""
-        more = self._held - self._reserved
+        """Have what lies in memory counted; False, and no more than before, if it is too much."""
+        more = self._in_memory - self._reserved
         if more > 0:
-            if self._held <= _ALWAYS_IN_MEMORY_BYTES:
+            if self._in_memory <= _ALWAYS_IN_MEMORY_BYTES:
                 self._memory.count(more)
             elif not self._memory.reserve(more):
                 return False
-            self._reserved = self._held
+            self._reserved = self._in_memory
         return True
 
     def take_back(self, count: int) -> list[memoryview]:
@@ -145,7 +145,7 @@ class Backlog:
         for rest in reversed(left):
             view = memoryview(rest)
             self._items.appendleft(view)
-            self._held += _bytes_held(view)
+            self._in_memory += _bytes_in_memory(view)
             sent -= len(view)
         self.size -= sent
         return sent
@@ -159,7 +159,7 @@ class Backlog:
         """The next bytes of the file in front have been read: they are to be sent first."""
         self._take_from_file(len(data))
         self._items.appendleft(memoryview(data))
-        self._held += len(data)
+        self._in_memory += len(data)
         self._reserved += len(data)
         self._memory.count(len(data))
 
@@ -173,15 +173,15 @@ class Backlog:
             self.release(segment.fd)
 
     def _on_gone(self, buffer: memoryview) -> None:
-        self._held -= _bytes_held(buffer)
+        self._in_memory -= _bytes_in_memory(buffer)
 
     # Ends
 
     def release_memory(self) -> None:
-        """Have what is not held any more counted no more."""
-        if self._held < self._reserved:
-            self._memory.count(self._held - self._reserved)
-            self._reserved = self._held
+        """Have what is in memory no more counted no more."""
+        if self._in_memory < self._reserved:
+            self._memory.count(self._in_memory - self._reserved)
+            self._reserved = self._in_memory
 
     def clear(self) -> None:
         """Drop everything, but for a temporary file that its writer may be writing to."""
@@ -189,7 +189,7 @@ class Backlog:
             if isinstance(item, FileSegment):
                 self.release(item.fd)
         self._items.clear()
-        self.size = self.file_sent = self._held = 0
+        self.size = self.file_sent = self._in_memory = 0
         self.release_memory()
 
     def close(self) -> None:
@@ -213,6 +213,6 @@ class Backlog:
             os.close(fd)
 
 
-def _bytes_held(buffer: memoryview) -> int:
+def _bytes_in_memory(buffer: memoryview) -> int:
     whole = buffer.obj
     return len(whole) if isinstance(whole, bytes) else buffer.nbytes

@@ -32,11 +32,13 @@ from ..http.chunked import ChunkDecoder
 from ..http.scan import HeadScanner
 from ..sockets.sendfile import FileTruncated
 from .exchange import ErrorSocket, Exchange
-from .output import ClientGone, OutputQueue, OutputRules
+from .output import ClientGone, OutputQueue
+from .output_rules import OutputRules
 from .parser import NeedMoreData, Parser
 from .poller import READ, WRITE
 from .registry import Registry
 from .request_body import ChunkedBody, Collector, DiskBudget, KnownLength, Spool
+from .sending import WOULD_BLOCK
 from .states import (
     ANSWERED,
     BEGUN,
@@ -58,7 +60,6 @@ from .states import (
     TRANSITIONS,
 )
 from .streamed_body import BODY_BYTES_PER_S, StreamedBody
-from .transport import WOULD_BLOCK
 
 __all__ = ["LINGER_S", "Connection", "Core", "Limits"]
 
@@ -69,8 +70,6 @@ _RECEIVE_BYTES = 16 * 1024
 # long it may take to close the connection.
 _LINGER_BYTES = 64 * 1024
 LINGER_S = 2.0
-# A block that comes so soon after the one before waits for more, until the next tick at most.
-_COALESCE_S = 0.0005
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _END_OF_HEAD = b"\r\n\r\n"
@@ -97,7 +96,6 @@ class Core:
     :ivar parser_for: the parser of a peer's requests, by its address.
     :ivar disk: for the bodies in temporary files.
     :ivar keepalive_s: seconds that an idle connection may stay.
-    :ivar is_ticking: whether somebody sends at the next tick what is held back.
     :ivar resume: has a thread go on with a connection that has something to do already.
     :ivar refuse: answers an error, and logs it; with the request, if there is one.
     :ivar on_sent: told of a request whose response has been sent, as far as it ever will be.
@@ -110,7 +108,6 @@ class Core:
     log: Any
     parser_for: Callable[[Any], Parser]
     keepalive_s: Callable[[], float]
-    is_ticking: Callable[[], bool]
     resume: Callable[[Connection], object]
     refuse: Callable[[Connection, Exchange | None, Exception], object]
     on_sent: Callable[[Connection, Exchange], object]
@@ -133,7 +130,6 @@ class Connection:
         "_body",
         "_core",
         "_discarded",
-        "_last_block",
         "_parser",
         "_received",
         "_requests",
@@ -174,7 +170,6 @@ class Connection:
         self._scanner: HeadScanner | None = None  # of an incomplete head
         self._requests = 0
         self._body: Collector | StreamedBody | None = None  # on its way in
-        self._last_block = 0.0  # when the app handed its last block over
 
     def begin(self) -> None:
         """Wait for the first event."""
@@ -208,10 +203,6 @@ class Connection:
     def resume_sending(self) -> None:
         """Have the output queue go on soon; see OutputOwner."""
         self._core.resume(self)
-
-    def send_held(self) -> bool:
-        """Send what was held back, unless another thread is sending; the monitor's tick."""
-        return self.output.flush(wait=False)
 
     def retry(self) -> None:
         """Wait for writability after all; the sweep owns it."""
@@ -433,18 +424,6 @@ class Connection:
         """What has kept the app from reading its body to the end."""
         return self._body.failure if isinstance(self._body, StreamedBody) else None
 
-    def write_more(self, block: bytes) -> None:
-        """Send a block that others may follow at once."""
-        core = self._core
-        now = time.monotonic()
-        behind = now - self._last_block < _COALESCE_S
-        self._last_block = now
-        if self.output.write(block, coalesce=behind and core.is_ticking()):
-            core.registry.hold(self)
-            # The ticking may have ended meanwhile; nobody else would send it then.
-            if not core.is_ticking():
-                self.output.flush()
-
     def hijack(self) -> socket.socket:
         """Hand the socket to the app; what is queued goes out first."""
         if not self.hijacked:
@@ -455,10 +434,8 @@ class Connection:
 
     def app_is_done(self) -> None:
         """The app has done what it will: finish now, or leave it to whoever sends the last byte."""
-        output = self.output
-        if output.backlog is not None:  # something of it may be held back
-            self._core.registry.unhold(self)
-            output.flush()
+        if self.output.backlog is not None:  # its last blocks may wait for company
+            self.output.flush()
         self._finish_when_sent(ANSWERED)
 
     # Ends

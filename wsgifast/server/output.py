@@ -3,15 +3,15 @@
 Theory of operation
 -------------------
 A writer (the thread in the app, or whoever answers an error) hands over bytes and file segments.
-They are sent at once as far as the kernel takes them; the rest stays here, and the queue is
-*draining*: the thread that is told of room in the kernel goes on. From then on two threads may meet
-here, so everything is done under the connection's lock; TLS needs it too, since one TLS object must
-not be used by two threads at once.
+They are sent at once as far as the kernel takes them (sending.py); the rest stays here, and the
+queue is *draining*: the thread that is told of room in the kernel goes on. From then on two threads
+may meet here, so everything is done under the connection's lock; TLS needs it too, since one TLS
+object must not be used by two threads at once.
 
     empty --write--> (sent at once) empty
                      (kernel full)  draining --writable--> draining | empty
                      (file not in memory)  draining --disk thread--> draining | empty
-    empty --write, more to come--> coalescing --tick, or enough--> as above
+    empty --write_more, behind another--> coalescing --tick, or enough--> as above
 
 *Coalescing*: a generator's chunk that comes right behind another waits for company, at most until
 the monitor's next tick, in which another thread sends it while the app works on (PEP 3333,
@@ -32,53 +32,28 @@ writability again would spin, so the queue is *tried again* some time later.
 
 from __future__ import annotations
 
-import enum
 import os
 import socket
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from ..sockets.sendfile import FileSegment
 from .backlog import Backlog
-from .disk import DiskThreads
-from .output_memory import OutputMemory
-from .transport import WOULD_BLOCK, Transport
+from .output_rules import OutputRules
+from .sending import WOULD_BLOCK, Sender, Turn
 
-__all__ = ["ClientGone", "OutputOwner", "OutputQueue", "OutputRules"]
+__all__ = ["ClientGone", "OutputOwner", "OutputQueue"]
 
-# One turn for one connection: beyond it, the others get theirs first.
-_TURN_BYTES = 4 * 1024 * 1024
-# What a disk is asked for before other files have their turn.
-_DISK_STEP_BYTES = 1024 * 1024
-# Chunks are coalesced up to so many bytes: larger writes are no cheaper per byte.
+# A block that comes so soon after the one before waits for more, until the next tick at most.
+_COALESCE_S = 0.0005
+# Blocks are coalesced up to so many bytes: larger writes are no cheaper per byte.
 _COALESCED_BYTES = 64 * 1024
 
 
 class ClientGone(ConnectionError):
     """The client cannot be sent any more: it left, or took no byte for too long."""
-
-
-@dataclass(frozen=True)
-class OutputRules:
-    """What the output queues of a worker have in common.
-
-    :param ahead_bytes: bytes in a queue from which on the next write has to wait.
-    :param timeout_s: within so many seconds a client must take something.
-    :param least_bytes_per_s: on average, from `timeout_s` on; 0 for any rate.
-    :param sendfile: whether the kernel sends files by itself.
-    :param memory: what all queues hold.
-    :param disk: for files that are not in memory.
-    """
-
-    ahead_bytes: int
-    timeout_s: float
-    least_bytes_per_s: float
-    sendfile: bool
-    memory: OutputMemory
-    disk: DiskThreads
 
 
 class OutputOwner(Protocol):
@@ -96,55 +71,46 @@ class OutputOwner(Protocol):
         """Have :meth:`OutputQueue.on_writable` called soon."""
 
 
-class _Turn(enum.Enum):
-    DONE = "nothing is left"
-    FULL = "the kernel takes no more, or it is other connections' turn"
-    DISK = "the next bytes may have to come from a disk"
-
-
 class OutputQueue:
     """The output side of one connection.
 
     :param sock: non-blocking, plain or TLS.
     :ivar backlog: what is left to send; None as long as nothing of a response ever was.
+    :ivar draining: somebody will go on sending: whoever has the socket's event, or a disk thread.
+    :ivar closing: the response is whole: whoever sends its last byte finishes it.
     """
 
     __slots__ = (
-        "_deadline",
         "_dropped",
+        "_last_block",
         "_owner",
         "_room",
         "_rules",
-        "_sent_before",
-        "_transport",
-        "_waiting_since",
+        "_send_now",
+        "_sender",
         "backlog",
         "closing",
         "draining",
         "error",
         "lock",
-        "sent",
     )
 
     def __init__(self, sock: socket.socket, owner: OutputOwner, rules: OutputRules) -> None:
         self.lock = threading.Lock()
         self.draining = False
-        self.closing = False  # the response is whole: whoever sends its last byte finishes it
+        self.closing = False
         self.error: BaseException | None = None
-        self.sent = 0  # handed to the kernel since the last reset, everything counted
+        self.backlog: Backlog | None = None  # most responses need none
         self._dropped = 0  # bytes that were queued when an error came
+        self._last_block = 0.0  # when the app handed its last block over
         self._owner = owner
         self._rules = rules
-        self._transport = Transport(sock, sendfile=rules.sendfile)
-        self.backlog: Backlog | None = None  # most responses need none
+        self._send_now = sock.send
+        self._sender = Sender(sock, rules)
         self._room: threading.Condition | None = None
-        self._deadline = 0.0
-        self._waiting_since: float | None = None  # for the client, with something left to send
-        self._sent_before = 0
 
     def reset(self) -> None:
         """Begin a new response; the queue is empty."""
-        self.sent = 0
         self._dropped = 0
         self.closing = False
         if self.backlog is not None:
@@ -153,6 +119,7 @@ class OutputQueue:
 
     def close(self) -> None:
         """The connection is about to be closed; nobody writes any more."""
+        self._rules.coalescing.queues.discard(self)
         with self.lock:
             self._fail(ClientGone("closed"))
             if self.backlog is not None:
@@ -164,56 +131,67 @@ class OutputQueue:
 
     # Writers
 
-    def write(self, data: bytes, *, coalesce: bool = False) -> bool:
+    def write(self, data: bytes) -> None:
         """Send bytes, or queue what the kernel does not take; wait while too far ahead.
 
-        :param coalesce: more may follow at once: leave them for the next write or :meth:`flush`.
-        :returns: True if they were left.
         :raises ClientGone: if the client has gone.
         """
+        rest: bytes | memoryview = data
         with self.lock:
             queued = 0 if self.backlog is None else self.backlog.size
             if queued > self._rules.ahead_bytes:
                 self._wait_for_room()
             if self.error is not None:
                 raise ClientGone(str(self.error))
-            rest: bytes | memoryview = data
-            if coalesce:
-                if not self.draining and queued + len(data) < _COALESCED_BYTES:
-                    self._add(data)
-                    return True
-            elif not queued and not self.draining:
+            if not queued and not self.draining:
                 try:
-                    sent = self._transport.sock.send(data)
+                    sent = self._send_now(data)
                 except WOULD_BLOCK:
                     sent = 0
                 except OSError as error:
                     self._fail(error)
                     raise ClientGone(str(error)) from error
-                self.sent += sent
                 if sent == len(data):
-                    return False
+                    return
                 rest = memoryview(data)[sent:]
         self.write_all((rest,))
-        return False
+
+    def write_more(self, block: bytes) -> None:
+        """As :meth:`write`, for a block that others may follow at once."""
+        now = time.monotonic()
+        behind = now - self._last_block < _COALESCE_S
+        self._last_block = now
+        if not (behind and self._rules.coalescing.is_ticking() and self._leave(block)):
+            self.write(block)
+
+    def _leave(self, block: bytes) -> bool:
+        """Leave a block for the next one, or the next tick; False where that would win nothing."""
+        coalescing = self._rules.coalescing
+        with self.lock:
+            if self.draining or self.bytes_queued + len(block) >= _COALESCED_BYTES:
+                return False
+            self._check()
+            self._begin_backlog().append(block)
+        coalescing.queues.add(self)
+        if not coalescing.is_ticking():
+            self.flush()  # the last tick came meanwhile: nobody else would send it
+        return True
 
     def write_all(self, buffers: Sequence[bytes | memoryview]) -> None:
         """Send several buffers in one call of the kernel where it takes them; never wait.
 
         :raises ClientGone: if the client has gone.
         """
+        buffers = [buffer for buffer in buffers if buffer]
         with self.lock:
             self._check()
-            added = 0
+            backlog = self._begin_backlog()
             for buffer in buffers:
-                if buffer:
-                    self._add(buffer)
-                    added += 1
+                backlog.append(buffer)
             self._send_or_raise()
-            backlog = self.backlog
-            if not added or backlog is None or not backlog.size or backlog.reserve_memory():
+            if not buffers or not backlog.size or backlog.reserve_memory():
                 return
-            rest = backlog.take_back(added)
+            rest = backlog.take_back(len(buffers))
         # Without the lock: a disk that is slow to write holds nobody else up.
         spilled = None
         try:
@@ -239,19 +217,20 @@ class OutputQueue:
             self._check()
             # Before the head is queued: without a descriptor the answer is still a 500.
             segment = FileSegment(os.dup(fd), offset, size) if size > 0 else None
+            backlog = self._begin_backlog()
             if head:
-                self._add(head)
+                backlog.append(head)
             if segment is not None:
-                self._transport.limit_buffer()
-                self._begin_backlog().append_file(segment)
+                backlog.append_file(segment)
             self._send_or_raise()
 
     def flush(self, *, wait: bool = True) -> bool:
-        """Send what was left for more to come; called by the monitor and by the writer.
+        """Send what was left for more to come.
 
-        :param wait: for a thread that is sending. The monitor must not.
+        :param wait: for a thread that is sending.
         :returns: False if another thread was sending.
         """
+        self._rules.coalescing.queues.discard(self)
         if not self.lock.acquire(blocking=wait):
             return False
         try:
@@ -272,7 +251,6 @@ class OutputQueue:
         with self.lock:
             self.draining = False
             if self.error is None:
-                self._transport.note_writable()
                 self._send(after_event=True)
             if self._room is not None and self.bytes_queued <= self._rules.ahead_bytes // 2:
                 self._room.notify_all()
@@ -299,9 +277,6 @@ class OutputQueue:
             self.backlog = Backlog(self._rules.memory)
         return self.backlog
 
-    def _add(self, buffer: bytes | memoryview) -> None:
-        self._begin_backlog().append(buffer)
-
     def _wait_for_room(self) -> None:
         if self._room is None:
             self._room = threading.Condition(self.lock)
@@ -319,109 +294,37 @@ class OutputQueue:
         if self._room is not None:
             self._room.notify_all()
 
-    # Sending
-
     def _send_or_raise(self) -> None:
         if not self.draining:
             self._send()
             self._check()
 
     def _send(self, after_event: bool = False) -> None:
-        before = self.sent
         backlog = self.backlog
+        if backlog is None:
+            return
         try:
-            turn = _Turn.DONE if backlog is None else self._send_turn(backlog)
-        except WOULD_BLOCK:
-            # TLS may have wanted something else; for the others see "tried again" above.
-            nothing = after_event and self.sent == before and not self._transport.is_tls
-            self._start_draining(retry=nothing)
+            turn = self._sender.take_turn(backlog, after_event=after_event)
         except OSError as error:
             self._fail(error)
         else:
-            if turn is _Turn.DONE:
-                self._waiting_since = None
-            elif turn is _Turn.FULL:
-                self._start_draining()
-            else:
-                self._call_disk_thread()
-        if backlog is not None:
-            backlog.release_memory()
+            if turn is Turn.DISK:
+                self._call_disk_thread(backlog)
+            elif turn is not Turn.DONE:
+                self._start_draining(again=turn is Turn.AGAIN)
+        backlog.release_memory()
 
-    def _start_draining(self, retry: bool = False) -> None:
+    def _start_draining(self, *, again: bool = False) -> None:
         self.draining = True
-        self._transport.note_full()
-        if not retry:
-            self._deadline = self._next_deadline()
         try:
-            self._owner.wait_to_send(self._deadline, retry=retry)
+            self._owner.wait_to_send(self._sender.wait_until(again=again), retry=again)
         except (OSError, ValueError) as error:
             self._fail(error)
 
-    def _next_deadline(self) -> float:
-        now = time.monotonic()
-        rules = self._rules
-        if self._waiting_since is None:
-            self._waiting_since = now
-            self._sent_before = self.sent
-        deadline = now + rules.timeout_s
-        if rules.least_bytes_per_s:
-            earned_s = (self.sent - self._sent_before) / rules.least_bytes_per_s
-            deadline = min(deadline, self._waiting_since + rules.timeout_s + earned_s)
-        return deadline
-
-    def _send_turn(self, backlog: Backlog) -> _Turn:
-        """Send until the kernel is full, the turn is over, or the disk is needed."""
-        transport = self._transport
-        end = self.sent + _TURN_BYTES
-        while (first := backlog.first) is not None:
-            if self.sent >= end:
-                return _Turn.FULL
-            if not isinstance(first, FileSegment):
-                self._send_buffers(backlog)
-                if transport.is_full:
-                    return _Turn.FULL
-                continue
-            done = self._send_file(backlog, first, end - self.sent, may_wait=False)
-            if done is None:
-                return _Turn.DISK
-            self._note_file(backlog, done)
-            if isinstance(done, int) and transport.is_full:
-                return _Turn.FULL
-        return _Turn.DONE
-
-    def _send_buffers(self, backlog: Backlog) -> None:
-        buffers, file_follows = backlog.buffers()
-        if self._transport.is_tls:
-            # After a refusal TLS wants the same bytes again: a backlog's front only ever shrinks.
-            del buffers[1:]
-        left = self._transport.send(buffers, file_follows=file_follows)
-        self.sent += backlog.replace_buffers(len(buffers), left)
-
-    def _send_file(
-        self, backlog: Backlog, segment: FileSegment, most: int, *, may_wait: bool
-    ) -> int | bytes | None:
-        return self._transport.send_file(
-            segment,
-            backlog.file_sent,
-            most,
-            may_wait=may_wait,
-            memory_is_short=self._rules.memory.is_full,
-        )
-
-    def _note_file(self, backlog: Backlog, done: int | bytes) -> None:
-        if isinstance(done, int):
-            self.sent += done
-            backlog.advance_file(done)
-        else:
-            backlog.insert_read(done)
-
-    def _call_disk_thread(self) -> None:
-        backlog = self.backlog
-        assert backlog is not None
+    def _call_disk_thread(self, backlog: Backlog) -> None:
         segment = backlog.first
         assert isinstance(segment, FileSegment)
         self.draining = True
-        self._transport.limit_buffer()
         backlog.use(segment.fd)  # whatever becomes of the connection meanwhile
         try:
             device = os.fstat(segment.fd).st_dev
@@ -435,23 +338,18 @@ class OutputQueue:
 
         Nobody else sends while it runs: the queue is draining, and no event is waited for.
         """
-        began = time.monotonic()
-        done: int | bytes | None = None
+        done: int | bytes = 0
         failure: OSError | None = None
         try:
-            done = self._send_file(backlog, segment, _DISK_STEP_BYTES, may_wait=True)
-        except WOULD_BLOCK:
-            pass
+            done = self._sender.step_from_disk(backlog, segment)
         except OSError as error:
             failure = error
         with self.lock:
-            if self._waiting_since is not None:  # what the disk took is not the client's time
-                self._waiting_since += time.monotonic() - began
             if failure is not None:
                 self._fail(failure)
             elif self.error is None:
-                if done is not None:
-                    self._note_file(backlog, done)
+                if done:
+                    self._sender.note_file(backlog, done)
                 self._start_draining()
             backlog.release(segment.fd)
             if self.error is not None and self.closing:

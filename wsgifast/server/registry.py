@@ -49,9 +49,6 @@ class Waiting(Protocol):
     def close(self) -> None:
         """Close at once."""
 
-    def send_held(self) -> bool:
-        """Send what was held back for this tick; False if another thread is sending, at once."""
-
 
 C = TypeVar("C", bound=Waiting)
 
@@ -68,7 +65,6 @@ class Registry(Generic[C]):
         self._on_closed = on_closed
         self.log = log
         self.waiting: dict[int, C] = {}
-        self.held: set[C] = set()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -97,21 +93,12 @@ class Registry(Generic[C]):
                     self.log.warning("cannot wait for a connection: %s", error)
                     raise
 
-    def hold(self, connection: C) -> None:
-        """Let the next :meth:`send_held` send what a connection has held back."""
-        self.held.add(connection)
-
-    def unhold(self, connection: C) -> None:
-        """A connection has sent what it held back."""
-        self.held.discard(connection)
-
     def forget(self, connection: C) -> None:
         """A connection is about to be closed.
 
         If the app has taken its socket over and closed it, its number may be another one's by now.
         """
         fd = connection.fd
-        self.held.discard(connection)
         self._claim_if_waiting(connection)
         if self._poller.must_forget and connection.sock.fileno() == fd:
             self._poller.forget(fd)
@@ -152,24 +139,6 @@ class Registry(Generic[C]):
         for connection in list(self.waiting.values()):
             if applies(connection):
                 connection.deadline = min(connection.deadline, deadline)
-
-    # What the monitor calls.
-
-    def send_held(self) -> bool:
-        """Send what was held back for this tick; whether there was anything. Never waits."""
-        held = self.held
-        if not held:
-            return False
-        later = []
-        while held:
-            try:
-                connection = held.pop()
-            except KeyError:
-                break
-            if not connection.send_held():
-                later.append(connection)
-        held.update(later)
-        return True
 
     def _claim_if_waiting(self, connection: C) -> bool:
         fd = connection.fd

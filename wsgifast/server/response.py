@@ -159,7 +159,7 @@ class Response:
         if self._counter.complete:
             self._output.write(block)
         else:
-            self._connection.write_more(block)
+            self._output.write_more(block)
 
     def write_all(self, blocks: list[bytes] | tuple[bytes, ...]) -> None:
         """Send a whole body that exists already, with the head and what ends it."""
@@ -231,7 +231,7 @@ class Response:
         if self._framing.chunked:
             end += LAST_CHUNK
         if end:
-            self._output.write(end, coalesce=self._output.bytes_queued > 0)
+            self._output.write(end)
 
     def missing(self) -> int:
         """Body bytes that Content-Length has promised and the app has not delivered."""

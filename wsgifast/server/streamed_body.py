@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..errors import RequestError
 from ..http.chunked import ChunkDecoder
 from .output import ClientGone
-from .transport import WOULD_BLOCK
+from .sending import WOULD_BLOCK
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..server.connection import Limits
 from ..server.disk import DiskThreads
-from ..server.output import OutputRules
 from ..server.output_memory import OutputMemory
+from ..server.output_rules import Coalescing, OutputRules
 from .gunicorn_parser import GunicornParser
 from .gunicorn_support import Settings
 
@@ -32,7 +32,7 @@ def limits(worker: Any, settings: Settings) -> Limits:
     )
 
 
-def output_rules(worker: Any, settings: Settings) -> OutputRules:
+def output_rules(worker: Any, settings: Settings, coalescing: Coalescing) -> OutputRules:
     """How responses are sent."""
 
     def on_disk_error(error: BaseException) -> None:
@@ -45,6 +45,7 @@ def output_rules(worker: Any, settings: Settings) -> OutputRules:
         sendfile=settings.sendfile is not False,
         memory=OutputMemory(worker.output_memory_bytes, worker.log.warning),
         disk=DiskThreads(on_disk_error),
+        coalescing=coalescing,
     )
 
 

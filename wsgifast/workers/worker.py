@@ -24,6 +24,7 @@ from ..server.application import Application
 from ..server.connection import LINGER_S, Connection, Core
 from ..server.drain import Drain
 from ..server.environ import EnvironFactory
+from ..server.output_rules import Coalescing
 from ..server.poller import Event, Poller, make_poller
 from ..server.pool import Pool, Task
 from ..server.registry import Registry
@@ -156,12 +157,13 @@ class FastWorker(HTTP2Streams):
         self.registry: Registry[Connection] = Registry(
             self.poller, on_closed=self._on_closed, log=self.log
         )
+        self._coalescing = Coalescing(lambda: self.pool.ticking)
         self.pool: Pool[Connection] = Pool(
             size=self.cfg.threads,
             poller=self.poller,
             receive=self._receive,
             run=self._run,
-            on_tick=self.registry.send_held,
+            on_tick=self._coalescing.tick,
             on_failure=self._on_pool_failure,
             on_saturation=self._on_saturation,
         )
@@ -244,13 +246,12 @@ class FastWorker(HTTP2Streams):
         self.http2 = HTTP2(self)
         self._core = Core(
             limits=limits(self, settings),
-            output_rules=output_rules(self, settings),
+            output_rules=output_rules(self, settings, self._coalescing),
             registry=self.registry,
             disk=DiskBudget(self.bodies_on_disk_bytes),
             log=self.log,
             parser_for=parsers(self, settings),
             keepalive_s=self._keepalive_s,
-            is_ticking=lambda: self.pool.ticking,
             resume=self._resume,
             refuse=self.application.refuse,
             on_sent=self.application.log_exchange,

@@ -1,0 +1,67 @@
+"""What all output queues of a worker share: their limits, and who sends at the next tick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from .disk import DiskThreads
+from .output_memory import OutputMemory
+
+__all__ = ["Coalescing", "OutputRules"]
+
+
+class Flushes(Protocol):
+    """A queue whose last blocks wait for company."""
+
+    def flush(self, *, wait: bool = True) -> bool:
+        """Send them; False if another thread is sending, and it is not to be waited for."""
+
+
+class Coalescing:
+    """The queues whose last blocks wait for company, at most until the next tick.
+
+    :param is_ticking: whether one comes soon.
+    """
+
+    def __init__(self, is_ticking: Callable[[], bool]) -> None:
+        self.is_ticking = is_ticking
+        self.queues: set[Flushes] = set()
+
+    def tick(self) -> bool:
+        """Send what waits; whether there was anything. Waits for nobody: the monitor calls it."""
+        queues = self.queues
+        if not queues:
+            return False
+        later = []
+        while queues:
+            try:
+                queue = queues.pop()
+            except KeyError:
+                break  # its own thread was quicker
+            if not queue.flush(wait=False):
+                later.append(queue)
+        queues.update(later)
+        return True
+
+
+@dataclass(frozen=True)
+class OutputRules:
+    """How responses are sent.
+
+    :ivar ahead_bytes: bytes in a queue from which on the next write has to wait.
+    :ivar timeout_s: within so many seconds a client must take something.
+    :ivar least_bytes_per_s: on average, from `timeout_s` on; 0 for any rate.
+    :ivar sendfile: whether the kernel may send files by itself.
+    :ivar memory: what all queues hold.
+    :ivar disk: for files that are not in memory.
+    """
+
+    ahead_bytes: int
+    timeout_s: float
+    least_bytes_per_s: float
+    sendfile: bool
+    memory: OutputMemory
+    disk: DiskThreads
+    coalescing: Coalescing

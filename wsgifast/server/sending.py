@@ -1,0 +1,255 @@
+"""Sends what waits for one client on its socket, a turn at a time, and says how long it may wait.
+
+A file is sent only as far as it is in memory; what comes next of it is a disk thread's to bring.
+
+The send buffer of a near client starts small and grows when the client is quick: what slow clients
+leave lying there comes out of the memory that the kernel has for all TCP connections, and when
+that is gone, every connection of the host stands still.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import socket
+import ssl
+import time
+from typing import cast
+
+from ..sockets.gathering import send_some
+from ..sockets.options import FIRST_SEND_BUFFER_BYTES, QUICK_S, SocketLike, limit_send_buffer
+from ..sockets.page_cache import cached_bytes, read_cached
+from ..sockets.sendfile import (
+    BLOCK_BYTES,
+    MSG_MORE,
+    FileSegment,
+    FileTruncated,
+    SendfileUnavailable,
+    send_file_once,
+)
+from .backlog import Backlog
+from .output_rules import OutputRules
+
+__all__ = ["WOULD_BLOCK", "Sender", "Turn"]
+
+# One turn for one connection: beyond it, the others get theirs first.
+_TURN_BYTES = 4 * 1024 * 1024
+# What a disk is asked for before other files have their turn.
+_DISK_STEP_BYTES = 1024 * 1024
+# As far ahead a file is looked for in memory: at first, and at most. It is twice as far each time
+# that the client has taken all of it soon; a slow one takes less before it is looked for again.
+_FIRST_LOOK_BYTES = 512 * 1024
+_MOST_LOOK_BYTES = 4 * 1024 * 1024
+# How long what was seen in memory is taken to be there: a slow client's file may be gone since.
+_CACHED_FOR_S = 0.5
+# What is read where memory is short: one TLS record (RFC 8446 section 5.1).
+_SMALL_BLOCK_BYTES = 16 * 1024
+
+WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Turn(enum.Enum):
+    """How a turn has ended."""
+
+    DONE = "nothing is left"
+    FULL = "the kernel takes no more, or it is other connections' turn"
+    AGAIN = "the kernel takes nothing, although its event has told of room"
+    DISK = "the next bytes may have to come from a disk"
+
+
+class Sender:
+    """The sending end of one connection; called under its queue's lock, but for a disk's step.
+
+    :param sock: non-blocking, plain or TLS.
+    :ivar sends_files: whether the kernel sends files by itself; with TLS it never does.
+    """
+
+    __slots__ = (
+        "_cached_to",
+        "_cached_until",
+        "_deadline",
+        "_full_since",
+        "_is_full",
+        "_is_tls",
+        "_look",
+        "_may_grow",
+        "_rules",
+        "_sized",
+        "_sock",
+        "_taken",
+        "_waiting_since",
+        "sends_files",
+    )
+
+    def __init__(self, sock: socket.socket, rules: OutputRules) -> None:
+        self._sock = sock
+        self._rules = rules
+        self._is_tls = isinstance(sock, ssl.SSLSocket)
+        self.sends_files = rules.sendfile and not self._is_tls and hasattr(os, "sendfile")
+        self._sized = False  # whether the send buffer has been chosen
+        self._may_grow = False  # it is the small one
+        self._full_since = 0.0
+        self._is_full = False  # the kernel has taken less than it was last given
+        self._cached_to = 0  # offset up to which the file in hand was seen in memory
+        self._cached_until = 0.0
+        self._look = 0  # bytes looked for last
+        self._waiting_since: float | None = None  # for the client, with something left to send
+        self._taken = 0  # bytes, since then
+        self._deadline = 0.0
+
+    def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
+        """Send until the kernel is full, the turn is over, or the disk is needed.
+
+        :param after_event: the socket was writable just now.
+        :raises FileTruncated: if a file ends early.
+        :raises OSError: if the client has gone, or a file cannot be read.
+        """
+        if after_event:
+            self._note_writable()
+        before = self._taken
+        end = before + _TURN_BYTES
+        try:
+            while (first := backlog.first) is not None:
+                if self._taken >= end:
+                    return Turn.FULL
+                if isinstance(first, FileSegment):
+                    self._limit_buffer()
+                    done = self._send_file(backlog, first, end - self._taken, may_wait=False)
+                    if done is None:
+                        return Turn.DISK
+                    self.note_file(backlog, done)
+                    if isinstance(done, bytes):
+                        continue
+                else:
+                    self._send_buffers(backlog)
+                if self._is_full:
+                    return Turn.FULL
+        except WOULD_BLOCK:
+            # TLS may have wanted something else than room.
+            starves = after_event and self._taken == before and not self._is_tls
+            return Turn.AGAIN if starves else Turn.FULL
+        self._waiting_since = None
+        return Turn.DONE
+
+    def wait_until(self, *, again: bool) -> float:
+        """The client is waited for from now on; when it is to be given up, by the monotonic clock.
+
+        :param again: as it was before: it is not the client that keeps us waiting.
+        """
+        self._limit_buffer()
+        now = time.monotonic()
+        if self._may_grow:
+            self._full_since = now
+        if again:
+            return self._deadline
+        rules = self._rules
+        if self._waiting_since is None:
+            self._waiting_since = now
+            self._taken = 0
+        self._deadline = now + rules.timeout_s
+        if rules.least_bytes_per_s:
+            earned_s = self._taken / rules.least_bytes_per_s
+            self._deadline = min(self._deadline, self._waiting_since + rules.timeout_s + earned_s)
+        return self._deadline
+
+    # Bytes
+
+    def _send_buffers(self, backlog: Backlog) -> None:
+        buffers, file_follows = backlog.buffers()
+        if self._is_tls:
+            # After a refusal TLS wants the same bytes again: a backlog's front only ever shrinks.
+            del buffers[1:]
+        flags = MSG_MORE if file_follows and self.sends_files else 0
+        left = send_some(self._sock, buffers, flags)
+        self._is_full = bool(left)
+        self._taken += backlog.replace_buffers(len(buffers), left)
+
+    # Files
+
+    def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
+        """Send or read the next bytes of the file in front, and wait for its disk.
+
+        In a disk thread, and without the lock: nobody else may send meanwhile.
+
+        :returns: what :meth:`note_file` is to be told, with the lock.
+        :raises OSError: as :meth:`take_turn`.
+        """
+        began = time.monotonic()
+        try:
+            return self._send_file(backlog, segment, _DISK_STEP_BYTES, may_wait=True) or 0
+        except WOULD_BLOCK:
+            return 0
+        finally:
+            if self._waiting_since is not None:  # what the disk took is not the client's time
+                self._waiting_since += time.monotonic() - began
+
+    def note_file(self, backlog: Backlog, done: int | bytes) -> None:
+        """Take note of what was sent of the file in front, or read of it, to be sent next."""
+        if isinstance(done, int):
+            self._taken += done
+            backlog.advance_file(done)
+        else:
+            backlog.insert_read(done)
+
+    def _send_file(
+        self, backlog: Backlog, segment: FileSegment, most: int, *, may_wait: bool
+    ) -> int | bytes | None:
+        """Send, or else read, the next bytes of a file.
+
+        :param may_wait: for the disk.
+        :returns: how many bytes the kernel has taken; where it cannot send files, what was read;
+            None if the disk must be waited for, or may have to be.
+        """
+        fd, offset, whole = segment
+        place = offset + backlog.file_sent
+        left = whole - backlog.file_sent
+        size = min(left, most)
+        result: int | bytes | None = None
+        if self.sends_files:
+            if not may_wait:
+                cached = self._cached_bytes(fd, place, left, begin=left == whole)
+                if not cached:
+                    return None
+                size = min(size, cached)
+            try:
+                result = send_file_once(self._sock.fileno(), fd, place, size)
+                self._is_full = result < size
+            except SendfileUnavailable:
+                self.sends_files = False
+        if result is None:
+            size = min(size, _SMALL_BLOCK_BYTES if self._rules.memory.is_full else BLOCK_BYTES)
+            result = os.pread(fd, size, place) if may_wait else read_cached(fd, place, size)
+        if not result and result is not None:
+            raise FileTruncated(left, whole)
+        return result
+
+    def _cached_bytes(self, fd: int, place: int, left: int, *, begin: bool) -> int:
+        """How far a file, of which so much is left, may be sent without waiting for its disk."""
+        now = time.monotonic()
+        forgets = begin or now > self._cached_until
+        if forgets or self._cached_to <= place:
+            look = _FIRST_LOOK_BYTES if forgets else min(2 * self._look, _MOST_LOOK_BYTES)
+            self._look = look
+            self._cached_to = place + cached_bytes(fd, place, min(left, look))
+            self._cached_until = now + _CACHED_FOR_S
+        return self._cached_to - place
+
+    # The kernel's buffer
+
+    def _limit_buffer(self) -> None:
+        """Choose the send buffer, once: more is to be sent than an answer of the usual size."""
+        if not self._sized:
+            self._sized = True
+            # Reset just now: the next send says so.
+            with contextlib.suppress(OSError):
+                self._may_grow = limit_send_buffer(
+                    cast(SocketLike, self._sock), FIRST_SEND_BUFFER_BYTES
+                )
+
+    def _note_writable(self) -> None:
+        """The client has made room; a quick one is given a larger buffer."""
+        if self._may_grow and time.monotonic() - self._full_since < QUICK_S:
+            self._may_grow = False
+            with contextlib.suppress(OSError):  # as above
+                limit_send_buffer(cast(SocketLike, self._sock))
