@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.support.servers import wait_for
 from wsgifast.server import pool as module
 from wsgifast.server.poller import Event
-from wsgifast.server.pool import _SPARE_PATIENCE_S, TICK_S, Pool
+from wsgifast.server.pool import (
+    _QUICK_TICKS,
+    _RUNNING_PATIENCE_S,
+    _SPARE_PATIENCE_S,
+    SLOW_TICK_S,
+    TICK_S,
+    Pool,
+)
 
 SIZE = 3
 LONG_S = 10.0
@@ -125,9 +134,57 @@ def test_requests_between_the_ticks_keep_it_awake(monitored: Monitored) -> None:
 
     monitored.at_pause = come_and_go
     monitored.run(200)
-    assert set(monitored.pauses[:-1]) == {TICK_S}
-    assert len(monitored.pauses) in (200, 201)  # as the clock rounds
+    assert max(monitored.pauses) <= SLOW_TICK_S
     assert monitored.pool.ticking
+
+
+def test_its_ticks_become_rare_while_all_turns_are_quick(monitored: Monitored) -> None:
+    pool = monitored.pool
+
+    def come_and_go() -> None:
+        monitored.first.turn += 1
+
+    monitored.at_pause = come_and_go
+    monitored.run(2 * _QUICK_TICKS)
+    quick, slow = monitored.pauses[: _QUICK_TICKS - 1], monitored.pauses[_QUICK_TICKS - 1 : -1]
+    assert set(quick) == {TICK_S}
+    assert set(slow) == {SLOW_TICK_S}
+    # Something is left for the next tick: that is soon, and so are those after it.
+    monitored.pauses.clear()
+    pool.ticking = True
+    assert pool.ticks_soon()
+    assert monitored._interrupted  # from its pause
+    monitored.run(_QUICK_TICKS // 2)
+    assert set(monitored.pauses[:-1]) == {TICK_S}
+    # They stay so while there is something to send, although all turns are quick.
+    monitored.sent = True
+    monitored.run(2 * _QUICK_TICKS)
+    assert max(monitored.pauses) <= TICK_S
+    # A turn that is not quick has them come often again.
+    monitored.sent = False
+    monitored.run(2 * _QUICK_TICKS)
+    assert monitored.pauses[-2] == SLOW_TICK_S
+    monitored.follow(monitored.others[0])
+    monitored.enter(monitored.first)
+    monitored.at_pause = lambda: None
+    monitored.run(2 * SLOW_TICK_S / TICK_S)
+    assert pool._leader is monitored.others[0]
+    assert monitored.pauses[-2] == TICK_S
+
+
+def test_a_monitor_that_sleeps_promises_no_tick(monitored: Monitored) -> None:
+    pool = monitored.pool
+    asked: list[bool] = []
+
+    def ask() -> None:
+        if pool._asleep:
+            pool._quick_ticks = _QUICK_TICKS
+            asked.append(pool.ticks_soon())
+
+    monitored.at_pause = ask
+    pool.monitor(LONG_S)
+    assert asked == [False]
+    assert not monitored._interrupted
 
 
 def test_a_request_now_and_then_keeps_it_awake(monitored: Monitored) -> None:
@@ -219,6 +276,51 @@ def test_a_follower_is_promoted(monitored: Monitored) -> None:
     assert monitored.others[0].gate.locked()
     assert monitored.pool._followers == [monitored.others[0]]
     assert monitored.pool._promote_early
+
+
+def test_a_leader_that_only_waits_for_a_processor_is_given_time(
+    monitored: Monitored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_is_running", lambda thread: True)
+    monitored.follow(*monitored.others)
+    monitored.enter(monitored.first)
+    patience = _RUNNING_PATIENCE_S / TICK_S
+    monitored.run(patience - 1)
+    assert monitored.pool._leader is monitored.first
+    assert not monitored.pool._promote_early
+    monitored.run(patience + 2)
+    assert monitored.pool._leader is monitored.others[-1]
+
+
+def test_a_tick_that_comes_early_promotes_nobody(monitored: Monitored) -> None:
+    monitored.follow(*monitored.others)
+    monitored.enter(monitored.first)
+    early = iter([True] * 5)
+    monitored.at_pause = lambda: setattr(monitored, "_interrupted", next(early, False))
+    leaders: list[Any] = []
+
+    def look() -> bool:
+        leaders.append(monitored.pool._leader)
+        return False
+
+    monitored.pool._on_tick = look
+    monitored.run(1.5)
+    assert leaders[:6] == [monitored.first] * 6
+    assert monitored.pool._leader is monitored.others[-1]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not tell")
+def test_whether_a_thread_runs() -> None:
+    assert module._is_running(threading.current_thread())
+    gate = threading.Lock()
+    gate.acquire()
+    blocked = threading.Thread(target=gate.acquire)
+    assert not module._is_running(blocked)  # it has not begun
+    blocked.start()
+    wait_for(lambda: not module._is_running(blocked), "it waits at the gate")
+    gate.release()
+    wait_for(lambda: not module._is_running(blocked), "it has ended")
+    assert not module._is_running(None)
 
 
 def test_without_a_follower_a_spare_is_promoted(monitored: Monitored) -> None:
@@ -360,6 +462,28 @@ def test_after_a_slow_app_another_is_promoted_before_the_next_ones(monitored: Mo
     pool.work.append(lambda: "quick")
     turn(monitored, leader)
     assert pool._leader is leader
+
+
+def test_a_lead_that_nobody_could_take_is_on_offer(monitored: Monitored) -> None:
+    """While apps are slow: who comes out of one takes it, without waiting for the monitor."""
+    pool = monitored.pool
+    pool._promote_early = 3
+    back = monitored.others[0]
+    offered: list[bool] = []
+
+    def in_app() -> None:
+        offered.append(pool._on_offer)
+        Pool._lead_or_follow(pool, back)
+
+    monitored.in_app = in_app
+    pool.work.append(lambda: "request")
+    turn(monitored, monitored.first)
+    assert offered == [True]
+    assert pool._leader is back
+    # Promoting somebody takes it back.
+    pool._on_offer = True
+    pool._promote(monitored.first)
+    assert not pool._on_offer
 
 
 def turn(monitored: Monitored, member: Any) -> None:
@@ -609,8 +733,11 @@ def test_who_comes_out_of_an_app_follows_unless_something_waits(monitored: Monit
         pool._leader = leader
         queue.clear()
     leader.busy = True
+    assert follows()  # it may be quick
+    pool._on_offer = True
     assert not follows()
     assert pool._leader is me
+    assert not pool._on_offer
     assert not follows()  # the leader never does
     pool._leader = leader
     leader.busy = False

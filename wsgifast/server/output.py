@@ -161,7 +161,7 @@ class OutputQueue:
         now = time.monotonic()
         behind = now - self._last_block < _COALESCE_S
         self._last_block = now
-        if not (behind and self._rules.coalescing.is_ticking() and self._leave(block)):
+        if not (behind and self._rules.coalescing.ticks_soon() and self._leave(block)):
             self.write(block)
 
     def _leave(self, block: bytes) -> bool:
@@ -173,7 +173,7 @@ class OutputQueue:
             self._check()
             self._begin_backlog().append(block)
         coalescing.queues.add(self)
-        if not coalescing.is_ticking():
+        if not coalescing.ticks_soon():
             self.flush()  # the last tick came meanwhile: nobody else would send it
         return True
 

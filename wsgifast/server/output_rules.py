@@ -22,11 +22,11 @@ class Flushes(Protocol):
 class Coalescing:
     """The queues whose last blocks wait for company, at most until the next tick.
 
-    :param is_ticking: whether one comes soon.
+    :param ticks_soon: whether one comes soon; it does if it can be brought about.
     """
 
-    def __init__(self, is_ticking: Callable[[], bool]) -> None:
-        self.is_ticking = is_ticking
+    def __init__(self, ticks_soon: Callable[[], bool]) -> None:
+        self.ticks_soon = ticks_soon
         self.queues: set[Flushes] = set()
 
     def tick(self) -> bool:

@@ -5,9 +5,12 @@ Theory of operation
 Handing each request from a polling thread to an app thread costs two context switches and a fight
 for the interpreter lock, more than a short request itself. So the *leader* polls and then serves
 what it found by itself, and nobody is woken. That holds only while its turns are quick. When the
-leader has been in one turn for a tick (about a millisecond), in the app or blocked in a system
-call, the *monitor* promotes a *follower*, as Go's sysmon hands a processor on when a goroutine sits
-in a system call. If no thread is free, the pool is *saturated*, and the monitor promotes a *spare*:
+leader has been in one turn for a tick, in the app or blocked in a system call, the *monitor*
+promotes a *follower*, as Go's sysmon hands a processor on when a goroutine sits in a system call. A
+leader that could go on and only has no processor is given more time: two threads that take turns
+at the interpreter lock are slower than one. For the same reason a thread that comes out of its turn
+follows, although another one leads and is in a turn, unless that one has found nobody to hand the
+lead to. If no thread is free, the pool is *saturated*, and the monitor promotes a *spare*:
 it polls, receives and sends, but never runs an app, so that downloads, uploads and new connections
 go on, and so do the events that a thread had left in `work` when it went into the app; what is
 ready to run waits in `ready`.
@@ -16,7 +19,7 @@ ready to run waits in `ready`.
         ^                                          | the monitor promotes another
         |                                          v
         +--(another one leads)------------- not leading, in a turn
-                                                   | the leader is in a turn: lead
+                                                   | the lead is on offer: lead
 
     spare, idle --(no follower)--> leading --(job for a follower, or blocked)--> spare, idle
 
@@ -32,8 +35,10 @@ without other work, has asked the poller who else is ready: those have their tur
 
 The monitor runs in the main thread, and does nothing that could block: neither polling nor
 receiving, only what `on_tick` and `on_saturation` do. So it always sees a leader that is blocked,
-and whoever runs it may give a sign of life at each of its rounds. While nothing happens it sleeps;
-the next turn wakes it (one release of a lock), and after some quiet ticks it sleeps again.
+and whoever runs it may give a sign of life at each of its rounds. Each tick takes the interpreter
+lock from the leader, so they become rarer while all turns are quick, until one is not or something
+is left for `on_tick`. While nothing happens the monitor sleeps; the next turn wakes it (one release
+of a lock), and after a quiet moment it sleeps again.
 """
 
 from __future__ import annotations
@@ -49,12 +54,19 @@ from .poller import Event, Poller
 
 __all__ = ["TICK_S", "Pool", "Task"]
 
-# How long a turn may keep the lead: one to two ticks. A shorter tick promotes sooner; at this one
-# the monitor costs about 1 % of a busy core.
+# How long a turn may keep the lead: one to two ticks.
 TICK_S = 0.0007
-# After so many ticks without a turn the monitor sleeps until it is woken: 30 ms, so that a steady
-# trickle of requests does not pay for waking it each time.
-_QUIET_TICKS = 40
+# The tick after so many ticks in a row that saw the leader in a new turn: 0.2 s and more without a
+# slow app. It is still shorter than what an app that computes may keep the interpreter lock
+# (sys.getswitchinterval, 5 ms).
+SLOW_TICK_S = 0.0028
+_QUICK_TICKS = 300
+# A leader that runs, or waits for nothing but a processor, keeps the lead for so long: who would
+# follow it waits for the same processor, or for the interpreter lock that the leader has.
+_RUNNING_PATIENCE_S = 0.005
+# After so long without a turn the monitor sleeps until it is woken; a steady trickle of requests
+# does not pay for waking it each time.
+_QUIET_S = 0.03
 # After an app that was slow, so many quick ones in a row before the lead is kept during the app
 # again: slow requests come in bursts, and each would cost a tick of waiting for the next one.
 _EARLY_PROMOTIONS = 8
@@ -99,7 +111,7 @@ class Pool(Generic[Job]):
         self.behind: deque[Task[Job]] = deque()
         # Jobs that a spare has received while every thread was taken.
         self.ready: deque[Job] = deque()
-        # Whether the monitor looks in every TICK_S; work may then be left for `on_tick`.
+        # Whether the monitor looks in at every tick.
         self.ticking = False
         # No thread is free to run a job, and a spare leads.
         self.saturated = False
@@ -114,12 +126,16 @@ class Pool(Generic[Job]):
         self._members = [_Member(f"wsgifast-{number}") for number in range(size)]
         self._spares = [_Member("wsgifast-spare-0", spare=True)]
         self._leader = self._members[0]
+        # The leader is in an app that may be slow, and nobody was free to lead in its place.
+        self._on_offer = False
         # Threads that wait at their gates.
         self._followers: list[_Member] = []
         self._idle_spares: list[_Member] = []
         self._lock = threading.Lock()
         self._stopped = False
         self._ticks = 0
+        # Ticks in a row that have seen the leader in another turn than the one before.
+        self._quick_ticks = 0
         self._promote_early = 0
         self._wake_event = WakeEvent()
         self._asleep = False
@@ -152,6 +168,13 @@ class Pool(Generic[Job]):
                 self.work.append(behind.popleft())
         except IndexError:
             pass  # another thread was quicker
+
+    def ticks_soon(self) -> bool:
+        """Whether the monitor looks in within TICK_S: something may be left for `on_tick` then."""
+        if self.ticking and self._quick_ticks >= _QUICK_TICKS:
+            self._quick_ticks = 0
+            self._wake_event.set()
+        return self.ticking
 
     def stop(self) -> None:
         """Let every thread end that is not inside an app; the others end after it."""
@@ -186,32 +209,31 @@ class Pool(Generic[Job]):
         """
         now = time.monotonic()
         deadline = now + seconds
-        quiet = 0
         seen: tuple[_Member, int] | None = None
-        seen_at = now
+        seen_at = active_at = now
         self.ticking = True
         while not self._interrupted:
             self._ticks += 1
             if self._on_tick():
-                quiet = 0
+                active_at, self._quick_ticks = now, 0
             leader = self._leader
             busy, stamp = leader.busy, (leader, leader.turn)
             if stamp != seen:
-                quiet = 0
                 seen, seen_at = stamp, now
-            elif not busy:
-                quiet += 1
-            elif not leader.spare:
-                quiet = 0
-                self._promote_early = _EARLY_PROMOTIONS
+                active_at = now
+                self._quick_ticks += 1
+            elif busy and self._keeps_too_long(leader, now - seen_at):
+                self._quick_ticks = 0
+                if not leader.spare:
+                    self._promote_early = _EARLY_PROMOTIONS
                 self._replace(leader)
-            elif now - seen_at >= _SPARE_PATIENCE_S:
-                self._replace(leader)
+            if busy:
+                active_at = now
             now = time.monotonic()
             remaining = deadline - now
             if remaining <= 0:
                 break
-            if quiet > _QUIET_TICKS:
+            if now - active_at > _QUIET_S:
                 self.ticking = False
                 self._asleep = True
                 self._on_tick()
@@ -220,10 +242,11 @@ class Pool(Generic[Job]):
                 if not woken:
                     break
                 self.ticking = True
-                quiet = 0
+                now = active_at = time.monotonic()
             else:
-                self._wake_event.wait(min(TICK_S, remaining))
-            now = time.monotonic()
+                tick_s = TICK_S if self._quick_ticks < _QUICK_TICKS else SLOW_TICK_S
+                self._wake_event.wait(min(tick_s, remaining))
+                now = time.monotonic()
         self._interrupted = False
 
     # The pool's threads.
@@ -316,21 +339,24 @@ class Pool(Generic[Job]):
         """Promote another before a job that may be slow; see whether it was."""
         began = self._ticks
         with self._lock:
-            if self._leader is me and self._followers:
-                self._promote(self._followers.pop())
+            if self._leader is me:
+                if self._followers:
+                    self._promote(self._followers.pop())
+                else:
+                    self._on_offer = True
         self._run(job)
         slow = self._ticks > began + 1
         self._promote_early = _EARLY_PROMOTIONS if slow else self._promote_early - 1
 
     def _lead_or_follow(self, me: _Member) -> None:
-        """Lead if the leader is in a turn; else follow until promoted."""
+        """Lead if the lead is on offer; else follow until promoted."""
         with self._lock:
             leader = self._leader
             if self._stopped or leader is me:
                 return
-            leads = leader.busy
+            leads = leader.busy and (self._on_offer or leader.spare)
             if leads:
-                self._leader = me
+                self._set_leader(me)
             elif (self.work or self.ready) and (leader.polling or leader.spare):
                 return  # nobody else would look at it now
             else:
@@ -342,6 +368,16 @@ class Pool(Generic[Job]):
             me.gate.acquire()
 
     # Changes of the leader.
+
+    @staticmethod
+    def _keeps_too_long(leader: _Member, seconds: float) -> bool:
+        """Whether the leader keeps others waiting, so long after it was seen in the same turn."""
+        if leader.spare:
+            return seconds >= _SPARE_PATIENCE_S
+        # A tick may come early: whoever wants one soon wakes the monitor.
+        if seconds < TICK_S / 2:
+            return False
+        return seconds >= _RUNNING_PATIENCE_S or not _is_running(leader.thread)
 
     def _see_to_work(self) -> None:
         """See that somebody takes up what has just been added."""
@@ -364,7 +400,7 @@ class Pool(Generic[Job]):
             spare = self._idle_spares.pop() if self._idle_spares else self._make_spare()
             if spare is None:
                 return
-            self._leader = spare
+            self._set_leader(spare)
             self.saturated = True
         self._on_saturation()  # before it polls
         if spare.thread is None:
@@ -380,8 +416,12 @@ class Pool(Generic[Job]):
         return spare
 
     def _promote(self, member: _Member) -> None:
-        self._leader = member
+        self._set_leader(member)
         member.gate.release()
+
+    def _set_leader(self, member: _Member) -> None:
+        self._leader = member
+        self._on_offer = False
 
     def _wake_monitor(self) -> None:
         self._asleep = False
@@ -402,3 +442,13 @@ class _Member:
         self.turn = 0  # turns begun: tells the monitor whether it is still the same one
         self.gate = threading.Lock()
         self.gate.acquire()
+
+
+def _is_running(thread: threading.Thread | None) -> bool:
+    """Whether a thread runs or waits for a processor; False where the system does not tell."""
+    try:
+        with open(f"/proc/self/task/{thread and thread.native_id}/stat", "rb", 0) as file:
+            # proc_pid_stat(5): the name in parentheses may have any character in it.
+            return file.read(256).rpartition(b") ")[2].startswith(b"R")
+    except OSError:
+        return False

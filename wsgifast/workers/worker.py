@@ -157,7 +157,7 @@ class FastWorker(HTTP2Streams):
         self.registry: Registry[Connection] = Registry(
             self.poller, on_closed=self._on_closed, log=self.log
         )
-        self._coalescing = Coalescing(lambda: self.pool.ticking)
+        self._coalescing = Coalescing(lambda: self.pool.ticks_soon())
         self.pool: Pool[Connection] = Pool(
             size=self.cfg.threads,
             poller=self.poller,
