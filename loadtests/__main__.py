@@ -12,27 +12,26 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-from .bench import Serving, Table
+from .bench import Table
 from .command import main
+from .demo import LOCUST
 
 # In the order of the README.
 MODULES = (
-    "frameworks", "calls", "static_files", "worker", "slow", "slow_attack", "asgi", "nodelay",
-    "field_reports.__main__",
+    "demo", "frameworks", "calls", "static_files", "worker", "slow", "slow_attack", "asgi",
+    "nodelay", "field_reports.__main__",
 )  # fmt: skip
 
 
 def tables() -> list[Table]:
-    """All tables, `make demo`'s first."""
-    demo = import_module("loadtests.demo")
-    found = [demo.table(Serving(demo.APP))]
-    for name in MODULES:
-        found += import_module(f"loadtests.{name}").TABLES
-    return found
+    """All tables."""
+    return [t for name in MODULES for t in import_module(f"loadtests.{name}").TABLES]
 
 
 if __name__ == "__main__":
     keys = [argument for argument in sys.argv[1:] if argument != "all"]
-    raise SystemExit(
-        main("loadtests", __doc__, tables(), keys, page_name="all", page_title="The load tests")
-    )
+    title = "The load tests"
+    with LOCUST:
+        raise SystemExit(
+            main("loadtests", __doc__, tables(), keys, page_name="all", page_title=title)
+        )

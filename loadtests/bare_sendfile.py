@@ -12,7 +12,7 @@ import os
 import select
 import socket
 
-from loadtests.bench import command_line
+from loadtests.command import command_line
 from wsgifast.sockets.options import limit_send_buffer, set_nodelay
 
 ONCE = select.EPOLLONESHOT

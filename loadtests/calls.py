@@ -28,7 +28,7 @@ from wsgifast import StaticFiles, WSGIFast
 
 from .asgi_app import app as starlette_app
 from .asgi_app import in_the_least_middleware
-from .bench import Client, Contender, Load, Row, Table, Task, Unit, start, temporary_folder
+from .bench import Client, Contender, Load, Row, Table, Task, Unit, started, temporary_folder
 from .command import main
 from .shapes import PAYLOADS, payload_files
 from .static_files import no_app
@@ -206,11 +206,8 @@ def _timed(name: str) -> Client:
             options = [f"--loops={loops}", "--processes=1", "--values=5", "--warmups=1", "--quiet"]
             command = [sys.executable, "-m", "loadtests.calls", "--call", name, *options]
             command += ["--inherit-environ=PYTHONPATH", f"--output={path}"]
-            with start(command, stdout=subprocess.DEVNULL) as process:
-                try:
-                    status = process.wait(120)
-                finally:
-                    process.kill()
+            with started(command, stdout=subprocess.DEVNULL) as process:
+                status = process.wait(120)
             if status:
                 raise RuntimeError(f"pyperf ended with status {status}; see above")
             values = pyperf.Benchmark.load(str(path)).get_values()

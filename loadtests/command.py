@@ -1,17 +1,32 @@
-"""The command line of a module of tables: which rows, for how long; and its exit status."""
+"""The command lines of the load tests: which rows, for how long; and the exit status."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from tests.support.slow_clients import raise_open_files
+from wsgifast.arguments import count, seconds
+from wsgifast.benchmark.comparison import measure
+from wsgifast.benchmark.slow_clients import raise_open_files
 
-from .bench import PROFILES, Table, command_line
-from .bench.command_line import add_profile_options
-from .bench.compare import measure
+from .bench import REPORTS, Profile, Table
 
-__all__ = ["chosen", "main"]
+__all__ = ["PROFILES", "chosen", "command_line", "main"]
+
+PROFILES = {"quick": Profile(0.3), "release": Profile(1.0, 7, 600.0, full=True)}
+
+
+def command_line(module: str, doc: str | None) -> argparse.ArgumentParser:
+    """A parser for `python -m MODULE`, to which its own options are added.
+
+    :param doc: the module's docstring, which its help begins with.
+    """
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}",
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def main(
@@ -20,15 +35,22 @@ def main(
     tables: Sequence[Table],
     arguments: Sequence[str] | None = None,
     *,
+    profiles: Mapping[str, Profile] = PROFILES,
     page_name: str = "",
     page_title: str = "",
+    judged: bool = False,
 ) -> int:
-    """Run the tables; return 0, 1 if a server failed, or 130 if it was stopped."""
+    """Run the tables; return 0, 3 if a server failed, or 130 if it was stopped.
+
+    :param judged: return 1 too, if a row is not good.
+    """
     parser = command_line(module, doc)
     parser.add_argument("keys", nargs="*", metavar="KEY", help="only rows whose key has this in it")
-    parser.add_argument("--profile", choices=PROFILES, default="quick", help="how long")
+    parser.add_argument("--profile", choices=profiles, default="quick", help="how long (quick)")
     parser.add_argument("--list", action="store_true", help="tell the rows and their keys")
-    add_profile_options(parser)
+    parser.add_argument("--seconds", type=seconds, help="of one run")
+    parser.add_argument("--rounds", type=count, help="runs of each side")
+    parser.add_argument("--row-seconds", type=seconds, help="begin no round of a row after these")
     given = parser.parse_args(arguments)
     kept = chosen(tables, given.keys)
     if not kept:
@@ -37,13 +59,15 @@ def main(
     if given.list:
         print("\n".join(f"{row.key:32} {row.title}" for table in kept for row in table.rows))
         return 0
-    profile = PROFILES[given.profile]
+    profile = profiles[given.profile]
     for name in ("seconds", "rounds", "row_seconds"):
         if getattr(given, name) is not None:
             profile = dataclasses.replace(profile, **{name: getattr(given, name)})
     raise_open_files()  # servers and crowds inherit it
-    _, status = measure(kept, profile, page_name=page_name, page_title=page_title)
-    return status
+    results, status = measure(
+        kept, profile, folder=REPORTS, page_name=page_name, page_title=page_title
+    )
+    return status or int(judged and not all(result.is_good for result in results))
 
 
 def chosen(tables: Sequence[Table], keys: Sequence[str]) -> list[Table]:

@@ -1,29 +1,23 @@
 """Every shape of body, raw and wrapped, under Locust: `make demo`. ASGI's are at the end.
 
-python -m loadtests.demo                       a minute and a half; --profile release ten
-python -m loadtests.demo --sockets             over raw sockets, beside the bound of a bare loop
-python -m loadtests.demo --serve               raw on 8001, wrapped on 8002, for Locust by hand
+python -m loadtests.demo                       two minutes; --profile release ten
+python -m loadtests.demo demo.list demo.small  some shapes; --list tells all
+python -m loadtests.demo sockets               over raw sockets, beside the bound of a bare loop
 """
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
+import sys
+from collections.abc import Iterator
 
-from .bench import HOST, Client, Contender, Profile, Row, Serving, Table, locust, raw, running
-from .bench.command_line import add_profile_options, command_line
-from .bench.compare import RAW, WRAPPED, add_serving_options, is_good, measure, serving_of, sides
+from .bench import Client, Contender, Locust, Profile, Row, Table, raw, sides
+from .command import main
 from .peers import bare_sendfile
-from .shapes import FILE_BYTES, SHAPES, payload_file
+from .shapes import FILE_BYTES, SHAPES, Shape, payload_files
 
-__all__ = ["PROFILES", "main", "rows", "table"]
+__all__ = ["TABLES", "rows"]
 
-APP = "loadtests.app:app"
-ASGI = Serving("loadtests.asgi_app:app", "uvicorn")
+APP, ASGI_APP = "loadtests.app:app", "loadtests.asgi_app:app"
 PROFILES = {"quick": Profile(0.4, 5, 4.0), "release": Profile(5.0, 5, 120.0)}
 # Small answers are asked for by several users at once: one alone would measure the round trip.
 SMALL_USERS = 8
@@ -38,95 +32,48 @@ ASGI_ROWS = (
 )
 
 
-def rows(
-    serving: Serving, names: Sequence[str] = (), client: Client | None = None
-) -> Iterator[Row]:
-    """The shapes: those named, or all, and ASGI's.
-
-    :param client: in place of Locust.
-    :raises KeyError: if there is no such shape.
-    """
-    chosen = [SHAPES[name] for name in names or _shown()]
-    for shape in chosen:
+def rows(locust: Locust) -> Iterator[Row]:
+    """All shapes on gunicorn's gthread worker, and ASGI's on uvicorn."""
+    for shape in _shown():
         users = SMALL_USERS if shape.name == "small" else 1
-        gathered = shape.name in GATHERED
-        text = f"{shape.text}, coalesced" if gathered else shape.text
-        yield sides(
-            f"demo.{shape.name}", text, serving, shape.path, client or locust(users),
-            {"coalesce": True} if gathered else {}, body_bytes=shape.size,
-        )  # fmt: skip
-    if not names:
-        for name, text, path, users in ASGI_ROWS:
-            yield sides(f"demo.asgi-{name}", text, ASGI, path, client or locust(users))
+        yield _row("demo", shape, locust.client(users))
+    for name, text, path, users in ASGI_ROWS:
+        found = sides(ASGI_APP, "uvicorn")
+        contenders = tuple(Contender(name, server, path) for name, server in found.items())
+        yield Row(f"demo.asgi-{name}", text, contenders, locust.client(users))
 
 
-def _shown() -> list[str]:
+def _row(table: str, shape: Shape, client: Client, *more: Contender) -> Row:
+    gathered = shape.name in GATHERED
+    found = sides(APP, "gunicorn", ["gthread"], {"coalesce": True} if gathered else {})
+    contenders = tuple(Contender(name, server, shape.path) for name, server in found.items())
+    text = f"{shape.text}, coalesced" if gathered else shape.text
+    key = f"{table}.{shape.name}"
+    return Row(key, text, (*contenders, *more), client, body_bytes=shape.size)
+
+
+def _shown() -> list[Shape]:
     names = list(SHAPES)
-    return names[: names.index(LAST) + 1]
+    return [SHAPES[name] for name in names[: names.index(LAST) + 1]]
 
 
-def table(serving: Serving, names: Sequence[str] = ()) -> Table:
-    """Raw and wrapped under Locust."""
-    return Table("demo", f"What an app returns, on {serving}", list(rows(serving, names)), prepare)
-
-
-def prepare(folder: Path) -> None:
-    payload_file(FILE_BYTES)
-
-
-def _with_bound(row: Row) -> Row:
+def _beside_the_bound() -> Iterator[Row]:
     """And the same number of bytes from a loop that does nothing else."""
-    size = row.body_bytes or FILE_BYTES
-    payload_file(size)
-    return replace(row, contenders=(*row.contenders, Contender("a bare loop", bare_sendfile(size))))
+    for shape in _shown():
+        bound = Contender("a bare loop", bare_sendfile(shape.size))
+        yield _row("sockets", shape, raw(), bound)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if every wrapped request succeeded."""
-    parser = command_line("loadtests.demo", __doc__)
-    parser.add_argument("shapes", nargs="*", help=f"of {', '.join(SHAPES)}; all without one")
-    parser.add_argument("--profile", choices=PROFILES, default="quick", help="how long")
-    parser.add_argument("--sockets", action="store_true", help="raw sockets in place of Locust")
-    parser.add_argument("--serve", action="store_true", help="serve both sides until Ctrl-C")
-    add_serving_options(parser)
-    add_profile_options(parser)
-    given = parser.parse_args(arguments)
-    if unknown := [name for name in given.shapes if name not in SHAPES]:
-        parser.error(f"no such shape: {', '.join(unknown)}; there are {', '.join(SHAPES)}")
-    serving = serving_of(parser, given, APP)
-    if given.serve:
-        return serve(serving, given.port or 8001)
-    default = PROFILES[given.profile]
-    profile = Profile(
-        given.seconds or default.seconds,
-        given.rounds or default.rounds,
-        given.row_seconds or default.row_seconds,
-    )
-    of = table(serving, given.shapes)
-    if given.sockets:
-        bounded = [_with_bound(row) for row in rows(serving, given.shapes, raw())]
-        of = replace(of, name="demo-sockets", rows=bounded)
-    results, status = measure([of], profile, port=given.port)
-    return status or int(not given.sockets and not all(is_good(result) for result in results))
-
-
-def serve(serving: Serving, port: int) -> int:
-    """Serve the bundled app raw and wrapped until Ctrl-C or SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
-        both: dict[str, dict[str, object] | None] = {RAW: None, WRAPPED: {}}
-        for number, (name, options) in enumerate(both.items()):
-            address = (HOST, port + number)
-            command, _ = serving.side(options).placed({"{port}": str(address[1])})
-            server = stack.enter_context(running(command, address))
-            print(f"{name:<8} {server.url}")
-        print(f"\nIn another terminal:\n  locust -f loadtests/locustfile.py -H {server.url}")
-        print("Ctrl-C ends both servers.", flush=True)
-        while True:
-            time.sleep(1)
-            server.check()
-    return 0
-
+LOCUST = Locust()
+TABLES = [Table("demo", "What an app returns", list(rows(LOCUST)), payload_files(FILE_BYTES))]
+SOCKETS = Table(
+    "demo-sockets",
+    "What an app returns, over raw sockets",
+    list(_beside_the_bound()),
+    payload_files(*{shape.size for shape in _shown()}),
+)
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    of = [*TABLES, SOCKETS] if "sockets" in "".join(sys.argv) else TABLES
+    with LOCUST:
+        raise SystemExit(main("loadtests.demo", __doc__, of, profiles=PROFILES, judged=True))

@@ -13,7 +13,7 @@ from typing import Any
 
 from flask import Flask, Response, send_file
 
-from .bench import BYTES, REQUESTS, Client, Contender, Row, Serving, Table, Unit, gunicorn, raw, wrk
+from .bench import BYTES, REQUESTS, Client, Contender, Row, Table, Unit, gunicorn, raw, served, wrk
 from .command import main
 from .peers import FAST
 from .shapes import FILE_BYTES, MIB, payload, payload_file, payload_files
@@ -49,13 +49,13 @@ def _page() -> Response:
 
 
 NAME = "loadtests.frameworks:app"
-RAW = Serving(NAME).side(None)
+RAW = served(NAME)
 
 
 def _flask(
     key: str, title: str, path: str, unit: Unit, client: Client, worker: str, **options: Any
 ) -> Row:
-    ours = Serving(NAME, wrapped_worker_class=worker).side(options)
+    ours = served(NAME, options, worker_class=worker)
     wrapped = f"WSGIFast{' on FastWorker' if worker == FAST else ', coalesce=True'}"
     contenders = (Contender("Flask on gthread", RAW, path), Contender(wrapped, ours, path))
     return Row(f"flask.{key}", title, contenders, client, unit)
@@ -64,7 +64,7 @@ def _flask(
 def _ranges(key: str, title: str, headers: tuple[str, ...]) -> Row:
     contenders = (
         Contender("send_file", RAW, "/file"),
-        Contender("send_file, WSGIFast", Serving(NAME).side({}), "/file"),
+        Contender("send_file, WSGIFast", served(NAME, {}), "/file"),
         Contender(
             "WhiteNoise",
             gunicorn("loadtests.static_files:whitenoise_app()"),

@@ -31,19 +31,22 @@ from pathlib import Path
 import psutil
 import trustme
 
+from wsgifast.arguments import write_file
+from wsgifast.benchmark.report import as_json
+
 from .bench import (
     HOST,
+    REPORTS,
     Address,
     Server,
-    command_line,
     free_port,
     gunicorn,
     running,
-    save,
-    start,
+    started,
     table,
     temporary_folder,
 )
+from .command import command_line
 from .peers import FAST, uvicorn
 from .shapes import FILE_BYTES, payload_file
 
@@ -175,13 +178,10 @@ class Clients:
 def _killed(address: Address, tls: bool) -> int:
     """Kill a process that holds connections; returns how many."""
     command = [sys.executable, "-m", "loadtests.leaks", "hold", str(address[1]), "tls" * tls]
-    with start(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            if not process.stdout.readline():
-                raise RuntimeError("the process that holds connections has failed; see above")
-        finally:
-            process.kill()
+    with started(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            raise RuntimeError("the process that holds connections has failed; see above")
     return HELD
 
 
@@ -261,7 +261,7 @@ def measure(
         issued = trustme.CA().issue_cert("localhost")
         issued.private_key_and_cert_chain_pem.write_to_path(Path(folder, "server.pem"))
         address = (HOST, free_port())
-        places = {"{port}": str(address[1]), "{folder}": folder}
+        places = {"{host}": HOST, "{port}": str(address[1]), "{folder}": folder}
         with running(server.placed(places)[0], address, name=kind.name, cwd=ROOT) as process:
             clients = Clients(address, tls=server.tls)
             # For what is made once, such as threads.
@@ -383,7 +383,8 @@ def main(arguments: list[str] | None = None) -> int:
         found += [f"{kind.name}: {leak}" for leak in kept(kind, counts) + grown(counts)]
         figures[kind.name] = {"counts": counts, "growth": each}
     print("\n".join(found) or "nothing leaks")
-    print(f"saved {save('leaks', {'servers': figures, 'leaks': found})}")
+    REPORTS.mkdir(exist_ok=True)
+    write_file(REPORTS / "leaks.json", as_json({"servers": figures, "leaks": found}))
     return 1 if found else 0
 
 

@@ -1,8 +1,8 @@
 """Scenarios for Locust itself, web UI included.
 
-    python -m loadtests.demo --serve                       raw on 8001, wrapped on 8002
-    locust -f loadtests/locustfile.py -H http://127.0.0.1:8002 Bodies Files Streams Small
-    python -m loadtests.bench.serving uvicorn loadtests.asgi_app:app 8003     or :fast, wrapped
+    gunicorn -k gthread --threads 4 -b 127.0.0.1:8001 loadtests.app:app       or :wrapped
+    locust -f loadtests/locustfile.py -H http://127.0.0.1:8001 Bodies Files Streams Small
+    uvicorn --port 8003 loadtests.asgi_app:app                                or :fast, wrapped
     locust -f loadtests/locustfile.py -H http://127.0.0.1:8003 Asgi
 
 Each body has its shape's name as a tag (`--tags list-of-100`). Raw, many of them fail: that is what
@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 from locust import constant, tag, task
 
-from loadtests.bench.downloads import DownloadUser
 from loadtests.shapes import FILE_BYTES, REPORT_BYTES, SHAPES
+from wsgifast.benchmark.downloads import DownloadUser
 
 HOST = "http://127.0.0.1:8001"
 # A list of one-byte chunks takes seconds raw: of these there are no 10 MiB.

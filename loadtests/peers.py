@@ -14,12 +14,13 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from .bench import HOST, Server, command_line
+from .bench import FAST_WORKER as FAST
+from .bench import HOST, Server
+from .command import command_line
 from .shapes import PAYLOADS, SLOW_FILE_VARIABLE
 
 __all__ = ["FAST", "bare_sendfile", "granian", "hypercorn", "nginx", "uvicorn"]
 
-FAST = "wsgifast.workers.FastWorker"
 OUR_PROTOCOL = "--http=asgifast.uvicorn:HttpToolsProtocol"
 # nginx.org/en/docs/http/ngx_http_core_module.html: sendfile with tcp_nopush for whole packets; a
 # bounded sendfile_max_chunk, so that no quick client keeps the worker; without sendfile, large

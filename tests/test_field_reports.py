@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtests.bench import Profile, Table, run
-from loadtests.bench.report import problems
+from loadtests.bench import Profile, Table, problems, run
 from loadtests.field_reports import mail, receive, wsgiref_payloads
 from loadtests.field_reports.messages import MODES, run_async, run_simple, run_threaded
 from loadtests.field_reports.receive import Receive, bound, into, join_pieces, read_file, whole

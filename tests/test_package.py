@@ -69,6 +69,7 @@ def test_extras_are_those_that_pip_knows() -> None:
         "devservers": ["werkzeug"],
         "mail": ["aiosmtpd"],
         "django": ["django"],
+        "bench": ["locust", "psutil"],
         "asgi": ["starlette", "uvicorn", "httptools", "h11"],
     }
     required = requires("wsgifast") or []

@@ -70,6 +70,7 @@ PARTS = {
     "wsgifast.devservers.WerkzeugRequestHandler": "devservers",
     "wsgifast.mail.server": "mail",
     "wsgifast.mail.django": "django",
+    "wsgifast.benchmark.runner": "bench",
     "asgifast.FileResponse": "asgi",
     "asgifast.uvicorn": "asgi",
     "asgifast.workers": "gunicorn,asgi",

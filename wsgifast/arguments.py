@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from .errors import WSGIFastError
 
 __all__ = [
     "APP_HELP",
@@ -16,6 +19,7 @@ __all__ = [
     "given_headers",
     "pair",
     "seconds",
+    "write_file",
 ]
 
 # The exit status of a command that finds no app, or one that does not start.
@@ -85,3 +89,11 @@ def seconds(text: str) -> float:
     if not 0 < found < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r}: expected seconds above 0")
     return found
+
+
+def write_file(path: str | Path, text: str) -> None:
+    """:raises WSGIFastError: if that is not possible; in one sentence."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise WSGIFastError(f"{path}: {error.strerror}") from None

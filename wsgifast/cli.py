@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from . import __version__
 from .arguments import add_parser
+from .benchmark import command as benchmark
 from .doctor import command as doctor
 from .errors import WSGIFastError
 from .files.compress import CODING_PACKAGES, CompressReport, available_codings, compress
@@ -113,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     packing.set_defaults(run=_run_compress)
 
     doctor.add_command(commands)
+    benchmark.add_command(commands)
     running.add_command(commands)
     return parser
 

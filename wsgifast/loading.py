@@ -1,4 +1,4 @@
-"""Finding somebody's app by its name, as gunicorn, uvicorn and Flask do, for the command line."""
+"""Somebody's app: found by its name, as gunicorn, uvicorn and Flask do; wrapped, or unwrapped."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from typing import Any
 
 from .apps import Interface, check_app, interface_of
 from .errors import WSGIFastError
+from .middleware import WSGIFast
 
-__all__ = ["AppNotLoaded", "LoadedApp", "load_app"]
+__all__ = ["AppNotLoaded", "LoadedApp", "load_app", "unwrapped", "wrapped"]
 
 # What an app is called where only its module is named; Flask and FastAPI say "app", PEP 3333's
 # examples, Django and gunicorn "application". Last, what makes one.
@@ -71,6 +72,31 @@ def load_app(target: str) -> LoadedApp:
             raise AppNotLoaded(f"{target}: {error}") from None
         interface = "WSGI"
     return LoadedApp(app, interface, f"{module_name}:{expression}")
+
+
+def unwrapped(app: Any) -> tuple[Any, bool]:
+    """An app without the middleware of ours that is around it, and whether there was any."""
+    was_wrapped = False
+    while True:
+        inner = vars(app).get("wsgi_app") if hasattr(app, "__dict__") else None
+        if isinstance(app, WSGIFast) or type(app).__module__.startswith("asgifast."):
+            app = app.app
+        elif isinstance(inner, WSGIFast):  # Flask's way: app.wsgi_app = WSGIFast(app.wsgi_app)
+            app = inner.app
+        else:
+            return app, was_wrapped
+        was_wrapped = True
+
+
+def wrapped(app: Any, interface: Interface, **options: Any) -> Any:
+    """An app in WSGIFast or ASGIFast, if it is not wrapped already.
+
+    :param options: theirs.
+    """
+    wrap: Any = WSGIFast
+    if interface == "ASGI":
+        from asgifast import ASGIFast as wrap
+    return app if isinstance(app, wrap) else wrap(app, **options)
 
 
 def _file_as_module(path: str) -> str:

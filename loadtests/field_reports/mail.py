@@ -17,8 +17,19 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from loadtests.bench import BYTES, REQUESTS, Client, Contender, Load, Row, Table, Task, running
-from loadtests.bench.processes import HOST, free_port
+from loadtests.bench import (
+    BYTES,
+    HOST,
+    REQUESTS,
+    Client,
+    Contender,
+    Load,
+    Row,
+    Table,
+    Task,
+    free_port,
+    running,
+)
 from tests.support.mailservers import PASSWORD, dovecot
 from tests.support.programs import ProgramMissing, program
 from wsgifast.mail import IMAP4, SMTP

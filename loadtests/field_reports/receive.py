@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from loadtests.bench import Client, Contender, Load, Measured, Row, Table, Task, Unit, start
+from loadtests.bench import Client, Contender, Load, Measured, Row, Table, Task, Unit, started
 from wsgifast.sockets import ReceiveCount, recv_exactly, recv_exactly_into
 
 from .servers import server
@@ -113,13 +113,10 @@ def busy_thread() -> Iterator[None]:
 def busy_process() -> Iterator[None]:
     """The same in a process of its own: it takes a processor, but not this interpreter's lock."""
     command = [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"]
-    with start(command, stdout=subprocess.PIPE) as process:
+    with started(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None  # a pipe, see above
         process.stdout.readline()
-        try:
-            yield
-        finally:
-            process.kill()
+        yield
 
 
 def receiving(

@@ -23,7 +23,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from loadtests.bench import HOST, Server, command_line
+from loadtests.bench import HOST, Server
+from loadtests.command import command_line
 from wsgifast.sockets import FileSegment, limit_send_buffer, send_file_segment
 
 __all__ = ["echo", "server"]

@@ -6,12 +6,12 @@ library's wsgiref as it is, with WSGIFast around the app, and on wsgifast's own 
 
 from __future__ import annotations
 
-from loadtests.bench import Contender, Row, Server, Serving, Table, raw
+from loadtests.bench import Contender, Row, Server, Table, raw, served
 from loadtests.shapes import REPORT_BYTES, payload_files
 
 __all__ = ["TABLE"]
 
-STOCK = Serving("loadtests.app:app", "wsgiref")
+APP = "loadtests.app:app"
 OURS = Server(
     ("python", "-m", "tests.support.serve", "fast-wsgiref", "{port}", "loadtests.app:wrapped")
 )
@@ -28,8 +28,8 @@ SHAPES = {
 
 def _row(name: str, title: str, path: str) -> Row:
     contenders = (
-        Contender("wsgiref", STOCK.side(None), path),
-        Contender("wsgiref, WSGIFast", STOCK.side({}), path),
+        Contender("wsgiref", served(APP, None, "wsgiref"), path),
+        Contender("wsgiref, WSGIFast", served(APP, {}, "wsgiref"), path),
         Contender("wsgifast's wsgiref, WSGIFast", OURS, path),
     )
     return Row(f"field.wsgiref.{name}", title, contenders, raw(), body_bytes=REPORT_BYTES)

@@ -64,7 +64,7 @@ def listening(**options: bytes) -> Iterator[Listener]:
 def test_every_kind_sends_its_opening(kind: str) -> None:
     with listening() as listener:
         with slow_clients(kind, listener.port, clients=2, seconds=20, path="/there") as crowd:
-            opening = KINDS[kind].opening.replace(b"{path}", b"/there")
+            opening = KINDS[kind].does.opening.replace(b"{path}", b"/there")
             wait_for(
                 lambda: (
                     len(listener.received) >= 2
@@ -72,7 +72,7 @@ def test_every_kind_sends_its_opening(kind: str) -> None:
                 ),
                 "both have sent it",
             )
-            if not KINDS[kind].leaves:
+            if not KINDS[kind].does.leaves:
                 assert crowd.gathered == 2
             told = crowd.end()
         assert told["opened"] >= 2

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtests.bench.processes import free_port
+from wsgifast.benchmark.processes import free_port
 
 from .http import Address, Response, get
 

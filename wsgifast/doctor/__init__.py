@@ -16,7 +16,7 @@ from typing import Any
 
 from ..apps import Interface, check_app, interface_of
 from ..errors import ConfigurationError
-from ..middleware import WSGIFast
+from ..loading import unwrapped
 from .catalogue import CATALOGUE, explain
 from .endpoints import Found, from_framework, from_paths
 from .examination import observer
@@ -116,20 +116,6 @@ def examine(
             report.findings += [f for f in findings if f.id not in silenced]
     report.sort()
     return report
-
-
-def unwrapped(app: Any) -> tuple[Any, bool]:
-    """An app without the middleware of ours that is around it, and whether there was any."""
-    was_wrapped = False
-    while True:
-        inner = vars(app).get("wsgi_app") if hasattr(app, "__dict__") else None
-        if isinstance(app, WSGIFast) or type(app).__module__.startswith("asgifast."):
-            app = app.app
-        elif isinstance(inner, WSGIFast):  # Flask's way: app.wsgi_app = WSGIFast(app.wsgi_app)
-            app = inner.app
-        else:
-            return app, was_wrapped
-        was_wrapped = True
 
 
 def _known(silence: Iterable[str]) -> set[str]:

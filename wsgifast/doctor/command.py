@@ -20,11 +20,12 @@ from ..arguments import (
     given_headers,
     pair,
     seconds,
+    write_file,
 )
-from ..errors import ConfigurationError, WSGIFastError
-from ..loading import AppNotLoaded, load_app
+from ..errors import ConfigurationError
+from ..loading import AppNotLoaded, load_app, unwrapped
 from ..terminal import progress_line
-from . import examine, unwrapped
+from . import examine
 from .catalogue import explain
 from .endpoints import (
     Found,
@@ -184,7 +185,7 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str] | None 
     if options.html:
         from .page import as_html
 
-        _write(options.html, as_html(report))
+        write_file(options.html, as_html(report))
     worse = SEVERITIES[: SEVERITIES.index(options.fail_level) + 1]
     return _STATUS_FINDINGS if report.of(*worse) else _STATUS_CLEAN
 
@@ -198,13 +199,6 @@ def _baseline(options: argparse.Namespace) -> set[str] | None:
         raise ConfigurationError(
             f"--baseline {options.baseline}: {error}; make one with --format json"
         ) from None
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text)
-    except OSError as error:
-        raise WSGIFastError(f"{path}: {error.strerror}") from None
 
 
 @contextlib.contextmanager

@@ -12,8 +12,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from .. import loading
 from ..errors import ConfigurationError
-from ..loading import load_app
+from ..static import StaticFiles
 
 __all__ = ["ARGUMENTS", "wrapped", "wrapped_by_environment"]
 
@@ -29,18 +30,11 @@ def wrapped(target: str, static: Mapping[str, str] | None = None) -> Any:
     :raises AppNotLoaded: if the app cannot be imported or made.
     :raises ConfigurationError: if a directory does not exist.
     """
-    loaded = load_app(target)
-    app = loaded.app
-    wrap: Any
-    files: Any
+    loaded = loading.load_app(target)
+    app = loading.wrapped(loaded.app, loaded.interface)
+    files: Any = StaticFiles
     if loaded.interface == "ASGI":
-        from asgifast import ASGIFast as wrap
         from asgifast import StaticFiles as files
-    else:
-        from ..middleware import WSGIFast as wrap
-        from ..static import StaticFiles as files
-    if not isinstance(app, wrap):
-        app = wrap(app)
     for prefix, directory in (static or {}).items():
         app = files(app, directory=directory, prefix=prefix)
     return app

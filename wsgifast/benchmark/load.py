@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
+from ..imports import needs
 from .processes import HOST, Address
+
+with needs("wsgifast bench", "psutil", "bench"):
+    import psutil
 
 __all__ = ["Client", "Load", "Measured", "Task", "cpu_seconds", "measured", "percentile"]
 

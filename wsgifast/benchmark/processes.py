@@ -1,13 +1,13 @@
 """The processes of a benchmark: real servers, which do not outlive it however it ends.
 
-Each is a process group of its own and is ended by its own id, with everything it has started. The
-kernel ends it too if the benchmark is killed and has no time to clean up.
+Each is a process group of its own and is ended by its own id, with everything it has started. If
+the benchmark is killed and has no time to clean up, the guard ends them: see `guard`.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import ctypes
 import os
 import secrets
 import signal
@@ -19,9 +19,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
+
+from ..errors import WSGIFastError
 
 __all__ = [
     "HOST",
@@ -31,7 +34,7 @@ __all__ = [
     "free_port",
     "orderly_end",
     "running",
-    "start",
+    "started",
     "temporary_folder",
 ]
 
@@ -46,11 +49,9 @@ STOP_S = 10.0
 _UNASSIGNED_PORTS = range(10_000, 32_000)
 # How much of a log an error message repeats: the end is where the reason stands.
 LOG_TAIL_LINES = 25
-# prctl(2): the signal that the kernel sends to a process when its parent is gone.
-_PR_SET_PDEATHSIG = 1
 
 
-class ServerFailed(RuntimeError):
+class ServerFailed(WSGIFastError, RuntimeError):
     """A server did not start, or ended by itself; the message carries the end of its log."""
 
 
@@ -114,47 +115,63 @@ def running(
         )
     argv = [sys.executable if command[0] == "python" else command[0], *command[1:]]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
-    with temporary_folder("load") as folder:
+    with temporary_folder("load") as folder, contextlib.ExitStack() as stack:
         log_path = Path(folder, "log")
         with log_path.open("wb") as log:
-            process = start(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=cwd,
-                env=environment,
-                start_new_session=True,  # so that its workers can be ended with it
-            )
+            outputs: dict[str, Any] = {
+                "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log
+            }  # fmt: skip
+            child = started(argv, stop_s=STOP_S, cwd=cwd, env=environment, **outputs)
+            process = stack.enter_context(child)
         server = RunningServer(name, address, process, log_path)
-        try:
-            _wait_until_listening(server)
-            yield server
-        finally:
-            _stop(process)
+        _wait_until_listening(server)
+        yield server
 
 
-def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """subprocess.Popen, of a process that gets SIGTERM when this one is gone (on Linux).
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], *, stop_s: float = 0.0, **options: Any
+) -> Iterator[subprocess.Popen[Any]]:
+    """A process that ends with the block, with everything that it has started.
 
-    Also if this one is killed with no time to clean up. To the kernel the parent is the thread
-    that calls this: let it be one that stays until the child has ended.
+    It is a process group of its own: Ctrl-C is for this process to handle. It ends too if this
+    process is killed.
+
+    :param stop_s: how long it may take to end by itself, after SIGTERM.
+    :param options: subprocess.Popen's.
     """
-    parent = os.getpid()
+    guard = _guard().fileno()
 
-    def bind() -> None:
-        assert _libc is not None  # see below
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it ended before it was bound to
-            os._exit(1)
+    def tell() -> None:
+        os.write(guard, b"+%d\n" % os.getpid())  # in the child: nothing can come in between
 
-    if _libc is not None:
-        options["preexec_fn"] = bind
-    return subprocess.Popen(command, **options)
+    process = subprocess.Popen(command, start_new_session=True, preexec_fn=tell, **options)
+    try:
+        yield process
+    finally:
+        if stop_s and process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(stop_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            os.write(guard, b"-%d\n" % process.pid)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):  # it ended with something unread
+                    stream.close()
 
 
-# Loaded here, as hardly anything may be done between fork and exec.
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+@cache
+def _guard() -> IO[bytes]:
+    """The guard's input, which ends with this process."""
+    command = [sys.executable, "-m", "wsgifast.benchmark.guard"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    assert process.stdin is not None  # a pipe, see above
+    atexit.register(process.communicate)
+    return process.stdin
 
 
 @contextlib.contextmanager
@@ -187,14 +204,14 @@ def orderly_end() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nothing has at this moment, and that no client will be given."""
+def free_port(host: str = HOST) -> int:
+    """A TCP port that nothing has at this moment, and that no client will be given."""
     while True:
         # Not the seeded generator: processes side by side would all draw the same.
         port = _UNASSIGNED_PORTS.start + secrets.randbelow(len(_UNASSIGNED_PORTS))
         with socket.socket() as sock:
             try:
-                sock.bind((HOST, port))
+                sock.bind((host, port))
             except OSError:
                 continue
         return port
@@ -216,16 +233,3 @@ def _is_listening(address: Address) -> bool:
     with socket.socket() as sock:
         sock.settimeout(1.0)
         return sock.connect_ex(address) == 0
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server, and whatever is left of its process group."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            pass
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

@@ -8,8 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from .load import Client, Load, Task
-from .processes import temporary_folder
+from wsgifast.benchmark.load import Client, Load, Task
+from wsgifast.benchmark.processes import temporary_folder
 
 __all__ = ["has_wrk", "wrk"]
 

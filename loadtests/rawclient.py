@@ -14,8 +14,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from .load import Client, Load, Task, percentile
-from .processes import Address
+from wsgifast.benchmark.load import Client, Load, Task, percentile
+from wsgifast.benchmark.processes import Address
 
 __all__ = ["drive", "raw"]
 

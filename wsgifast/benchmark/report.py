@@ -1,21 +1,25 @@
-"""What a run has found, as a text, as a JSON file and as a page."""
+"""What a run has found, as a text, as JSON and as a page."""
 
 from __future__ import annotations
 
+import dataclasses
 import html
+import json
+import os
+import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 
-from .alternating import MIN_ROUNDS
-from .charts import bar_chart
-from .results import REPORTS, machine, save
-from .runner import Result, Table
-from .terminal import cell_text, table
+from .. import page
+from ..terminal import cell_text, table
+from .results import Result
+from .tables import MIN_ROUNDS, Table
 
-__all__ = ["page", "problems", "results_text", "save_results", "write_page"]
+__all__ = ["as_html", "as_json", "machine", "problems", "results_text", "rows_figures"]
 
 READING = (
     "Figures are medians of rounds in which all contenders took turns. A ratio such as 3x "
@@ -38,17 +42,58 @@ def results_text(results: Sequence[Result]) -> str:
     return "\n\n".join([*tables, "\n".join(f"- {line}" for line in problems(results))]).rstrip()
 
 
-def save_results(name: str, results: Sequence[Result], **more: object) -> Path:
-    """Write reports/NAME.json: each row's figures under its key, and the machine they are of."""
-    return save(name, {**more, "rows": {r.row.key: r.figures() for r in results}})
+def rows_figures(results: Sequence[Result]) -> dict[str, object]:
+    """Each row's figures under its key, for :func:`as_json`."""
+    return {"rows": {r.row.key: r.figures() for r in results}}
 
 
-def write_page(name: str, title: str, parts: Sequence[tuple[Table, Sequence[Result]]]) -> Path:
-    """Write reports/NAME.html: one page, nothing loaded from elsewhere."""
-    REPORTS.mkdir(exist_ok=True)
-    path = REPORTS / f"{name}.html"
-    path.write_text(page(title, parts, machine()), encoding="utf-8")
-    return path
+def as_json(figures: Mapping[str, object]) -> str:
+    """Figures, with the time and the machine.
+
+    :param figures: anything that JSON takes, and dataclasses (Ratio, Load, ...).
+    """
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    content = {"measured": when, "machine": machine(), **figures}
+    return json.dumps(content, indent=2, default=_plain) + "\n"
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    raise TypeError(f"{type(value).__name__} does not go into JSON")
+
+
+# What a figure may depend on.
+_PACKAGES = (
+    "wsgifast", "gunicorn", "gunicorn_h1c", "werkzeug", "waitress", "whitenoise", "flask", "django",
+    "fastapi", "uvicorn", "uvloop", "httptools", "starlette", "granian", "hypercorn", "aiosmtpd",
+    "locust",
+)  # fmt: skip
+
+
+def machine() -> dict[str, str | int]:
+    """What the figures depend on: cores, kernel, Python, package versions."""
+    facts: dict[str, str | int] = {
+        "cores": os.cpu_count() or 0,
+        "processor": _processor(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+    }
+    for package in _PACKAGES:
+        try:
+            facts[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            pass
+    return facts
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def problems(results: Sequence[Result]) -> list[str]:
@@ -61,7 +106,9 @@ def problems(results: Sequence[Result]) -> list[str]:
                 lines.append(f"{title}, {name}: {count} x {error}")
         if result.differs:
             sizes = ", ".join(f"{n} {s.body_bytes:,} bytes" for n, s in result.bodies.items())
-            lines.append(f"{title}: not the same body ({sizes}); is it different every time?")
+            lines.append(f"{title}: not the same body from all ({sizes})")
+        if result.changes:
+            lines.append(f"{title}: no two bodies are the same, so they are not compared")
     by_client = [
         f"{r.row.title}, {name}" for r in results for name in r.runs if r.busy(name) == "client"
     ]
@@ -88,7 +135,8 @@ def _grids(results: Sequence[Result]) -> Iterator[_Grid]:
 def _lines(result: Result, facts: Sequence[str]) -> Iterator[Sequence[object]]:
     unit = result.row.unit
     # The key stands below the title, where there is a second line for it.
-    heads = [result.row.title, f"[{result.row.key}]", *[""] * len(result.runs)]
+    key = f"[{result.row.key}]" if result.row.key != result.row.title else ""
+    heads = [result.row.title, key, *[""] * len(result.runs)]
     for head, name in zip(heads, result.runs, strict=False):
         line: list[object] = [head, name, result.median(name, unit.rate), result.verdict(name)]
         if unit.cost is not None:
@@ -100,59 +148,11 @@ def _lines(result: Result, facts: Sequence[str]) -> Iterator[Sequence[object]]:
         yield [*line, *(found.get(fact) for fact in facts)]
 
 
-_STYLE = """
-:root { color-scheme: light dark; --page: #fbfaf8; --card: #ffffff; --ink: #1d2126; --soft: #5d6670;
-  --line: #e2e0db; --bar: #0b7a5c; --bad: #b3382c; }
-@media (prefers-color-scheme: dark) { :root { --page: #14171a; --card: #1c2024; --ink: #e9ebed;
-  --soft: #a0a9b2; --line: #31373d; --bar: #3fc59b; --bad: #f08a7c; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 64rem; background: var(--page);
-  color: var(--ink); font: 16px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .3rem; }
-h2 { font-size: 1.2rem; margin: 0 0 .1rem; } h3 { font-size: 1rem; margin: 1.2rem 0 .1rem; }
-p { margin: .2rem 0 .8rem; } .soft { color: var(--soft); font-size: .9rem; }
-section { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
-  padding: 1rem; margin: 1rem 0; }
-svg { display: block; width: 100%; overflow: visible; }
-svg text { fill: var(--ink); font-size: 13px; } svg .value { fill: var(--soft); }
-.bar { fill: var(--bar); } .failed { fill: var(--bad); }
-.whisker { stroke: var(--ink); stroke-width: 1.5; opacity: .55; }
-.rule { stroke: var(--line); }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .85rem;
-  font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .55rem; text-align: right; white-space: nowrap; }
-th { color: var(--soft); font-weight: 500; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
-li { margin: .2rem 0; overflow-wrap: anywhere; }
-"""
-
-
-def page(
-    title: str, parts: Sequence[tuple[Table, Sequence[Result]]], facts: Mapping[str, object]
-) -> str:
-    """The whole page as HTML.
-
-    :param parts: tables, each with its results.
-    :param facts: what the figures depend on; see :func:`machine`.
-    """
-    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    measured_on = ", ".join(f"{name} {value}" for name, value in facts.items())
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<h1>{html.escape(title)}</h1>
-<p class="soft">{html.escape(READING)} {when}.</p>
-{"".join(_section(*part) for part in parts)}
-<p class="soft">{html.escape(measured_on)}</p>
-</body>
-</html>
-"""
+def as_html(title: str, parts: Sequence[tuple[Table, Sequence[Result]]]) -> str:
+    """The whole page: tables, each with its results."""
+    measured_on = ", ".join(f"{name} {value}" for name, value in machine().items())
+    body = f'<p class="soft">{html.escape(READING)}</p>{"".join(_section(*p) for p in parts)}'
+    return page.page(title, body, by="wsgifast bench", note=f"{measured_on}.")
 
 
 def _section(of: Table, results: Sequence[Result]) -> str:
@@ -165,7 +165,7 @@ def _section(of: Table, results: Sequence[Result]) -> str:
     parts += [_chart(results), "<h3>All figures</h3>"]
     parts += [_table(grid.columns, grid.lines) for grid in _grids(results)]
     parts.append(f"<ul>{notes or '<li>No failure, and the same bytes from all.</li>'}</ul>")
-    return f"<section>{''.join(parts)}</section>"
+    return f"<article>{''.join(parts)}</article>"
 
 
 def _chart(results: Sequence[Result]) -> str:
@@ -175,22 +175,17 @@ def _chart(results: Sequence[Result]) -> str:
         for name in result.runs:
             if name != base:
                 ratio = result.ratio(name, result.row.unit.rate)
+                span = None if ratio is None else (ratio.median, ratio.low, ratio.high)
                 label = result.row.title + (f": {name}" if len(result.runs) > 2 else "")
-                bars.append((label, ratio, result.verdict(name)))
+                text = result.verdict(name)
+                bars.append((label, span, text, text == "rescued"))
     return (
         "<h3>Ratios</h3>"
         '<p class="soft">The thin line is the spread of the rounds. Logarithmic; 1 is no change.'
-        f"</p>{bar_chart(bars)}"
+        f"</p>{page.ratio_chart(bars)}"
     )
 
 
 def _table(columns: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell_text(cell))}</td>" for cell in line) + "</tr>"
-        for line in lines
-    )
-    return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    rows = [[html.escape(cell_text(cell)) for cell in line] for line in lines]
+    return page.table(map(html.escape, columns), rows)

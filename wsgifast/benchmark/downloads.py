@@ -7,6 +7,7 @@ megabytes a response that measures the client. Here the body is read in large bl
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from geventhttpclient.response import HTTPParseError
 from locust import FastHttpUser
@@ -19,9 +20,15 @@ READ_BLOCK_BYTES = 64 * 1024
 
 
 class DownloadUser(FastHttpUser):
-    """Base class of the scenarios: `download` is its GET."""
+    """Base class of the scenarios: `download` is its GET.
+
+    :cvar clock: Locust's unit of response times, in one second.
+    :cvar failed_name: what Locust's tables call failed requests, in place of their own name.
+    """
 
     abstract = True
+    clock = 1e3
+    failed_name: str | None = None
     # A server that is stuck for longer counts as failed. Slow raw bodies take seconds.
     network_timeout = 60.0
     connection_timeout = 10.0
@@ -32,13 +39,17 @@ class DownloadUser(FastHttpUser):
         *,
         name: str | None = None,
         expected: int | None = None,
+        headers: Mapping[str, str] | None = None,
         first_byte: bool = False,
-    ) -> None:
+    ) -> bool:
         """GET a path, read its body to the end and report one request to Locust.
+
+        A redirection is an answer like any other: nothing but the server is asked.
 
         :param name: what Locust's tables call it; the path by default.
         :param expected: bytes that the body must have; another count is a failure.
         :param first_byte: report the time to the body's first bytes as a request of its own too.
+        :returns: whether it succeeded.
         """
         begun = time.perf_counter()
         with self.client.get(
@@ -46,10 +57,12 @@ class DownloadUser(FastHttpUser):
             name=name,
             stream=True,  # leaves the body to us
             catch_response=True,
-            headers={"Accept-Encoding": "identity"},
+            allow_redirects=False,
+            headers={"Accept-Encoding": "identity", **(headers or {})},
         ) as response:
-            size, problem, first = 0, None, None
-            if response.status_code:  # else there is no answer; Locust reports why
+            size, problem, first = 0, "", None
+            status = response.status_code
+            if status:  # else there is no answer; Locust reports why
                 try:
                     if first_byte:  # a read waits until it has all it was asked for
                         for block in response.iter_content(1, decode_content=False):
@@ -59,24 +72,31 @@ class DownloadUser(FastHttpUser):
                         size += len(block)
                 except (HTTPParseError, OSError) as error:
                     problem = str(error) or type(error).__name__
-            # Locust's own time ends with the head, and its length is what the head promised.
-            response.request_meta["response_time"] = (time.perf_counter() - begun) * 1e3
-            response.request_meta["response_length"] = size
             declared = response.headers.get("content-length") if response.headers else None
             wanted = int(declared) if declared is not None else expected
-            if response.status_code >= 400:
-                response.failure(f"status {response.status_code}")
-            elif response.status_code and (problem or wanted not in (None, size)):
+            failure = ""
+            if status >= 400:
+                failure = f"status {status}"
+            elif status and (problem or wanted not in (None, size)):
                 of_all = "" if wanted is None else f" of {wanted}"
-                end = "" if problem in (None, "Incomplete response.") else f" ({problem})"
-                seen = f"status {response.status_code}, then the end after {size}{of_all} bytes"
-                response.failure(seen + end)
+                end = "" if problem in ("", "Incomplete response.") else f" ({problem})"
+                failure = f"status {status}, then the end after {size}{of_all} bytes{end}"
+            if failure:
+                response.failure(failure)
+            # Locust's own time ends with the head, and its length is what the head promised.
+            meta = response.request_meta
+            meta["response_time"] = (time.perf_counter() - begun) * self.clock
+            meta["response_length"] = size
+            good = bool(status) and not failure
+            if not good and self.failed_name:
+                meta["name"] = self.failed_name
         if first is not None:
             self.environment.events.request.fire(
                 request_type="first byte",
                 name=name or path,
-                response_time=(first - begun) * 1e3,
+                response_time=(first - begun) * self.clock,
                 response_length=0,
                 exception=None,
                 context={},
             )
+        return good

@@ -1,0 +1,31 @@
+"""An app to measure: a page, a list of crumbs, a file, and answers that are no good."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+ELSEWHERE = "http://192.0.2.1/"  # nobody has this address (RFC 5737)
+# More than the kernel holds for a client that does not read.
+LARGE = [bytes(20_000_000)]
+_numbers = itertools.count()
+
+
+def app(environ: Any, start_response: Any) -> Any:
+    path = environ["PATH_INFO"]
+    if path == "/away":
+        start_response("302 Found", [("Location", ELSEWHERE), ("Content-Length", "0")])
+        return []
+    if path == "/none" or (path == "/secret" and "HTTP_COOKIE" not in environ):
+        start_response("404 Not Found", [("Content-Length", "0")])
+        return []
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    if path == "/crumbs":
+        return [b"x"] * 2000
+    if path == "/str":
+        return "a str"
+    if path == "/new":
+        return [b"%d" % next(_numbers)]
+    if path == "/large":
+        return LARGE
+    return [b"a page"]

@@ -1,0 +1,104 @@
+"""`wsgifast bench` as it is typed: what it measures, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import ROOT, free_port
+from wsgifast import cli
+from wsgifast.benchmark import comparison
+
+APP = "tests.benchmark.apps:app"
+ASGI = "tests.doctor.apps:asgi_app"
+SHORT = ("--rounds=1", "--seconds=0.1")
+
+
+def bench(*arguments: str) -> int:
+    return cli.main(["bench", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ((), 2, "name an app"),
+        ((APP, "no-slash"), 2, "'no-slash' is no path"),
+        ((APP, "/a b"), 2, "percent-encoded"),
+        ((APP, "--budget", "p98=1"), 2, "p98=1"),
+        ((APP, "--report", "no/such/folder"), 2, "no/such/folder"),
+        ((APP, "--server", "uvicorn"), 2, "is a WSGI app"),
+        ((APP, "--server", "wsgiref", "--worker-class", "sync"), 2, "--worker-class"),
+        ((ASGI, "--server", "waitress"), 2, "is an ASGI app"),
+        (("nowhere:app",), 3, "nowhere"),
+        (("tests.doctor.apps:nothing",), 3, "nothing"),
+    ],
+)
+def test_one_sentence_for_what_cannot_be(
+    arguments: tuple[str, ...], status: int, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(*arguments) == status
+    out, err = capfd.readouterr()
+    assert said in err
+    assert len(err.strip().splitlines()) == 1, err
+    assert not out
+
+
+def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+
+    def without_locust(name: str, package: str | None = None) -> ModuleSpec | None:
+        return None if name == "locust" else find(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without_locust)
+    assert bench(APP) == 2
+    assert "pip install 'wsgifast[bench]'" in capsys.readouterr().err
+
+
+def test_a_wsgi_app_beside_slow_clients(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gthread's threads are held, with WSGIFast too; FastWorker's are not."""
+    monkeypatch.setattr(comparison, "_GIVE_UP_BESIDE_SLOW_S", 1.0)
+    report = tmp_path / "report"
+    options = ("--slow-clients=8", "--budget=p99=1us,ratio=1", f"--report={report}")
+    assert bench(APP, "/new", "/large", "--users=2", *SHORT, *options) == 1
+    out, err = capfd.readouterr()
+    assert "over budget: /new, WSGIFast on FastWorker: p99 is" in err
+    assert "ratio is" not in err
+    assert "slow ones" in out
+    assert "no two bodies are the same" in out
+    rows = json.loads(report.with_suffix(".json").read_text())["rows"]
+    fast = rows["/new"]["contenders"]["WSGIFast on FastWorker"]
+    assert fast["failures"] == 0
+    assert fast["requests/s"] > 0
+    assert rows["/new"]["contenders"]["gthread"]["failures"] > 0
+    assert "WSGIFast on FastWorker" in report.with_suffix(".html").read_text()
+
+
+def test_an_asgi_app_by_a_master_and_two_workers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    master = f"--master-port={free_port()}"
+    command = [sys.executable, "-m", "wsgifast", "bench", "--worker", master]
+    workers = [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
+    try:
+        report = f"--report={tmp_path / 'asgi'}"
+        options = ("--master", "--expect-workers=2", "--users=2")
+        assert bench(ASGI, "/messages", *SHORT, *options, master, report) == 0
+        for worker in workers:
+            assert worker.wait(30) == 0
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    out, _ = capfd.readouterr()
+    for name in ("uvicorn", "ASGIFast on uvicorn", "ASGIFast on our protocol"):
+        assert name in out

@@ -1,0 +1,54 @@
+"""A benchmark that is ended in the middle leaves no process behind, nor files where it can."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.servers import ROOT, START_S, wait_for
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_its_servers_end_with_it(number: signal.Signals, tmp_path: Path) -> None:
+    app = "tests.benchmark.apps:app"
+    command = [sys.executable, "-m", "wsgifast", "bench", app, "--seconds=60"]
+    command += ["--worker-class=gthread", f"--report={tmp_path / 'report'}"]
+    files = tmp_path / "files"
+    files.mkdir()
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(files)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        benchmark = psutil.Process(process.pid)
+        wait_for(lambda: _is_loading(benchmark), "it loads a server", START_S)
+        servers = benchmark.children(recursive=True)
+        process.send_signal(number)
+        process.wait(START_S)
+    wait_for(lambda: not any(map(_runs, servers)), f"{servers} have ended")
+    assert not list(tmp_path.glob("report*"))
+    if number != signal.SIGKILL:  # which leaves no time to clean up
+        assert list(files.iterdir()) == []
+
+
+def _is_loading(benchmark: psutil.Process) -> bool:
+    return any(
+        connection.status == psutil.CONN_ESTABLISHED
+        for child in benchmark.children()
+        for connection in child.net_connections()
+    )
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

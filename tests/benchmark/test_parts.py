@@ -1,0 +1,85 @@
+"""Servers that fail, the first look at an answer, and Locust's users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from wsgifast.benchmark.load import Task, cpu_seconds
+from wsgifast.benchmark.locust_client import Locust, LocustFailed, Run
+from wsgifast.benchmark.looking import look
+from wsgifast.benchmark.processes import HOST, RunningServer, ServerFailed, free_port, running
+from wsgifast.benchmark.serving import served
+
+APP = "tests.benchmark.apps:app"
+
+
+def command(port: int, app: str = APP, server: str = "wsgiref") -> tuple[list[str], dict[str, str]]:
+    return served(app, None, server).placed({"{host}": HOST, "{port}": str(port)})
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    """The app as it is, on wsgiref."""
+    address = (HOST, free_port())
+    argv, env = command(address[1])
+    with running(argv, address, env=env) as one:
+        yield one
+
+
+def test_a_taken_port_is_named(server: RunningServer) -> None:
+    port = server.address[1]
+    with (
+        pytest.raises(ServerFailed, match=f"port {port} .* is taken"),
+        running(["python", "-c", ""], server.address),
+    ):
+        pass
+
+
+def test_a_server_that_does_not_start_shows_its_log() -> None:
+    address = (HOST, free_port())
+    argv, env = command(address[1], "no_such_module:app")
+    with pytest.raises(ServerFailed, match="no_such_module"), running(argv, address, env=env):
+        pass
+
+
+def test_a_look(server: RunningServer) -> None:
+    def at(path: str, *headers: str) -> tuple[str, int, bool, bool]:
+        seen = look(Task(path, address=server.address, headers=headers))
+        return seen.answer, seen.body_bytes, seen.ok, seen.answered
+
+    assert at("/") == ("200 OK", 6, True, True)
+    assert at("/secret") == ("404 Not Found", 0, False, True)
+    assert at("/secret", "Cookie: a=b") == ("200 OK", 6, True, True)
+    assert at("/away") == ("302 Found", 0, True, True)
+    assert at("/str")[2:] == (False, True)
+    nobody = look(Task(address=(HOST, free_port())))
+    assert not nobody.answered
+    assert "refused" in nobody.answer
+
+
+def test_locust_counts_what_it_saw(server: RunningServer) -> None:
+    def seen(path: str, **options: object) -> tuple[int, int, dict[str, int]]:
+        load = locust.load(Run(server.url, path, seconds=10, requests=3, **options))  # type: ignore[arg-type]
+        assert load.client_cpu_s > 0
+        return load.requests, load.body_bytes, dict(load.errors)
+
+    with Locust() as locust:
+        assert seen("/") == (3, 18, {})
+        assert seen("/crumbs", expected=2000) == (3, 6000, {})
+        assert seen("/", expected=5) == (3, 18, {})  # of a length that is declared
+        assert seen("/secret", headers=("Cookie: a=b",)) == (3, 18, {})
+        assert seen("/none") == (0, 0, {"status 404": 3})
+        assert seen("/away") == (3, 0, {})  # and nobody is asked elsewhere
+        several = locust.load(Run(server.url, users=3, seconds=0.1))
+        assert several.requests > 0
+        assert 0 < several.latency_ms[50] <= several.latency_ms[99] < 10_000
+        assert several.seconds > 0
+    assert cpu_seconds(server.pid) > 0
+
+
+def test_a_locust_that_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wsgifast.benchmark.locust_client._PROCESS", "no_such_module")
+    with pytest.raises(LocustFailed, match="no_such_module"), Locust() as locust:
+        locust.start()

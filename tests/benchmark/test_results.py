@@ -1,0 +1,216 @@
+"""What is made of runs: ratios, verdicts, budgets, the text, the JSON and the page."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from wsgifast import ConfigurationError
+from wsgifast.benchmark.budget import budget, over_budget
+from wsgifast.benchmark.load import Client, Load, Task, percentile
+from wsgifast.benchmark.looking import Seen
+from wsgifast.benchmark.report import as_html, as_json, problems, results_text, rows_figures
+from wsgifast.benchmark.results import Ratio, Result
+from wsgifast.benchmark.runner import alternate, run
+from wsgifast.benchmark.tables import REQUESTS, Contender, Profile, Row, Table
+from wsgifast.page import ratio_chart
+from wsgifast.terminal import table
+
+
+def client(*rates: float, failures: int = 0, facts: dict[str, float] | None = None) -> Client:
+    """Gives these figures, one at each call: requests in one second, of 1,000 bytes each."""
+    left = list(rates)
+
+    def run(task: Task) -> Load:
+        requests = int(left.pop(0))
+        times = {50: 1.0, 95: 2.0, 99: 3.0} if requests else {}
+        errors = {"status 500": failures} if failures else {}
+        return Load(requests, failures, requests * 1000, 1.0, times, errors, 0.9, facts or {})
+
+    return run
+
+
+def results(*contenders: Contender, rounds: int = 3, ours: str | None = None) -> Result:
+    row = Row("a.key", "a <title>", contenders, client(), ours=ours, http=False)
+    return run(Table("test", "A test", [row]), Profile(1.0, rounds))[0]
+
+
+def test_ratio_is_taken_round_by_round() -> None:
+    ratio = Ratio.of([2.0, 40.0, 9.0], [1.0, 10.0, 3.0])
+    assert ratio == Ratio(median=3.0, low=2.0, high=4.0)
+    assert str(ratio) == "3x (2..4)"
+
+
+@pytest.mark.parametrize(("contender", "base"), [([], []), ([1.0], [1.0, 2.0])])
+def test_ratio_needs_pairs(contender: list[float], base: list[float]) -> None:
+    with pytest.raises(ValueError):
+        Ratio.of(contender, base)
+
+
+def test_contenders_take_turns() -> None:
+    order: list[str] = []
+    found = alternate({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=3)
+    assert order == ["a", "b"] * 3
+    assert {name: len(values) for name, values in found.items()} == {"a": 3, "b": 3}
+
+
+def test_the_first_round_is_done_whatever_the_time() -> None:
+    assert len(alternate({"a": lambda: 1}, rounds=9, seconds=-1.0)["a"]) == 1
+
+
+def test_percentiles_by_nearest_rank() -> None:
+    values = [float(number) for number in range(1, 101)]
+    assert [percentile(values, p) for p in (50, 95, 99, 100)] == [50, 95, 99, 100]
+    assert percentile([7.0], 50) == 7.0
+
+
+def test_table_aligns_figures() -> None:
+    assert table(["a", "b"], [["x", 1234], ["yy", None]]).splitlines() == [
+        "a       b",
+        "--  -----",
+        "x   1,234",
+        "yy      -",
+    ]
+
+
+def test_the_chart_is_well_formed() -> None:
+    rows = [("<a & b>", (30.0, 20.0, 40.0), "30x", True), ("fails", None, "rescued", False)]
+    for some in (rows, []):
+        assert ET.fromstring(ratio_chart(some)).tag.endswith("svg")
+
+
+def test_ratios_are_taken_to_the_first_or_of_ours_to_each() -> None:
+    rates = {"a": (10, 10, 10), "b": (20, 40, 10), "c": (5, 5, 10)}
+
+    def contenders() -> list[Contender]:
+        return [Contender(name, client=client(*each)) for name, each in rates.items()]
+
+    result = results(*contenders())
+    ratios = {name: result.ratio(name, REQUESTS.rate) for name in rates}
+    assert [ratio and ratio.median for ratio in ratios.values()] == [None, 2.0, 0.5]
+    result = results(*contenders(), ours="b")
+    ratios = {name: result.ratio(name, REQUESTS.rate) for name in rates}
+    assert [ratio and ratio.median for ratio in ratios.values()] == [2.0, None, 4.0]
+    assert "client was the limit" in results_text([result])
+    assert "fewer than 5 pairs, not for publication: a <title>" in results_text([result])
+    assert "[a.key]" in results_text([result])
+    read = json.loads(as_json(rows_figures([result])))
+    assert read["rows"]["a.key"]["contenders"]["a"]["ratio"]["median"] == 2.0
+    assert read["machine"]["cores"]
+
+
+def test_who_never_answers_has_no_figure() -> None:
+    result = results(
+        Contender("fails", client=client(0, 0, 0, failures=2)),
+        Contender("b", client=client(1, 1, 1)),
+    )
+    assert result.median("fails", REQUESTS.rate) is None
+    assert (result.verdict("fails"), result.verdict("b")) == ("fails", "rescued")
+    assert result.failures("fails") == 6
+    assert problems([result])[0] == "a <title>, fails: 6 x status 500"
+    assert list(over_budget(budget("ratio>=5"), [result])) == []
+
+
+def test_bodies_that_differ_are_told() -> None:
+    result = results(Contender("a", client=client(1)), Contender("b", client=client(1)), rounds=1)
+    same = {name: Seen("200 OK", 3, "x", True) for name in "ab"}
+    assert replace(result, seen=same).is_good
+    other = replace(result, seen={**same, "b": Seen("200 OK", 4, "y", True)})
+    assert other.differs
+    assert not other.is_good
+    assert "a <title>: not the same body from all (a 3 bytes, b 4 bytes)" in problems([other])
+    changing = replace(other, changes=True)
+    assert changing.is_good
+    assert "no two bodies are the same" in problems([changing])[0]
+    assert not replace(result, seen={**same, "b": Seen("cut off", 4, "y", False)}).differs
+
+
+@pytest.mark.parametrize(
+    ("failures", "is_good"),
+    [
+        ((0, 0, 0), True),
+        ((2, 0, 0), True),  # rescued
+        ((2, 2, 0), True),  # beside slow clients, which middleware alone does not help against
+        ((0, 2, 0), False),
+        ((0, 0, 2), False),
+        ((2, 2, 2), False),
+    ],
+)
+def test_what_is_good(failures: tuple[int, ...], is_good: bool) -> None:
+    clients = [client(0 if each else 1, failures=each) for each in failures]
+    contenders = (Contender(name, client=c) for name, c in zip("abc", clients, strict=True))
+    assert results(*contenders, rounds=1).is_good is is_good
+
+
+@pytest.mark.parametrize(
+    ("text", "missed"),
+    [
+        ("", []),
+        ("ratio>=2, p99<=3ms, requests=20, cpu-ratio<=1", ["cpu-ratio is not known, not 1 at"]),
+        ("ratio=2.1", ["a <title>, b: ratio is 2, not 2.1 at the least"]),
+        ("p99=0.0029s,p50=900us", ["p99 is 3 ms, not 2.9 ms at the most", "p50 is 1 ms, not 0.9"]),
+        ("requests>=21", ["requests is 20/s, not 21/s at the least"]),
+    ],
+)
+def test_budgets(text: str, missed: list[str]) -> None:
+    result = results(Contender("a", client=client(10)), Contender("b", client=client(20)), rounds=1)
+    found = list(over_budget(budget(text), [result]))
+    assert len(found) == len(missed)
+    for line, part in zip(found, missed, strict=True):
+        assert line.startswith("over budget: ")
+        assert part in line
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["p99", "p98=1ms", "p99>=1ms", "ratio<=1", "ratio=1ms", "p99=-1", "p99=1e3", "p99=\uff11s"],
+)
+def test_what_is_no_budget(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="--budget"):
+        budget(text)
+
+
+class _Page(HTMLParser):
+    """Collects what a page would load, and checks that its tags close in order."""
+
+    VOID = ("meta", "br", "link", "img")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_is_complete_in_itself_and_escapes_what_it_shows() -> None:
+    result = results(
+        Contender("a & b", client=client(1, 2, 3, facts={"<KiB>": 1.5})),
+        Contender("c", client=client(3, 4, 5)),
+    )
+    then = ("then", ["way", "MB/s"], [["<slow>", 1234567]])
+    of = Table("test", 'A "<test>"', [result.row], then=then, notes=["much & more"])
+    parsed = _Page()
+    parsed.feed(as_html("The <page>", [(of, [result])]))
+    parsed.close()
+    assert (parsed.open, parsed.loads) == ([], [])
+    shown = ("The <page>", 'A "<test>"', "<slow>", "1,234,567", "much & more", "<KiB>", "cores ")
+    for text in (*shown, "a <title>", "[a.key]", "a & b"):
+        assert text in parsed.text

@@ -1,0 +1,68 @@
+"""The load tests' rows: each has a key, and a sample of them gives its figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from loadtests import frameworks, slow_attack, worker
+from loadtests.__main__ import tables
+from loadtests.bench import BYTES, Profile, Table, problems, raw, run
+from loadtests.calls import TABLES as CALLS
+from loadtests.command import chosen, main
+
+SHORT = Profile(0.1, 1, 5.0)
+
+
+def test_a_key_that_no_row_has(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main("loadtests.worker", worker.__doc__, worker.TABLES, ["no-such-key"])
+    assert ended.value.code == 2
+    assert "no row has no-such-key in its key" in capsys.readouterr().err
+
+
+def test_every_row_of_every_table_has_a_key_of_its_own() -> None:
+    keys = [row.key for table in tables() for row in table.rows]
+    assert len(keys) == len(set(keys)) > 100
+    for table in tables():
+        for row in table.rows:
+            names = [contender.name for contender in row.contenders]
+            assert len(names) == len(set(names)) > 1, row
+            assert row.ours is None or row.ours in names
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [(CALLS[0], "calls.wsgi.declared"), (CALLS[0], "calls.asgi.declared"),
+     (CALLS[0], "calls.static.304"), (frameworks.TABLES[0], "ranges.1MiB"),
+     (frameworks.TABLES[0], "flask.lines")],
+)  # fmt: skip
+def test_a_row_gives_a_figure_for_every_contender(table: Table, key: str) -> None:
+    (kept,) = chosen([table], [key])
+    first, *_, last = kept.rows[0].contenders
+    (result,) = run(replace(kept, rows=[replace(kept.rows[0], contenders=(first, last))]), SHORT)
+    for name in result.runs:
+        assert result.median(name, result.row.unit.rate), problems([result])
+    assert not result.differs
+
+
+def test_a_large_file_of_the_worker() -> None:
+    """With a client that is always there in place of wrk."""
+    rows = [
+        replace(row, client=raw(), contenders=row.contenders[:2])
+        for row in worker.ROWS
+        if row.key == "worker.files.64KiB"
+    ]
+    (result,) = run(Table("worker", "w", rows, worker.prepare), SHORT)
+    assert result.median("FastWorker", BYTES.rate)
+    assert not result.differs
+
+
+def test_others_are_measured_beside_an_attack() -> None:
+    (row,) = (row for row in slow_attack.ROWS if row.key == "attack.silent-bodies")
+    row = replace(row, contenders=row.contenders[:1], seconds=0.1)
+    (result,) = run(Table("attack", "a", [row], slow_attack.prepare), SHORT)
+    facts = result.facts("FastWorker")
+    assert facts["slow ones"] == 100
+    assert result.failures("FastWorker") == 0

@@ -1,0 +1,185 @@
+"""Somebody's app as it is and wrapped, compared; and what every comparison prints and writes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..arguments import STATUS_NOT_STARTED, given_headers, write_file
+from ..errors import ConfigurationError
+from ..loading import AppNotLoaded
+from ..terminal import progress_line
+from .budget import budget, over_budget
+from .load import Client, Load, Task
+from .locust_client import GIVE_UP_S, Locust, LocustFailed
+from .looking import look
+from .processes import HOST, ServerFailed, orderly_end
+from .report import as_html, as_json, machine, results_text, rows_figures
+from .results import Result
+from .runner import run
+from .serving import FAST_WORKER, facts_of, sides
+from .slow_clients import downloads, raise_open_files, slow_clients
+from .tables import Contender, Profile, Row, Table
+
+__all__ = ["compare", "measure"]
+
+_STATUS_FAILED = 1
+_STATUS_STOPPED = 130  # as a shell reports Ctrl-C
+# Beside slow clients a server may be stuck: an answer is given up sooner than else.
+_GIVE_UP_BESIDE_SLOW_S = 5.0
+# By then the kernel's buffers are full, and what is seen does not depend on the crowd's beginning.
+_SETTLE_S = 1.0
+# gunicorn's own default of --worker-connections, and what the others need beside a crowd.
+_CONNECTIONS, _OTHERS = 1000, 100
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Do what `wsgifast bench` was told; return its exit status.
+
+    :raises ConfigurationError: for options that do not go together.
+    """
+    bars = budget(options.budget or "")
+    report = Path(options.report)
+    if not report.name or not report.parent.is_dir():
+        raise ConfigurationError(f"--report {options.report}: name a file in a folder that exists")
+    paths = options.paths or ["/"]
+    for path in paths:
+        if not path.startswith("/") or not path.isascii() or not path.isprintable() or " " in path:
+            raise ConfigurationError(
+                f"{path!r} is no path: it begins with a slash and is percent-encoded, as in "
+                "/my%20file.pdf?v=2"
+            )
+    workers = options.expect_workers if options.master else 0
+    master = (options.master_host, options.master_port)
+    host = options.master_host if options.master else HOST
+    profile = Profile(options.seconds, options.rounds, row_seconds=float("inf"))
+    try:
+        with orderly_end(), Locust(options.processes or 0, workers, master) as locust:
+            table = _table(options, paths, locust)
+            if workers:
+                print(
+                    f"Waiting for {workers} of: wsgifast bench --worker --master-host {master[0]} "
+                    f"--master-port {master[1]}",
+                    file=sys.stderr,
+                )
+            locust.start()
+            results, status = measure(
+                [table], profile, host=host, folder=report.parent, page_name=report.name
+            )
+    except (AppNotLoaded, LocustFailed) as error:
+        print(f"wsgifast bench: {error}", file=sys.stderr)
+        return STATUS_NOT_STARTED if isinstance(error, AppNotLoaded) else _STATUS_FAILED
+    if status:
+        return status
+    missed = list(over_budget(bars, results))
+    for line in missed:
+        print(f"wsgifast bench: {line}", file=sys.stderr)
+    return int(bool(missed) or not all(result.is_good for result in results))
+
+
+def _table(options: argparse.Namespace, paths: Sequence[str], locust: Locust) -> Table:
+    facts = facts_of(options.app)
+    asgi = facts.interface == "ASGI"
+    server = options.server or ("uvicorn" if asgi else "gunicorn")
+    if asgi != (server == "uvicorn"):
+        raise ConfigurationError(
+            f"--server {server}: {options.app} is an {facts.interface} app; leave the option out"
+            if asgi
+            else f"--server {server} serves ASGI apps, and {options.app} is a WSGI app"
+        )
+    classes = options.worker_class or ["gthread", FAST_WORKER]
+    if options.worker_class and server != "gunicorn":
+        raise ConfigurationError(f"--worker-class is gunicorn's, and the server is {server}")
+    classes = [FAST_WORKER if name == "FastWorker" else name for name in classes]
+    more = tuple(options.rest)
+    give_up_s = GIVE_UP_S
+    if options.slow_clients:
+        raise_open_files()  # servers and crowd inherit it
+        give_up_s = _GIVE_UP_BESIDE_SLOW_S
+        if server == "gunicorn":
+            connections = max(_CONNECTIONS, options.slow_clients + _OTHERS)
+            more = (f"--worker-connections={connections}", *more)
+    wrapping = {"coalesce": True} if options.coalesce and not asgi else {}
+    served = sides(options.app, server, classes, wrapping, more)
+    headers = tuple(f"{name}: {value}" for name, value in given_headers(options))
+    client = locust.client(options.users, give_up_s=give_up_s)
+    if options.slow_clients:
+        client = _beside(client, options.slow_clients, paths)
+    rows = [
+        Row(path, path, tuple(Contender(n, s, path) for n, s in served.items()), client,
+            headers=headers)
+        for path in paths
+    ]  # fmt: skip
+    notes = ["The app is wrapped with wsgifast already; the first is what it is without."]
+    return Table(
+        "bench", f"{options.app}, {facts.interface}", rows, notes=notes * facts.was_wrapped
+    )
+
+
+def _beside(client: Client, clients: int, paths: Sequence[str]) -> Client:
+    """A client beside so many slow downloads of the largest body."""
+    sizes: dict[str, int] = {}
+
+    def run(task: Task) -> Load:
+        for path in paths:
+            if path not in sizes:
+                sizes[path] = look(replace(task, path=path)).body_bytes
+        kind = downloads(max(sizes, key=sizes.__getitem__), task.headers)
+        with slow_clients(kind, task.address, clients) as crowd:
+            time.sleep(_SETTLE_S)
+            load = client(task)
+            crowd.end()
+        return replace(load, facts={"slow ones": float(crowd.gathered)})
+
+    return run
+
+
+def measure(
+    tables: Sequence[Table],
+    profile: Profile,
+    *,
+    folder: Path,
+    host: str = HOST,
+    page_name: str = "",
+    page_title: str = "",
+) -> tuple[list[Result], int]:
+    """Run tables; print each, write FOLDER/NAME.json for each, and a page of all.
+
+    :param host: where the servers listen.
+    :param page_name: of the page, and of the JSON file of a single table; by default the table's.
+    :returns: the results, and an exit status: 3 if a server or a client of a table failed, so that
+        its results are missing; 130 if it was stopped.
+    """
+    parts: list[tuple[Table, list[Result]]] = []
+    status = 0
+    facts = machine()
+    folder.mkdir(exist_ok=True)
+    for table in tables:
+        print(f"{table.title}; {facts['python']}, {facts['cores']} cores", file=sys.stderr)
+        try:
+            with progress_line() as progress:
+                results = run(table, profile, host=host, progress=progress)
+        except KeyboardInterrupt:
+            print("Stopped; the servers have ended.", file=sys.stderr)
+            return [], _STATUS_STOPPED
+        except (ServerFailed, RuntimeError, OSError) as error:
+            print(f"error: {table.title}: {error}", file=sys.stderr)
+            status = STATUS_NOT_STARTED
+            continue
+        name = page_name if page_name and len(tables) == 1 else table.name
+        path = folder / f"{name}.json"
+        write_file(
+            path, as_json({"title": table.title, "profile": profile, **rows_figures(results)})
+        )
+        notes = "".join(f"\n- {note}" for note in table.notes)
+        print(f"\n{table.title}\n\n{results_text(results)}{notes}\n\n{path}", flush=True)
+        parts.append((table, results))
+    if parts:
+        path = folder / f"{page_name or tables[0].name}.html"
+        write_file(path, as_html(page_title or tables[0].title, parts))
+        print(path)
+    return [result for _, results in parts for result in results], status

@@ -1,0 +1,171 @@
+"""What came of a row: figures, ratios, and what to know beside them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from .load import Measured
+from .looking import Seen
+from .tables import Row
+
+__all__ = ["Ratio", "Result"]
+
+# A side that spends this share of a run on its own CPU is busy all the time.
+BUSY = 0.85
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times a contender's figure is the base's: the median over rounds, and its spread.
+
+    Each round gives one ratio of two neighbours in time; their median is robust against one bad
+    round, and `low` and `high` show how far the rounds disagree.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, contender: Sequence[float], base: Sequence[float]) -> Ratio:
+        """The ratios contender / base, round by round.
+
+        :raises ValueError: if there are no rounds, or not equally many of both.
+        :raises ZeroDivisionError: if a base figure is 0.
+        """
+        if not base or len(contender) != len(base):
+            raise ValueError(
+                f"{len(contender)} rounds against {len(base)}: need equal, one or more"
+            )
+        ratios = [one / other for one, other in zip(contender, base, strict=True)]
+        return cls(median(ratios), min(ratios), max(ratios))
+
+    def __str__(self) -> str:
+        return f"{_short(self.median)}x ({_short(self.low)}..{_short(self.high)})"
+
+
+def _short(number: float) -> str:
+    """Three digits are all that such a measurement can carry."""
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row's runs, by contender; figures are medians over the rounds.
+
+    :ivar seen: what each answered before it was loaded.
+    :ivar changes: the first contender did not send the same body twice.
+    """
+
+    row: Row
+    runs: Mapping[str, Sequence[Measured]]
+    seen: Mapping[str, Seen] = field(default_factory=dict)
+    changes: bool = False
+
+    def median(self, name: str, figure: Callable[[Measured], float]) -> float | None:
+        """None if no run of the contender succeeded."""
+        good = [figure(m) for m in self.runs[name] if m.load.requests]
+        return median(good) if good else None
+
+    def latency_ms(self, name: str, percent: int) -> float | None:
+        timed = [m.load.latency_ms[percent] for m in self.runs[name] if m.load.latency_ms]
+        return median(timed) if timed else None
+
+    def failures(self, name: str) -> int:
+        return sum(m.load.failures for m in self.runs[name])
+
+    def errors(self, name: str) -> dict[str, int]:
+        """What the client saw -> how often."""
+        return dict(sum((Counter(m.load.errors) for m in self.runs[name]), Counter()))
+
+    def facts(self, name: str) -> dict[str, float]:
+        names = dict.fromkeys(fact for m in self.runs[name] for fact in m.load.facts)
+        found = {f: [m.load.facts[f] for m in self.runs[name] if f in m.load.facts] for f in names}
+        return {fact: median(values) for fact, values in found.items()}
+
+    def ratio(self, name: str, figure: Callable[[Measured], float] | None) -> Ratio | None:
+        """The contender's figure to the first one's, or our contender's to this one's.
+
+        None for the one that all are compared with, and where either never succeeded.
+        """
+        base = self.row.ours or self.row.contenders[0].name
+        if name == base or figure is None:
+            return None
+        upper, lower = (base, name) if self.row.ours else (name, base)
+        both = [
+            (figure(over), figure(under))
+            for over, under in zip(self.runs[upper], self.runs[lower], strict=True)
+            if over.load.requests and under.load.requests and figure(under)
+        ]
+        return Ratio.of(*zip(*both, strict=True)) if both else None
+
+    def difference(self, name: str) -> float | None:
+        """How much more the contender's figure is than the first one's."""
+        figures = (self.median(n, self.row.unit.rate) for n in (name, self.row.contenders[0].name))
+        own, first = figures
+        return None if own is None or first is None else own - first
+
+    def verdict(self, name: str) -> str:
+        """The ratio, or what there is instead of one."""
+        ratio = self.ratio(name, self.row.unit.rate)
+        if ratio is not None:
+            return str(ratio)
+        if any(m.load.requests for m in self.runs[name]):
+            first = self.row.contenders[0].name
+            return "rescued" if name != first and not self.median(first, self.row.unit.rate) else ""
+        return "fails"
+
+    def busy(self, name: str) -> str:
+        """Which side was busy all the time, and so the limit: "client", "server", both, neither."""
+        sides: dict[str, Callable[[Measured], float]] = {
+            "client": lambda m: m.load.client_cpu_s / m.load.seconds,
+            "server": lambda m: m.server_cpu_s / m.load.seconds,
+        }
+        return ", ".join(s for s, share in sides.items() if (self.median(name, share) or 0) > BUSY)
+
+    @property
+    def bodies(self) -> dict[str, Seen]:
+        """What those that answer at all have answered first."""
+        good = {name for name, runs in self.runs.items() if any(m.load.requests for m in runs)}
+        return {name: seen for name, seen in self.seen.items() if seen.ok and name in good}
+
+    @property
+    def differs(self) -> bool:
+        """Whether the contenders' bodies are not the same, byte by byte.
+
+        Those that only fail have none; those of an app that never sends the same twice may differ.
+        """
+        return not self.changes and len({seen.digest for seen in self.bodies.values()}) > 1
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the last never failed, nor any where the first did not, and all sent the same."""
+        first, *others = self.runs
+        judged = [name for name in others if name == others[-1] or not self.failures(first)]
+        answered = any(m.load.requests for m in self.runs[others[-1]])
+        return answered and not self.differs and not any(map(self.failures, judged))
+
+    def figures(self) -> dict[str, object]:
+        """All of it, for JSON."""
+        unit = self.row.unit
+        contenders = {
+            name: {
+                unit.name: self.median(name, unit.rate),
+                unit.cost_name or "CPU": unit.cost and self.median(name, unit.cost),
+                "ratio": self.ratio(name, unit.rate),
+                **({"difference": self.difference(name)} if unit.difference else {}),
+                "cost ratio": self.ratio(name, unit.cost),
+                "ms": {p: self.latency_ms(name, p) for p in (50, 95, 99)},
+                "pairs": len(self.runs[name]),
+                "failures": self.failures(name),
+                "errors": self.errors(name),
+                "busy": self.busy(name),
+                "facts": self.facts(name),
+                "runs": self.runs[name],
+            }
+            for name in self.runs
+        }
+        return {"title": self.row.title, "ours": self.row.ours, "contenders": contenders}

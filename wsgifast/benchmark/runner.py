@@ -1,0 +1,167 @@
+"""The runner of every comparison: real servers, loaded in turn.
+
+The contenders of a row run in turn (A B A B ...), so that a slow minute of the machine falls on all
+alike; a figure is the median of its runs, a ratio the median of the ratios of neighbours in time,
+with its spread. The server's CPU time stands beside every rate, and each result says which side was
+busy all the time. Before they are loaded all contenders of a row are asked once, the first one
+twice: bodies that are not the same everywhere are told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from ..terminal import Progress
+from .load import Client, Measured, Task, measured
+from .looking import Seen, look
+from .processes import HOST, RunningServer, free_port, running, temporary_folder
+from .results import Result
+from .tables import MIN_ROUNDS, Contender, Profile, Row, Server, Table
+
+__all__ = ["alternate", "run"]
+
+# gunicorn listens before it imports the app; if that fails, it ends within this time.
+_MAY_END_S = 3.0
+T = TypeVar("T")
+
+
+def run(
+    table: Table,
+    profile: Profile,
+    *,
+    host: str = HOST,
+    progress: Progress = lambda done, total, what: None,
+) -> list[Result]:
+    """Start the contenders' servers, and load each row's in turn.
+
+    :param host: where the servers listen.
+    :raises ServerFailed: if a server does not start, or ends by itself; with its log.
+    """
+    results = []
+    with temporary_folder(table.name) as folder, contextlib.ExitStack() as stack:
+        table.prepare(Path(folder))
+        servers = _Servers(host, Path(folder), stack)
+        for number, row in enumerate(table.rows):
+
+            def tell(step: str, title: str = row.title, number: int = number) -> None:
+                progress(number, len(table.rows), f"{title}: {step}")
+
+            tell("starting")
+            tasks = {c.name: servers.task(c, row, profile) for c in row.contenders}
+            seen, changes = _look(row, tasks, servers) if row.http else ({}, False)
+            sizes = [one.body_bytes for one in seen.values() if one.ok]
+            if row.body_bytes is None and sizes and not changes:
+                tasks = {n: replace(task, body_bytes=sizes[-1]) for n, task in tasks.items()}
+            runs = {
+                c.name: partial(_measure, c, row, tasks[c.name], servers) for c in row.contenders
+            }
+            rounds = row.rounds or profile.rounds
+            samples = alternate(runs, rounds=rounds, seconds=profile.row_seconds, progress=tell)
+            results.append(Result(row, samples, seen, changes))
+    return results
+
+
+def alternate(
+    contenders: Mapping[str, Callable[[], T]],
+    *,
+    rounds: int = MIN_ROUNDS,
+    seconds: float = math.inf,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, list[T]]:
+    """Run every contender once a round, in their order: A B A B A B ...
+
+    :param contenders: name -> one bounded measurement.
+    :param rounds: measurements of each; MIN_ROUNDS or more for a figure to be published.
+    :param seconds: no round but the first is begun after this time.
+    :param progress: told before each measurement what runs now, such as "2/5 wrapped".
+    :returns: name -> its results, one for each round.
+    """
+    results: dict[str, list[T]] = {name: [] for name in contenders}
+    begun = time.monotonic()
+    for number in range(1, rounds + 1):
+        if number > 1 and time.monotonic() - begun > seconds:
+            break
+        for name, run in contenders.items():
+            if progress is not None:
+                progress(f"{number}/{rounds} {name}")
+            results[name].append(run())
+    return results
+
+
+class _Servers:
+    """Each kind of server, started when first needed."""
+
+    def __init__(self, host: str, folder: Path, stack: contextlib.ExitStack) -> None:
+        self._host = host
+        self._folder = folder
+        self._stack = stack
+        self._running: dict[Server, RunningServer] = {}
+
+    def task(self, contender: Contender, row: Row, profile: Profile) -> Task:
+        task = Task(
+            contender.path,
+            row.seconds or profile.seconds,
+            headers=row.headers,
+            body_bytes=row.body_bytes,
+            tls=contender.server is not None and contender.server.tls,
+            full=profile.full,
+            folder=self._folder,
+        )
+        if contender.server is None or contender.fresh:
+            return task
+        return _at(task, self.shared(contender.server))
+
+    def shared(self, server: Server) -> RunningServer:
+        if server not in self._running:
+            self._running[server] = self._stack.enter_context(self.started(server))
+        return self._running[server]
+
+    @contextlib.contextmanager
+    def started(self, server: Server) -> Iterator[RunningServer]:
+        address = (self._host, free_port(self._host))
+        places = {"host": address[0], "port": str(address[1]), "folder": str(self._folder)}
+        argv, env = server.placed({f"{{{name}}}": value for name, value in places.items()})
+        with running(argv, address, env=env) as one:
+            yield one
+
+
+def _at(task: Task, server: RunningServer) -> Task:
+    return replace(task, address=server.address, pid=server.pid)
+
+
+def _look(row: Row, tasks: Mapping[str, Task], servers: _Servers) -> tuple[dict[str, Seen], bool]:
+    """Ask every contender once, and whether the first one's body changes."""
+    seen: dict[str, Seen] = {}
+    shared = [c for c in row.contenders if c.server is not None and not c.fresh]
+    for contender in shared:
+        assert contender.server is not None  # see above
+        seen[contender.name] = found = look(tasks[contender.name])
+        servers.shared(contender.server).check(within=0.0 if found.answered else _MAY_END_S)
+    changes = False
+    if shared and (first := seen[shared[0].name]).ok:
+        again = look(tasks[shared[0].name])
+        changes = again.ok and again.digest != first.digest
+    return seen, changes
+
+
+def _measure(contender: Contender, row: Row, task: Task, servers: _Servers) -> Measured:
+    client = contender.client or row.client
+    if contender.server is None:
+        return Measured(client(task), 0.0)
+    if contender.fresh:
+        with servers.started(contender.server) as server:
+            return _one_run(client, _at(task, server), server)
+    return _one_run(client, task, servers.shared(contender.server))
+
+
+def _one_run(client: Client, task: Task, server: RunningServer) -> Measured:
+    result = measured(task.pid, partial(client, task))
+    server.check()
+    return result

@@ -1,0 +1,231 @@
+"""Any of the usual servers, for any app that can be imported: as it is, or wrapped.
+
+    python -m wsgifast.benchmark.serving wsgiref | werkzeug HOST PORT
+
+is the servers that have no command of their own. What all of them import is :func:`app`; a variable
+of the environment tells which app, as not every server takes a factory with arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..apps import Interface
+from ..errors import ConfigurationError, MissingExtra
+from ..loading import AppNotLoaded, load_app, unwrapped, wrapped
+from .processes import HOST, started
+from .tables import Server
+
+__all__ = ["FAST_WORKER", "SERVERS", "Facts", "app", "facts_of", "gunicorn", "served", "sides"]
+
+FAST_WORKER = "wsgifast.workers.FastWorker"
+OUR_PROTOCOL = "asgifast.uvicorn:HttpToolsProtocol"
+SERVERS = ("gunicorn", "uvicorn", "waitress", "wsgiref", "werkzeug")
+# The environment variable that says which app: JSON.
+VARIABLE = "WSGIFAST_BENCH"
+_APP = "wsgifast.benchmark.serving:app"
+# Importing a large app takes seconds on a busy machine; one that takes longer hangs.
+_IMPORT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an app is."""
+
+    interface: Interface
+    was_wrapped: bool
+
+
+def sides(
+    target: str,
+    server: str,
+    worker_classes: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    more: Sequence[str] = (),
+) -> dict[str, Server]:
+    """The contenders for an app: as it is first, then wrapped, in the best way last.
+
+    :param server: one of SERVERS.
+    :param worker_classes: gunicorn's; the app as it is gets the first alone.
+    :param options: WSGIFast's or ASGIFast's.
+    :param more: options for the server's own command.
+    :raises MissingExtra: if the server is not installed.
+    """
+    _check_installed(server)
+    options = options or {}
+    if server == "uvicorn":
+        return {
+            "uvicorn": served(target, None, server, more=more),
+            "ASGIFast on uvicorn": served(target, options, server, more=more),
+            "ASGIFast on our protocol": served(
+                target, options, server, more=(f"--http={OUR_PROTOCOL}", *more)
+            ),
+        }
+    if server != "gunicorn":
+        return {
+            server: served(target, None, server, more=more),
+            f"WSGIFast on {server}": served(target, options, server, more=more),
+        }
+    raw, *_ = worker_classes
+    found = {_short(raw): served(target, None, server, raw, more)}
+    for each in worker_classes:
+        found[f"WSGIFast on {_short(each)}"] = served(target, options, server, each, more)
+    return found
+
+
+def _short(worker_class: str) -> str:
+    return worker_class.rpartition(".")[2]
+
+
+def _check_installed(server: str) -> None:
+    extras = {"gunicorn": "gunicorn", "uvicorn": "asgi", "werkzeug": "devservers"}
+    packages = {"uvicorn": ("uvicorn", "httptools"), "wsgiref": ()}.get(server, (server,))
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            if server not in extras:
+                raise ConfigurationError(f"{package} is not installed: pip install {package}")
+            raise MissingExtra(f"wsgifast bench on {server}", package, extras[server])
+
+
+def served(
+    target: str,
+    options: Mapping[str, Any] | None = None,
+    server: str = "gunicorn",
+    worker_class: str = "gthread",
+    more: Sequence[str] = (),
+) -> Server:
+    """An app on a server.
+
+    :param target: see :func:`wsgifast.loading.load_app`.
+    :param options: those of WSGIFast or ASGIFast; None for the app as it is.
+    """
+    env = {VARIABLE: json.dumps({"target": target, "options": options})}
+    if server == "gunicorn":
+        return gunicorn(f"{_APP}()", *more, worker_class=worker_class, env=env)
+    quiet = ("--no-access-log", "--log-level=warning")
+    command = {
+        "uvicorn": ("uvicorn", *quiet, "--host={host}", "--port={port}", *more, "--factory", _APP),
+        "waitress": ("waitress", "--listen={host}:{port}", *more, "--call", _APP),
+    }.get(server, ("wsgifast.benchmark.serving", server, "{host}", "{port}"))
+    return Server(("python", "-m", *command), tuple(env.items()))
+
+
+def gunicorn(
+    app: str,
+    *options: str,
+    worker_class: str = "gthread",
+    threads: int = 4,
+    workers: int = 1,
+    tls: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> Server:
+    """gunicorn, with one worker process: on a small machine the client needs a core too.
+
+    :param app: what gunicorn takes: "module:app", or "module:factory('argument')".
+    :param options: added at the end, such as "--no-sendfile".
+    :param threads: of a gthread-like worker; other workers have none and ignore it.
+    :param tls: with the certificate "{folder}/server.pem".
+    """
+    pem = ("--certfile", "{folder}/server.pem", "--keyfile", "{folder}/server.pem")
+    return Server(
+        (
+            *("python", "-m", "gunicorn", app, "--bind", "{host}:{port}"),
+            *("--worker-class", worker_class, "--threads", str(threads), "--workers", str(workers)),
+            # The defaults of 2 s and 30 s would end a paused client's connection, or a slow raw
+            # app.
+            *("--keep-alive", "30", "--timeout", "120", "--graceful-timeout", "3"),
+            *("--log-level", "warning", *(pem if tls else ()), *options),
+        ),
+        tuple((env or {}).items()),
+        tls,
+    )
+
+
+def facts_of(target: str) -> Facts:
+    """Import an app, in a process of its own: whatever it starts does not run on beside the load.
+
+    :raises AppNotLoaded: with its reason.
+    """
+    command = [sys.executable, "-m", "wsgifast.benchmark.serving", "facts", HOST, "0"]
+    env = {**os.environ, VARIABLE: json.dumps({"target": target, "options": None})}
+    pipe = subprocess.PIPE
+    with started(command, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
+        try:
+            said, errors = process.communicate(timeout=_IMPORT_S)
+        except subprocess.TimeoutExpired:
+            raise AppNotLoaded(f"{target}: no end of the import after {_IMPORT_S:.0f} s") from None
+    if not said:
+        tail = errors.decode(errors="replace").strip().splitlines()[-1:]
+        raise AppNotLoaded(f"{target}: the import ended the process {''.join(tail)}")
+    found = json.loads(said)
+    if "error" in found:
+        raise AppNotLoaded(found["error"])
+    return Facts(**found)
+
+
+def app() -> Any:
+    """The app that the environment names, as it is or wrapped; for servers."""
+    arguments = json.loads(os.environ[VARIABLE])
+    loaded = load_app(arguments["target"])
+    bare, _ = unwrapped(loaded.app)
+    options = arguments["options"]
+    return bare if options is None else wrapped(bare, loaded.interface, **options)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve until Ctrl-C or SIGTERM; or tell what the app is, and end."""
+    parser = argparse.ArgumentParser(prog="python -m wsgifast.benchmark.serving")
+    parser.add_argument("server", choices=(*SERVERS[3:], "facts"))
+    parser.add_argument("host")
+    parser.add_argument("port", type=int)
+    given = parser.parse_args(arguments)
+    if given.server == "facts":
+        _tell_facts()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        _serve(given.server, given.host, given.port, app())
+
+
+def _tell_facts() -> None:
+    answers = os.dup(1)
+    os.dup2(2, 1)  # whatever the app prints is no answer
+    try:
+        loaded = load_app(json.loads(os.environ[VARIABLE])["target"])
+        found: dict[str, Any] = {"interface": loaded.interface}
+        found["was_wrapped"] = unwrapped(loaded.app)[1]
+    except AppNotLoaded as error:
+        found = {"error": str(error)}
+    os.write(answers, json.dumps(found).encode())
+    os._exit(0)  # an app's threads and atexit functions are not waited for
+
+
+def _serve(server: str, host: str, port: int, app: Any) -> None:
+    # A line for every request would be measured too.
+    if server == "werkzeug":
+        from werkzeug.serving import WSGIRequestHandler, make_server
+
+        class Quiet(WSGIRequestHandler):
+            def log_request(self, *_: object) -> None: ...
+
+        make_server(host, port, app, threaded=True, request_handler=Quiet).serve_forever()
+    else:
+        from wsgiref import simple_server
+
+        class Silent(simple_server.WSGIRequestHandler):
+            def log_request(self, *_: object) -> None: ...
+
+        simple_server.make_server(host, port, app, handler_class=Silent).serve_forever()
+
+
+if __name__ == "__main__":
+    main()
