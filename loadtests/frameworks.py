@@ -2,8 +2,10 @@
 
     python -m loadtests.frameworks [flask | ranges] [--profile release]
 
-gunicorn, one process, four threads. Werkzeug's send_file and WhiteNoise answer a range by reading;
-behind WSGIFast the same ranges go out by sendfile.
+gunicorn, one process, four threads. What Flask has whole or as a file goes out as such without an
+option; only a generator's chunks are gathered by FastWorker or `coalesce=True`. Werkzeug's
+send_file and WhiteNoise answer a range by reading; behind WSGIFast the same ranges go out by
+sendfile.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ def _flask(
     key: str, title: str, path: str, unit: Unit, client: Client, worker: str, **options: Any
 ) -> Row:
     ours = served(NAME, options, worker_class=worker)
-    wrapped = f"WSGIFast{' on FastWorker' if worker == FAST else ', coalesce=True'}"
+    coalesces = ", coalesce=True" if options else ""
+    wrapped = f"WSGIFast{coalesces}{' on FastWorker' if worker == FAST else ''}"
     contenders = (Contender("Flask on gthread", RAW, path), Contender(wrapped, ours, path))
     return Row(f"flask.{key}", title, contenders, client, unit)
 
@@ -75,12 +78,14 @@ def _ranges(key: str, title: str, headers: tuple[str, ...]) -> Row:
 
 
 ROWS = [
-    _flask("open", "Response(open(...)), 10 MiB", "/open", BYTES, raw(), "gthread", coalesce=True),
+    _flask("open", "Response(open(...)), 10 MiB", "/open", BYTES, raw(), "gthread"),
     _flask(
         "lines", "a generator of 1,000 lines", "/lines", REQUESTS, raw(), "gthread", coalesce=True
     ),
+    _flask("lines-fast", "a generator of 1,000 lines", "/lines", REQUESTS, raw(), FAST),
     _flask("send-file", "send_file, 10 MiB", "/file", BYTES, raw(), FAST),
-    _flask("page", "a small page", "/page", REQUESTS, wrk(8), FAST),
+    _flask("page", "a small page", "/page", REQUESTS, wrk(8), "gthread"),
+    _flask("page-fast", "a small page", "/page", REQUESTS, wrk(8), FAST),
     _ranges("whole", "10 MiB", ()),
     _ranges("1MiB", "1 MiB of it", RANGE),
 ]

@@ -14,7 +14,7 @@ from .errors import BodyError, ConfigurationError, MissingExtra, WSGIFastError
 from .imports import exports_on_demand
 
 if TYPE_CHECKING:
-    from .bodies.classify import register_file_wrapper
+    from .bodies.wrappers import register_file_wrapper
     from .middleware import WSGIFast
     from .static import StaticFiles
     from .workers import FastWorker as FastWorker
@@ -24,7 +24,7 @@ else:
         {
             "StaticFiles": ".static",
             "WSGIFast": ".middleware",
-            "register_file_wrapper": ".bodies.classify",
+            "register_file_wrapper": ".bodies.wrappers",
             # Not in __all__: it needs the extra. `gunicorn -k wsgifast.FastWorker` finds it.
             "FastWorker": ".workers",
         },

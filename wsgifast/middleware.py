@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 from . import front_server
 from .apps import check_app
 from .bodies.chunks import excerpt, few_chunks
-from .bodies.classify import BARE, FILE, PASS, REFUSED, STREAM, WHOLE, Shape, classify
+from .bodies.classify import (
+    BARE,
+    FILE,
+    HELD_FILE,
+    HELD_WHOLE,
+    PASS,
+    REFUSED,
+    STREAM,
+    WHOLE,
+    Shape,
+    classify,
+)
 from .bodies.files import (
     BLOCK_BYTES,
     FileReader,
@@ -21,7 +32,7 @@ from .bodies.files import (
     segment_of,
 )
 from .bodies.held_head import HeldHead
-from .bodies.streams import NoBody, SizedStream, Stream, close_body
+from .bodies.streams import ClosedWith, SizedStream, Stream, close_body
 from .errors import BodyError, ConfigurationError
 from .file_answers import plan_file_body, request_facts
 from .front_server import FrontServer
@@ -49,6 +60,7 @@ class WSGIFast:
     a list or tuple of crumbs               few large chunks                       ``joined``
     a file, or a known wrapper around one   in the server's ``wsgi.file_wrapper``  ``file``
     the same where the server has none      blocks of 256 KiB                      ``blocks``
+    any of these in a framework's wrapper   the same; the wrapper is closed then   the same
     a file, asked for in several ranges     its runs, as a :class:`SegmentedBody`  ``segments``
     a file for the front server to send     no body                                ``accel``
     any other iterable                      its chunks, each as it comes           ``stream``
@@ -144,14 +156,20 @@ class WSGIFast:
             raise BodyError(f"{shown}; {content}")
         if head.status is None:
             raise head.not_started()
-        if shape is FILE:
-            return self._send_file(environ, head, content)
+        if shape is FILE or shape is HELD_FILE:
+            # Of a range that Werkzeug holds, the file alone knows how it is closed.
+            is_range = shape is FILE and isinstance(content, FileSlice)
+            owner = content if is_range or not hasattr(body, "close") else body
+            return self._send_file(environ, head, content, owner)
         if shape is PASS:
             return _pass_on(environ, head, content)
         if shape is BARE:
             content = [head.convert(content)]  # alone it would be an iterable of its elements
         if head.forwarded:  # write() was used, and may have sent a part
             return self._send_stream(environ, head, content)
+        if shape is HELD_WHOLE:
+            # The wrappers' own iteration: what they make of each chunk is made of it here.
+            return ClosedWith(_send_whole(environ, head, list(content)), body)
         return _send_whole(environ, head, content, "rescued")
 
     def _send_stream(
@@ -167,37 +185,47 @@ class WSGIFast:
                 pass  # of a class that has it for some of its instances
         return Stream(head, body, environ, coalesce=self.coalesce)
 
-    def _send_file(self, environ: WSGIEnvironment, head: HeldHead, file: Any) -> Iterable[bytes]:
-        """Send a file's bytes, from where it stands: those of its descriptor, or what it reads."""
+    def _send_file(
+        self, environ: WSGIEnvironment, head: HeldHead, file: Any, owner: Any
+    ) -> Iterable[bytes]:
+        """Send a file's bytes, from where it stands: those of its descriptor, or what it reads.
+
+        :param owner: what is closed when they have been sent.
+        """
         if head.forwarded and not head.no_body:
             # write() was used: the server counts its bytes towards a Content-Length, which its
             # sendfile may not, so the rest goes the same way.
             environ[ROUTE] = "blocks"
             size = None if head.length is None else head.counter().missing
-            return FileReader(file, size, head.convert)
+            return FileReader(file, size, head.convert, owner)
         segment = segment_of(file)
         if segment is None or (head.length is not None and head.length > segment.size):
             if head.length is None:
                 head.set_length(known_size(file))
             if head.no_body:
-                return _send_nothing(environ, head, file)
-            return _wrap(environ, head, FileReader(file, head.length, head.convert))
+                return _send_nothing(environ, head, owner)
+            return _wrap(environ, head, FileReader(file, head.length, head.convert, owner))
         if head.length is not None:
             segment = segment._replace(size=head.length)
         # Of a slice the request was answered before: by a StaticFiles or WSGIFast inside, or by an
         # app that cut a range out by itself.
         if not isinstance(file, FileSlice):
-            answer = self._answer(environ, head, file, segment)
+            answer = self._answer(environ, head, file, segment, owner)
             if answer is not None:
                 return answer
         if head.length is None:
             head.set_length(segment.size)
         if head.no_body:
-            return _send_nothing(environ, head, file)
-        return _wrap(environ, head, FileSlice(segment, file))
+            return _send_nothing(environ, head, owner)
+        return _wrap(environ, head, FileSlice(segment, owner))
 
     def _answer(
-        self, environ: WSGIEnvironment, head: HeldHead, file: Any, segment: FileSegment
+        self,
+        environ: WSGIEnvironment,
+        head: HeldHead,
+        file: Any,
+        segment: FileSegment,
+        owner: Any,
     ) -> Iterable[bytes] | None:
         """Answer a 200 with a file as a file server would; None if it is to go out as it is."""
         if head.code != 200 or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
@@ -206,7 +234,7 @@ class WSGIFast:
             headers = self.front_server.hand_over(head.headers, file, segment)
             if headers is not None:
                 head.headers = headers
-                return _send_nothing(environ, head, file, "accel")
+                return _send_nothing(environ, head, owner, "accel")
         if not (self.ranges or self.conditional):
             return None
         plan = plan_file_body(
@@ -224,8 +252,8 @@ class WSGIFast:
         head.headers = list(plan.headers)
         parts = plan.segments_of(segment.fd, segment.offset)
         if not parts:
-            return _send_nothing(environ, head, file)
-        answer = file_body(parts, file)
+            return _send_nothing(environ, head, owner)
+        answer = file_body(parts, owner)
         if isinstance(answer, SegmentedBody):
             return _pass_on(environ, head, answer)
         return _wrap(environ, head, answer)
@@ -287,7 +315,8 @@ def _send_nothing(
     if not head.forwarded:  # by write()
         head.forward()
     environ[ROUTE] = route
-    return NoBody(body)
+    # One empty chunk makes servers send the head without inventing a length.
+    return ClosedWith((b"",), body)
 
 
 def _pass_on(environ: WSGIEnvironment, head: HeldHead, body: Any) -> Iterable[bytes]:

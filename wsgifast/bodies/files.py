@@ -7,13 +7,10 @@ blocks. Servers of ours recognise :class:`SegmentedBody` and send its file segme
 
 from __future__ import annotations
 
-import inspect
 import io
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from types import GeneratorType
 from typing import Any, Protocol
 
 from ..errors import BodyTooShort
@@ -28,7 +25,6 @@ __all__ = [
     "SegmentedBody",
     "file_body",
     "is_in_memory",
-    "iterated_file",
     "known_size",
     "read_segment",
     "read_whole",
@@ -215,11 +211,19 @@ class FileReader:
     :param file: has read(); its blocks may be text.
     :param size: bytes to read, no more and no fewer; None for all there are.
     :param convert: turns a block into bytes.
+    :param owner: closed with it; by default the file.
     :raises BodyTooShort: (from reading) if the file ends before `size` bytes were read.
     """
 
-    def __init__(self, file: Any, size: int | None, convert: Callable[[object], bytes]) -> None:
+    def __init__(
+        self,
+        file: Any,
+        size: int | None,
+        convert: Callable[[object], bytes],
+        owner: object = None,
+    ) -> None:
         self._file = file
+        self._owner = file if owner is None else owner
         self._counter = BodyCounter(Framing(True, size, chunked=False))
         self._convert = convert
         # What cannot be sought is a pipe, a socket, a response from elsewhere: read() there waits
@@ -243,9 +247,9 @@ class FileReader:
         return iter(lambda: self.read(BLOCK_BYTES), b"")
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        file, self._file = self._file, None
-        close = getattr(file, "close", None)
+        """Close the owner; a second call does nothing."""
+        owner, self._owner = self._owner, None
+        close = getattr(owner, "close", None)
         if callable(close):
             close()
 
@@ -259,26 +263,6 @@ def _has_read1(file: object) -> bool:
 def is_in_memory(file: object) -> bool:
     """Whether reading the rest of a file copies it from memory: it may be had at once."""
     return known_size(file._file if isinstance(file, FileReader) else file) is not None
-
-
-def iterated_file(body: object) -> object | None:
-    """Return the file that iterating a body comes down to; None for any other body.
-
-    That is a file as the body itself, or the file in a werkzeug.Response, which iterates it in a
-    generator of its own. The body's own close() is still what closes it.
-    """
-    werkzeug: Any = sys.modules.get("werkzeug.wsgi")
-    if werkzeug is not None and type(body) is werkzeug.ClosingIterator:
-        (body,) = body._next.args  # type: ignore[attr-defined]
-        response: Any = sys.modules.get("werkzeug.wrappers.response")
-        encoding = getattr(response, "_iter_encoded", None)
-        if (
-            isinstance(body, GeneratorType)
-            and body.gi_code is getattr(encoding, "__code__", None)
-            and inspect.getgeneratorstate(body) == inspect.GEN_CREATED
-        ):
-            body = inspect.getgeneratorlocals(body).get("iterable")
-    return body if isinstance(body, (io.FileIO, io.BufferedReader, io.BufferedRandom)) else None
 
 
 def known_size(file: object) -> int | None:

@@ -16,7 +16,7 @@ from .held_head import HeldHead
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
-__all__ = ["NoBody", "SizedStream", "Stream", "close_body"]
+__all__ = ["ClosedWith", "SizedStream", "Stream", "close_body"]
 
 logger = logging.getLogger("wsgifast")
 
@@ -74,7 +74,7 @@ class Stream:
         if head.status is None:
             raise self._not_started()
         if head.no_body:
-            yield b""  # see NoBody
+            yield b""  # so that the server sends the head, without inventing a length
             return
         counter = None if head.length is None else head.counter()
         count = total = 0
@@ -139,17 +139,19 @@ class SizedStream(Stream):
         return self._length
 
 
-class NoBody:
-    """No body bytes: one empty chunk makes servers send the head without inventing a length.
+class ClosedWith:
+    """Chunks that exist already, and what is closed when they have been sent.
 
-    :param body: the app's own iterable; closed, and not iterated.
+    :param blocks: for a server that knows :func:`wsgifast.bodies.wrappers.held_in`, a list.
+    :param body: the app's own iterable.
     """
 
-    def __init__(self, body: Iterable[Any] = ()) -> None:
-        self._body: object = body
+    def __init__(self, blocks: Iterable[bytes], body: object) -> None:
+        self.blocks = blocks
+        self._body = body
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter((b"",))
+        return iter(self.blocks)
 
     def close(self) -> None:
         """Close the app's own iterable, once."""

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from ..bodies.files import SegmentedBody, iterated_file
+from ..bodies.files import SegmentedBody
+from ..bodies.wrappers import held_in, holds_all, known_file
 from ..errors import RequestError
 from .connection import Connection
 from .environ import EnvironFactory
@@ -103,7 +104,9 @@ class Application:
                 resp.write_file(body, getattr(body, "filelike", None))
             elif isinstance(body, SegmentedBody):
                 resp.write_segments(body.segments)
-            elif (file := iterated_file(body)) is not None:
+            elif holds_all(held := held_in(body)):
+                resp.write_all(list(body))
+            elif (file := known_file(held)) is not None:
                 resp.write_file(body, file)
             else:
                 for block in body:

@@ -1,0 +1,212 @@
+"""What the wrappers of frameworks and servers hold, told by their exact types.
+
+Named, not imported: only the frameworks that an app uses are ever loaded. A subclass that iterates
+in its own way is nobody's to look into, and is left alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import sys
+from collections.abc import Callable
+from operator import attrgetter
+from types import GeneratorType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ..errors import ConfigurationError
+from .files import FileSlice, segment_of
+
+__all__ = ["held_in", "holds_all", "known_file", "register_file_wrapper"]
+
+# Wrappers around a file, and the attribute that holds the file.
+_FILE_WRAPPERS = {
+    "bottle.WSGIFileWrapper": "fp",
+    "cherrypy.lib.file_generator": "input",
+    "django.core.files.base.ContentFile": "file",
+    "django.core.files.base.File": "file",
+    "django.core.files.images.ImageFile": "file",
+    "django.core.files.uploadedfile.InMemoryUploadedFile": "file",
+    "django.core.files.uploadedfile.TemporaryUploadedFile": "file",
+    "django.db.models.fields.files.FieldFile": "file",
+    "django.db.models.fields.files.ImageFieldFile": "file",
+    "falcon.app_helpers.CloseableStreamIterator": "_stream",
+    "gunicorn.http.wsgi.FileWrapper": "filelike",
+    "pyramid.response.FileIter": "file",
+    "waitress.buffers.ReadOnlyFileBasedBuffer": "file",
+    "webob.static.FileIter": "file",
+    "werkzeug.wsgi.FileWrapper": "file",
+    "wsgifast.devservers.filewrapper.FileWrapper": "file",
+    "wsgiref.util.FileWrapper": "filelike",
+}
+# Files that end before the file does which they read, for an app's own answer to Range; the
+# attribute that holds the file. `remaining` is how many bytes are left.
+_FILE_RANGES = {
+    "falcon.routing.static._BoundedFile": "fh",
+    "servestatic.responders.SlicedFile": "fileobj",
+    "whitenoise.responders.SlicedFile": "fileobj",
+}
+# Wrappers around any iterable that add a close() of their own, and what gets at the iterable.
+_HOLDERS: dict[str, Callable[[Any], object]] = {
+    "cherrypy._cpwsgi.AppResponse": attrgetter("iter_response"),
+    "cherrypy._cpwsgi._TrappedResponse": attrgetter("iter_response"),
+    "werkzeug.wsgi.ClosingIterator": lambda body: body._next.args[0],
+    "wsgifast.bodies.streams.ClosedWith": attrgetter("blocks"),
+}
+# Generators that encode text and let bytes pass, and the argument that they iterate.
+_ENCODERS = {
+    "cherrypy.lib.encoding.ResponseEncoder.encode_stream.<locals>.encoder": "body",
+    "werkzeug.wrappers.response._iter_encoded": "iterable",
+}
+# Iterating one of these gives the bytes that reading it gives, or nobody could have read it.
+_BINARY_FILES = (io.BytesIO, io.BufferedRandom, io.BufferedReader, io.FileIO, FileSlice)
+_WHOLE: tuple[type, ...] = (list, tuple, type(iter([])), type(iter(())))
+
+# Wrappers that users have registered, by class.
+_registered: dict[type, Callable[[Any], object]] = {}
+# For each class that was seen what gets at what its instances hold, or None.
+_getters: WeakKeyDictionary[type, Callable[[Any], object] | None] = WeakKeyDictionary()
+
+
+def register_file_wrapper(wrapper: type, get_file: Callable[[Any], object]) -> None:
+    """Teach wsgifast a class that wraps a file, so that the file is sent and not its iteration.
+
+    :param wrapper: the class; its subclasses are not meant, since they may iterate differently.
+    :param get_file: is given an instance, returns the readable file whose rest is the body. When
+        the body has been sent the instance's close() is called, or the file's if it has none.
+    :raises ConfigurationError: if the first is no class or the second cannot be called.
+    """
+    if not isinstance(wrapper, type):
+        raise ConfigurationError(f"register_file_wrapper takes a class, not {wrapper!r}")
+    if not callable(get_file):
+        raise ConfigurationError(f"get_file must be callable, not {get_file!r}")
+    _registered[wrapper] = get_file
+
+
+def held_in(body: object) -> object:
+    """Return what iterating a body comes down to: what the wrappers hold, or the body itself.
+
+    The body's own close() is still what closes it.
+    """
+    while True:
+        kind = type(body)
+        try:
+            getter = _getters[kind]
+        except KeyError:
+            getter = _getters[kind] = _getter_for(kind)
+        held = None if getter is None else getter(body)
+        if held is None:
+            return body
+        body = held
+
+
+def holds_all(held: object) -> bool:
+    """Whether every chunk exists already: to iterate the wrappers around it waits for nothing."""
+    return type(held) in _WHOLE
+
+
+def known_file(held: object) -> object | None:
+    """The file whose rest is what iterating an object of a known class gives; None for others."""
+    file = _unwrapped(held)
+    if file is None:
+        name = _name(held)
+        if name == "werkzeug.wsgi._RangeWrapper":
+            return _werkzeug_range(held)
+        if type(held) not in _BINARY_FILES and name not in _FILE_RANGES:
+            return None
+        file = held
+    attribute = _FILE_RANGES.get(_name(file))
+    return file if attribute is None else _file_range(file, attribute)
+
+
+def _getter_for(kind: type) -> Callable[[Any], object] | None:
+    if kind is GeneratorType:
+        return _encoded_by
+    return _HOLDERS.get(f"{kind.__module__}.{kind.__qualname__}") or _django_getter(kind)
+
+
+def _encoded_by(generator: Any) -> object | None:
+    """What a framework's generator encodes, if it has not begun to."""
+    if inspect.getgeneratorstate(generator) != inspect.GEN_CREATED:
+        return None
+    module = generator.gi_frame.f_globals.get("__name__")
+    argument = _ENCODERS.get(f"{module}.{generator.__qualname__}")
+    return None if argument is None else generator.gi_frame.f_locals[argument]
+
+
+def _django_getter(kind: type) -> Callable[[Any], object] | None:
+    responses: Any = sys.modules.get("django.http.response")
+    iterates = getattr(kind, "__iter__", None)
+    if responses is None or iterates is None:
+        return None
+    if iterates is responses.HttpResponse.__iter__:
+        return attrgetter("_container")
+    template: Any = sys.modules.get("django.template.response")
+    if template is not None and iterates is template.SimpleTemplateResponse.__iter__:
+        return lambda response: response._container if response.is_rendered else None
+    streaming = responses.StreamingHttpResponse
+    if all(
+        getattr(kind, name, None) is getattr(streaming, name)
+        for name in ("__iter__", "make_bytes", "streaming_content")
+    ):
+        return _streamed_by_django
+    return None
+
+
+def _streamed_by_django(response: Any) -> object:
+    file = getattr(response, "file_to_stream", None)
+    return response._iterator if file is None else file
+
+
+def _unwrapped(body: object) -> object | None:
+    """The file in a wrapper, or in several, as in Django's FieldFile; None if this is none."""
+    file = None
+    while True:
+        get_file = _registered.get(type(body))
+        if get_file is None:
+            attribute = _FILE_WRAPPERS.get(_name(body))
+            if attribute is None:
+                return file
+            body = getattr(body, attribute, None)
+        else:
+            body = get_file(body)
+        file = body
+
+
+def _name(value: object) -> str:
+    cls = type(value)
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _file_range(body: Any, attribute: str) -> object:
+    """The rest of a range as a slice of its file, or the body itself where that is no real file."""
+    file: Any = getattr(body, attribute, None)
+    if getattr(body, "seeked", None) is False:  # ServeStatic's, which has not been read from yet
+        file.seek(body.start)
+    segment = segment_of(file)
+    if segment is None or segment.size < body.remaining:
+        return body
+    return FileSlice(segment._replace(size=body.remaining), body)
+
+
+def _werkzeug_range(body: Any) -> FileSlice | None:
+    """Werkzeug's range as a slice of its file; None where it has to be iterated."""
+    wrapper = body.iterable
+    if type(wrapper) is type(iter(_Indexed())):
+        # Of a wrapper that is only indexed, such as gunicorn's, Werkzeug keeps Python's iterator.
+        wrapper = wrapper.__reduce__()[1][0]
+    file: Any = _unwrapped(wrapper)
+    segment = segment_of(file)
+    if segment is None or segment.offset or body.read_length or body.byte_range is None:
+        return None
+    if body.start_byte + body.byte_range > segment.size:
+        return None
+    return FileSlice(segment._replace(offset=body.start_byte, size=body.byte_range), file)
+
+
+class _Indexed:
+    """The least that iter() takes: no __iter__."""
+
+    def __getitem__(self, index: int) -> bytes:
+        raise IndexError
