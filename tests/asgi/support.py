@@ -72,11 +72,13 @@ def call(
     on_send: Callable[[Message], None] | None = None,
     left: bool = False,
     whole: bool = True,
+    body: bytes | None = None,
 ) -> Answer:
     """Run an app for one request on a new event loop.
 
     :param on_send: called with each message; may raise, as a server's send() does.
     :param left: the client has left: receive() says so.
+    :param body: of the request, for an app that reads it; None for one that must not wait for it.
     :param whole: the answer must be as ASGI has it: one start, then a body that ends once.
     """
     answer = Answer()
@@ -87,7 +89,11 @@ def call(
         answer.messages.append(message)
         await asyncio.sleep(0)
 
+    received = [] if body is None else [{"type": "http.request", "body": body}]
+
     async def receive() -> Message:
+        if received:
+            return received.pop()
         if not left:
             await asyncio.Event().wait()
         return {"type": "http.disconnect"}

@@ -21,7 +21,7 @@ import re
 import secrets
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -89,6 +89,7 @@ def compress(
     codings: Sequence[str] | None = None,
     jobs: int | None = None,
     overwrite: bool = False,
+    skip_extensions: Iterable[str] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> CompressReport:
     """Make every sibling that pays, and remove those made earlier that do so no more.
@@ -99,6 +100,8 @@ def compress(
     :param codings: of "gzip", "br" and "zstd"; by default those whose package is installed.
     :param jobs: threads; by default one for each processor. The compressors leave the GIL.
     :param overwrite: also replace such siblings that were not made here.
+    :param skip_extensions: of files that are left alone, such as "jpg" or ".jpg"; by default those
+        of formats that are compressed already.
     :param progress: called as (files done, files in all, relative path).
     :raises ConfigurationError: if the directory does not exist, its manifest cannot be one, a
         coding is unknown, or its package is not installed.
@@ -110,7 +113,11 @@ def compress(
     if jobs is not None and jobs < 1:
         raise ConfigurationError(f"jobs={jobs}: a number of threads from 1 on")
     run = _Run(root, codings, overwrite, _read_manifest(root))
-    paths = sorted(_originals(root))
+    skipped = _COMPRESSED_EXTENSIONS
+    if skip_extensions is not None:
+        given = (f".{extension.lstrip('.').lower()}" for extension in skip_extensions)
+        skipped = frozenset((*given, *SIBLING_SUFFIXES.values()))
+    paths = sorted(_originals(root, skipped))
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
         futures = {pool.submit(run.compress_one, path): path for path in paths}
         try:
@@ -220,13 +227,13 @@ class _File(NamedTuple):
     facts: os.stat_result
 
 
-def _originals(root: Path) -> Iterator[str]:
+def _originals(root: Path, skipped: Collection[str]) -> Iterator[str]:
     for folder, folders, names in os.walk(root):
         below = Path(folder).relative_to(root)
         folders[:] = (name for name in folders if names_of((below / name).as_posix()))
         for name in names:
             path = (below / name).as_posix()
-            if names_of(path) and Path(name).suffix.lower() not in _COMPRESSED_EXTENSIONS:
+            if names_of(path) and Path(name).suffix.lower() not in skipped:
                 facts = _facts_of(os.path.join(folder, name))
                 if facts and _is_regular(facts) and 0 < facts.st_size <= _MAX_FILE_BYTES:
                     yield path

@@ -43,6 +43,9 @@ Answer = tuple[Plan, int | None]
 class StaticFilesBase(Generic[AppT]):
     """A directory, or several, that files are served from; protocols are added by subclasses."""
 
+    # How a path becomes a file; for files that are found in another way than by directory.
+    lookup_class: type[Lookup] = Lookup
+
     def __init__(
         self,
         app: AppT | None = None,
@@ -140,7 +143,7 @@ class StaticFilesBase(Generic[AppT]):
                     f"fallback={fallback!r}: a file's path relative to the directory, or None"
                 )
         prefix = prefix.rstrip("/") + "/"
-        self._lookup = Lookup(
+        self._lookup = self.lookup_class(
             directories=[Directory(path, follow_symlinks=follow_symlinks) for path in paths],
             prefix=prefix,
             index=index,

@@ -1,0 +1,210 @@
+"""Django's ASGI application, with files sent by the server and iterators run in their thread.
+
+Django's own handler makes a list of what a synchronous iterator gives, a FileResponse's file
+included, before it sends any of it, and says so in a warning. Here a file goes out as ASGIFast
+sends files, with ranges and conditions, and an iterator runs on while the client takes what it gave
+before.
+
+ASGIHandler is not in Django's documentation; its `send_response` alone is given the response and
+the send() of a request, so that there is no other place to choose the way from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from wsgifast.bodies.files import FileSlice, segment_of
+from wsgifast.bodies.wrappers import known_file
+from wsgifast.django.responses import PlannedResponse
+from wsgifast.file_answers import plan_file_body
+from wsgifast.files import ByteRange
+from wsgifast.http import has_body, parse_length
+from wsgifast.imports import needs
+from wsgifast.sockets import FileSegment
+
+from .messages import Message, Receive, Scope, Send, response_start
+from .middleware import ASGIFast
+from .requests import request_facts
+from .sending import Delivery
+
+with needs("asgifast.django", "django", "django"):
+    import django
+    from asgiref.sync import sync_to_async
+    from django.core.handlers.asgi import ASGIHandler
+    from django.http import StreamingHttpResponse
+
+__all__ = ["get_asgi_application"]
+
+# An iterator stands still while so many bytes of it wait for the client.
+_AHEAD_BYTES = 256 * 1024
+
+
+def get_asgi_application(
+    *, coalesce: bool = True, ranges: bool = True, conditional: bool = True
+) -> ASGIFast:
+    """Take the place of django.core.asgi's.
+
+    :param coalesce: see :class:`asgifast.ASGIFast`, which is around Django then.
+    :param ranges: answer Range for a FileResponse, as ASGIFast does for its files.
+    :param conditional: answer the preconditions for it.
+    """
+    django.setup(set_prefix=False)
+    return ASGIFast(_Handler(ranges, conditional), coalesce=coalesce)
+
+
+class _Channel(Delivery):
+    """The send() of a request, which Django's handler hands on as it is, and its scope with it."""
+
+    __slots__ = ()
+
+    @property
+    def scope(self) -> Scope:
+        return self._scope
+
+    async def __call__(self, message: Message) -> None:
+        await self._server_send(message)
+
+
+class _Handler(ASGIHandler):
+    def __init__(self, ranges: bool, conditional: bool) -> None:
+        super().__init__()
+        self._ranges = ranges
+        self._conditional = conditional
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        channel = _Channel(scope, receive, send)
+        await super().__call__(scope, channel.receive, channel)
+
+    async def send_response(self, response: Any, send: _Channel) -> None:
+        # A class that is iterated asynchronously in its own way knows why.
+        known = (StreamingHttpResponse.__aiter__, PlannedResponse.__aiter__)
+        if not response.streaming or response.is_async or type(response).__aiter__ not in known:
+            await super().send_response(response, send)
+            return
+        file: Any = known_file(getattr(response, "file_to_stream", None))
+        segment = segment_of(file)
+        if segment is not None and await self._send_file(response, send, file, segment):
+            return
+        running = _RunningIterator(iter(response.streaming_content))
+        response.streaming_content = running.blocks()
+        try:
+            await super().send_response(response, send)
+        finally:
+            running.stop()
+
+    async def _send_file(
+        self, response: Any, channel: _Channel, file: Any, segment: FileSegment
+    ) -> bool:
+        """Send a response's file; False if that is shorter than the response says."""
+        declared = parse_length(response.get("Content-Length", ""))
+        if declared is not None:
+            if declared > segment.size:
+                return False
+            segment = segment._replace(size=declared)
+        start = await self._head_of(response)
+        status, headers = start["status"], start["headers"]
+        scope = channel.scope
+        segments: Sequence[bytes | ByteRange] = [ByteRange(0, segment.size)]
+        if not has_body(scope["method"], status):
+            segments = ()
+        # A slice is of a file whose request was answered before.
+        if status == 200 and scope["method"] in ("GET", "HEAD") and type(file) is not FileSlice:
+            plan = plan_file_body(
+                request_facts(scope),
+                [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers],
+                file,
+                segment,
+                ranges=self._ranges,
+                conditional=self._conditional,
+            )
+            if plan is not None:
+                status, headers, segments = plan.status, plan.raw_headers, plan.segments
+        await channel(response_start(status, headers))
+        await channel.send_segments([_moved(run, segment.offset) for run in segments], segment.fd)
+        return True
+
+    async def _head_of(self, response: Any) -> Message:
+        """What Django says in front of a body, which is left out."""
+        messages: list[Message] = []
+
+        async def keep(message: Message) -> None:
+            messages.append(message)
+
+        response.streaming_content = _nothing()
+        await super().send_response(response, keep)
+        return messages[0]
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield b""
+
+
+def _moved(run: bytes | ByteRange, offset: int) -> bytes | ByteRange:
+    return run if isinstance(run, bytes) else ByteRange(offset + run.offset, run.size)
+
+
+class _RunningIterator:
+    """A synchronous iterator that runs in its request's thread while its client is sent to.
+
+    The thread puts what comes behind what waits, and wakes the event loop where nothing did. The
+    loop takes all of it at once, and has it sent before it takes again: small blocks that come
+    quickly leave together, and none waits for the next. Where more than _AHEAD_BYTES wait the
+    thread leaves; once they are taken it comes back. It is the thread of the synchronous views
+    (asgiref's thread-sensitive one), since database connections belong to theirs, and close() runs
+    there too.
+    """
+
+    def __init__(self, iterator: Iterator[bytes]) -> None:
+        self._iterator = iterator
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._stopped = False
+        self._wake = asyncio.Event()
+
+    async def blocks(self) -> AsyncIterator[bytes]:
+        more = True
+        while more and not self._stopped:
+            thread = asyncio.ensure_future(sync_to_async(self._run)())
+            thread.add_done_callback(self._on_left)
+            while not thread.done():
+                await self._wake.wait()
+                self._wake.clear()
+                if block := self._take():
+                    yield block
+            if block := self._take():
+                yield block
+            more = thread.result()
+
+    def stop(self) -> None:
+        """Have the thread leave at the next block: nobody takes any more."""
+        self._stopped = True
+
+    def _run(self) -> bool:
+        """Run the iterator, in the thread; False if that was all of it."""
+        for block in self._iterator:
+            with self._lock:
+                wake = not self._waiting
+                self._waiting.append(block)
+                self._waiting_bytes += len(block)
+                full = self._waiting_bytes >= _AHEAD_BYTES
+            if wake:
+                self._loop.call_soon_threadsafe(self._wake.set)
+            if full or self._stopped:
+                return True
+        return False
+
+    def _on_left(self, thread: asyncio.Future[bool]) -> None:
+        if not thread.cancelled():
+            thread.exception()  # raised where the blocks are; not logged where nobody waits there
+        self._wake.set()
+
+    def _take(self) -> bytes:
+        with self._lock:
+            taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        return taken[0] if len(taken) == 1 else b"".join(taken)

@@ -1,0 +1,348 @@
+"""Bodies in the wrappers of frameworks: seen through, closed once, and otherwise left alone."""
+
+from __future__ import annotations
+
+import io
+import threading
+import wsgiref.util
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import flask
+import pytest
+import werkzeug.wsgi
+from werkzeug.wrappers import Response
+from werkzeug.wsgi import ClosingIterator
+
+from tests.support import django_project
+from tests.test_middleware import Server, new_environ
+from wsgifast import WSGIFast
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+CONTENT = b"line\r\n" * 20_000
+
+closed: list[object] = []
+
+
+@pytest.fixture(autouse=True, scope="module")
+def data() -> Path:
+    return django_project.set_up()
+
+
+@pytest.fixture(autouse=True)
+def nothing_closed() -> None:
+    closed.clear()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "file.txt").write_bytes(CONTENT)
+    return tmp_path / "file.txt"
+
+
+class Source:
+    """What a response is made of: notes where it was closed."""
+
+    def __init__(self, chunks: Iterable[Any]) -> None:
+        self.chunks = iter(chunks)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.chunks
+
+    def close(self) -> None:
+        closed.append("source")
+
+
+def flask_app(content: object, **options: Any) -> WSGIApplication:
+    app = flask.Flask(__name__)
+
+    @app.get("/")
+    def view() -> Response:
+        response = flask.Response(content, **options)  # type: ignore[arg-type]
+        response.call_on_close(lambda: closed.append("first"))
+        response.call_on_close(lambda: closed.append(threading.get_ident()))
+        return response
+
+    return app.wsgi_app
+
+
+def django_app(make: Callable[[], Any]) -> WSGIApplication:
+    from django.core.handlers.wsgi import WSGIHandler
+
+    class Handler(WSGIHandler):
+        def get_response(self, request: object) -> Any:
+            response = make()
+            response._resource_closers.append(lambda: closed.append("first"))
+            response._resource_closers.append(lambda: closed.append(threading.get_ident()))
+            return response
+
+    return Handler()
+
+
+def cherrypy_app(content: object) -> WSGIApplication:
+    cherrypy = pytest.importorskip("cherrypy")
+
+    class Root:
+        @cherrypy.expose
+        def index(self) -> object:
+            cherrypy.request.hooks.attach("on_end_request", lambda: closed.append("first"))
+            cherrypy.request.hooks.attach(
+                "on_end_request", lambda: closed.append(threading.get_ident())
+            )
+            return content
+
+        index._cp_config = {"response.stream": True}  # noqa: RUF012
+
+    return cherrypy.Application(Root(), "")  # type: ignore[no-any-return]
+
+
+def check(
+    app: WSGIApplication,
+    route: str,
+    *,
+    method: str = "GET",
+    server_wrapper: object = wsgiref.util.FileWrapper,
+) -> Server:
+    """Call an app raw and wrapped: bytes, status and the close callbacks are the same."""
+
+    def ask(app: WSGIApplication) -> tuple[Server, bytes, list[object]]:
+        closed.clear()
+        environ = new_environ(method)
+        if server_wrapper is not None:
+            environ["wsgi.file_wrapper"] = server_wrapper
+        server = Server(app, environ)
+        assert closed == []
+        return server, server.finish(), closed.copy()
+
+    raw, expected, closers = ask(app)
+    wrapped, body, wrapped_closers = ask(WSGIFast(app))
+    assert body == (b"" if method == "HEAD" else expected)
+    assert wrapped.head[0] == raw.head[0]
+    added = dict(wrapped.head[1])
+    assert {**added, **dict(raw.head[1])} == added
+    assert wrapped_closers == closers
+    assert closers[-2:] == ["first", threading.get_ident()]
+    assert wrapped.environ["wsgifast.route"] == route
+    return wrapped
+
+
+# Flask and Werkzeug
+
+
+@pytest.mark.parametrize(
+    ("content", "route"),
+    [
+        ("page", "as-is"),
+        ([b"one", "zwölf".encode("latin-1")], "joined"),
+        (["text", b"bytes", "zwölf"], "joined"),
+        (("a", "b"), "joined"),
+        ([], "as-is"),
+        ([b"x" * 100_000, b"y" * 100_000], "as-is"),
+    ],
+)
+def test_flask_response_of_what_is_there(content: object, route: str) -> None:
+    server = check(flask_app(content, content_type="text/plain; charset=latin-1"), route)
+    assert server.header("Content-Length") is not None
+
+
+def test_flask_response_of_a_large_list() -> None:
+    chunks = [b"%04d" % (number % 10_000) * 100 for number in range(5000)]
+    server = check(flask_app(chunks), "joined")
+    assert server.header("Content-Length") == "2000000"
+    assert len(server.sent) < 10
+
+
+@pytest.mark.parametrize("wrapper", [wsgiref.util.FileWrapper, None])
+def test_flask_response_of_a_file(path: Path, wrapper: object) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return flask_app(path.open("rb"))(environ, start_response)
+
+    route = "file" if wrapper else "blocks"
+    server = check(app, route, server_wrapper=wrapper)
+    assert server.header("Accept-Ranges") == "bytes"
+    assert len(server.sent) < 20
+
+
+def test_flask_response_of_a_file_answers_ranges_and_closes(path: Path) -> None:
+    file = path.open("rb")
+    environ = new_environ(HTTP_RANGE="bytes=5-8")
+    environ["wsgi.file_wrapper"] = wsgiref.util.FileWrapper
+    server = Server(WSGIFast(flask_app(file)), environ)
+    assert server.finish() == CONTENT[5:9]
+    assert server.head[0] == "206 Partial Content"
+    assert closed == ["first", threading.get_ident()]
+    assert file.closed
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: io.BytesIO(CONTENT),
+        lambda path: werkzeug.wsgi.FileWrapper(path.open("rb")),
+        lambda path: wsgiref.util.FileWrapper(path.open("rb")),
+        lambda path: ClosingIterator(path.open("rb"), lambda: closed.append("inner")),
+    ],
+)
+def test_flask_response_of_other_files(path: Path, make: Callable[[Path], Any]) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return flask_app(make(path))(environ, start_response)
+
+    check(app, "file")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("status", [200, 204, 304])
+def test_flask_response_without_a_body(method: str, status: int) -> None:
+    route = "no-body" if method == "HEAD" or status != 200 else "as-is"
+    check(flask_app([], status=status), route, method=method)
+
+
+def test_a_generator_in_flask_is_streamed_and_closed_first() -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return flask_app(Source(f"{number}\n" for number in range(9)))(environ, start_response)
+
+    check(app, "stream-crumbs")
+    assert closed[0] == "source"
+
+
+class Shouting(ClosingIterator):
+    def __next__(self) -> bytes:
+        return super().__next__().upper()
+
+
+class Encoding(Response):
+    def iter_encoded(self) -> Iterator[bytes]:
+        return (chunk.upper() for chunk in super().iter_encoded())
+
+
+def test_werkzeug_subclasses_that_iterate_otherwise_are_left_alone(path: Path) -> None:
+    def shouting(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        mine = [lambda: closed.append("first"), lambda: closed.append(threading.get_ident())]
+        return Shouting([b"a", b"b"], mine)
+
+    def encoding(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        response = Encoding(path.open("rb"))
+        response.call_on_close(lambda: closed.append("first"))
+        response.call_on_close(lambda: closed.append(threading.get_ident()))
+        return response(environ, start_response)
+
+    check(shouting, "stream-crumbs")
+    server = check(encoding, "stream-crumbs")
+    assert b"".join(server.sent) == CONTENT.upper()
+
+
+def test_a_body_that_was_begun_goes_on_where_it_was(path: Path) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        body = flask_app(path.open("rb"))(environ, start_response)
+        next(iter(body))
+        return body
+
+    server = check(app, "stream-crumbs")
+    assert b"".join(server.sent) == CONTENT[6:]
+
+
+# Django
+
+
+def test_django_pages() -> None:
+    from django.http import HttpResponse, JsonResponse
+
+    check(django_app(lambda: HttpResponse("page")), "as-is")
+    check(django_app(lambda: HttpResponse(str(n) for n in range(9))), "as-is")
+    check(django_app(lambda: JsonResponse({"a": 1})), "as-is")
+    check(django_app(lambda: HttpResponse("page")), "no-body", method="HEAD")
+
+    def written() -> Any:
+        response = HttpResponse("a")
+        response.write("b")
+        return response
+
+    check(django_app(written), "joined")
+
+
+def test_django_template_response() -> None:
+    from django.template import engines
+    from django.template.response import TemplateResponse
+
+    def make() -> Any:
+        template = engines["django"].from_string("{{ name }}")
+        return TemplateResponse(None, template, {"name": "zwölf"}).render()
+
+    server = check(django_app(make), "as-is")
+    assert b"".join(server.sent) == "zwölf".encode()
+
+
+def test_django_streams(path: Path) -> None:
+    from django.http import FileResponse, StreamingHttpResponse
+
+    check(django_app(lambda: StreamingHttpResponse(["a", b"b"])), "joined")
+    lines = django_app(lambda: StreamingHttpResponse(Source(str(n) for n in range(99))))
+    check(lines, "stream-crumbs")
+    assert closed[0] == "source"
+    check(django_app(lambda: StreamingHttpResponse(path.open("rb"))), "file")
+    wrapped = django_app(lambda: StreamingHttpResponse(wsgiref.util.FileWrapper(path.open("rb"))))
+    check(wrapped, "file")
+    for wrapper, route in (wsgiref.util.FileWrapper, "file"), (None, "blocks"):
+        for make in (
+            lambda: FileResponse(path.open("rb")),
+            lambda: FileResponse(io.BytesIO(CONTENT)),
+        ):
+            check(django_app(make), route, server_wrapper=wrapper)
+
+
+def test_django_files_of_models_go_out_as_what_they_wrap(path: Path) -> None:
+    from django.core.files.storage import FileSystemStorage
+    from django.http import FileResponse
+
+    def make() -> Any:
+        return FileResponse(FileSystemStorage(path.parent).open(path.name))
+
+    for wrapper, route in (wsgiref.util.FileWrapper, "file"), (None, "blocks"):
+        server = check(django_app(make), route, server_wrapper=wrapper)
+        assert server.header("ETag") is not None
+
+
+def test_django_subclasses_that_iterate_otherwise_are_left_alone(path: Path) -> None:
+    from django.http import FileResponse, HttpResponse, StreamingHttpResponse
+
+    class Iterated(HttpResponse):
+        def __iter__(self) -> Iterator[bytes]:
+            return (chunk.upper() for chunk in super().__iter__())
+
+    class Made(StreamingHttpResponse):
+        def make_bytes(self, value: Any) -> Any:
+            return super().make_bytes(value).upper()
+
+    class Streamed(FileResponse):
+        @property
+        def streaming_content(self) -> Any:
+            return map(bytes.upper, super().streaming_content)
+
+        @streaming_content.setter
+        def streaming_content(self, value: Any) -> None:
+            self._set_streaming_content(value)
+
+    check(django_app(lambda: Iterated("page")), "stream")
+    check(django_app(lambda: Made(["a", "b"])), "stream-crumbs")
+    server = check(django_app(lambda: Made(path.open("rb"))), "stream-crumbs")
+    assert b"".join(server.sent) == CONTENT.upper()
+    check(django_app(lambda: Streamed(path.open("rb"))), "stream-blocks", server_wrapper=None)
+
+
+# CherryPy
+
+
+def test_cherrypy(path: Path) -> None:
+    def streamed(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return cherrypy_app(Source([b"a"] * 9))(environ, start_response)
+
+    def file(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return cherrypy_app(path.open("rb"))(environ, start_response)
+
+    check(cherrypy_app(["a", b"b"]), "joined")
+    check(streamed, "stream-crumbs")
+    check(file, "file")

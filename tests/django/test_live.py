@@ -1,0 +1,159 @@
+"""The project on FastWorker and on uvicorn with asgifast's protocol: vote, upload, download."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import re
+import secrets
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.apps import apps
+from django.contrib.auth import get_user_model
+from django.test import Client
+
+from tests.support.http import Connection, Response
+from tests.support.servers import LiveServer, free_port, live_server
+from tests.workers.serving import gunicorn_command
+
+CONTENT = os.urandom(700_000)
+PROJECT = "examples.django_project"
+
+
+def _commands(port: int) -> dict[str, list[str]]:
+    return {
+        "fastworker": gunicorn_command(
+            "-k", "wsgifast.workers.FastWorker", "-b", f"127.0.0.1:{port}", f"{PROJECT}.wsgi"
+        ),
+        "uvicorn": [
+            sys.executable, "-m", "tests.asgi.run_uvicorn", "--host", "127.0.0.1",
+            "--port", str(port), "--log-level", "warning",
+            "--http", "asgifast.uvicorn:HttpToolsProtocol", f"{PROJECT}.asgi:application",
+        ],
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["fastworker", "uvicorn"])
+def server(request: pytest.FixtureRequest, data: Path) -> Iterator[LiveServer]:
+    port = free_port()
+    command = _commands(port)[request.param]
+    env = {"DJANGO_PROJECT_DATA": str(data)}
+    with live_server(command, ("127.0.0.1", port), env=env) as started:
+        yield started
+
+
+class Browser:
+    """A client that keeps cookies, on one connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.cookies: dict[str, str] = {}
+
+    def ask(self, path: str, method: str = "GET", body: bytes = b"", **headers: str) -> Response:
+        cookies = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        sent = [(name.replace("_", "-"), value) for name, value in headers.items()]
+        sent.append(("Cookie", cookies))
+        if "csrftoken" in self.cookies:
+            sent.append(("X-CSRFToken", self.cookies["csrftoken"]))
+        response = self._connection.request(path, method=method, headers=sent, body=body)
+        for name, value in response.headers:
+            if name.lower() == "set-cookie":
+                cookie, _, content = value.partition(";")[0].partition("=")
+                self.cookies[cookie] = content
+        return response
+
+    def post(self, path: str, **fields: str) -> Response:
+        form = "&".join(f"{name}={value}" for name, value in fields.items()).encode()
+        return self.ask(path, "POST", form, Content_Type="application/x-www-form-urlencoded")
+
+
+@pytest.fixture
+def browser(server: LiveServer) -> Iterator[Browser]:
+    """Of a user who has logged in, and has seen a page with a form."""
+    name = secrets.token_hex(8)
+    get_user_model().objects.create_user(name, password="secret")
+    client = Client()
+    assert client.login(username=name, password="secret")
+    question = apps.get_model("polls", "Question").objects.create(text="Zwölf?")
+    with Connection(server.address) as connection:
+        browser = Browser(connection)
+        browser.cookies["sessionid"] = client.cookies["sessionid"].value
+        browser.ask(f"/{question.pk}/")
+        yield browser
+
+
+def test_static_files(browser: Browser) -> None:
+    page = browser.ask("/").body.decode()
+    found = re.search(r'href="(/static/[^"]*)"', page)
+    assert found is not None, page
+    style = browser.ask(found[1], Accept_Encoding="gzip")
+    assert (style.status, style.header("Content-Encoding")) == (200, "gzip")
+    assert style.header("X-Content-Type-Options") == "nosniff"
+    etag = style.header("ETag")
+    assert etag is not None
+    assert browser.ask(found[1], Accept_Encoding="gzip", If_None_Match=etag).status == 304
+    part = browser.ask(found[1], Range="bytes=5-9")
+    assert (part.status, part.body) == (206, browser.ask(found[1]).body[5:10])
+
+
+def test_vote_and_export(browser: Browser) -> None:
+    question = apps.get_model("polls", "Question").objects.latest("pk")
+    choices = apps.get_model("polls", "Choice")
+    choices.objects.bulk_create(
+        choices(question=question, text=f"number {number}") for number in range(500)
+    )
+    choice = question.choice_set.first()
+    page = f"/{question.pk}/"
+    assert "Zwölf?" in browser.ask(page).body.decode()
+    assert browser.post(page, choice=str(choice.pk)).status == 302
+    lines = browser.ask("/votes.csv").body.decode().splitlines()
+    assert "Zwölf?,number 0,1" in lines
+    assert lines[-1] == "Zwölf?,number 499,0"
+
+
+def test_upload_and_download(server: LiveServer, browser: Browser) -> None:
+    head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="data.bin"\r\n\r\n'
+    form = {"Content_Type": "multipart/form-data; boundary=x"}
+    sent = browser.ask("/documents/", "POST", head + CONTENT + b"\r\n--x--\r\n", **form)
+    assert sent.status == 302, str(sent)
+    document = apps.get_model("polls", "Document").objects.latest("pk")
+    media = f"/media/{document.file.name}"
+    download = sent.header("Location")
+    assert download is not None
+    for path in (download, media):
+        whole = browser.ask(path)
+        assert (whole.status, whole.body) == (200, CONTENT), server.log()[-3000:]
+        part = browser.ask(path, Range="bytes=100000-399999")
+        assert (part.status, part.body) == (206, CONTENT[100_000:400_000])
+        parts = browser.ask(path, Range="bytes=0-9,600000-699999")
+        assert parts.status == 206
+        assert CONTENT[600_000:] in parts.body
+        assert browser.ask(path, "HEAD").header("Content-Length") == str(len(CONTENT))
+        etag = whole.header("ETag")
+        assert etag is not None
+        assert browser.ask(path, If_None_Match=etag).status == 304
+    assert browser.ask(media).header("Cache-Control") == "private, no-cache"
+    assert "attachment" in (browser.ask(download).header("Content-Disposition") or "")
+    assert browser.ask("/media/nothing.bin").status == 404
+    assert browser.post(media).status == 405
+    browser.cookies.clear()
+    assert browser.ask(media).status == 302
+
+
+def test_a_connection_to_the_database_is_one_threads(server: LiveServer) -> None:
+    """Django refuses the use of one in another thread, and the export reads row by row."""
+
+    def ask(_: int) -> int:
+        with Connection(server.address) as connection:
+            answers = [connection.request(path) for path in ("/votes.csv", "/") * 5]
+            return sum(answer.status == 200 for answer in answers)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(16))) == [10] * 16
+
+
+def test_events_arrive_one_by_one(browser: Browser) -> None:
+    assert browser.ask("/ticks").body == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"

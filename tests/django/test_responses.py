@@ -1,0 +1,351 @@
+"""Django's responses under wsgifast.django's WSGI and ASGI applications."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import gzip
+import io
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from asgifast.messages import Message
+from django.core.signals import request_finished
+from django.http import FileResponse, HttpResponse, StreamingHttpResponse
+from django.test import override_settings
+from django.urls import path as url
+
+from tests.asgi.support import call, scope_of
+from tests.test_middleware import Server, new_environ
+from wsgifast.django import get_asgi_application, get_wsgi_application
+
+CONTENT = os.urandom(700_000)
+
+# A view's answer, with further headers: status, headers in lower case, body.
+Ask = Callable[..., tuple[int, dict[str, str], bytes]]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "file.bin").write_bytes(CONTENT)
+    return tmp_path / "file.bin"
+
+
+def settings_of(view: Callable[..., Any], middleware: Sequence[str] | None = None) -> Any:
+    more = {} if middleware is None else {"MIDDLEWARE": middleware}
+    urls = ModuleType("urls")
+    urls.urlpatterns = [url("", view)]  # type: ignore[attr-defined]
+    return override_settings(ROOT_URLCONF=urls, DEBUG_PROPAGATE_EXCEPTIONS=True, **more)
+
+
+def ask_wsgi(
+    view: Callable[..., Any],
+    method: str = "GET",
+    *,
+    middleware: Sequence[str] | None = None,
+    **headers: str,
+) -> tuple[int, dict[str, str], bytes]:
+    extra = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
+    with settings_of(view, middleware):
+        environ = new_environ(method, HTTP_HOST="localhost", **extra)
+        server = Server(get_wsgi_application(), environ)
+        body = server.finish()
+    return int(server.head[0][:3]), {k.lower(): v for k, v in server.head[1]}, body
+
+
+def ask_asgi(
+    view: Callable[..., Any],
+    method: str = "GET",
+    *,
+    middleware: Sequence[str] | None = None,
+    **headers: str,
+) -> tuple[int, dict[str, str], bytes]:
+    with settings_of(view, middleware):
+        scope = scope_of("/", method, host="localhost", **headers)
+        answer = call(get_asgi_application(), scope, body=b"")
+    return answer.status, {k.lower(): v for k, v in answer.headers}, answer.body
+
+
+@pytest.fixture(params=[ask_wsgi, ask_asgi])
+def ask(request: pytest.FixtureRequest) -> Ask:
+    asked: Ask = request.param
+    return asked
+
+
+def test_a_page(ask: Ask) -> None:
+    status, headers, body = ask(lambda request: HttpResponse("page"))
+    assert (status, headers["content-length"], body) == (200, "4", b"page")
+
+
+def test_a_file_has_ranges_and_conditions(ask: Ask, file: Path) -> None:
+    def view(request: object) -> FileResponse:
+        return FileResponse(file.open("rb"), as_attachment=True)
+
+    status, headers, body = ask(view)
+    assert (status, body) == (200, CONTENT)
+    assert headers["content-length"] == str(len(CONTENT))
+    assert headers["content-disposition"] == 'attachment; filename="file.bin"'
+    status, told, body = ask(view, range="bytes=100-299999")
+    assert (status, body) == (206, CONTENT[100:300_000])
+    assert told["content-range"] == f"bytes 100-299999/{len(CONTENT)}"
+    status, told, body = ask(view, range="bytes=0-9,500000-599999")
+    assert (status, told["content-length"]) == (206, str(len(body)))
+    assert CONTENT[500_000:600_000] in body
+    assert ask(view, if_none_match=headers["etag"])[0] == 304
+    assert ask(view, range="bytes=0-9", if_range='"other"')[0] == 200
+    status, told, body = ask(view, "HEAD")
+    assert (status, told["content-length"], body) == (200, str(len(CONTENT)), b"")
+
+
+def test_a_file_that_was_read_from_and_is_said_to_be_shorter(ask: Ask, file: Path) -> None:
+    def view(request: object) -> FileResponse:
+        opened = file.open("rb")
+        opened.read(1000)
+        return FileResponse(opened)
+
+    def shorter(request: object) -> FileResponse:
+        response = view(request)
+        response["Content-Length"] = "5000"
+        return response
+
+    assert ask(view)[2] == CONTENT[1000:]
+    assert ask(view, range="bytes=10-19")[2] == CONTENT[1010:1020]
+    assert ask(shorter)[2] == CONTENT[1000:6000]
+    assert ask(shorter, range="bytes=4990-")[2] == CONTENT[5990:6000]
+
+
+def test_files_that_are_none(ask: Ask) -> None:
+    packed = gzip.compress(CONTENT)
+    for view in (
+        lambda request: FileResponse(io.BytesIO(CONTENT)),
+        lambda request: FileResponse(gzip.GzipFile(fileobj=io.BytesIO(packed))),
+    ):
+        status, _, body = ask(view)
+        assert (status, body) == (200, CONTENT)
+
+
+@pytest.mark.parametrize("status", [404, 299])
+def test_a_status_of_its_own(ask: Ask, file: Path, status: int) -> None:
+    def view(request: object) -> FileResponse:
+        return FileResponse(file.open("rb"), status=status)
+
+    answer = ask(view, range="bytes=0-1")
+    assert (answer[0], answer[2]) == (status, CONTENT)
+
+
+def test_cookies_and_middleware_stay(ask: Ask, file: Path) -> None:
+    def view(request: object) -> FileResponse:
+        response = FileResponse(file.open("rb"))
+        response.set_cookie("name", "value")
+        return response
+
+    status, headers, _ = ask(view, range="bytes=0-1")
+    assert status == 206
+    assert headers["set-cookie"].strip().startswith("name=value")
+    assert headers["x-frame-options"] == "DENY"
+
+
+@pytest.mark.filterwarnings("error")
+def test_middleware_that_wraps_the_content(ask: Ask, file: Path) -> None:
+    file.write_bytes(b"x" * 100_000)
+    middleware = ["django.middleware.gzip.GZipMiddleware"]
+    for make in (
+        lambda request: FileResponse(file.open("rb")),
+        lambda request: StreamingHttpResponse(b"x" * 1000 for _ in range(100)),
+    ):
+        _, headers, body = ask(make, middleware=middleware, accept_encoding="gzip")
+        assert headers["content-encoding"] == "gzip"
+        assert gzip.decompress(body) == b"x" * 100_000
+
+
+@pytest.mark.parametrize("kind", ["file", "stream", "page"])
+def test_everything_is_closed_once_where_the_view_ran(ask: Ask, file: Path, kind: str) -> None:
+    threads: list[int] = []
+    finished: list[object] = []
+
+    class Source:
+        def __iter__(self) -> Iterator[bytes]:
+            threads.append(threading.get_ident())
+            yield b"block"
+            threads.append(threading.get_ident())
+
+        def close(self) -> None:
+            threads.append(threading.get_ident())
+
+    opened: list[Any] = []
+
+    def view(request: object) -> Any:
+        threads.append(threading.get_ident())
+        opened.append(file.open("rb"))
+        response = {
+            "file": lambda: FileResponse(opened[0]),
+            "stream": lambda: StreamingHttpResponse(Source()),
+            "page": lambda: HttpResponse("page"),
+        }[kind]()
+        response._resource_closers.append(lambda: threads.append(threading.get_ident()))
+        response._resource_closers.append(opened[0].close)
+        return response
+
+    def on_finished(**kwargs: Any) -> None:
+        finished.append(kwargs["sender"])
+
+    request_finished.connect(on_finished)
+    try:
+        ask(view)
+    finally:
+        request_finished.disconnect(on_finished)
+    assert len(finished) == 1
+    assert opened[0].closed
+    assert len(threads) == {"file": 2, "stream": 5, "page": 2}[kind]
+    assert len(set(threads)) == 1
+
+
+# Iterators under ASGI
+
+
+def stream(view: Callable[..., Any], on_send: Callable[[Message], None]) -> None:
+    with settings_of(view):
+        call(get_asgi_application(), scope_of(host="localhost"), body=b"", on_send=on_send)
+
+
+@pytest.mark.filterwarnings("error")
+def test_small_blocks_that_come_quickly_leave_together(file: Path) -> None:
+    sizes: list[int] = []
+    stream(
+        lambda request: StreamingHttpResponse(f"{number}\n" for number in range(20_000)),
+        lambda message: sizes.append(len(message.get("body", b""))),
+    )
+    assert sum(sizes) == sum(len(f"{number}\n") for number in range(20_000))
+    assert len(sizes) < 2000
+
+
+def test_a_block_does_not_wait_for_the_next() -> None:
+    arrived = threading.Event()
+
+    def blocks() -> Iterator[bytes]:
+        yield b"first"
+        assert arrived.wait(20)
+        yield b"second"
+
+    bodies: list[bytes] = []
+
+    def on_send(message: Message) -> None:
+        bodies.append(message.get("body", b""))
+        if bodies[-1] == b"first":
+            arrived.set()
+
+    stream(lambda request: StreamingHttpResponse(blocks()), on_send)
+    assert [body for body in bodies if body] == [b"first", b"second"]
+
+
+def test_an_iterator_waits_for_its_client() -> None:
+    made = 0
+    ahead: list[int] = []
+
+    def blocks() -> Iterator[bytes]:
+        nonlocal made
+        for _ in range(200):
+            made += 1
+            yield b"x" * 16_384
+
+    taken = 0
+
+    def on_send(message: Message) -> None:
+        nonlocal taken
+        taken += len(message.get("body", b""))
+        ahead.append(made * 16_384 - taken)
+
+    stream(lambda request: StreamingHttpResponse(blocks()), on_send)
+    assert taken == 200 * 16_384
+    # What waits, what the loop has taken before, and the block that is being made.
+    assert max(ahead) <= 2 * 256 * 1024 + 2 * 16_384
+
+
+def test_an_endless_iterator_ends_with_its_client() -> None:
+    closed = threading.Event()
+
+    def blocks() -> Iterator[bytes]:
+        try:
+            while True:
+                yield b"x" * 100
+                time.sleep(0.001)
+        finally:
+            closed.set()
+
+    class Left(Exception):
+        pass
+
+    async def main() -> None:
+        left = asyncio.Event()
+        requests = [{"type": "http.request", "body": b""}]
+
+        async def receive() -> Message:
+            if requests:
+                return requests.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            if message.get("body"):
+                left.set()
+
+        await get_asgi_application()(scope_of(host="localhost"), receive, send)
+
+    with settings_of(lambda request: StreamingHttpResponse(blocks())):
+        asyncio.run(main())
+    assert closed.is_set()
+
+
+# Django leaves the request's body to the garbage collector then.
+@pytest.mark.filterwarnings("ignore:Unclosed file:ResourceWarning")
+def test_an_iterator_that_fails() -> None:
+    def blocks() -> Iterator[bytes]:
+        yield b"first"
+        raise LookupError("in the middle")
+
+    bodies: list[bytes] = []
+    with pytest.raises(LookupError, match="in the middle"):
+        stream(
+            lambda request: StreamingHttpResponse(blocks()),
+            lambda message: bodies.append(message.get("body", b"")),
+        )
+    assert b"first" in bodies
+    assert b"" not in bodies[1:]
+    gc.collect()
+
+
+def test_what_iterates_asynchronously_by_itself_is_left_alone() -> None:
+    class Own(StreamingHttpResponse):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for part in self.streaming_content:
+                yield part.upper()
+
+    async def blocks() -> AsyncIterator[str]:
+        yield "a"
+        yield "b"
+
+    assert ask_asgi(lambda request: Own(["a", "b"]))[2] == b"AB"
+    assert ask_asgi(lambda request: StreamingHttpResponse(blocks()))[2] == b"ab"
+
+
+def test_a_database_connection_is_used_where_it_was_opened(ask: Ask) -> None:
+    from django.db import connection
+
+    def rows() -> Iterator[str]:
+        for number in range(50):
+            with connection.cursor() as cursor:
+                cursor.execute(f"SELECT {number}")
+                yield f"{cursor.fetchone()[0]} "
+
+    def view(request: object) -> StreamingHttpResponse:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        return StreamingHttpResponse(rows())
+
+    assert ask(view)[2].split() == [b"%d" % number for number in range(50)]

@@ -1,0 +1,256 @@
+"""StaticFilesMiddleware among Django's middleware: what it answers, and from where."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from django.conf import settings
+from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.wsgi import WSGIHandler
+from django.test import AsyncClient, Client, override_settings
+
+from tests.asgi.support import call, scope_of
+from tests.test_middleware import Server, new_environ
+from wsgifast import ConfigurationError
+from wsgifast.django import StaticFilesMiddleware
+
+STYLE = Path("examples/django_project/polls/static/polls/style.css")
+LARGE = os.urandom(400_000)
+
+# A path's answer, with further headers: status, headers, body.
+Ask = Callable[..., tuple[int, dict[str, str], bytes]]
+
+
+def ask_wsgi(path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    extra = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
+    server = Server(WSGIHandler(), new_environ(method, path, HTTP_HOST="localhost", **extra))
+    return int(server.head[0][:3]), dict(server.head[1]), server.finish()
+
+
+def ask_asgi(path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    answer = call(ASGIHandler(), scope_of(path, method, host="localhost", **headers), body=b"")
+    return answer.status, dict(answer.headers), answer.body
+
+
+@pytest.fixture(params=[ask_wsgi, ask_asgi])
+def ask(request: pytest.FixtureRequest) -> Ask:
+    """Django's own handlers, WSGI and ASGI, with the middleware of the settings."""
+    asked: Ask = request.param
+    return asked
+
+
+@pytest.fixture
+def hashed() -> str:
+    """The URL of the style sheet with a hash in its name."""
+    page: str = Client().get("/").content.decode()
+    found = re.search(r'href="(/static/polls/style\.[0-9a-f]{12}\.css)"', page)
+    assert found is not None, page
+    return found[1]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    """A folder of files that is STATIC_ROOT, without a manifest."""
+    (tmp_path / "css").mkdir()
+    (tmp_path / "css" / "a.css").write_bytes(b"a {}\n" * 100)
+    (tmp_path / "css" / "a.css.gz").write_bytes(gzip.compress(b"a {}\n" * 100))
+    (tmp_path / "large.bin").write_bytes(LARGE)
+    (tmp_path / "robots.txt").write_bytes(b"Disallow: /\n")
+    (tmp_path / "index.html").write_bytes(b"<p>index")
+    plain = {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}
+    with override_settings(
+        STATIC_ROOT=tmp_path, STORAGES={**settings.STORAGES, "staticfiles": plain}
+    ):
+        yield tmp_path
+
+
+def test_a_collected_file(ask: Ask, hashed: str) -> None:
+    status, headers, body = ask(hashed)
+    assert status == 200
+    assert b'url("background.' in body
+    assert headers["Content-Type"] == "text/css; charset=utf-8"
+    assert headers["Content-Length"] == str(len(body))
+    assert headers["Cache-Control"] == "max-age=31536000, public, immutable"
+    assert headers["Access-Control-Allow-Origin"] == "*"
+    assert headers["Vary"] == "Accept-Encoding"
+    assert headers["X-Content-Type-Options"] == "nosniff"  # SecurityMiddleware's
+    status, headers, body = ask("/static/polls/style.css")
+    assert (status, body) == (200, STYLE.read_bytes())
+    assert headers["Cache-Control"] == "max-age=60, public"
+
+
+def test_siblings_are_negotiated(ask: Ask, root: Path) -> None:
+    status, headers, body = ask("/static/css/a.css", accept_encoding="gzip")
+    assert (status, gzip.decompress(body)) == (200, b"a {}\n" * 100)
+    assert headers["Content-Encoding"] == "gzip"
+
+
+def test_validators(ask: Ask, root: Path) -> None:
+    _, headers, _ = ask("/static/css/a.css")
+    status, told, body = ask("/static/css/a.css", if_none_match=headers["ETag"])
+    assert (status, body) == (304, b"")
+    assert "Content-Type" not in told
+    assert "Content-Length" not in told
+    assert told["Access-Control-Allow-Origin"] == "*"
+    status, _, _ = ask("/static/css/a.css", if_match='"other"')
+    assert status == 412
+
+
+@pytest.mark.parametrize("path", ["/static/large.bin", "/static/css/a.css"])
+def test_ranges(ask: Ask, root: Path, path: str) -> None:
+    content = (root / path.removeprefix("/static/")).read_bytes()
+    status, headers, body = ask(path, range="bytes=10-99")
+    assert (status, body) == (206, content[10:100])
+    assert headers["Content-Range"] == f"bytes 10-99/{len(content)}"
+    status, headers, body = ask(path, range="bytes=0-9,20-29")
+    assert status == 206
+    assert headers["Content-Type"].startswith("multipart/byteranges; boundary=")
+    assert headers["Content-Length"] == str(len(body))
+    assert content[20:30] in body
+    status, _, body = ask(path, range=f"bytes={len(content)}-")
+    assert (status, body) == (416, b"")
+    assert ask(path)[2] == content
+
+
+def test_head(ask: Ask, root: Path) -> None:
+    for path, size in ("/static/large.bin", len(LARGE)), ("/static/css/a.css", 500):
+        for _ in range(2):
+            status, headers, body = ask(path, "HEAD")
+            assert (status, body) == (200, b"")
+            assert headers["Content-Length"] == str(size)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/nothing.css",
+        "/static/css",
+        "/static/css/",
+        "/static/../settings.py",
+        "/static/css/..%2f..%2fsettings.py",
+        "/static//css/a.css",
+        "/static/css\\a.css",
+        "/static/.hidden",
+        "/static/a\0b",
+        "/robots.txt",
+    ],
+)
+def test_what_is_no_file_is_djangos(ask: Ask, root: Path, path: str) -> None:
+    (root / ".hidden").write_bytes(b"no")
+    status, headers, _ = ask(path)
+    assert status == 404
+    assert "X-Frame-Options" in headers  # of middleware further in
+
+
+def test_other_methods_are_djangos(ask: Ask, root: Path) -> None:
+    assert ask("/static/css/a.css", "POST")[0] in (403, 404)
+
+
+def test_a_root_for_files_beside_the_static_ones(ask: Ask, root: Path) -> None:
+    with override_settings(WHITENOISE_ROOT=root, WHITENOISE_INDEX_FILE=True):
+        assert ask("/robots.txt")[2] == b"Disallow: /\n"
+        assert ask("/")[2] == b"<p>index"
+    assert b"Polls" in ask("/")[2]
+
+
+def test_files_of_the_finders_need_no_collectstatic(ask: Ask, root: Path) -> None:
+    assert ask("/static/polls/style.css")[0] == 404
+    with override_settings(DEBUG=True):
+        status, headers, body = ask("/static/polls/style.css")
+        assert (status, body) == (200, STYLE.read_bytes())
+        assert headers["Cache-Control"] == "max-age=0, public"
+        assert ask("/static/polls")[0] == 404
+        assert ask("/static/polls/style.css/")[0] == 404
+        assert ask("/static/admin/css/base.css")[0] == 200
+        assert ask("/static/css/a.css")[0] == 200  # collected, and no finder's
+    with override_settings(WSGIFAST_STATIC={"finders": True}, STATICFILES_DIRS=[("more", root)]):
+        assert ask("/static/more/css/a.css", accept_encoding="gzip")[0] == 200
+        assert ask("/static/more/../css/a.css")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("static_url", "script_name", "path"),
+    [
+        ("/assets/", None, "/assets/css/a.css"),
+        ("https://cdn.example.com/assets/", None, "/assets/css/a.css"),
+        ("/site/static/", "/site", "/static/css/a.css"),
+    ],
+)
+def test_where_static_url_leads(
+    ask: Ask, root: Path, static_url: str, script_name: str | None, path: str
+) -> None:
+    with override_settings(STATIC_URL=static_url, FORCE_SCRIPT_NAME=script_name):
+        if ask is ask_asgi and script_name:
+            path = script_name.rstrip("/") + path  # ASGI's path has it in front
+        assert ask(path)[0] == 200
+
+
+def test_settings_of_whitenoise(ask: Ask, root: Path) -> None:
+    def add_headers(headers: Any, path: str, url: str) -> None:
+        headers["X-Path"] = f"{Path(path).name} {url}"
+
+    with override_settings(
+        WHITENOISE_MAX_AGE=7,
+        WHITENOISE_ALLOW_ALL_ORIGINS=False,
+        WHITENOISE_CHARSET="latin-1",
+        WHITENOISE_MIMETYPES={".css": "text/x-style"},
+        WHITENOISE_ADD_HEADERS_FUNCTION=add_headers,
+        WHITENOISE_STATIC_PREFIX="files",
+        WHITENOISE_AUTOREFRESH=True,
+        SERVESTATIC_MAX_AGE=8,
+    ):
+        _, headers, _ = ask("/files/css/a.css")
+        assert headers["Cache-Control"] == "max-age=7, public"
+        assert "Access-Control-Allow-Origin" not in headers
+        assert headers["Content-Type"] == "text/x-style; charset=latin-1"
+        assert headers["X-Path"] == "a.css /files/css/a.css"
+    for test in (r"^/static/css/", lambda path, url: url.endswith(".css")):
+        with override_settings(WHITENOISE_IMMUTABLE_FILE_TEST=test):
+            assert "immutable" in ask("/static/css/a.css")[1]["Cache-Control"]
+            assert "immutable" not in ask("/static/large.bin")[1]["Cache-Control"]
+    with override_settings(WSGIFAST_STATIC={"max_age": 9}, WHITENOISE_MAX_AGE=7):
+        assert ask("/static/css/a.css")[1]["Cache-Control"] == "max-age=9, public"
+    with override_settings(SERVESTATIC_MAX_AGE=8):
+        assert ask("/static/css/a.css")[1]["Cache-Control"] == "max-age=8, public"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"max_agee": 1}, "WSGIFAST_STATIC has no option 'max_agee'; it has add_headers, "),
+        ({"max_age": "1"}, "max_age='1': whole seconds"),
+        ({"root": "/no/such/folder"}, "/no/such/folder"),
+    ],
+)
+def test_what_cannot_work_is_said_at_the_start(
+    root: Path, wrong: dict[str, Any], message: str
+) -> None:
+    with override_settings(WSGIFAST_STATIC=wrong), pytest.raises(ConfigurationError, match=message):
+        StaticFilesMiddleware(lambda request: request)
+
+
+def test_the_test_clients(root: Path) -> None:
+    for path in ("/static/large.bin", "/static/css/a.css"):
+        response = Client().get(path)
+        assert response.getvalue() == (root / path.removeprefix("/static/")).read_bytes()
+        response.close()
+
+    async def ask() -> Any:
+        return await AsyncClient().get("/static/css/a.css")
+
+    assert asyncio.run(ask()).content == b"a {}\n" * 100
+
+
+def test_no_descriptor_is_left_open(ask: Ask, root: Path) -> None:
+    for method, headers in ("GET", {}), ("HEAD", {}), ("GET", {"range": "bytes=0-9,20-29"}):
+        ask("/static/large.bin", method, **headers)
+    opened = [file.path for file in psutil.Process().open_files()]
+    assert not [path for path in opened if path.endswith("large.bin")]

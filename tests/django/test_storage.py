@@ -1,0 +1,132 @@
+"""collectstatic into the compressing storages."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+CSS = b"body { color: red; background: url(image.svg) }\n" * 50
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A folder of static files: a style sheet, what it names, and what does not compress."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "style.css").write_bytes(CSS)
+    (folder / "image.svg").write_bytes(b"<svg>" + b"<g/>" * 200 + b"</svg>")
+    (folder / "photo.jpg").write_bytes(b"x" * 5000)
+    return folder
+
+
+@pytest.fixture
+def target(source: Path, tmp_path: Path) -> Iterator[Path]:
+    """STATIC_ROOT."""
+    with override_settings(
+        STATIC_ROOT=tmp_path / "target",
+        STATICFILES_DIRS=[source],
+        STATICFILES_FINDERS=["django.contrib.staticfiles.finders.FileSystemFinder"],
+    ):
+        yield tmp_path / "target"
+
+
+def collect(storage: str, **options: Any) -> str:
+    backend = {"BACKEND": f"wsgifast.django.storage.{storage}"}
+    out = io.StringIO()
+    with override_settings(STORAGES={**settings.STORAGES, "staticfiles": backend}):
+        call_command("collectstatic", interactive=False, verbosity=2, stdout=out, **options)
+    return out.getvalue()
+
+
+def names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_compressed(target: Path) -> None:
+    told = collect("CompressedStaticFilesStorage")
+    found = names(target)
+    assert {"style.css", "style.css.gz", "style.css.br", "style.css.zst", "photo.jpg"} <= found
+    assert "photo.jpg.gz" not in found
+    assert gzip.decompress((target / "style.css.gz").read_bytes()) == CSS
+    assert "Post-processed 'style.css' as 'style.css.gz'" in told
+    assert "style.css.gz" not in collect("CompressedStaticFilesStorage")
+
+
+def test_a_file_that_has_changed_is_compressed_again(source: Path, target: Path) -> None:
+    collect("CompressedStaticFilesStorage")
+    (source / "style.css").write_bytes(CSS + b"/* more */")
+    (target / "style.css").unlink()
+    assert "style.css.gz" in collect("CompressedStaticFilesStorage")
+    assert gzip.decompress((target / "style.css.gz").read_bytes()) == CSS + b"/* more */"
+
+
+def test_a_dry_run_writes_nothing(target: Path) -> None:
+    for storage in ("CompressedStaticFilesStorage", "CompressedManifestStaticFilesStorage"):
+        collect(storage, dry_run=True)
+        assert names(target) == set()
+
+
+def hashed_names(target: Path) -> dict[str, str]:
+    paths: dict[str, str] = json.loads((target / "staticfiles.json").read_bytes())["paths"]
+    return paths
+
+
+def test_compressed_manifest(target: Path) -> None:
+    collect("CompressedManifestStaticFilesStorage")
+    style = hashed_names(target)["style.css"]
+    assert {"style.css", "style.css.gz", style, f"{style}.gz", f"{style}.br"} <= names(target)
+    content = gzip.decompress((target / f"{style}.gz").read_bytes())
+    assert hashed_names(target)["image.svg"].encode() in content
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"WHITENOISE_KEEP_ONLY_HASHED_FILES": True},
+        {"WSGIFAST_STATIC": {"keep_only_hashed": True, "codings": ["gzip"]}},
+    ],
+)
+def test_only_hashed_files_are_kept(target: Path, setting: dict[str, Any]) -> None:
+    with override_settings(**setting):
+        for _ in range(2):
+            collect("CompressedManifestStaticFilesStorage")
+            kept = {name for name in names(target) if not name.endswith((".gz", ".br", ".zst"))}
+            manifests = {"staticfiles.json", ".wsgifast-compress.json"}
+            assert kept == {*hashed_names(target).values(), *manifests}
+    codings = {name.rpartition(".")[2] for name in names(target)} & {"br", "zst"}
+    assert not codings if "WSGIFAST_STATIC" in setting else codings
+
+
+def test_extensions_that_are_skipped(target: Path) -> None:
+    with override_settings(WHITENOISE_SKIP_COMPRESS_EXTENSIONS=("css", ".SVG")):
+        collect("CompressedStaticFilesStorage")
+    assert {"style.css.gz", "image.svg.gz"}.isdisjoint(names(target))
+    assert "photo.jpg.gz" in names(target)
+
+
+def test_a_style_sheet_that_names_what_is_not_there(source: Path, target: Path) -> None:
+    (source / "image.svg").unlink()
+    with pytest.raises((CommandError, ValueError), match=r"image\.svg"):
+        collect("CompressedManifestStaticFilesStorage")
+
+
+def test_a_manifest_that_is_not_strict(target: Path) -> None:
+    from django.contrib.staticfiles.storage import staticfiles_storage
+
+    backend = {"BACKEND": "wsgifast.django.storage.CompressedManifestStaticFilesStorage"}
+    stored = {**settings.STORAGES, "staticfiles": backend}
+    collect("CompressedManifestStaticFilesStorage")
+    (target / "later.css").write_bytes(b"")
+    with override_settings(STORAGES=stored), pytest.raises(ValueError, match="Missing staticfiles"):
+        staticfiles_storage.url("later.css")
+    with override_settings(STORAGES=stored, WHITENOISE_MANIFEST_STRICT=False):
+        assert staticfiles_storage.url("later.css").startswith("/static/later.")

@@ -1,0 +1,31 @@
+"""examples/django_project in this process: settings are global, so all tests share this one."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+__all__ = ["set_up"]
+
+
+@functools.cache
+def set_up() -> Path:
+    """Set Django up once, with a database and static files; return where the project's data is.
+
+    The admin's static files are left out: to hash and compress them takes seconds.
+    """
+    data = Path(tempfile.mkdtemp(prefix="wsgifast-django-"))
+    atexit.register(shutil.rmtree, data, ignore_errors=True)
+    os.environ["DJANGO_PROJECT_DATA"] = str(data)
+    os.environ["DJANGO_SETTINGS_MODULE"] = "examples.django_project.settings"
+    import django
+    from django.core.management import call_command
+
+    django.setup()
+    call_command("migrate", verbosity=0)
+    call_command("collectstatic", verbosity=0, interactive=False, ignore_patterns=["admin"])
+    return data

@@ -1,0 +1,109 @@
+"""System checks: what `manage.py check` says of the settings. The ids stay what they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings
+from django.contrib.staticfiles.storage import staticfiles_storage
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.core.exceptions import ImproperlyConfigured
+
+from ..errors import ConfigurationError
+from .options import LEFT_OUT, OPTIONS, PREFIXES, static_options
+from .sites import static_sites
+
+__all__ = ["check_production", "check_settings"]
+
+_OURS = {
+    "wsgifast.django.StaticFilesMiddleware",
+    "wsgifast.django.middleware.StaticFilesMiddleware",
+}
+_THEIRS = (
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "servestatic.middleware.ServeStaticMiddleware",
+)
+_SECURITY = "django.middleware.security.SecurityMiddleware"
+
+
+@register(Tags.files)
+def check_settings(**kwargs: Any) -> list[CheckMessage]:
+    return list(_messages())
+
+
+@register(Tags.files, deploy=True)
+def check_production(**kwargs: Any) -> list[CheckMessage]:
+    try:
+        has_manifest = hasattr(staticfiles_storage, "manifest_name")
+    except ImproperlyConfigured:  # without STATIC_ROOT there is none
+        return []
+    if not has_manifest:
+        return [
+            Warning(
+                "The static files' storage has no manifest, so that no file name has a hash in it "
+                "and browsers ask again for each file.",
+                hint='STORAGES["staticfiles"]: '
+                "wsgifast.django.storage.CompressedManifestStaticFilesStorage",
+                id="wsgifast.W005",
+            )
+        ]
+    return []
+
+
+def _messages() -> Iterator[CheckMessage]:
+    try:
+        static_sites()
+        use_finders = static_options()["finders"]
+    except ConfigurationError as error:
+        yield Error(str(error), id="wsgifast.E001")
+        return
+    middleware = list(settings.MIDDLEWARE)
+    ours = next((place for place, name in enumerate(middleware) if name in _OURS), None)
+    if ours is None:
+        return
+    for name in _THEIRS:
+        if name in middleware:
+            yield Warning(
+                f"{name} is in MIDDLEWARE beside StaticFilesMiddleware.",
+                hint="Remove it: its settings are read.",
+                id="wsgifast.W001",
+            )
+    if _SECURITY in middleware[ours:]:
+        yield Warning(
+            "StaticFilesMiddleware stands in front of SecurityMiddleware, so that static files "
+            "lack its headers and its redirect.",
+            hint="Put it right behind SecurityMiddleware.",
+            id="wsgifast.W002",
+        )
+    elif set(middleware[:ours]) - {_SECURITY, *_THEIRS}:
+        yield Warning(
+            "Other middleware than SecurityMiddleware stands in front of StaticFilesMiddleware, "
+            "and runs for each static file.",
+            hint="Put it right behind SecurityMiddleware.",
+            id="wsgifast.W002",
+        )
+    if not use_finders and not (settings.STATIC_ROOT and os.path.isdir(settings.STATIC_ROOT)):
+        yield Warning(
+            f"STATIC_ROOT ({settings.STATIC_ROOT!r}) is no directory: there are no static files.",
+            hint="Name one, and run collectstatic.",
+            id="wsgifast.W003",
+        )
+    for name in dir(settings):
+        for start in PREFIXES:
+            rest = name.removeprefix(start)
+            if rest != name and rest not in OPTIONS and rest not in LEFT_OUT:
+                yield Warning(
+                    f"{name} has no effect: wsgifast has nothing like it.", id="wsgifast.W004"
+                )
+    names = [config.name for config in apps.get_app_configs()]
+    contrib = "django.contrib.staticfiles"
+    if contrib in names[: names.index("wsgifast.django")]:
+        yield Warning(
+            f"wsgifast.django stands behind {contrib} in INSTALLED_APPS, whose runserver then "
+            "serves static files in another way than production does.",
+            hint="Put it in front.",
+            id="wsgifast.W006",
+        )

@@ -1,0 +1,70 @@
+"""StaticFilesMiddleware: static files, in WhiteNoise's place among Django's middleware."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from ..file_answers import request_facts
+from .responses import response_to
+from .sites import Site, static_sites
+
+__all__ = ["StaticFilesMiddleware"]
+
+
+class StaticFilesMiddleware:
+    """Answer requests for static files, with all that :class:`wsgifast.StaticFiles` can.
+
+    Its place is right behind SecurityMiddleware, whose headers static files then have, and in front
+    of all others. What is no static file is the next one's. Under ASGI a file that was served
+    lately is answered on the event loop, and looked up in a thread otherwise.
+
+    See :mod:`wsgifast.django.options` for the settings.
+
+    :raises ConfigurationError: if a setting has a value that cannot work.
+    """
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(
+        self, get_response: Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
+    ) -> None:
+        self.get_response = get_response
+        self._sites = static_sites()
+        self._is_async = iscoroutinefunction(get_response)
+        if self._is_async:
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> Any:
+        if self._is_async:
+            return self._answer_async(request)
+        for site in self._sites_for(request):
+            facts = request_facts(request.META)
+            answer = site.answer_kept(facts, request.path_info) or site.look_up(
+                facts, request.path_info, request.META["QUERY_STRING"]
+            )
+            if answer is not None:
+                return response_to(answer)
+        return self.get_response(request)
+
+    async def _answer_async(self, request: HttpRequest) -> HttpResponseBase:
+        for site in self._sites_for(request):
+            facts = request_facts(request.META)
+            answer = site.answer_kept(facts, request.path_info)
+            if answer is None:
+                look_up = sync_to_async(site.look_up, thread_sensitive=False)
+                answer = await look_up(facts, request.path_info, request.META["QUERY_STRING"])
+            if answer is not None:
+                return response_to(answer)
+        return await self.get_response(request)
+
+    def _sites_for(self, request: HttpRequest) -> list[Site]:
+        if request.method not in ("GET", "HEAD"):
+            return []
+        path = request.path_info
+        return [site for prefix, site in self._sites if path.startswith(prefix)]

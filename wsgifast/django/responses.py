@@ -1,0 +1,59 @@
+"""A plan of the file core as Django's response."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncIterator
+
+from asgiref.sync import sync_to_async
+from django.http import FileResponse, HttpResponse
+from django.http.response import HttpResponseBase
+
+from ..bodies.files import BLOCK_BYTES, file_body
+from ..files import Plan
+from ..files.site import Answer
+
+__all__ = ["PlannedResponse", "response_to"]
+
+
+class PlannedResponse(FileResponse):
+    """A file, or parts of it, with the headers of its plan.
+
+    Django hands its file to the server's `wsgi.file_wrapper`. Under ASGI, Django's own handler
+    would read all of it into memory first: iterated asynchronously it is read block by block.
+
+    :ivar plan: what was planned. Middleware may have put another body in its place since:
+        `streaming_content` is then what counts.
+    """
+
+    block_size = BLOCK_BYTES
+
+    def __init__(self, plan: Plan, fd: int) -> None:
+        self.plan = plan
+        super().__init__(file_body(plan.segments_of(fd), io.FileIO(fd)), status=plan.status)
+
+    def set_headers(self, filelike: object) -> None:
+        """Leave the headers to the plan."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        blocks: AsyncIterator[bytes] = super().__aiter__() if self.is_async else self._read()
+        return blocks
+
+    async def _read(self) -> AsyncIterator[bytes]:
+        blocks = iter(self.streaming_content)
+        read = sync_to_async(lambda: next(blocks, None), thread_sensitive=False)
+        while (block := await read()) is not None:
+            yield block
+
+
+def response_to(answer: Answer) -> HttpResponseBase:
+    """Make a response of an answer; the descriptor in it is closed with the response."""
+    plan, fd = answer
+    if fd is None:
+        response = HttpResponse(b"".join(plan.segments), status=plan.status)  # type: ignore[arg-type]  # no runs
+    else:
+        response = PlannedResponse(plan, fd)
+    del response["Content-Type"]  # Django's default: the plan has one where there is one
+    for name, value in plan.headers:
+        response[name] = f"{response[name]}, {value}" if name in response else value
+    return response

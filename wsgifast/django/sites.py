@@ -1,0 +1,94 @@
+"""Where static files are: the finders', a directory for the root of the site, and STATIC_ROOT."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from django.conf import settings
+from django.contrib.staticfiles import finders
+from django.contrib.staticfiles.storage import staticfiles_storage
+
+from ..files.directory import Directory, names_of
+from ..files.lookup import FoundFile, Lookup
+from ..files.site import StaticFilesBase
+from .options import SITE_OPTIONS, static_options
+
+__all__ = ["Site", "static_sites"]
+
+
+class Site(StaticFilesBase[None]):
+    """A directory, or several, of static files."""
+
+
+def static_sites() -> list[tuple[str, Site]]:
+    """Make what the settings ask for; each with its URL path, the first that has a file wins.
+
+    :raises ConfigurationError: if an option has a value that cannot work.
+    """
+    options = static_options()
+    prefix = options["prefix"]
+    chosen = {name: options[name] for name in SITE_OPTIONS if name in options}
+    if chosen.get("immutable") is None:
+        chosen["immutable"] = _IsHashed(prefix)
+    sites: list[tuple[str, Site]] = []
+    if options["finders"]:
+        found: dict[str, Any] = {**chosen, "directory": os.sep}
+        if settings.DEBUG:
+            found["cache_bytes"] = 0  # a file that comes in front of another is seen at once
+        sites.append((prefix, _FinderSite(**found)))
+    if options["root"]:
+        sites.append(("/", Site(**{**chosen, "directory": options["root"], "prefix": "/"})))
+    # Before the first collectstatic it is not there; `manage.py check` says so.
+    if settings.STATIC_ROOT and os.path.isdir(settings.STATIC_ROOT):
+        sites.append((prefix, Site(**chosen, directory=settings.STATIC_ROOT)))
+    return sites
+
+
+class _FinderLookup(Lookup):
+    """Asks Django's finders where a file is, each time."""
+
+    def locate(self, path: str) -> FoundFile | None:
+        if not path.startswith(self.prefix):
+            return None
+        relative = path[len(self.prefix) :]
+        if relative.endswith("/") or not names_of(relative, hidden_files=self.hidden_files):
+            return None
+        found = finders.find(relative)
+        if not found:
+            return None
+        # Wherever it leads: a finder's directories are the developer's own.
+        directory = Directory(os.path.dirname(found), follow_symlinks=True)
+        name = os.path.basename(found)
+        opened = directory.open([name])
+        if opened is None:
+            return None
+        if opened.is_directory:
+            os.close(opened.fd)
+            return None
+        return FoundFile(directory, [name], opened, [])
+
+
+class _FinderSite(Site):
+    lookup_class = _FinderLookup
+
+
+class _IsHashed:
+    """Whether a URL has the hash of its file's content in its name, as the storage makes it."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def __call__(self, path: str, url: str) -> bool:
+        name = url[len(self._prefix) :]
+        stem, extension = posixpath.splitext(name)
+        plain, digest = posixpath.splitext(stem)
+        if not digest or not url.startswith(self._prefix):
+            return False
+        try:
+            hashed = urlsplit(staticfiles_storage.url(plain + extension)).path
+        except ValueError:  # not in the manifest
+            return False
+        return posixpath.basename(unquote(hashed)) == posixpath.basename(url)

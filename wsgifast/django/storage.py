@@ -1,0 +1,81 @@
+"""Storages for STORAGES["staticfiles"]: what collectstatic collects gets compressed siblings.
+
+They are made by :func:`wsgifast.files.compress.compress`: several at a time, those that save 5 %
+or more, and again only where a file has changed. Each is named at collectstatic's verbosity 2.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from django.contrib.staticfiles.storage import ManifestStaticFilesStorage, StaticFilesStorage
+
+from ..files.compress import compress
+from .options import static_options
+
+__all__ = ["CompressedManifestStaticFilesStorage", "CompressedStaticFilesStorage"]
+
+# (path, what was made of it, whether anything was made), for collectstatic to print
+_Processed = Iterator[tuple[str, str | None, Any]]
+
+
+class CompressedStaticFilesStorage(StaticFilesStorage):
+    """Django's StaticFilesStorage, with .gz, .br and .zst siblings."""
+
+    def post_process(
+        self, paths: dict[str, Any], dry_run: bool = False, **options: Any
+    ) -> _Processed:
+        if not dry_run:
+            yield from _compressed(self.location)
+
+
+class CompressedManifestStaticFilesStorage(ManifestStaticFilesStorage):
+    """Django's ManifestStaticFilesStorage, with .gz, .br and .zst siblings.
+
+    With the option `keep_only_hashed` (WHITENOISE_KEEP_ONLY_HASHED_FILES) the files under their
+    own names are removed again, and `manifest_strict` is the attribute of that name.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        strict = static_options()["manifest_strict"]
+        if strict is not None:
+            self.manifest_strict = strict
+        super().__init__(*args, **kwargs)
+
+    def post_process(
+        self, paths: dict[str, Any], dry_run: bool = False, **options: Any
+    ) -> _Processed:
+        before = set(_files_below(self.location))
+        failed = False
+        for name, hashed_name, processed in super().post_process(paths, dry_run=dry_run, **options):
+            failed = failed or isinstance(processed, Exception)
+            yield name, hashed_name, processed
+        if dry_run or failed:
+            return
+        if static_options()["keep_only_hashed"]:
+            # Between a file and its last name there may be others, of which Django does not tell.
+            made = set(_files_below(self.location)) - before
+            kept = {os.path.normpath(name) for name in self.hashed_files.values()}
+            kept.add(self.manifest_name)
+            for name in ({os.path.normpath(path) for path in paths} | made) - kept:
+                self.delete(name)
+        yield from _compressed(self.location)
+
+
+def _compressed(directory: str) -> _Processed:
+    options = static_options()
+    report = compress(
+        directory, codings=options["codings"], skip_extensions=options["skip_extensions"]
+    )
+    for sibling in report.written:
+        yield sibling.rpartition(".")[0], sibling, True
+    for path, why in report.failed.items():
+        yield path, None, OSError(f"{path}: {why}")
+
+
+def _files_below(directory: str) -> Iterator[str]:
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            yield os.path.relpath(os.path.join(folder, name), directory)
