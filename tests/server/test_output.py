@@ -9,6 +9,7 @@ import socket
 import tempfile
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +21,9 @@ from hypothesis import strategies as st
 
 from tests.support.effort import effort
 from tests.support.eviction import evict
-from wsgifast.server import output, sending
+from wsgifast.server import output, output_memory, sending
 from wsgifast.server.disk import DiskThreads
+from wsgifast.server.disk_budget import DiskBudget
 from wsgifast.server.output import ClientGone, OutputQueue
 from wsgifast.server.output_memory import OutputMemory
 from wsgifast.server.output_rules import Coalescing, OutputRules
@@ -39,6 +41,8 @@ def rules(
     memory_bytes: int = 1 << 30,
     warnings: list[str] | None = None,
     disk: DiskThreads | None = None,
+    response_on_disk_bytes: int = 1 << 30,
+    responses_on_disk_bytes: int = 1 << 40,
 ) -> OutputRules:
     told: list[str] = [] if warnings is None else warnings
     return OutputRules(
@@ -46,7 +50,12 @@ def rules(
         timeout_s=timeout_s,
         least_bytes_per_s=least_bytes_per_s,
         sendfile=sendfile,
-        memory=OutputMemory(memory_bytes, lambda text, *args: told.append(text % args)),
+        response_on_disk_bytes=response_on_disk_bytes,
+        memory=OutputMemory(
+            memory_bytes,
+            DiskBudget(responses_on_disk_bytes),
+            lambda text, *args: told.append(text % args),
+        ),
         disk=disk or DiskThreads(lambda error: told.append(repr(error))),
         coalescing=Coalescing(lambda: True),
     )
@@ -785,6 +794,112 @@ def test_a_generator_over_the_limit_still_waits_for_its_client() -> None:
                 near.queue.on_writable()
         writer.join()
     finally:
+        near.close()
+
+
+# A writer that runs ahead of its client
+
+
+def blocks(count: int, size: int = 1000) -> Iterator[bytes]:
+    for number in range(count):
+        yield b"%0*d" % (size, number)
+
+
+def test_a_writer_that_may_runs_ahead_into_a_temporary_file() -> None:
+    shared = rules(ahead_bytes=100_000)
+    near = Near(shared)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    try:
+        near.queue.may_run_ahead = True
+        for block in blocks(20_000):
+            near.queue.write(block)  # does not wait
+            assert shared.memory.used_bytes <= 250_000
+        assert near.queue.bytes_queued > 10_000_000
+        assert shared.memory.disk.used_bytes > 10_000_000
+        assert len(os.listdir("/proc/self/fd")) == descriptors + 1
+        assert drain_armed(near, 20_000_000) == b"".join(blocks(20_000))
+        near.queue.reset()
+        assert not near.queue.may_run_ahead
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert shared.memory.used_bytes == shared.memory.disk.used_bytes == 0
+    finally:
+        near.close()
+
+
+@pytest.mark.parametrize(
+    "limits", [{"response_on_disk_bytes": 0}, {"responses_on_disk_bytes": 0}, {"disk": "full"}]
+)
+def test_a_writer_waits_where_no_file_may_take_more(
+    limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if limits.pop("disk", None):
+        monkeypatch.setattr(output_memory, "_LEFT_FREE_BYTES", 1 << 60)
+    warnings: list[str] = []
+    near = Near(rules(ahead_bytes=100_000, warnings=warnings, **limits))
+    near.queue.may_run_ahead = True
+    ended = threading.Event()
+
+    def write() -> None:
+        for block in blocks(20_000):
+            near.queue.write(block)
+        ended.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        received = bytearray()
+        fails = "response_on_disk_bytes" not in limits
+        while near.queue.bytes_queued < 100_000 or len(warnings) < fails:
+            time.sleep(0.001)
+        while len(received) < 20_000_000:
+            assert near.queue.bytes_queued <= 250_000
+            received += near.receive_all_there_is()
+            if near.queue.draining:
+                near.queue.on_writable()
+        writer.join(10)
+        assert ended.is_set()
+        assert received == b"".join(blocks(20_000))
+        assert len(warnings) == fails
+    finally:
+        near.close()
+
+
+def test_a_temporary_file_that_has_been_sent_makes_room_for_the_next_one() -> None:
+    shared = rules(ahead_bytes=100_000, response_on_disk_bytes=1_000_000)
+    near = Near(shared)
+    near.queue.may_run_ahead = True
+    received = bytearray()
+
+    def write() -> None:
+        for block in blocks(50_000):
+            near.queue.write(block)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        while shared.memory.disk.used_bytes < 900_000:
+            time.sleep(0.001)
+        while len(received) < 50_000_000:
+            received += near.receive_all_there_is()
+            if near.queue.draining:
+                near.queue.on_writable()
+        writer.join(10)
+        assert received == b"".join(blocks(50_000))
+        assert shared.memory.disk.used_bytes <= 1_200_000
+    finally:
+        near.close()
+
+
+def test_crumbs_wait_in_few_pieces_of_memory() -> None:
+    near = Near(rules(ahead_bytes=1 << 30))
+    try:
+        near.queue.write(bytes(SIZE))
+        tracemalloc.start()
+        for _ in range(100_000):
+            near.queue.write(b"crumb")
+        assert tracemalloc.get_traced_memory()[0] < 3 * 500_000
+    finally:
+        tracemalloc.stop()
         near.close()
 
 

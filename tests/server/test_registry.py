@@ -15,6 +15,7 @@ import pytest
 from wsgifast.server.connection import Connection
 from wsgifast.server.disk import DiskThreads
 from wsgifast.server.output import ClientGone
+from wsgifast.server.disk_budget import DiskBudget
 from wsgifast.server.output_memory import OutputMemory
 from wsgifast.server.output_rules import Coalescing, OutputRules
 from wsgifast.server.poller import READ, make_poller
@@ -218,10 +219,11 @@ def server() -> Iterator[Any]:
         parser_for=lambda peer: None,
         output_rules=OutputRules(
             ahead_bytes=1 << 18,
+            response_on_disk_bytes=0,
             timeout_s=60.0,
             least_bytes_per_s=0.0,
             sendfile=True,
-            memory=OutputMemory(1 << 30, pytest.fail),
+            memory=OutputMemory(1 << 30, DiskBudget(0), pytest.fail),
             disk=DiskThreads(lambda error: pytest.fail(repr(error))),
             coalescing=Coalescing(lambda: False),
         ),

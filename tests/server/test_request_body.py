@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from wsgifast.errors import BodyTooLarge, MalformedRequest, RequestError
 from wsgifast.http.chunked import ChunkDecoder
-from wsgifast.server.request_body import ChunkedBody, Collector, DiskBudget, KnownLength, Spool
+from wsgifast.server.disk_budget import DiskBudget
+from wsgifast.server.request_body import ChunkedBody, Collector, KnownLength, Spool
 
 NEXT = b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n"
 DISK_BYTES = 1 << 40
@@ -152,21 +153,21 @@ def test_all_bodies_of_a_worker_share_the_disk() -> None:
     with pytest.raises(RequestError) as caught:
         second.take(bytes(100))
     assert caught.value.status == 503
-    assert disk.used == 200
+    assert disk.used_bytes == 200
     in_memory.take(bytes(100))  # needs none
     second.take(bytes(50))
-    assert disk.used == 250
+    assert disk.used_bytes == 250
     for each in (first, second, in_memory):
         each.close()
         each.close()
-    assert disk.used == 0
+    assert disk.used_bytes == 0
     whole = KnownLength(250, spool(0, disk=disk))
     whole.take(bytes(250))
     with whole.open() as body:
         whole.close()  # it is the app's now
-        assert disk.used == 250
+        assert disk.used_bytes == 250
         assert body.read() == bytes(250)
-    assert disk.used == 0
+    assert disk.used_bytes == 0
 
 
 def test_a_disk_that_fails_takes_nothing_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,4 +180,4 @@ def test_a_disk_that_fails_takes_nothing_of_the_budget(monkeypatch: pytest.Monke
     with pytest.raises(OSError, match="no temporary files"):
         collector.take(bytes(100))
     collector.close()
-    assert disk.used == 0
+    assert disk.used_bytes == 0

@@ -16,11 +16,11 @@ from .held_head import HeldHead
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
-__all__ = ["ClosedWith", "SizedStream", "Stream", "close_body"]
+__all__ = ["ClosedWith", "SizedStream", "Stream", "close_body", "is_event_stream"]
 
 logger = logging.getLogger("wsgifast")
 
-# A stream with one of these types is read event by event: it is never coalesced.
+# Streams of these types are read event by event.
 _EVENT_STREAMS = ("text/event-stream", "multipart/x-mixed-replace", "application/x-ndjson")
 
 
@@ -51,7 +51,7 @@ class Stream:
         for chunk in chunks:
             yield chunk
             break  # a lazy app has called start_response by now
-        if not self._head.no_body and not _is_event_stream(self._head.headers):
+        if not self._head.no_body and not is_event_stream(self._head.headers):
             self._environ[ROUTE] = "coalesced"
             chunks = coalesced(chunks, time.monotonic)
         yield from chunks
@@ -109,7 +109,7 @@ class Stream:
         finally:
             environ = self._environ
             environ[CHUNKS] = count
-            if count > 1 and environ[ROUTE] == "stream" and not _is_event_stream(head.headers):
+            if count > 1 and environ[ROUTE] == "stream" and not is_event_stream(head.headers):
                 measured = count if counter else min(count, SAMPLED_CHUNKS)
                 environ[ROUTE] = stream_route(measured, len(first), total)
 
@@ -166,7 +166,8 @@ def close_body(body: object) -> None:
         close()
 
 
-def _is_event_stream(headers: Iterable[tuple[str, str]]) -> bool:
+def is_event_stream(headers: Iterable[tuple[str, str]]) -> bool:
+    """Whether a body is to come as its app makes it: nothing of it may be kept back for more."""
     for name, value in headers:
         lowered = name.lower()
         if lowered == "content-type" and value.lower().startswith(_EVENT_STREAMS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..bodies.streams import is_event_stream
 from .catalogue import CATALOGUE
 from .model import Chunks, Cost, Finding, Observation, Recording
 
@@ -21,7 +22,6 @@ _WORTH_S = 0.00005
 _LARGE_BYTES = 16 * 1024 * 1024
 # A turn of the event loop that takes longer keeps every other client waiting, in seconds.
 _BLOCKED_S = 0.1
-_EVENT_TYPES = ("text/event-stream", "multipart/x-mixed-replace", "application/x-ndjson")
 
 _WRAP = "WSGIFast(app)"
 _ASGI_WRAP = "ASGIFast(app)"
@@ -74,7 +74,7 @@ def _finding(
 def _failure(seen: Observation) -> Finding | None:
     raw, wrapped = seen.raw, seen.wrapped
     if raw.timed_out:
-        if _is_event_stream(raw):
+        if is_event_stream(raw.headers):
             return _finding("WF023", seen, "a stream of events, without end", "nothing")
         if _is_crumbs(raw.chunks) and not _pauses(raw.chunks):
             return _unfinished(seen)
@@ -112,7 +112,7 @@ def _shape(seen: Observation) -> Iterator[Finding | None]:
     """At most one finding about the shape of the body."""
     raw, wrapped = seen.raw, seen.wrapped
     chunks = raw.chunks
-    if _pauses(chunks) or _is_event_stream(raw):
+    if _pauses(chunks) or is_event_stream(raw.headers):
         if chunks.count > 1:
             yield _finding("WF023", seen, f"{chunks.count} chunks, with pauses", "nothing")
         return
@@ -149,7 +149,7 @@ def _messages(seen: Observation) -> Iterator[Finding | None]:
     if blocked_s > _BLOCKED_S:
         what = f"{_ms(blocked_s)} ms without a turn of the loop"
         yield _finding("WF032", seen, what, "def in place of async def, or a thread")
-    if _pauses(chunks) or _is_event_stream(raw):
+    if _pauses(chunks) or is_event_stream(raw.headers):
         if chunks.count > 1:
             yield _finding("WF023", seen, f"{chunks.count} messages, with pauses", "nothing")
     elif raw.files and chunks.count > 1:
@@ -229,8 +229,3 @@ def _what(raw: Recording) -> str:
 
 def _kind(raw: Recording) -> str:
     return raw.returned.rpartition(".")[2]
-
-
-def _is_event_stream(raw: Recording) -> bool:
-    content_type = (raw.header("Content-Type") or "").partition(";")[0].strip().lower()
-    return content_type in _EVENT_TYPES or raw.header("X-Accel-Buffering") == "no"

@@ -18,6 +18,8 @@ __all__ = ["Backlog"]
 
 # So much of a connection's output stays in memory in any case: an answer of the usual size.
 _ALWAYS_IN_MEMORY_BYTES = 16 * 1024
+# Smaller buffers are joined: each costs some hundred bytes of memory beside its own.
+_JOINED_BYTES = 4 * 1024
 # Buffers given to one send; small chunks of a generator come in such bundles.
 _BUFFERS = 64
 
@@ -27,11 +29,11 @@ class Backlog:
 
     :param memory: counts what lies in memory here for longer than a send takes.
     :ivar size: bytes that wait.
+    :ivar in_memory: bytes of the buffers; one stays whole until its end is sent.
     :ivar file_sent: bytes of the first item that have been taken, if it is a file.
     """
 
     __slots__ = (
-        "_in_memory",
         "_items",
         "_memory",
         "_reserved",
@@ -39,6 +41,7 @@ class Backlog:
         "_spill_is_used",
         "_uses",
         "file_sent",
+        "in_memory",
         "size",
     )
 
@@ -47,9 +50,8 @@ class Backlog:
         self.file_sent = 0
         self._items: deque[memoryview | FileSegment] = deque()
         self._memory = memory
-        # Bytes: a buffer stays whole until its end is sent. And how many of them are counted.
-        self._in_memory = 0
-        self._reserved = 0
+        self.in_memory = 0
+        self._reserved = 0  # how many of them are counted
         self._spill_file: SpillFile | None = None
         self._spill_is_used = False
         # How often each descriptor of ours is in use; the last use closes it.
@@ -58,10 +60,18 @@ class Backlog:
     # Adding
 
     def append(self, buffer: bytes | memoryview) -> None:
+        items = self._items
+        self.size += len(buffer)
+        if len(items) > 1 and len(buffer) < _JOINED_BYTES:
+            # Not the one in front: it may have been shown to the kernel.
+            last = items[-1]
+            if not isinstance(last, FileSegment) and len(last) < _JOINED_BYTES:
+                items.pop()
+                self._on_gone(last)
+                buffer = b"".join((last, buffer))
         view = memoryview(buffer)
-        self._items.append(view)
-        self.size += len(view)
-        self._in_memory += _bytes_in_memory(view)
+        items.append(view)
+        self.in_memory += _bytes_in_memory(view)
 
     def append_file(self, segment: FileSegment) -> None:
         """Add a run of a file, by a descriptor of its own that is closed behind it."""
@@ -79,20 +89,25 @@ class Backlog:
 
     def reserve_memory(self) -> bool:
         """Have what lies in memory counted; False, and no more than before, if it is too much."""
-        more = self._in_memory - self._reserved
+        more = self.in_memory - self._reserved
         if more > 0:
-            if self._in_memory <= _ALWAYS_IN_MEMORY_BYTES:
+            if self.in_memory <= _ALWAYS_IN_MEMORY_BYTES:
                 self._memory.count(more)
             elif not self._memory.reserve(more):
                 return False
-            self._reserved = self._in_memory
+            self._reserved = self.in_memory
         return True
 
-    def take_back(self, count: int) -> list[memoryview]:
-        """Remove up to so many buffers from the end."""
+    def take_back(self, *, keep: int | None = None) -> list[memoryview]:
+        """Remove buffers from the end, until no more than so many bytes are in memory.
+
+        :param keep: None for as many as are counted. What lies before a file stays in any case.
+        """
+        if keep is None:
+            keep = self._reserved
         items = self._items
         taken: list[memoryview] = []
-        while count and items:
+        while items and self.in_memory > keep:
             buffer = items[-1]
             if isinstance(buffer, FileSegment):
                 break
@@ -100,9 +115,25 @@ class Backlog:
             taken.append(buffer)
             self._on_gone(buffer)
             self.size -= len(buffer)
-            count -= 1
         taken.reverse()
+        self.release_memory()
         return taken
+
+    def may_spill(self, limit: int) -> bool:
+        """Whether its temporary file may take more.
+
+        :param limit: bytes of the file. There is a new one once all of it has been sent; it cannot
+            be written over, since what sendfile has sent of it may be on its way still.
+        """
+        spill = self._spill_file
+        if spill is None:
+            return limit > 0
+        if spill.written < limit:
+            return True
+        if self._uses.get(spill.fd) != 1:
+            return False
+        self._close_spill_file()
+        return True
 
     def spill(self, buffers: list[memoryview]) -> FileSegment:
         """Write buffers to a temporary file; by the thread that adds, without the lock.
@@ -110,7 +141,7 @@ class Backlog:
         :raises OSError: if that cannot be.
         """
         if self._spill_file is None:
-            self._spill_file = SpillFile()
+            self._spill_file = SpillFile(self._memory.disk)
         return self._spill_file.append(buffers)
 
     def _share_spill_file(self, fd: int) -> None:
@@ -145,7 +176,7 @@ class Backlog:
         for rest in reversed(left):
             view = memoryview(rest)
             self._items.appendleft(view)
-            self._in_memory += _bytes_in_memory(view)
+            self.in_memory += _bytes_in_memory(view)
             sent -= len(view)
         self.size -= sent
         return sent
@@ -159,7 +190,7 @@ class Backlog:
         """The next bytes of the file in front have been read: they are to be sent first."""
         self._take_from_file(len(data))
         self._items.appendleft(memoryview(data))
-        self._in_memory += len(data)
+        self.in_memory += len(data)
         self._reserved += len(data)
         self._memory.count(len(data))
 
@@ -173,15 +204,15 @@ class Backlog:
             self.release(segment.fd)
 
     def _on_gone(self, buffer: memoryview) -> None:
-        self._in_memory -= _bytes_in_memory(buffer)
+        self.in_memory -= _bytes_in_memory(buffer)
 
     # Ends
 
     def release_memory(self) -> None:
         """Have what is in memory no more counted no more."""
-        if self._in_memory < self._reserved:
-            self._memory.count(self._in_memory - self._reserved)
-            self._reserved = self._in_memory
+        if self.in_memory < self._reserved:
+            self._memory.count(self.in_memory - self._reserved)
+            self._reserved = self.in_memory
 
     def clear(self) -> None:
         """Drop everything, but for a temporary file that its writer may be writing to."""
@@ -189,16 +220,21 @@ class Backlog:
             if isinstance(item, FileSegment):
                 self.release(item.fd)
         self._items.clear()
-        self.size = self.file_sent = self._in_memory = 0
+        self.size = self.file_sent = self.in_memory = 0
         self.release_memory()
 
     def close(self) -> None:
         """Drop everything; nobody writes any more."""
         self.clear()
+        self._close_spill_file()
+
+    def _close_spill_file(self) -> None:
         spill, self._spill_file = self._spill_file, None
         if spill is not None:
+            spill.give_back()
             if not self._spill_is_used:
                 self.use(spill.fd)
+            self._spill_is_used = False
             self.release(spill.fd)
 
     def use(self, fd: int) -> None:

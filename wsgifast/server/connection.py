@@ -31,13 +31,14 @@ from ..errors import BodyTooLarge, RequestError
 from ..http.chunked import ChunkDecoder
 from ..http.scan import HeadScanner
 from ..sockets.sendfile import FileTruncated
+from .disk_budget import DiskBudget
 from .exchange import ErrorSocket, Exchange
 from .output import ClientGone, OutputQueue
 from .output_rules import OutputRules
 from .parser import NeedMoreData, Parser
 from .poller import READ, WRITE
 from .registry import Registry
-from .request_body import ChunkedBody, Collector, DiskBudget, KnownLength, Spool
+from .request_body import ChunkedBody, Collector, KnownLength, Spool
 from .sending import WOULD_BLOCK
 from .states import (
     ANSWERED,

@@ -22,7 +22,8 @@ What is not, or not known to be, is a disk thread's: it makes one step, outside 
 waits for room in its turn. While it does, nobody else sends.
 
 *Memory*: what all queues hold is limited; beyond it a writer puts the rest into a temporary file,
-outside of the lock too.
+outside of the lock too. So does a writer that *may run ahead* of its client, in place of waiting:
+then a slow client does not keep the app's thread (nginx's proxy_buffering is the example).
 
 An error is final: what is queued is dropped, file descriptors are closed, writers are told.
 
@@ -77,6 +78,7 @@ class OutputQueue:
     :param sock: non-blocking, plain or TLS.
     :ivar backlog: what is left to send; None as long as nothing of a response ever was.
     :ivar draining: somebody will go on sending: whoever has the socket's event, or a disk thread.
+    :ivar may_run_ahead: what is more than `ahead_bytes` may wait in a temporary file.
     :ivar closing: the response is whole: whoever sends its last byte finishes it.
     """
 
@@ -93,12 +95,14 @@ class OutputQueue:
         "draining",
         "error",
         "lock",
+        "may_run_ahead",
     )
 
     def __init__(self, sock: socket.socket, owner: OutputOwner, rules: OutputRules) -> None:
         self.lock = threading.Lock()
         self.draining = False
         self.closing = False
+        self.may_run_ahead = False
         self.error: BaseException | None = None
         self.backlog: Backlog | None = None  # most responses need none
         self._dropped = 0  # bytes that were queued when an error came
@@ -113,6 +117,7 @@ class OutputQueue:
         """Begin a new response; the queue is empty."""
         self._dropped = 0
         self.closing = False
+        self.may_run_ahead = False
         if self.backlog is not None:
             self.backlog.close()
             self.backlog = None
@@ -139,7 +144,7 @@ class OutputQueue:
         rest: bytes | memoryview = data
         with self.lock:
             queued = 0 if self.backlog is None else self.backlog.size
-            if queued > self._rules.ahead_bytes:
+            if queued > self._rules.ahead_bytes and not self._runs_ahead():
                 self._wait_for_room()
             if self.error is not None:
                 raise ClientGone(str(self.error))
@@ -189,15 +194,21 @@ class OutputQueue:
             for buffer in buffers:
                 backlog.append(buffer)
             self._send_or_raise()
-            if not buffers or not backlog.size or backlog.reserve_memory():
+            if not buffers or not backlog.size:
                 return
-            rest = backlog.take_back(len(buffers))
+            if not backlog.reserve_memory():
+                rest = backlog.take_back()
+            elif self.may_run_ahead and backlog.in_memory > 2 * self._rules.ahead_bytes:
+                rest = backlog.take_back(keep=self._rules.ahead_bytes)
+            else:
+                return
         # Without the lock: a disk that is slow to write holds nobody else up.
         spilled = None
         try:
             spilled = backlog.spill(rest)
         except OSError as error:
             self._rules.memory.warn("Output stays in memory: no temporary file takes it: %s", error)
+            self.may_run_ahead = False
         with self.lock:
             self._check()
             if spilled is not None:
@@ -276,6 +287,12 @@ class OutputQueue:
         if self.backlog is None:
             self.backlog = Backlog(self._rules.memory)
         return self.backlog
+
+    def _runs_ahead(self) -> bool:
+        """Whether a writer need not wait for its client."""
+        if not self.may_run_ahead:
+            return False
+        return self.backlog is None or self.backlog.may_spill(self._rules.response_on_disk_bytes)
 
     def _wait_for_room(self) -> None:
         if self._room is None:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
 
 from ..sockets.sendfile import FileSegment
+from .disk_budget import DiskBudget
 
 __all__ = ["OutputMemory", "SpillFile"]
+
+# What output leaves free on the file system of the temporary files.
+_LEFT_FREE_BYTES = 64 * 1024 * 1024
 
 
 class OutputMemory:
     """Counts the bytes that wait in memory for clients that do not take them yet.
 
     :param limit_bytes: from which on output goes to temporary files.
+    :param disk: counts the bytes of those.
     :param warn: is told, as logging's functions are, when that happens for the first time.
     """
 
-    def __init__(self, limit_bytes: int, warn: Callable[..., object]) -> None:
+    def __init__(self, limit_bytes: int, disk: DiskBudget, warn: Callable[..., object]) -> None:
         self.used_bytes = 0
+        self.disk = disk
         self.warn = warn
         self._limit_bytes = limit_bytes
         self._told = False
@@ -55,27 +62,42 @@ class OutputMemory:
 class SpillFile:
     """Output in an unnamed temporary file, in the order in which it was written.
 
+    :param disk: counts its bytes.
     :ivar fd: its descriptor, open for reading too; whoever made the file closes it.
+    :ivar written: its bytes.
     :raises OSError: if there is no descriptor for it, or no folder.
     """
 
-    __slots__ = ("_size", "fd")
+    __slots__ = ("_disk", "fd", "written")
 
-    def __init__(self) -> None:
+    def __init__(self, disk: DiskBudget) -> None:
         with tempfile.TemporaryFile(buffering=0) as file:
             self.fd = os.dup(file.fileno())
-        self._size = 0
+        self.written = 0
+        self._disk = disk
 
     def append(self, buffers: Iterable[memoryview]) -> FileSegment:
         """Write buffers behind what is there; return where they are.
 
-        :raises OSError: if the disk is full; then nothing was appended.
+        :raises OSError: if the disk is full, or the budget; then nothing was appended.
         """
-        begin = place = self._size
-        for buffer in buffers:
-            while buffer:
-                written = os.pwrite(self.fd, buffer, place)
-                place += written
-                buffer = buffer[written:]
-        self._size = place
-        return FileSegment(self.fd, begin, place - begin)
+        data = memoryview(b"".join(buffers))
+        size = len(data)
+        at = os.fstatvfs(self.fd)
+        if at.f_bavail * at.f_frsize < size + _LEFT_FREE_BYTES:
+            raise OSError(errno.ENOSPC, f"less than {_LEFT_FREE_BYTES} bytes would be left free")
+        if not self._disk.take(size):
+            raise OSError(errno.EDQUOT, "they take up responses_on_disk_bytes already")
+        begin, done = self.written, 0
+        try:
+            while done < size:
+                done += os.pwrite(self.fd, data[done:], begin + done)
+        except OSError:
+            self._disk.give_back(size)
+            raise
+        self.written += size
+        return FileSegment(self.fd, begin, size)
+
+    def give_back(self) -> None:
+        """It is about to be closed."""
+        self._disk.give_back(self.written)

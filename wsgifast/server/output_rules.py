@@ -50,7 +50,9 @@ class Coalescing:
 class OutputRules:
     """How responses are sent.
 
-    :ivar ahead_bytes: bytes in a queue from which on the next write has to wait.
+    :ivar ahead_bytes: bytes in a queue from which on the next write has to wait, or goes to a
+        temporary file.
+    :ivar response_on_disk_bytes: the most of such a file.
     :ivar timeout_s: within so many seconds a client must take something.
     :ivar least_bytes_per_s: on average, from `timeout_s` on; 0 for any rate.
     :ivar sendfile: whether the kernel may send files by itself.
@@ -59,6 +61,7 @@ class OutputRules:
     """
 
     ahead_bytes: int
+    response_on_disk_bytes: int
     timeout_s: float
     least_bytes_per_s: float
     sendfile: bool

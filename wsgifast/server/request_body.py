@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import io
 import tempfile
-import threading
 from typing import BinaryIO, Protocol, cast
 
 from ..errors import BodyTooLarge, RequestError
 from ..http.chunked import ChunkDecoder
+from .disk_budget import DiskBudget
 
-__all__ = ["ChunkedBody", "Collector", "DiskBudget", "KnownLength", "Spool"]
+__all__ = ["ChunkedBody", "Collector", "KnownLength", "Spool"]
 
 # One receive, at most; of chunks at first, and at least.
 _RECEIVE_BYTES = 256 * 1024
@@ -162,30 +162,6 @@ class ChunkedBody:
         self._spool.close()
 
 
-class DiskBudget:
-    """What all bodies of a worker may take up in temporary files, together.
-
-    :param limit: bytes.
-    :ivar used: bytes.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.used = 0
-        self._limit = limit
-        self._lock = threading.Lock()
-
-    def take(self, size: int) -> None:
-        """:raises RequestError: if there is not so much left."""
-        with self._lock:
-            if self.used + size > self._limit:
-                raise RequestError(503, "There is no room for the request body at the moment")
-            self.used += size
-
-    def give_back(self, size: int) -> None:
-        with self._lock:
-            self.used -= size
-
-
 class Spool:
     """Bytes in memory, or in a temporary file once there are more than `in_memory`.
 
@@ -245,7 +221,8 @@ class _TemporaryFile(io.BufferedReader):
         super().__init__(cast(io.RawIOBase, tempfile.TemporaryFile(buffering=0)))
 
     def write_all(self, data: bytes | bytearray) -> None:
-        self._disk.take(len(data))
+        if not self._disk.take(len(data)):
+            raise RequestError(503, "There is no room for the request body at the moment")
         self._size += len(data)
         with memoryview(data) as view:
             written = 0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gunicorn import SERVER, util
 
 from ..bodies.files import is_in_memory, read_whole, segment_of
+from ..bodies.streams import is_event_stream
 from ..errors import BodyError
 from ..http.framing import LAST_CHUNK, BodyCounter, Framing, chunk_size_line, frame_response
 from ..http.head import ResponseHead, check_field
@@ -155,6 +156,9 @@ class Response:
         if not self.headers_sent:
             block = self._encoded_head() + block
             self.headers_sent = True
+            self._output.may_run_ahead = self._head is not None and not is_event_stream(
+                self._head.headers
+            )
         # Once the promised length is reached nothing can follow that would be worth waiting for.
         if self._counter.complete:
             self._output.write(block)

@@ -18,6 +18,8 @@ _BYTES = (
     "bodies_on_disk_bytes",
     "output_ahead_bytes",
     "output_memory_bytes",
+    "response_on_disk_bytes",
+    "responses_on_disk_bytes",
 )
 _SECONDS = (
     "body_timeout_s",

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..server.connection import Limits
 from ..server.disk import DiskThreads
+from ..server.disk_budget import DiskBudget
 from ..server.output_memory import OutputMemory
 from ..server.output_rules import Coalescing, OutputRules
 from .gunicorn_parser import GunicornParser
@@ -43,7 +44,12 @@ def output_rules(worker: Any, settings: Settings, coalescing: Coalescing) -> Out
         timeout_s=worker.send_timeout_s,
         least_bytes_per_s=worker.send_least_bytes_per_s,
         sendfile=settings.sendfile is not False,
-        memory=OutputMemory(worker.output_memory_bytes, worker.log.warning),
+        response_on_disk_bytes=worker.response_on_disk_bytes,
+        memory=OutputMemory(
+            worker.output_memory_bytes,
+            DiskBudget(worker.responses_on_disk_bytes),
+            worker.log.warning,
+        ),
         disk=DiskThreads(on_disk_error),
         coalescing=coalescing,
     )

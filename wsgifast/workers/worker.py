@@ -22,13 +22,13 @@ from gunicorn.workers import gthread
 from ..server.acceptor import Acceptor
 from ..server.application import Application
 from ..server.connection import LINGER_S, Connection, Core
+from ..server.disk_budget import DiskBudget
 from ..server.drain import Drain
 from ..server.environ import EnvironFactory
 from ..server.output_rules import Coalescing
 from ..server.poller import Event, Poller, make_poller
 from ..server.pool import Pool, Task
 from ..server.registry import Registry
-from ..server.request_body import DiskBudget
 from ..server.states import LINGERING, SENDING
 from ..server.watchdog import Watchdog
 from .attributes import InvalidWorkerOption, check_attributes
@@ -79,8 +79,12 @@ class FastWorker(HTTP2Streams):
         dropped.
     :cvar send_least_bytes_per_s: so is one that has taken, after this time, fewer bytes a second on
         average; 0 for any.
-    :cvar output_ahead_bytes: a generator is not asked for its next block while more than this waits
-        for its client.
+    :cvar output_ahead_bytes: what waits in memory for one client, before the next block of a
+        generator goes to a temporary file; to twice as much until then. Where it must not, as with
+        a stream of events, the generator is not asked for its next block.
+    :cvar response_on_disk_bytes: the most of one response in a temporary file; beyond it the
+        generator waits for its client. 0: it always does.
+    :cvar responses_on_disk_bytes: the most of all of them.
     :cvar output_memory_bytes: what waits in memory for all clients together, beside 16 KiB for
         each; the rest of their responses waits in temporary files.
     :cvar check_host: answer 400 to a request whose Host header is missing (from HTTP/1.1 on),
@@ -104,6 +108,8 @@ class FastWorker(HTTP2Streams):
     send_least_bytes_per_s = 500.0
     output_ahead_bytes = 256 * 1024
     output_memory_bytes = 64 * 1024 * 1024
+    response_on_disk_bytes = 1024 * 1024 * 1024
+    responses_on_disk_bytes = 16 * 1024 * 1024 * 1024
     stuck_after_s = 30.0
     kill_stuck_after_s = math.inf
     poller_kind = "auto"
