@@ -14,8 +14,8 @@ import pytest
 
 from wsgifast.server.connection import Connection
 from wsgifast.server.disk import DiskThreads
-from wsgifast.server.output import ClientGone
 from wsgifast.server.disk_budget import DiskBudget
+from wsgifast.server.output import ClientGone
 from wsgifast.server.output_memory import OutputMemory
 from wsgifast.server.output_rules import Coalescing, OutputRules
 from wsgifast.server.poller import READ, make_poller

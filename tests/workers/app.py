@@ -116,8 +116,18 @@ def do_environ(environ: Any, start_response: Any, argument: str) -> Iterable[byt
 
 
 def do_chunks(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
+    return _chunks(environ, start_response, argument)
+
+
+def do_events(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
+    return _chunks(environ, start_response, argument, ("X-Accel-Buffering", "no"))
+
+
+def _chunks(
+    environ: Any, start_response: Any, argument: str, *headers: tuple[str, str]
+) -> Iterable[bytes]:
     count, size = (int(number) for number in argument.split("-"))
-    _ok(start_response)
+    _ok(start_response, None, *headers)
     return Blocks((block(size, i) for i in range(count)), environ["QUERY_STRING"])
 
 

@@ -175,7 +175,10 @@ def test_refused_requests_are_logged_with_their_client_and_status() -> None:
 
 def test_stalled_readers_hold_no_thread_and_are_dropped(server: LiveServer) -> None:
     with nothing_left_behind(server), contextlib.ExitStack() as stack:
-        for target in ["/file"] * 10 + ["/segments"] * 5 + ["/small/5000000"] * 10:
+        for target in [
+            *["/file"] * 10, *["/segments"] * 5, *["/small/5000000"] * 10,
+            *["/chunks/100-100000"] * 10, *["/chunks/2000-1000"] * 2,
+        ]:  # fmt: skip
             connection = Connection(server.address, receive_buffer=4096)
             stack.enter_context(connection)
             connection.send_request(target)
@@ -183,9 +186,9 @@ def test_stalled_readers_hold_no_thread_and_are_dropped(server: LiveServer) -> N
         wait_for(lambda: stats(server)["fds"] < 25, "the stalled readers are dropped", timeout=15)
 
 
-def test_stalled_reader_of_a_generator_gives_its_thread_back(server: LiveServer) -> None:
+def test_stalled_reader_of_a_stream_of_events_gives_its_thread_back(server: LiveServer) -> None:
     with nothing_left_behind(server), Connection(server.address, receive_buffer=4096) as stalled:
-        stalled.send_request("/chunks/500-100000?stalled")
+        stalled.send_request("/events/500-100000?stalled")
         wait_for(
             lambda: "stalled same thread" in stats(server)["closed"],
             "the generator is closed in its thread",
@@ -193,7 +196,7 @@ def test_stalled_reader_of_a_generator_gives_its_thread_back(server: LiveServer)
         )
 
 
-def test_generator_is_not_far_ahead_of_its_client(server: LiveServer) -> None:
+def test_generator_is_not_far_ahead_in_memory(server: LiveServer) -> None:
     before = stats(server)["rss_kib"]
     with contextlib.ExitStack() as stack:
         for _ in range(3):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 import ssl
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -278,6 +280,26 @@ BAD_REQUESTS = {
     b"1\r\nabc\r\n",
     "bare LF": b"GET / HTTP/1.1\nHost: a\n\n",
 }
+
+
+def test_generators_run_ahead_of_slow_readers_who_get_all_of_it(client: Client) -> None:
+    targets = ["/chunks/30-100000", "/chunks/300-10000"] * 3
+    with contextlib.ExitStack() as stack:
+        readers = []
+        for number, target in enumerate(targets):
+            connection = Connection(client.server.address, receive_buffer=4096, tls=client.tls)
+            readers.append(stack.enter_context(connection))
+            connection.send_request(f"{target}?ahead-{number}")
+        ended = {f"ahead-{number} same thread" for number in range(len(targets))}
+        wait_for(
+            lambda: ended <= set(stats(client.server, tls=client.tls)["closed"]),
+            "the generators have ended",
+        )
+        with ThreadPoolExecutor(len(readers)) as threads:
+            bodies = threads.map(lambda reader: reader.read_response().body, readers)
+        for target, body in zip(targets, bodies, strict=True):
+            count, size = map(int, target.removeprefix("/chunks/").split("-"))
+            assert body == b"".join(block(size, number) for number in range(count))
 
 
 @pytest.fixture(scope="module")
