@@ -101,6 +101,13 @@ def test_html(tmp_path: Path) -> None:
     assert "http://" not in text.replace("http://www.w3.org", "")  # nothing is loaded
 
 
+def test_nothing_is_found_on_a_well_shaped_django_app() -> None:
+    """By the command: its settings would stay in this process."""
+    ended = doctor("examples.django_app:app", "/", "/download", "--fail-level=slow")
+    assert ended.returncode == 0, ended.stdout
+    assert "2 endpoints: 2 good." in ended.stdout
+
+
 def test_explain() -> None:
     ended = doctor("--explain", "wf003")
     assert ended.returncode == 0
