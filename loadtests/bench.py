@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from wsgifast.benchmark.load import Client, Load, Measured, Task, cpu_seconds, percentile
+from wsgifast.benchmark.load import Client, Load, Measured, Task, cpu_seconds
 from wsgifast.benchmark.locust_client import Locust
 from wsgifast.benchmark.processes import (
     HOST,
@@ -30,7 +30,7 @@ from wsgifast.benchmark.tables import (
 )
 from wsgifast.terminal import table
 
-from .rawclient import drive, raw
+from .rawclient import drive, percentile, raw
 from .wrk import has_wrk, wrk
 
 __all__ = [

@@ -12,12 +12,13 @@ import socket
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from wsgifast.benchmark.load import Client, Load, Task, percentile
+from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.processes import Address
 
-__all__ = ["drive", "raw"]
+__all__ = ["drive", "percentile", "raw"]
 
 # One receive: larger than what a socket buffer holds, so one call takes all that is there.
 RECEIVE_BYTES = 1 << 20
@@ -221,3 +222,12 @@ def _receive_all(sock: socket.socket, buffer: memoryview) -> int:
     while received := sock.recv_into(buffer):
         total += received
     return total
+
+
+def percentile(ascending: Sequence[float], percent: float) -> float:
+    """The smallest value that `percent` of all do not exceed (nearest rank).
+
+    :param ascending: the values, sorted; at least one.
+    """
+    rank = -(-len(ascending) * percent // 100)  # rounded up
+    return ascending[max(0, int(rank) - 1)]

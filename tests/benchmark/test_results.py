@@ -11,7 +11,7 @@ import pytest
 
 from wsgifast import ConfigurationError
 from wsgifast.benchmark.budget import budget, over_budget
-from wsgifast.benchmark.load import Client, Load, Task, percentile
+from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.looking import Seen
 from wsgifast.benchmark.report import as_html, as_json, problems, results_text, rows_figures
 from wsgifast.benchmark.results import Ratio, Result
@@ -60,12 +60,6 @@ def test_contenders_take_turns() -> None:
 
 def test_the_first_round_is_done_whatever_the_time() -> None:
     assert len(alternate({"a": lambda: 1}, rounds=9, seconds=-1.0)["a"]) == 1
-
-
-def test_percentiles_by_nearest_rank() -> None:
-    values = [float(number) for number in range(1, 101)]
-    assert [percentile(values, p) for p in (50, 95, 99, 100)] == [50, 95, 99, 100]
-    assert percentile([7.0], 50) == 7.0
 
 
 def test_table_aligns_figures() -> None:

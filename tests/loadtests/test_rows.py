@@ -8,11 +8,17 @@ import pytest
 
 from loadtests import frameworks, slow_attack, worker
 from loadtests.__main__ import tables
-from loadtests.bench import BYTES, Profile, Table, problems, raw, run
+from loadtests.bench import BYTES, Profile, Table, percentile, problems, raw, run
 from loadtests.calls import TABLES as CALLS
 from loadtests.command import chosen, main
 
 SHORT = Profile(0.1, 1, 5.0)
+
+
+def test_percentiles_by_nearest_rank() -> None:
+    values = [float(number) for number in range(1, 101)]
+    assert [percentile(values, p) for p in (50, 95, 99, 100)] == [50, 95, 99, 100]
+    assert percentile([7.0], 50) == 7.0
 
 
 def test_a_key_that_no_row_has(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from loadtests.rawclient import percentile
 from wsgifast.benchmark import slow_clients as crowds
 from wsgifast.benchmark.processes import HOST
 
@@ -117,10 +118,7 @@ class Others:
 
     def percentile(self, percent: float) -> float:
         """The nearest rank; an answer that never came counts as GIVE_UP_S."""
-        if not self.times_ms:
-            return GIVE_UP_S * 1e3
-        rank = -(-len(self.times_ms) * percent // 100)
-        return self.times_ms[max(0, int(rank) - 1)]
+        return percentile(self.times_ms, percent) if self.times_ms else GIVE_UP_S * 1e3
 
 
 def others(

@@ -49,7 +49,7 @@ def add_command(commands: Any) -> None:
     serving.add_argument("--coalesce", action="store_true", help="gather small chunks of streams")
 
     load = parser.add_argument_group("load")
-    load.add_argument("--users", type=count, metavar="N", default=1, help="at a time (1)")
+    load.add_argument("--users", type=count, metavar="N", default=4, help="at a time (4)")
     load.add_argument("--seconds", type=seconds, metavar="S", default=1.0, help="of one run (1)")
     load.add_argument("--rounds", type=count, metavar="N", default=5, help="runs of each (5)")
     load.add_argument(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from .budget import budget, over_budget
 from .load import Client, Load, Task
 from .locust_client import GIVE_UP_S, Locust, LocustFailed
 from .looking import look
-from .processes import HOST, ServerFailed, orderly_end
+from .processes import HOST, ServerFailed, free_port, orderly_end
 from .report import as_html, as_json, machine, results_text, rows_figures
 from .results import Result
 from .runner import run
@@ -33,6 +35,8 @@ _STATUS_STOPPED = 130  # as a shell reports Ctrl-C
 _GIVE_UP_BESIDE_SLOW_S = 5.0
 # By then the kernel's buffers are full, and what is seen does not depend on the crowd's beginning.
 _SETTLE_S = 1.0
+# Linux's bound on what a socket holds that is to be sent (tcp_wmem).
+_HELD_BYTES = 4 << 20
 # gunicorn's own default of --worker-connections, and what the others need beside a crowd.
 _CONNECTIONS, _OTHERS = 1000, 100
 
@@ -56,6 +60,7 @@ def compare(options: argparse.Namespace) -> int:
     workers = options.expect_workers if options.master else 0
     master = (options.master_host, options.master_port)
     host = options.master_host if options.master else HOST
+    _check_host(host)
     profile = Profile(options.seconds, options.rounds, row_seconds=float("inf"))
     try:
         with orderly_end(), Locust(options.processes or 0, workers, master) as locust:
@@ -79,6 +84,15 @@ def compare(options: argparse.Namespace) -> int:
     for line in missed:
         print(f"wsgifast bench: {line}", file=sys.stderr)
     return int(bool(missed) or not all(result.is_good for result in results))
+
+
+def _check_host(host: str) -> None:
+    try:
+        free_port(host)
+    except OSError as error:
+        raise ConfigurationError(f"--master-host {host}: {error.strerror}") from None
+    if ipaddress.ip_address(socket.gethostbyname(host)).is_unspecified:
+        raise ConfigurationError(f"--master-host {host}: name the address that workers can reach")
 
 
 def _table(options: argparse.Namespace, paths: Sequence[str], locust: Locust) -> Table:
@@ -128,6 +142,12 @@ def _beside(client: Client, clients: int, paths: Sequence[str]) -> Client:
         for path in paths:
             if path not in sizes:
                 sizes[path] = look(replace(task, path=path)).body_bytes
+                if len(sizes) == len(paths) and max(sizes.values()) < _HELD_BYTES:
+                    print(
+                        f"The largest body has {max(sizes.values()):,} bytes, which the kernel may "
+                        "hold for a slow client: name a path with a larger one",
+                        file=sys.stderr,
+                    )
         kind = downloads(max(sizes, key=sizes.__getitem__), task.headers)
         with slow_clients(kind, task.address, clients) as crowd:
             time.sleep(_SETTLE_S)

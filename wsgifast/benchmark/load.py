@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from .processes import HOST, Address
 with needs("wsgifast bench", "psutil", "bench"):
     import psutil
 
-__all__ = ["Client", "Load", "Measured", "Task", "cpu_seconds", "measured", "percentile"]
+__all__ = ["Client", "Load", "Measured", "Task", "cpu_seconds", "measured"]
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,3 @@ def cpu_seconds(pid: int) -> float:
             *(child.pid for child in root.children(recursive=True)),
         }:
             return float(spent)
-
-
-def percentile(ascending: Sequence[float], percent: float) -> float:
-    """The smallest value that `percent` of all do not exceed (nearest rank).
-
-    :param ascending: the values, sorted; at least one.
-    """
-    rank = -(-len(ascending) * percent // 100)  # rounded up
-    return ascending[max(0, int(rank) - 1)]

@@ -99,6 +99,7 @@ class Visitor(DownloadUser):
             turn.failed += not good
         turn.users -= 1
         turn.last, turn.last_cpu = time.perf_counter(), time.process_time()
+        self.client.client.close()  # a server that ends would wait for it
         raise StopUser
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import secrets
 import signal
@@ -205,15 +206,20 @@ def orderly_end() -> Iterator[None]:
 
 
 def free_port(host: str = HOST) -> int:
-    """A TCP port that nothing has at this moment, and that no client will be given."""
+    """A TCP port that nothing has at this moment, and that no client will be given.
+
+    :raises OSError: if this machine does not have the address.
+    """
     while True:
         # Not the seeded generator: processes side by side would all draw the same.
         port = _UNASSIGNED_PORTS.start + secrets.randbelow(len(_UNASSIGNED_PORTS))
         with socket.socket() as sock:
             try:
                 sock.bind((host, port))
-            except OSError:
-                continue
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    continue
+                raise
         return port
 
 

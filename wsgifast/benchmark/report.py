@@ -26,6 +26,8 @@ READING = (
     "(2.5..3.5) is the median and the range of the rounds. MB are 10^6 bytes. Clients and servers "
     "share this machine, over loopback: trust the ratios, not the absolute figures."
 )
+# On a quiet machine the highest of five ratios is a tenth above the lowest.
+UNSTEADY = 1.5
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,14 @@ def problems(results: Sequence[Result]) -> list[str]:
     ]
     if by_client:
         lines.append("the client was the limit, the server can do more: " + "; ".join(by_client))
+    unsteady = [
+        f"{r.row.title}, {name}"
+        for r in results
+        for name in r.runs
+        if (ratio := r.ratio(name, r.row.unit.rate)) and ratio.high > UNSTEADY * ratio.low
+    ]
+    if unsteady:
+        lines.append("the rounds disagree, as on a busy machine: " + "; ".join(unsteady))
     few = [r.row.title for r in results if len(next(iter(r.runs.values()))) < MIN_ROUNDS]
     if few:
         lines.append(f"fewer than {MIN_ROUNDS} pairs, not for publication: " + "; ".join(few))
