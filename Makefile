@@ -11,6 +11,9 @@ UNSUPPORTED_GUNICORN := $(VENV)/unsupported-gunicorn
 # Worker processes for the tests; the live servers wait more than they compute.
 JOBS   ?= 2
 
+# pytest rewrites and Python compiles the tests in every process, unless they may keep the outcome.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo field-reports servers test test-long test-all test-oldest test-oldest-gunicorn test-oldest-uvicorn lint format coverage docs clean
 .DEFAULT_GOAL := test
 
