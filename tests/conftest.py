@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 import pytest
 from hypothesis import settings
 
+from tests.support import forkserver
 from tests.support.effort import effort
 from tests.support.programs import ProgramMissing
 from tests.support.servers import LiveServer, free_port, live_server
@@ -34,6 +35,26 @@ def pytest_runtest_setup() -> Generator[None]:
 def pytest_runtest_call() -> Generator[None]:
     with _skipping_where_a_program_is_missing():
         return (yield)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep a file's tests together, for the fixtures that they share; what is long begins first.
+
+    What names a group itself has a live server for it, and takes a while too.
+    """
+
+    def is_long(item: pytest.Item) -> bool:
+        return any(map(item.get_closest_marker, ("long", "xdist_group")))
+
+    items.sort(key=is_long, reverse=True)
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            group = item.nodeid if is_long(item) else str(item.path)
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_unconfigure() -> None:
+    forkserver.close()
 
 
 @contextlib.contextmanager
@@ -77,8 +98,8 @@ def small_server(server: str, port: int, app: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def wsgi_server(name: str, app: str) -> Iterator[LiveServer]:
-    """Run an app ("module:name") on one of WSGI_SERVERS."""
+def wsgi_server(name: str, app: str, *, forked: bool = True) -> Iterator[LiveServer]:
+    """Run an app ("module:name") on one of WSGI_SERVERS; see :func:`live_server`."""
     port = free_port()
-    with live_server(WSGI_SERVERS[name](port, app), ("127.0.0.1", port)) as server:
+    with live_server(WSGI_SERVERS[name](port, app), ("127.0.0.1", port), forked=forked) as server:
         yield server

@@ -27,8 +27,8 @@ SERVERS = [
 
 @pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
-    """A live server with the wrapped app of every shape."""
-    with wsgi_server(request.param, "tests.support.shapes:app") as running:
+    """A live server with the wrapped app of every shape, started by its command."""
+    with wsgi_server(request.param, "tests.support.shapes:app", forked=False) as running:
         yield running
 
 

@@ -58,7 +58,8 @@ def command_in(example: str) -> list[str]:
 def test_every_byte_of_an_example(example: str) -> None:
     port = free_port()
     command = ["python", "-m", *command_in(example), "--bind", f"127.0.0.1:{port}"]
-    with live_server([*command, "--no-control-socket"], ("127.0.0.1", port)) as server:
+    command.append("--no-control-socket")
+    with live_server(command, ("127.0.0.1", port), forked=False) as server:
         for path, expected in EXPECTED[example].items():
             response = server.get(path)
             assert response.status == 200, f"{path}: {response}\n{server.log()}"

@@ -39,8 +39,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fast_server(request: pytest.FixtureRequest, files: Path) -> Iterator[LiveServer]:
-    """The test app wrapped in ASGIFast, on the server of the parameter's name."""
-    with asgi_server(request.param, "tests.asgi.app:fast", files) as server:
+    """The test app wrapped in ASGIFast, on a server that its command starts: the parameter."""
+    with asgi_server(request.param, "tests.asgi.app:fast", files, forked=False) as server:
         yield server
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from wsgifast.benchmark.processes import free_port
 
+from . import forkserver
 from .http import Address, Response, get
 
 __all__ = ["LiveServer", "free_port", "live_server", "wait_for"]
@@ -32,7 +33,7 @@ class LiveServer:
     """A running server process."""
 
     address: Address
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | forkserver.ForkedProcess
     log_path: Path
 
     @property
@@ -73,11 +74,13 @@ def live_server(
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path = ROOT,
+    forked: bool = True,
 ) -> Iterator[LiveServer]:
     """Start a server and wait until it accepts connections; stop it at the end of the block.
 
     :param argv: the command; a first item of "python" is this interpreter.
     :param address: where the command has been told to listen; see :func:`free_port`.
+    :param forked: let the fork server run what it can; otherwise the command is started anew.
     """
     command = [sys.executable if argv[0] == "python" else argv[0], *argv[1:]]
     with tempfile.TemporaryDirectory(prefix="wsgifast-") as folder:
@@ -87,9 +90,8 @@ def live_server(
         }  # fmt: skip
         log_path = Path(folder, "log")
         with log_path.open("wb") as log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd, env=environment
-            )
+            start = forkserver.start if forked else forkserver.start_anew
+            process = start(command, cwd=cwd, env=environment, output=log)
         server = LiveServer(address, process, log_path)
         try:
             _wait_until_listening(server)

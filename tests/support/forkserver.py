@@ -1,0 +1,245 @@
+"""A process that has imported the servers and forks one that runs when a test asks for it.
+
+Python and the imports take most of a server's start; a fork of a process that has made them does
+without. What the child then runs is the module's or the script's own code, on its own arguments,
+environment, folder and output, as if started by its command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["ForkedProcess", "close", "start", "start_anew"]
+
+# Nothing of an app under test; nor what asks at its import whether gevent has been there before.
+_PRELOADED = """
+    asgifast.middleware asgifast.responses asgifast.static asgifast.uvicorn asgifast.workers
+    cheroot.wsgi flask granian.cli gunicorn.app.wsgiapp gunicorn.workers.gasgi
+    gunicorn.workers.gthread gunicorn.workers.sync hypercorn.asyncio multiprocessing.spawn
+    starlette.applications uvicorn.lifespan.on uvicorn.loops.uvloop
+    uvicorn.main uvicorn.protocols.http.h11_impl uvicorn.protocols.http.httptools_impl
+    uvicorn.protocols.websockets.auto waitress werkzeug.serving werkzeug.test wsgifast.cli
+    wsgifast.devservers wsgifast.doctor.command wsgifast.middleware wsgifast.running.command
+    wsgifast.static wsgifast.workers.worker wsgiref.simple_server
+"""
+# One message: a command line and an environment.
+_MESSAGE_BYTES = 2**20
+
+
+class ForkedProcess:
+    """A child of the fork server, to be used as a subprocess.Popen is."""
+
+    def __init__(self, args: Sequence[str], told: socket.socket) -> None:
+        self.args = args
+        self.returncode: int | None = None
+        self._told = told
+        self.pid = int(told.recv(32))
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._told.settimeout(timeout)
+            try:
+                self.returncode = int(self._told.recv(32))
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0) from None
+            self._told.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+_server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+
+
+def start(
+    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: IO[Any]
+) -> ForkedProcess | subprocess.Popen[bytes]:
+    """Run a command, its output in a file: in a fork if it is for this Python, else anew."""
+    if not _can_run(command, env):
+        return start_anew(command, cwd=cwd, env=env, output=output)
+    global _server
+    if _server is None:
+        _server = _start_server()
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with far:
+        request = json.dumps({"command": command, "cwd": str(cwd), "env": dict(env)})
+        socket.send_fds(_server[1], [request.encode()], [far.fileno(), output.fileno()])
+    return ForkedProcess(command, near)
+
+
+def start_anew(
+    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: IO[Any]
+) -> subprocess.Popen[bytes]:
+    """Run a command, its output in a file."""
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=cwd, env=env
+    )
+
+
+def close() -> None:
+    """End this process's fork server."""
+    global _server
+    if _server is not None:
+        process, control = _server
+        control.close()
+        process.wait()
+        _server = None
+
+
+def _can_run(command: Sequence[str], env: Mapping[str, str]) -> bool:
+    return (
+        sys.platform == "linux"
+        and (command[:2] == [sys.executable, "-m"] or command[0] == _script("gunicorn"))
+        # gevent replaces what has been imported before it.
+        and not {"gevent", "pywsgi"} & set(command)
+        and _of_the_interpreter(env) == _of_the_interpreter(os.environ)
+    )
+
+
+def _script(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+def _of_the_interpreter(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables that an interpreter reads when it starts."""
+    read_later = ("PYTHONASYNCIODEBUG", "PYTHONUNBUFFERED")
+    return {k: v for k, v in env.items() if k.startswith("PYTHON") and k not in read_later}
+
+
+def _start_server() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with far:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.forkserver", str(far.fileno())],
+            pass_fds=[far.fileno()],
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            cwd=Path(__file__).resolve().parents[2],
+        )
+    return process, near
+
+
+# In the fork server.
+
+
+class _Children:
+    """Its children, each with the socket on which its end is told."""
+
+    def __init__(self) -> None:
+        self._sockets: dict[int, socket.socket] = {}
+
+    def add(self, pid: int, told: socket.socket) -> None:
+        told.send(b"%d" % pid)
+        self._sockets[pid] = told
+
+    def reap(self, *_: object) -> None:
+        while self._sockets:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            with self._sockets.pop(pid) as told, contextlib.suppress(BrokenPipeError):
+                told.send(b"%d" % os.waitstatus_to_exitcode(status))
+
+    def forget(self) -> None:
+        while self._sockets:
+            self._sockets.popitem()[1].close()
+
+    def end(self) -> None:
+        for pid in self._sockets:
+            os.kill(pid, signal.SIGTERM)
+
+
+def _serve(control: socket.socket) -> dict[str, Any] | None:
+    """Fork for each request, and return it in the child; return None in the parent at the end."""
+    children = _Children()
+    signal.signal(signal.SIGCHLD, children.reap)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests end what they have started
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 2)
+        if not message:
+            children.end()
+            return None
+        told, output = descriptors
+        with _without(signal.SIGCHLD):
+            pid = os.fork()
+            if pid:
+                children.add(pid, socket.socket(fileno=told))
+                os.close(output)
+                continue
+            children.forget()
+            control.close()
+            os.close(told)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        request: dict[str, Any] = json.loads(message)
+        return request
+
+
+@contextlib.contextmanager
+def _without(number: signal.Signals) -> Iterator[None]:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+
+
+def _run(command: list[str], cwd: str, env: dict[str, str]) -> None:
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    tempfile.tempdir = None  # TMPDIR is another
+    if command[0] == sys.executable:
+        _, _, module, *arguments = command
+        sys.argv = [module, *arguments]
+        sys.path[0] = cwd
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = command
+        sys.path[0] = str(Path(command[0]).parent)
+        runpy.run_path(command[0], run_name="__main__")
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    for name in _PRELOADED.split():
+        with contextlib.suppress(ImportError):  # an extra that is not installed
+            importlib.import_module(name)
+    gc.freeze()
+    request = _serve(control)
+    if request is not None:
+        _run(**request)
+
+
+if __name__ == "__main__":
+    main()
