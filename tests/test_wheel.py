@@ -14,6 +14,8 @@ import pytest
 from tests.support.servers import ROOT, free_port, live_server
 from wsgifast import __version__
 
+pytestmark = pytest.mark.xdist_group("wheel")
+
 USE_THE_CORE = """
 import asyncio, io, json, sys
 from importlib import import_module

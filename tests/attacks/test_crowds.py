@@ -24,7 +24,7 @@ LEAST_P99_MS = 10.0
 MOST_CPU = 3
 LEAST_CPU_S = 0.1
 
-pytestmark = pytest.mark.timeout(600 if LONG else 120)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600 if LONG else 120)]
 
 # attack -> clients, path, control
 ATTACKS = {

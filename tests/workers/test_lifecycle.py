@@ -20,6 +20,8 @@ from tests.support.servers import LiveServer, free_port, wait_for
 from tests.workers.app import FILE_BYTES, block
 from tests.workers.serving import POLLERS, fast_worker, stats
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("poller", POLLERS)
 def test_term_lets_a_hundred_downloads_finish(poller: str) -> None:

@@ -19,6 +19,8 @@ from tests.support.servers import wait_for
 from tests.workers.app import FILE_BYTES, block
 from tests.workers.serving import POLLERS, fast_worker, stats
 
+pytestmark = pytest.mark.long
+
 SECONDS = float(os.environ.get("WSGIFAST_RACE_SECONDS", "4"))
 CLIENTS = 16
 

@@ -6,10 +6,14 @@ import contextlib
 import threading
 import time
 
+import pytest
+
 from tests.support.http import Connection
 from tests.support.servers import wait_for
 from tests.workers.app import FILE_BYTES, block
 from tests.workers.serving import fast_worker, stats
+
+pytestmark = pytest.mark.long
 
 THREADS = 4
 

@@ -6,10 +6,14 @@ import contextlib
 import json
 from collections import Counter
 
+import pytest
+
 from tests.support.http import Connection
 from tests.support.servers import LiveServer, wait_for
 from tests.workers.app import block
 from tests.workers.serving import fast_worker
+
+pytestmark = pytest.mark.long
 
 THREADS = 4
 

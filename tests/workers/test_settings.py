@@ -14,6 +14,8 @@ from tests.support.servers import free_port, live_server, wait_for
 from tests.workers.app import block
 from tests.workers.serving import fast_worker, gunicorn_command, stats
 
+pytestmark = pytest.mark.long
+
 LIMITED = (
     "--limit-request-line=100",
     "--limit-request-fields=5",

@@ -16,9 +16,12 @@ from tests.support.slow_disk import has_slow_disk, slow_disk
 
 from .serving import fast_worker
 
-pytestmark = pytest.mark.skipif(
-    not has_slow_disk(), reason="only root can mount a slow disk, and only where /dev/fuse is"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not has_slow_disk(), reason="only root can mount a slow disk, and only where /dev/fuse is"
+    ),
+]
 
 FILE_BYTES = 64 * 1024 * 1024
 # One read-ahead window takes two seconds: a single one that somebody waits for would show.
