@@ -13,8 +13,8 @@ from wsgifast.server.response import Response
 
 def _response() -> Any:
     req = SimpleNamespace(method="GET", version=(1, 1), should_close=lambda: False)
-    connection: Any = SimpleNamespace(error_socket=None, output=None)
-    return Response(req, connection, SimpleNamespace(uses_uwsgi=False, sendfile=None))
+    output: Any = None
+    return Response(req, output, SimpleNamespace(server_name="server", sends_chunks=True))
 
 
 @pytest.mark.parametrize(

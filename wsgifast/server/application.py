@@ -15,7 +15,7 @@ from .connection import Connection
 from .environ import EnvironFactory
 from .exchange import AppSocket, Exchange
 from .output import ClientGone
-from .response import Response
+from .response import Response, ResponseSettings
 
 __all__ = ["Application"]
 
@@ -26,8 +26,7 @@ class Application:
     :param app: WSGI.
     :param environs: makes its environs.
     :param file_wrapper: the environ's `wsgi.file_wrapper`.
-    :param settings: gunicorn's, for the response.
-    :param log: gunicorn's logger.
+    :param log: a logger, with gunicorn's access().
     :param logs_access: whether there is an access log: building a line of it costs as much as a
         short request.
     :param pre_request: called with each request before the app.
@@ -45,7 +44,7 @@ class Application:
         *,
         environs: EnvironFactory,
         file_wrapper: type,
-        settings: Any,
+        settings: ResponseSettings,
         log: Any,
         logs_access: bool,
         pre_request: Callable[[Any], object],
@@ -74,7 +73,7 @@ class Application:
         try:
             try:
                 self._pre_request(req)
-                exchange.resp = resp = Response(req, connection, self._settings)
+                exchange.resp = resp = Response(req, connection.output, self._settings)
                 environ = self._environ(connection, exchange)
                 environ["wsgi.early_hints"] = resp.early_hints
                 exchange.environ = environ
@@ -116,11 +115,22 @@ class Application:
             close = getattr(body, "close", None)
             if close is not None:
                 close()
+        if not resp.is_as_declared():
+            self._tell_of_its_body(resp)
+
+    def _tell_of_its_body(self, resp: Response) -> None:
         if resp.missing():
             resp.force_close()
             self.log.warning(
                 "The app has sent %d bytes less than its Content-Length: %s",
                 resp.missing(),
+                resp.req.uri,
+            )
+        elif resp.has_no_place_for_a_body():
+            self.log.warning(
+                "A body that has no place in the response is dropped (RFC 9110 6.4.1): %d to %s %s",
+                resp.status_code,
+                resp.req.method,
                 resp.req.uri,
             )
 
@@ -194,7 +204,7 @@ class Application:
         """Log a request that never reached the app."""
         if not self._logs_access:
             return
-        resp = Response(exchange.req, connection, self._settings)
+        resp = Response(exchange.req, connection.output, self._settings)
         resp.status = status
         environ = self._environ(connection, exchange, check=False)
         self._log_access(resp, exchange, environ)

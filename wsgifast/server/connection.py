@@ -32,7 +32,7 @@ from ..http.chunked import ChunkDecoder
 from ..http.scan import HeadScanner
 from ..sockets.sendfile import FileTruncated
 from .disk_budget import DiskBudget
-from .exchange import ErrorSocket, Exchange
+from .exchange import Exchange
 from .output import ClientGone, OutputQueue
 from .output_rules import OutputRules
 from .parser import NeedMoreData, Parser
@@ -415,10 +415,6 @@ class Connection:
         """What has come behind the request; for whoever takes the socket over."""
         data, self._received = self._received, b""
         return data
-
-    @property
-    def error_socket(self) -> ErrorSocket:
-        return ErrorSocket(self.output.write)
 
     @property
     def body_failure(self) -> Exception | None:

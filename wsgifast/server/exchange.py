@@ -1,4 +1,4 @@
-"""A request with its response, and what apps and error pages see of its connection's socket."""
+"""A request with its response, and what apps see of its connection's socket."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["AppSocket", "ErrorSocket", "Exchange"]
+__all__ = ["AppSocket", "Exchange"]
 
 
 class Exchange:
@@ -91,20 +91,3 @@ class AppSocket:
         if not hasattr(self._sock, name):
             raise AttributeError(f"a socket has no attribute {name!r}")
         return getattr(self._hijack(), name)
-
-
-class ErrorSocket:
-    """What gunicorn's own error pages are written to."""
-
-    __slots__ = ("_write",)
-
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        self._write = write
-
-    def gettimeout(self) -> float:
-        return 0.0
-
-    def sendall(self, data: bytes) -> None:
-        self._write(data)
-
-    send = sendall

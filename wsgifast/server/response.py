@@ -1,34 +1,27 @@
 """One WSGI response: start_response's rules, the head, and the body's way to the output queue.
 
-What may be sent is wsgifast.http's to say. The attributes are those that gunicorn's loggers and
-hooks read. The head leaves together with the first bytes, a list as a whole in one call, a file by
-sendfile; what the client does not take at once waits in its queue, and holds no thread.
+What may be sent is wsgifast.http's to say. The attributes are those that loggers and hooks read.
+The head leaves together with the first bytes, a list as a whole in one call, a file by sendfile;
+what the client does not take at once waits in its queue, and holds no thread.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
-
-from gunicorn import SERVER, util
+from typing import Any, Protocol
 
 from ..bodies.files import is_in_memory, read_whole, segment_of
 from ..bodies.streams import is_event_stream
 from ..errors import BodyError
+from ..files import http_date
 from ..http.framing import LAST_CHUNK, BodyCounter, Framing, chunk_size_line, frame_response
 from ..http.head import ResponseHead, check_field
 from ..sockets.sendfile import SMALL_FILE_BYTES, FileSegment
-from .output import ClientGone
+from .output import ClientGone, OutputQueue
 
-if TYPE_CHECKING:
-    from .connection import Connection
-
-__all__ = ["Response"]
-
-log = logging.getLogger("gunicorn.http.wsgi")  # gunicorn's own, so that its level and place apply
+__all__ = ["Response", "ResponseSettings"]
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
 
@@ -36,8 +29,23 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
 _JOIN_BYTES = 64 * 1024
 
 
+class ResponseSettings(Protocol):
+    """What a worker's responses have in common.
+
+    :ivar server_name: for the Server header.
+    :ivar sends_chunks: False: who is between the server and its clients knows no chunks.
+    """
+
+    server_name: str
+    sends_chunks: bool
+
+
 class Response:
-    """The response to one request on an HTTP/1 connection."""
+    """The response to one request on an HTTP/1 connection.
+
+    :param req: the request: its method, version and should_close() count.
+    :param output: where it goes.
+    """
 
     # Until start_response is called.
     status: str | None = None
@@ -49,20 +57,17 @@ class Response:
     _framing = Framing(True, None, False)
     _counter: BodyCounter = BodyCounter(_framing)  # replaced before it counts
     _ends_itself = False
-    _warned = False
 
-    def __init__(self, req: Any, connection: Connection, settings: Any) -> None:
+    def __init__(self, req: Any, output: OutputQueue, settings: ResponseSettings) -> None:
         self.req = req
-        self.version = SERVER
         self.cfg = settings
-        self._connection = connection
-        self._output = connection.output
+        self._output = output
 
-    # What gunicorn's loggers and hooks read.
+    # What loggers and hooks read.
 
     @property
-    def sock(self) -> Any:
-        return self._connection.error_socket
+    def version(self) -> str:
+        return self.cfg.server_name
 
     @property
     def headers(self) -> list[tuple[str, str]]:
@@ -126,7 +131,7 @@ class Response:
             req.method,
             head.code,
             head.content_length,
-            chunks=req.version > (1, 0) and not self.cfg.uses_uwsgi,
+            chunks=req.version > (1, 0) and self.cfg.sends_chunks,
         )
         self._ends_itself = framing.ends_itself
         self._counter = BodyCounter(framing)
@@ -203,7 +208,7 @@ class Response:
             if not isinstance(segment, FileSegment):
                 before += self._framed(segment)
                 continue
-            size = self._admitted(segment.size)
+            size = self._counter.admit(segment.size)
             if size == 0:
                 continue
             fd, offset, _ = segment
@@ -237,27 +242,18 @@ class Response:
         if end:
             self._output.write(end)
 
+    def is_as_declared(self) -> bool:
+        """Whether the app has delivered the body that its head says, and nothing else."""
+        counter = self._counter
+        return not counter.dropped and counter.length in (None, counter.sent)
+
     def missing(self) -> int:
         """Body bytes that Content-Length has promised and the app has not delivered."""
-        counter = self._counter
-        return 0 if counter.length is None else counter.length - counter.sent
+        return self._counter.missing
 
-    def _admitted(self, size: int) -> int:
-        """How many of so many further body bytes may be sent."""
-        admitted = self._counter.admit(size)
-        if admitted < size:
-            self._note_dropped()
-        return admitted
-
-    def _note_dropped(self) -> None:
-        if not self._framing.has_body and not self._warned:
-            log.warning(
-                "WSGI app sent body bytes on a no-body response (method=%s status=%s); "
-                "dropping per RFC 9110.",
-                self.req.method,
-                self.status_code,
-            )
-            self._warned = True
+    def has_no_place_for_a_body(self) -> bool:
+        """Whether all of the body was dropped, if there was any."""
+        return not self._framing.has_body
 
     def _framed(self, data: bytes) -> bytes:
         if not isinstance(data, bytes):
@@ -268,7 +264,6 @@ class Response:
         size = len(data)
         admitted = self._counter.admit(size)
         if admitted < size:
-            self._note_dropped()
             data = data[:admitted]
         return self._in_chunk(data) if self._framing.chunked else data
 
@@ -289,10 +284,11 @@ class Response:
         else:
             connection = "keep-alive"
         major, minor = self.req.version
+        server, date = self.cfg.server_name, _clock.now()
         return head.encode(
             f"{major}.{minor}",
             self._framing,
-            f"Server: {SERVER}\r\nDate: {_clock.now()}\r\nConnection: {connection}\r\n",
+            f"Server: {server}\r\nDate: {date}\r\nConnection: {connection}\r\n",
         )
 
 
@@ -305,7 +301,7 @@ class _Clock:
     def now(self) -> str:
         second = int(time.time())
         if second != self.second:
-            self.date = util.http_date(second)
+            self.date = http_date(second)
             self.second = second
         return self.date
 

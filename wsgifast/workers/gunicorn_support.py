@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from gunicorn import SERVER_SOFTWARE
+from gunicorn import SERVER, SERVER_SOFTWARE
 from gunicorn.config import Config
 from gunicorn.http.message import _ip_in_allow_list
 from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper
@@ -33,7 +33,9 @@ class Settings:
             if not hasattr(type(cfg), name):  # computed ones stay with the original
                 setattr(self, name, setting.get())
         self.is_ssl: bool = cfg.is_ssl
+        self.server_name = SERVER
         self.uses_uwsgi: bool = getattr(self, "protocol", "http") == "uwsgi"
+        self.sends_chunks = not self.uses_uwsgi
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cfg, name)
