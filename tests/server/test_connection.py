@@ -151,7 +151,7 @@ def test_a_body_that_stops(bench: Bench, framing: str, sent: int) -> None:
     bench.pass_time(FastWorker.body_timeout_s - 1)
     assert is_quiet(client)
     # A wake-up that brings nothing gives it no more time.
-    bench.worker.pool.push((client.near.fd, READ))
+    bench.server.pool.push((client.near.fd, READ))
     bench.run()
     bench.pass_time(2)
     assert client.read_response().status == 408
@@ -296,7 +296,7 @@ def test_a_client_that_does_not_close(make_bench: MakeBench) -> None:
 def test_its_time_is_set_before_the_sweep_can_look(make_bench: MakeBench) -> None:
     bench = make_bench(large)
     client = bench.connect()
-    arm = bench.worker.poller.arm
+    arm = bench.server.poller.arm
     deadlines = []
 
     def look(fd: int, events: int) -> None:
@@ -306,7 +306,7 @@ def test_its_time_is_set_before_the_sweep_can_look(make_bench: MakeBench) -> Non
     client.send_request()
     bench.poll()
     bench.clock.now += 10
-    bench.worker.poller.arm = look
+    bench.server.poller.arm = look
     bench.run()
     assert deadlines == [(WRITE, FastWorker.send_timeout_s)]
 
@@ -317,22 +317,22 @@ def refuse(fd: int, events: int) -> None:
 
 def test_a_kernel_that_cannot_watch_it(bench: Bench) -> None:
     client = bench.connect()
-    bench.worker.poller.arm = refuse
+    bench.server.poller.arm = refuse
     client.send(b"GET / HTTP/1.1\r\nHost: a\r\n")
     bench.run()
     assert not is_open(client)
-    assert client.near.fd not in bench.worker.registry.waiting
+    assert client.near.fd not in bench.server.registry.waiting
     assert bench.log.says("Cannot allocate memory")
 
 
 def test_a_kernel_that_cannot_watch_it_while_the_app_runs(make_bench: MakeBench) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [])
-        bench.worker.poller.arm = refuse
+        bench.server.poller.arm = refuse
         yield bytes(LARGE)
         # It has not been closed under the app, and is not waited for.
         assert client.near.sock.fileno() >= 0
-        assert client.near.fd not in bench.worker.registry.waiting
+        assert client.near.fd not in bench.server.registry.waiting
         yield b"more"
         pytest.fail("the app is not told")
 
@@ -347,10 +347,10 @@ def test_a_kernel_that_cannot_watch_what_the_sweep_asks_for(make_bench: MakeBenc
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [])
         yield bytes(LARGE)
-        bench.worker.pool.push((client.near.fd, WRITE))
+        bench.server.pool.push((client.near.fd, WRITE))
         bench.run()
         assert client.near.retries
-        bench.worker.poller.arm = refuse
+        bench.server.poller.arm = refuse
         bench.pass_time(1)
         assert client.near.sock.fileno() >= 0
         yield b"more"
@@ -367,11 +367,11 @@ def test_the_sweep_takes_it_while_the_kernel_refuses(bench: Bench) -> None:
     """Then it is no longer ours to close."""
 
     def lose(fd: int, events: int) -> None:
-        del bench.worker.registry.waiting[fd]
+        del bench.server.registry.waiting[fd]
         refuse(fd, events)
 
     client = bench.connect()
-    bench.worker.poller.arm = lose
+    bench.server.poller.arm = lose
     client.send(b"GET / HTTP/1.1\r\nHost: a\r\n")
     bench.run()
     assert is_open(client)
@@ -385,7 +385,7 @@ def test_a_kernel_without_memory_is_asked_again_by_the_sweep(make_bench: MakeBen
     bench.run()
     received = 0
     while client.near.output.draining:
-        bench.worker.pool.push((client.near.fd, WRITE))
+        bench.server.pool.push((client.near.fd, WRITE))
         bench.run()
         assert client.near.retries
         received += len(client.receive_all_there_is())
@@ -406,7 +406,7 @@ def test_starving_has_an_end(make_bench: MakeBench) -> None:
     client.send_request()
     bench.run()
     for _ in range(int(FastWorker.send_timeout_s)):
-        bench.worker.pool.push((client.near.fd, WRITE))
+        bench.server.pool.push((client.near.fd, WRITE))
         bench.run()
         assert client.near.retries
         bench.clock.now += 1
@@ -420,8 +420,8 @@ def test_starving_has_an_end(make_bench: MakeBench) -> None:
 def count_parsing(client: Client) -> list[int]:
     """The sizes of the heads that the parser has been shown, from now on."""
     sizes: list[int] = []
-    near: Any = client.near
-    parse = near._parser.parse
+    receiver: Any = client.near._receiver
+    parse = receiver._parser.parse
 
     class Counting:
         def __getattr__(self, name: str) -> Any:
@@ -431,7 +431,7 @@ def count_parsing(client: Client) -> list[int]:
             sizes.append(len(data))
             return parse(data, peer, number)
 
-    parser, near._parser = near._parser, Counting()
+    parser, receiver._parser = receiver._parser, Counting()
     return sizes
 
 
@@ -494,7 +494,7 @@ def test_a_line_that_ends_with_lf_alone_is_refused_at_once(make_bench: MakeBench
 
 def test_a_wake_up_without_anything_to_read(bench: Bench) -> None:
     client = bench.connect()
-    bench.worker.pool.push((client.near.fd, READ))
+    bench.server.pool.push((client.near.fd, READ))
     bench.run()
     client.send_request()
     bench.run()
@@ -517,7 +517,7 @@ def test_a_client_that_goes(make_bench: MakeBench, sent: bytes, reset: bool) -> 
     client.close()
     bench.run()
     assert not is_open(client)
-    assert client.near.fd not in bench.worker.registry.waiting
+    assert client.near.fd not in bench.server.registry.waiting
     assert len(os.listdir("/proc/self/fd")) == descriptors - 2
     assert not bench.log.requests
 
@@ -672,20 +672,20 @@ def test_continue_that_the_kernel_does_not_take_at_once(bench: Bench) -> None:
     client = bench.connect()
     near = client.near
     filled = fill(near.sock)
-    arm = bench.worker.poller.arm
+    arm = bench.server.poller.arm
     armed: list[int] = []
 
     def look(fd: int, events: int) -> None:
         armed.append(events)
         arm(fd, events)
 
-    bench.worker.poller.arm = look
+    bench.server.poller.arm = look
     client.send_request(
         method="POST", headers=[("Content-Length", "4"), ("Expect", "100-continue")]
     )
     bench.run()
     assert near.output.draining
-    bench.worker.pool.push((near.fd, READ))  # which changes nothing
+    bench.server.pool.push((near.fd, READ))  # which changes nothing
     bench.run()
     # The body is not waited for until it has been asked for.
     assert armed == [WRITE, 0]
@@ -799,7 +799,6 @@ def test_nothing_of_a_request_is_kept_behind_it(make_bench: MakeBench) -> None:
         bench.run()
         assert client.read_response().keep_alive
         assert bodies[-1]() is None
-        assert client.near._body is None
         assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
@@ -867,29 +866,29 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(make_bench: MakeBench
         seen.append(client.receive_all_there_is())
         yield b"3"
         seen.append(client.receive_all_there_is())
-        bench.worker.pool._on_tick()
+        bench.server.pool._on_tick()
         seen.append(client.receive_all_there_is())
         bench.clock.now += 0.01  # later: nothing to wait for
         yield b"4"
         seen.append(client.receive_all_there_is())
         yield b"5"
-        bench.worker.pool.ticking = False  # nobody would come
+        bench.server.pool.ticking = False  # nobody would come
         seen.append(client.receive_all_there_is())
         yield b"6"
         seen.append(client.receive_all_there_is())
-        bench.worker.pool.ticking = True
+        bench.server.pool.ticking = True
         yield b"7"
         seen.append(client.receive_all_there_is())
         environ["gunicorn.socket"].send(b"own")
         seen.append(client.receive_all_there_is())
 
     bench = make_bench(app)
-    bench.worker.pool.ticking = True
+    bench.server.pool.ticking = True
     client = bench.connect()
     client.send_request()
     bench.run()
     assert seen == [b"1", b"", b"", b"23", b"4", b"", b"56", b"", b"7own"]
-    assert not bench.worker._coalescing.queues
+    assert not bench.server.coalescing.queues
 
 
 def test_the_last_tick_comes_while_a_block_is_coalesced(make_bench: MakeBench) -> None:
@@ -909,15 +908,15 @@ def test_the_last_tick_comes_while_a_block_is_coalesced(make_bench: MakeBench) -
         """The monitor's last tick comes just before the block is registered."""
 
         def add(self, connection: Any) -> None:
-            bench.worker.pool.ticking = False
+            bench.server.pool.ticking = False
             super().add(connection)
 
-    bench.worker.pool.ticking = True
-    bench.worker._coalescing.queues = Falling()
+    bench.server.pool.ticking = True
+    bench.server.coalescing.queues = Falling()
     client.send_request()
     bench.run()
     assert seen == [b"2"]
-    assert not bench.worker._coalescing.queues
+    assert not bench.server.coalescing.queues
 
 
 def test_what_is_coalesced_goes_out_with_the_end(make_bench: MakeBench) -> None:
@@ -926,13 +925,13 @@ def test_what_is_coalesced_goes_out_with_the_end(make_bench: MakeBench) -> None:
         return iter([b"1", b"2", b"3"])
 
     bench = make_bench(app, keepalive=5)
-    bench.worker.pool.ticking = True
+    bench.server.pool.ticking = True
     client = bench.connect()
     for _ in range(2):
         client.send_request()
         bench.run()
         assert client.read_response().body == b"123"
-        assert not bench.worker._coalescing.queues
+        assert not bench.server.coalescing.queues
 
 
 def test_a_socket_that_the_app_has_taken_is_blocking_and_never_kept(
@@ -1008,7 +1007,7 @@ def test_a_client_that_leaves_in_a_response(make_bench: MakeBench) -> None:
     client.close()
     bench.run()
     assert not is_open(client)
-    assert client.near.fd not in bench.worker.registry.waiting
+    assert client.near.fd not in bench.server.registry.waiting
     ((_, status, size),) = bench.log.requests
     assert status == "200 OK"
     assert size < LARGE
@@ -1211,17 +1210,17 @@ def test_closing_gives_everything_back_and_does_so_once(bench: Bench) -> None:
     client.send_request()
     bench.run()
     assert bench.worker.nr_conns == 1
-    forget = bench.worker.registry.forget
+    forget = bench.server.registry.forget
     order: list[int] = []
 
     def look(connection: Any) -> None:
         order.append(connection.sock.fileno())
         forget(connection)
 
-    bench.worker.registry.forget = look
+    bench.server.registry.forget = look
     near.close()
     assert bench.worker.nr_conns == 0
-    assert not bench.worker.registry.waiting
+    assert not bench.server.registry.waiting
     # Before the number may belong to another one.
     assert order == [near.fd]
     assert near.sock.fileno() == -1
@@ -1229,8 +1228,8 @@ def test_closing_gives_everything_back_and_does_so_once(bench: Bench) -> None:
     assert other.near.fd == near.fd
     near.close()
     assert order == [near.fd]
-    assert bench.worker.registry.waiting == {other.near.fd: other.near}
-    assert bench.worker.registry.connections == {other.near}
+    assert bench.server.registry.waiting == {other.near.fd: other.near}
+    assert bench.server.registry.connections == {other.near}
     assert bench.worker.nr_conns == 1
     with pytest.raises(output.ClientGone):
         near.output.write(b"late")
@@ -1260,7 +1259,7 @@ def test_a_descriptor_that_is_closed_is_waited_for_no_more(make_bench: MakeBench
     client = bench.connect()
     bench.run()
     forgotten: list[int] = []
-    bench.worker.poller.forget = forgotten.append
+    bench.server.poller.forget = forgotten.append
     client.near.close()
     assert forgotten == [client.near.fd]
 
@@ -1294,7 +1293,7 @@ def test_a_worker_that_stops_gives_a_moment_to_who_is_kept_alive(make_bench: Mak
     taking.send_request("/?large")
     bench.run()
     assert idle.read_response().keep_alive
-    cap = bench.worker.registry.cap_deadlines
+    cap = bench.server.registry.cap_deadlines
     cap(bench.clock.now + LINGER_S, type(idle.near).is_idle)
     cap(bench.clock.now + 10, type(idle.near).is_idle)  # the earliest counts
     bench.pass_time(LINGER_S + 1)
@@ -1395,13 +1394,13 @@ def test_tls_handshake_that_wants_to_send(
     bench = tls_bench(make_bench, pem)
     client = bench.connect()
     armed: list[int] = []
-    arm = bench.worker.poller.arm
+    arm = bench.server.poller.arm
 
     def look(fd: int, events: int) -> None:
         armed.append(events)
         arm(fd, events)
 
-    bench.worker.poller.arm = look
+    bench.server.poller.arm = look
     wants = [ssl.SSLWantReadError(), ssl.SSLWantWriteError(), ssl.SSLWantReadError()]
 
     def handshake(self: ssl.SSLSocket, block: bool = False) -> None:
@@ -1409,9 +1408,9 @@ def test_tls_handshake_that_wants_to_send(
 
     monkeypatch.setattr(ssl.SSLSocket, "do_handshake", handshake)
     client.send(b"a")
-    bench.worker._receive((client.near.fd, READ))
-    bench.worker._receive((client.near.fd, READ))
-    bench.worker._receive((client.near.fd, WRITE))
+    bench.server._receive((client.near.fd, READ))
+    bench.server._receive((client.near.fd, READ))
+    bench.server._receive((client.near.fd, WRITE))
     assert armed == [READ, WRITE, READ]
 
 
@@ -1438,20 +1437,20 @@ def test_http2_is_for_a_thread_of_its_own(
     context = pem[1]
     context.set_alpn_protocols(["h2"])
     served: list[Any] = []
-    bench.worker.http2.run = served.append
+    bench.server._run_http2 = served.append
     try:
         client = bench.connect(tls=context)
         bench.run()
     finally:
         context.set_alpn_protocols(["http/1.1"])
     assert served == [client.near]
-    assert client.near.fd not in bench.worker.registry.waiting
+    assert client.near.fd not in bench.server.registry.waiting
 
 
 def test_an_error_that_gunicorn_has_a_word_for(bench: Bench) -> None:
     client = bench.connect()
     near = client.near
-    bench.worker.registry.waiting.pop(near.fd)
+    bench.server.registry.waiting.pop(near.fd)
     near.move(BEGUN)
     near.refuse(InvalidRequestLine("nonsense"))
     assert client.read_response().status == 400

@@ -73,7 +73,7 @@ def test_a_body_that_is_cut_off_reaches_no_app_as_whole(
     assert told(bench, b"POST / HTTP/1.1\r\nHost: a\r\n" + framing, ends=True) is None
     assert not seen
     assert not bench.log.errors
-    assert not bench.worker.registry.connections
+    assert not bench.server.registry.connections
 
 
 @pytest.mark.parametrize("streamed", [True, False])

@@ -6,21 +6,13 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from wsgifast.server.connection import Connection
-from wsgifast.server.disk import DiskThreads
-from wsgifast.server.disk_budget import DiskBudget
-from wsgifast.server.output import ClientGone
-from wsgifast.server.output_memory import OutputMemory
-from wsgifast.server.output_rules import Coalescing, OutputRules
 from wsgifast.server.poller import READ, make_poller
 from wsgifast.server.registry import Registry
-from wsgifast.server.states import CLOSED, RUNNING
 
 LATE = float("inf")
 
@@ -197,68 +189,3 @@ def test_an_event_that_comes_while_it_is_armed_is_not_lost(registry: Registry[Wa
     wait(registry, connection)
     assert claimed == [connection]
     assert not registry.waiting
-
-
-# A kernel that has no room for one more descriptor to wait for
-
-
-class Unwatchable:
-    must_forget = False
-
-    def add(self, fd: int, events: int) -> None:
-        raise OSError("no more watches")
-
-    arm = add
-
-
-@pytest.fixture
-def server() -> Iterator[Any]:
-    """What a connection takes for its core."""
-    server: Any = SimpleNamespace(
-        limits=SimpleNamespace(is_tls=False, head_timeout_s=20.0),
-        parser_for=lambda peer: None,
-        output_rules=OutputRules(
-            ahead_bytes=1 << 18,
-            response_on_disk_bytes=0,
-            timeout_s=60.0,
-            least_bytes_per_s=0.0,
-            sendfile=True,
-            memory=OutputMemory(1 << 30, DiskBudget(0), pytest.fail),
-            disk=DiskThreads(lambda error: pytest.fail(repr(error))),
-            coalescing=Coalescing(lambda: False),
-        ),
-    )
-    server.warnings = []
-    server.log = SimpleNamespace(warning=lambda text, *args: server.warnings.append(text % args))
-    poller: Any = Unwatchable()
-    server.registry = Registry(poller, on_closed=lambda: None, log=server.log)
-    yield server
-    assert server.warnings == ["cannot wait for a connection: no more watches"]
-    assert not server.registry.waiting
-
-
-def test_an_idle_connection_that_cannot_be_watched_is_closed(server: Any) -> None:
-    client, sock = socket.socketpair()
-    with client, sock:
-        sock.setblocking(False)
-        connection = Connection(server, sock, "peer", "address")
-        connection.begin()
-        assert connection.state == CLOSED
-        assert client.recv(1) == b""
-
-
-@pytest.mark.timeout(20)
-def test_a_response_that_cannot_be_waited_for_fails_and_leaves_the_app_its_thread(
-    server: Any,
-) -> None:
-    client, sock = socket.socketpair()
-    with client, sock:
-        sock.setblocking(False)
-        connection = Connection(server, sock, "peer", "address")
-        connection.state = RUNNING
-        with pytest.raises(ClientGone):
-            connection.output.write(bytes(8 << 20))  # more than the kernel takes
-        assert str(connection.output.error) == "no more watches"
-        assert connection.state == RUNNING  # the app's thread is still in it, and closes it
-        connection.app_is_done()
-        assert connection.state == CLOSED

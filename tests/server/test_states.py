@@ -9,16 +9,14 @@ from wsgifast.server.connection import _ON_EVENT, _ON_OVERDUE
 from wsgifast.server.states import (
     ANSWERED,
     BEGUN,
-    BODY,
     CLOSED,
     GONE,
     HANDSHAKE,
-    HEAD,
-    HEAD_ENDED,
     IDLE,
     LEAVES,
     LINGERING,
     READY,
+    RECEIVING,
     REFUSED,
     RUNNING,
     SECURED,
@@ -27,7 +25,7 @@ from wsgifast.server.states import (
     TRANSITIONS,
 )  # fmt: skip
 
-EVENTS = {ANSWERED, BEGUN, GONE, HEAD_ENDED, LEAVES, READY, REFUSED, SECURED, STAYS}
+EVENTS = {ANSWERED, BEGUN, GONE, LEAVES, READY, REFUSED, SECURED, STAYS}
 
 
 def after(state: str, *events: str) -> str:
@@ -54,10 +52,10 @@ def test_every_event_leads_somewhere() -> None:
     ("events", "end"),
     [
         ((BEGUN, READY, ANSWERED, STAYS), IDLE),
-        ((BEGUN, HEAD_ENDED, READY, ANSWERED, STAYS), IDLE),
+        ((READY, ANSWERED, STAYS), IDLE),
         ((BEGUN, READY, ANSWERED, LEAVES, GONE), CLOSED),
         ((BEGUN, REFUSED, LEAVES, GONE), CLOSED),
-        ((BEGUN, HEAD_ENDED, REFUSED, LEAVES), LINGERING),
+        ((REFUSED, LEAVES), LINGERING),
     ],
 )
 def test_ways_through(events: tuple[str, ...], end: str) -> None:
@@ -74,8 +72,7 @@ def test_whatever_happens_it_can_be_closed_once() -> None:
 def test_what_must_never_happen() -> None:
     """An app that runs is not refused, what is refused is not run, who lingers is not served."""
     assert REFUSED not in TRANSITIONS[RUNNING]
-    assert REFUSED not in TRANSITIONS[IDLE]  # nothing has come that could be
     assert READY not in TRANSITIONS[SENDING]
     assert {*TRANSITIONS[LINGERING]} == {GONE}
-    assert {state for state, moves in TRANSITIONS.items() if READY in moves} == {IDLE, HEAD, BODY}
+    assert {state for state, moves in TRANSITIONS.items() if READY in moves} == {IDLE, RECEIVING}
     assert {state for state, moves in TRANSITIONS.items() if STAYS in moves} == {SENDING}

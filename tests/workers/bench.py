@@ -23,8 +23,8 @@ from gunicorn.config import Config
 from gunicorn.workers import base
 
 from tests.support.http import Connection
-from wsgifast.server import application, connection, exchange, output, sending
-from wsgifast.workers import FastWorker, worker
+from wsgifast.server import application, connection, exchange, output, sending, server
+from wsgifast.workers import FastWorker
 
 PEER = ("192.0.2.1", 4711)
 LISTENER = ("192.0.2.2", 80)
@@ -127,7 +127,7 @@ class Bench:
         cfg = Config()
         for name, value in settings.items():
             cfg.set(name, value)
-        for module in (application, connection, exchange, output, sending, worker):
+        for module in (application, connection, exchange, output, sending, server):
             self._undo.enter_context(mock.patch.object(module, "time", self.clock))
         made = type("BenchWorker", (FastWorker,), attributes or {})
         self.worker = made(0, os.getppid(), [], SimpleNamespace(), 30, cfg, self.log)
@@ -135,16 +135,23 @@ class Bench:
         with mock.patch.object(base.Worker, "init_process"):
             self.worker.init_process()
         self.worker.wsgi = app
-        self.worker._prepare()
-        self._pool = self.worker.pool  # a test may put another one into its place
         self._clients: list[Client] = []
+        self.begin_anew()
+
+    def begin_anew(self, *listeners: socket.socket) -> None:
+        """Make the worker's server, of what the worker has and of some listeners."""
+        if self.worker.server is not None:
+            self.worker.server.poller.close()
+        self.worker.sockets = list(listeners)
+        self.server = self.worker.server = self.worker.make_server()
+        self._pool = self.server.pool  # a test may put another one into its place
 
     def close(self) -> None:
         for client in self._clients:
             client.close()
-        for near in list(self.worker.registry.connections):
+        for near in list(self.server.connections):
             near.close()
-        self.worker.poller.close()
+        self.server.poller.close()
         self.worker.tmp.close()
         self._undo.close()
 
@@ -154,7 +161,7 @@ class Bench:
         :param tls: the client's, whose handshake is then done.
         """
         sock, far = socket.socketpair()
-        near = self.worker._connect(sock, peer, LISTENER)
+        near = self.server._connect(sock, peer, LISTENER)
         assert near is not None
         near.begin()
         if tls is not None:
@@ -178,9 +185,9 @@ class Bench:
                 self.poll()
             if not work:
                 break
-            job = self.worker._receive(work.popleft())
+            job = self.server._receive(work.popleft())
             if job is not None:
-                self.worker._run(job)
+                self.server._run(job)
         else:
             pytest.fail("the worker does not come to rest")
         if self.log.failures:
@@ -196,7 +203,7 @@ class Bench:
     def pass_time(self, seconds: float) -> None:
         """Let time go by, until the sweep and what follows from it."""
         self.clock.now += seconds
-        self.worker._sweep()
+        self.server._sweep()
         self.run()
 
 

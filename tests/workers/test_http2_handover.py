@@ -81,7 +81,7 @@ def test_prior_knowledge(make_bench: MakeBench, mode: str, step: int) -> None:
     assert client.receive_all_there_is()[3:4] == b"\4"
     client.close()
     bench.run()
-    assert not bench.worker.registry.connections
+    assert not bench.server.registry.connections
     assert not bench.log.requests
 
 
@@ -174,7 +174,7 @@ def test_an_error_there_ends_the_connection_only(
     client.receive_all_there_is()
     client.close()
     bench.run()
-    assert not bench.worker.registry.connections
+    assert not bench.server.registry.connections
     assert bench.log.says(f"HTTP/2 {said}")
     assert not bench.log.says("Error in a connection")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import signal
@@ -145,13 +146,15 @@ class Life:
         self.bench = bench
         self.worker = worker = bench.worker
         self.said: list[str] = []
-        self.pool = worker.pool = Pool(self.said)
         self.listener = socket.create_server(("127.0.0.1", 0))
-        worker.sockets = [self.listener]
+        bench.begin_anew(self.listener)
+        self.pool: Any = Pool(self.said)
+        bench.server.pool = self.pool
+        worker.make_server = lambda: bench.server
         worker.notify = lambda: self.said.append("notify")
 
     def listens(self) -> bool:
-        return bool(self.worker._acceptor.listening)
+        return bool(self.bench.server._acceptor.listening)
 
     def close(self) -> None:
         self.listener.close()
@@ -198,7 +201,7 @@ def test_a_worker_without_its_arbiter_ends(life: Life) -> None:
 def test_a_pool_that_has_failed_ends_the_worker_with_an_error(life: Life) -> None:
     def fail() -> None:
         life.pool.failed = True
-        life.worker._on_pool_failure()
+        life.bench.server._on_pool_failure()
 
     life.pool.at_monitor = [fail]
     life.bench.connect()  # which nobody would serve
@@ -227,7 +230,7 @@ def test_what_runs_is_finished_within_the_graceful_time(life: Life) -> None:
     bench.run()
     worker.run()
     assert len(seen) == 3
-    assert life.said[4:] == [*["notify", "sweep", "monitor"] * 3, "interrupt", "stop"]
+    assert life.said[5:] == [*["notify", "sweep", "monitor"] * 3, "interrupt", "stop"]
     assert all(0 < seconds <= 0.1 for seconds in life.pool.rounds[1:])
     assert not bench.log.says("cut off")
 
@@ -252,7 +255,7 @@ def test_what_does_not_finish_is_cut_off(life: Life) -> None:
 
 
 def test_who_is_kept_alive_is_given_a_moment(life: Life) -> None:
-    worker, bench = life.worker, life.bench
+    worker, bench, server = life.worker, life.bench, life.bench.server
     client = bench.connect()
     assert ask(bench, client)[:2] == (200, True)
     now = bench.clock.now
@@ -260,22 +263,22 @@ def test_who_is_kept_alive_is_given_a_moment(life: Life) -> None:
     def answer() -> None:
         # What comes in this moment is answered, with the truth about the connection.
         assert client.near.deadline == now + LINGER_S
-        assert worker._keepalive_s() == LINGER_S
-        bench.worker.settings.keepalive = 1
-        assert worker._keepalive_s() == 1
+        assert server.keepalive_s() == LINGER_S
+        server.options = dataclasses.replace(server.options, keepalive_s=1)
+        assert server.keepalive_s() == 1
         assert ask(bench, client)[:2] == (200, False)
         client.close()
         bench.run()
 
-    assert worker._keepalive_s() == 60
+    assert server.keepalive_s() == 60
     life.pool.at_monitor = [lambda: setattr(worker, "alive", False), answer]
     worker.run()
-    assert not worker.registry.connections
+    assert not server.connections
 
 
 def test_the_pool_is_made_to_measure(make_bench: MakeBench) -> None:
     bench = make_bench(hello, threads=7)
-    pool = bench.worker.pool
+    pool = bench.server.pool
     assert len(pool._members) == 7
     pool._on_tick()
     pool._on_failure()
@@ -285,12 +288,12 @@ def test_the_pool_is_made_to_measure(make_bench: MakeBench) -> None:
 
 def test_what_is_coalesced_goes_out_with_the_tick(make_bench: MakeBench) -> None:
     bench = make_bench(hello)
-    bench.worker.pool.ticking = True
+    bench.server.pool.ticking = True
     client = bench.connect()
     client.near.output.write_more(b"one")
     client.near.output.write_more(b"two")
     assert client.receive_all_there_is() == b"one"
-    bench.worker.pool._on_tick()
+    bench.server.pool._on_tick()
     assert client.receive_all_there_is() == b"two"
 
 
@@ -299,19 +302,19 @@ def test_what_is_coalesced_goes_out_with_the_tick(make_bench: MakeBench) -> None
 
 def test_a_full_worker_accepts_nobody(make_bench: MakeBench) -> None:
     bench = make_bench(hello, worker_connections=2)
-    worker = bench.worker
-    first = bench.connect()
-    bench.connect()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        worker.sockets = [listener]
-        worker._prepare()
-        worker._sweep()
-        assert not worker._acceptor.listening
+        bench.begin_anew(listener)
+        server = bench.server
+        first = bench.connect()
+        bench.connect()
+        assert bench.worker.nr_conns == 2
+        server._sweep()
+        assert not server._acceptor.listening
         first.near.close()
-        assert worker._acceptor.listening
-        worker.alive = False
-        worker._sweep()
-        assert not worker._acceptor.listening
+        assert server._acceptor.listening
+        server.stop()
+        server._sweep()
+        assert not server._acceptor.listening
 
 
 @pytest.mark.parametrize(
@@ -321,46 +324,45 @@ def test_a_full_worker_accepts_nobody(make_bench: MakeBench) -> None:
 def test_newcomers_are_left_to_siblings_that_may_have_a_free_thread(
     make_bench: MakeBench, settings: dict[str, Any], leaves: bool
 ) -> None:
-    worker = make_bench(hello, **settings).worker
+    bench = make_bench(hello, **settings)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        worker.sockets = [listener]
-        worker._prepare()
+        bench.begin_anew(listener)
+        server = bench.server
         for saturated in (False, True, False):
-            worker.pool.saturated = saturated
-            worker.pool._on_saturation()
-            assert worker._acceptor.listening is not (saturated and leaves)
-        worker.alive = False
-        worker._sweep()
+            server.pool.saturated = saturated
+            server.pool._on_saturation()
+            assert server._acceptor.listening is not (saturated and leaves)
+        server.stop()
+        server._sweep()
 
 
 @pytest.mark.parametrize("poller_kind", ["epoll", "selectors"])
 def test_listeners_are_for_whoever_polls(make_bench: MakeBench, poller_kind: str) -> None:
     bench = make_bench(hello, attributes={"poller_kind": poller_kind})
-    worker = bench.worker
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        worker.sockets = [listener]
-        worker._prepare()
-        worker._acceptor.update()
+        bench.begin_anew(listener)
+        server = bench.server
+        server._acceptor.update()
         with socket.create_connection(listener.getsockname(), timeout=5) as sock:
             sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            while not worker.registry.connections:
+            while not server.connections:
                 bench.run()
-            (near,) = worker.registry.connections
+            (near,) = server.connections
             assert not near.sock.getblocking()
             while not bench.log.requests:
                 bench.run()
             assert sock.recv(1000).startswith(b"HTTP/1.0 200 OK\r\n")
         # An event of a descriptor that is nobody's any more.
-        worker._receive((12345, 1))
-        worker.alive = False
-        worker._acceptor.update()
+        server._receive((12345, 1))
+        server.stop()
+        server._acceptor.update()
     assert [status for _, status, _ in bench.log.requests] == ["200 OK"]
 
 
 def test_events_give_an_unfinished_listener_its_turn(make_bench: MakeBench) -> None:
     bench = make_bench(hello)
     counted: list[int] = []
-    acceptor = bench.worker._acceptor
+    acceptor = bench.server._acceptor
     acceptor.count_event = lambda: counted.append(1)
     ask(bench)
     assert not counted
@@ -376,11 +378,11 @@ def test_a_connection_that_cannot_be_made(make_bench: MakeBench, tmp_path: Path)
     bench = make_bench(hello, certfile=str(pem), keyfile=str(pem))
     near, far = socket.socketpair()
     with far:
-        bench.worker._core = None
-        assert bench.worker._connect(near, ("192.0.2.1", 1), None) is None
+        bench.server._parser_for = None
+        assert bench.server._connect(near, ("192.0.2.1", 1), None) is None
         assert near.fileno() == -1
         assert far.recv(1) == b""
-    assert not bench.worker.registry.connections
+    assert not bench.server.registry.connections
     assert bench.log.says("A connection has failed at once")
 
 
@@ -418,14 +420,14 @@ def test_the_sweep_takes_only_what_is_overdue_and_its_own(
             found = super().pop(fd, default)
             return None if found is taken.near else found
 
-    bench.worker.registry.waiting = Taken(bench.worker.registry.waiting)
-    bench.worker._sweep()
+    bench.server.registry.waiting = Taken(bench.server.registry.waiting)
+    bench.server._sweep()
     assert retried == [retrying.near]
-    assert bench.worker.registry.connections == {late.near, retrying.near, taken.near}
+    assert bench.server.registry.connections == {late.near, retrying.near, taken.near}
     taken.near.deadline = math.inf
     taken.near.retries = True
-    bench.worker.registry.waiting[taken.near.fd] = taken.near
-    bench.worker._sweep()
+    bench.server.registry.waiting[taken.near.fd] = taken.near
+    bench.server._sweep()
     assert retried == [retrying.near]
 
 
@@ -434,19 +436,19 @@ def test_the_sweep_takes_only_what_is_overdue_and_its_own(
 
 def test_after_so_many_requests_it_is_replaced(make_bench: MakeBench) -> None:
     bench = make_bench(hello, max_requests=3, keepalive=5)
-    worker = bench.worker
+    worker, server = bench.worker, bench.server
     client, other = bench.connect(), bench.connect()
     assert ask(bench, client) == (200, True, b"hello")
     assert ask(bench, client) == (200, True, b"hello")
-    assert not worker._ends_soon
-    assert not worker.pool._interrupted
+    assert not server._ends_soon
+    assert not server.pool._interrupted
     assert ask(bench, client) == (200, False, b"hello")
-    assert worker._ends_soon
+    assert server._ends_soon
     assert worker.alive  # and accepts, until it finds a good moment
-    assert worker.pool._interrupted  # the monitor hears of it at once
-    worker.pool._interrupted = False
+    assert server.pool._interrupted  # the monitor hears of it at once
+    server.pool._interrupted = False
     assert ask(bench, other) == (200, False, b"hello")
-    assert not worker.pool._interrupted
+    assert not server.pool._interrupted
     assert sum("Autorestarting" in line for line in bench.log.lines) == 1
 
 
@@ -617,7 +619,7 @@ def test_an_app_that_is_told_that_its_client_has_gone(make_bench: MakeBench) -> 
         client = bench.connect()
         client.send_request()
         bench.run()
-        assert not bench.worker.registry.connections
+        assert not bench.server.registry.connections
         assert bench.log.says("Ignoring a lost connection")
         assert not bench.log.says("Error")
         assert len(bench.log.requests) == 1
@@ -724,7 +726,7 @@ def test_log_lines_are_made_for_who_reads_them(
     log = Counting(cfg)
     bench = make_bench(hello, attributes={"body_limit_bytes": 10})
     bench.worker.log = log
-    bench.worker._prepare()
+    bench.begin_anew()
     if not hasattr(log, "access_log_enabled"):
         writes = True  # older versions do not say
     ask(bench)

@@ -150,9 +150,10 @@ class Application:
     ) -> None:
         """An app (or its body) has raised: an error if nothing is sent yet, else the end."""
         # Whatever an app makes of a body that cannot be read, that was the reason.
-        error = connection.body_failure or error
+        unread = exchange.streamed and exchange.streamed.failure
+        error = unread or error
         if isinstance(error, ConnectionError) and (
-            connection.output.error is not None or error is connection.body_failure
+            connection.output.error is not None or error is unread
         ):
             self.log.debug("Ignoring a lost connection: %s", error)
             exchange.resp = None if resp is not None and not resp.headers_sent else resp

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from .streamed_body import StreamedBody
+
 __all__ = ["AppSocket", "Exchange"]
 
 
@@ -22,6 +24,7 @@ class Exchange:
     :ivar proxy: what a proxy has said of the connection before its first request: for the environ
         of each of its requests.
     :ivar body: for `wsgi.input`, once there is one.
+    :ivar streamed: what is under it, where the app receives it by itself.
     :ivar started: when it was made; monotonic.
     """
 
@@ -35,6 +38,7 @@ class Exchange:
         "resp",
         "rest",
         "started",
+        "streamed",
         "upgrade",
     )
 
@@ -57,6 +61,7 @@ class Exchange:
         self.resp: Any = None
         self.environ: dict[str, Any] | None = None
         self.body: Any = None
+        self.streamed: StreamedBody | None = None
         self.started = time.monotonic()
 
 

@@ -43,7 +43,8 @@ from typing import Protocol
 from ..sockets.sendfile import FileSegment
 from .backlog import Backlog
 from .output_rules import OutputRules
-from .sending import WOULD_BLOCK, Sender, Turn
+from .sending import Sender, Turn
+from .transport import WOULD_BLOCK
 
 __all__ = ["ClientGone", "OutputOwner", "OutputQueue"]
 

@@ -14,7 +14,11 @@ from ..errors import BodyTooLarge, RequestError
 from ..http.chunked import ChunkDecoder
 from .disk_budget import DiskBudget
 
-__all__ = ["ChunkedBody", "Collector", "KnownLength", "Spool"]
+__all__ = ["BODY_BYTES_PER_S", "ChunkedBody", "Collector", "KnownLength", "Spool"]
+
+# Apache's rule against bodies that drip (mod_reqtimeout, MinRate): each so many bytes give the
+# client one more second.
+BODY_BYTES_PER_S = 500.0
 
 # One receive, at most; of chunks at first, and at least.
 _RECEIVE_BYTES = 256 * 1024

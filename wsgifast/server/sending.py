@@ -30,8 +30,9 @@ from ..sockets.sendfile import (
 )
 from .backlog import Backlog
 from .output_rules import OutputRules
+from .transport import WOULD_BLOCK
 
-__all__ = ["WOULD_BLOCK", "Sender", "Turn"]
+__all__ = ["Sender", "Turn"]
 
 # One turn for one connection: beyond it, the others get theirs first.
 _TURN_BYTES = 4 * 1024 * 1024
@@ -45,8 +46,6 @@ _MOST_LOOK_BYTES = 4 * 1024 * 1024
 _CACHED_FOR_S = 0.5
 # What is read where memory is short: one TLS record (RFC 8446 section 5.1).
 _SMALL_BLOCK_BYTES = 16 * 1024
-
-WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Turn(enum.Enum):

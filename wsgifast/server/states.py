@@ -13,16 +13,14 @@ __all__ = ["TRANSITIONS"]
 
 HANDSHAKE: Final = "handshake"  # TLS is being agreed on
 IDLE: Final = "idle"  # nothing has come of the next request
-HEAD: Final = "head"  # in the middle of a request's head
-BODY: Final = "body"  # its head is parsed, its body is being received
+RECEIVING: Final = "receiving"  # in the middle of a request, which is to be here whole
 RUNNING: Final = "running"  # the app has it, or it waits for a thread
 SENDING: Final = "sending"  # the app is done, or never had it; the output queue goes on by itself
 LINGERING: Final = "lingering"  # all is sent; the client closes first (RFC 9112 section 9.6)
 CLOSED: Final = "closed"
 
 SECURED: Final = "TLS is agreed on"
-BEGUN: Final = "first bytes of a head"
-HEAD_ENDED: Final = "end of a head that has a body to be received"
+BEGUN: Final = "the first bytes of a request, and not all"
 READY: Final = "all is here that the app needs"
 REFUSED: Final = "an error is the answer"
 ANSWERED: Final = "the app is done"
@@ -32,9 +30,8 @@ GONE: Final = "lost, given up, or closed by the client"
 
 TRANSITIONS: Final[dict[str, dict[str, str]]] = {
     HANDSHAKE: {SECURED: IDLE, GONE: CLOSED},
-    IDLE: {BEGUN: HEAD, READY: RUNNING, GONE: CLOSED},
-    HEAD: {HEAD_ENDED: BODY, READY: RUNNING, REFUSED: SENDING, GONE: CLOSED},
-    BODY: {READY: RUNNING, REFUSED: SENDING, GONE: CLOSED},
+    IDLE: {BEGUN: RECEIVING, READY: RUNNING, REFUSED: SENDING, GONE: CLOSED},
+    RECEIVING: {READY: RUNNING, REFUSED: SENDING, GONE: CLOSED},
     RUNNING: {ANSWERED: SENDING, GONE: CLOSED},
     SENDING: {STAYS: IDLE, LEAVES: LINGERING, GONE: CLOSED},
     LINGERING: {GONE: CLOSED},

@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING
 from ..errors import RequestError
 from ..http.chunked import ChunkDecoder
 from .output import ClientGone
-from .sending import WOULD_BLOCK
+from .request_body import BODY_BYTES_PER_S
+from .transport import WOULD_BLOCK
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["BODY_BYTES_PER_S", "DRAIN_BYTES", "StreamedBody", "receive_blocking"]
+__all__ = ["DRAIN_BYTES", "StreamedBody", "receive_blocking"]
 
-# Apache's rule against bodies that drip (mod_reqtimeout, MinRate): each so many bytes give the
-# client one more second.
-BODY_BYTES_PER_S = 500.0
 # One receive: at least, however little the app asks for, and at most.
 _LEAST_BYTES = 16 * 1024
 _MOST_BYTES = 256 * 1024

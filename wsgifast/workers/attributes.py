@@ -10,7 +10,7 @@ from ..errors import ConfigurationError
 from ..options import is_count, is_number
 from ..server.poller import POLLERS
 
-__all__ = ["InvalidWorkerOption", "check_attributes"]
+__all__ = ["ATTRIBUTES", "InvalidWorkerOption", "check_attributes"]
 
 _BYTES = (
     "body_memory_bytes",
@@ -30,7 +30,7 @@ _SECONDS = (
 )
 _RATES = ("send_least_bytes_per_s",)
 _FLAGS = ("buffer_bodies", "check_host")
-_ATTRIBUTES = (*_FLAGS, *_BYTES, *_SECONDS, *_RATES, "poller_kind")
+ATTRIBUTES = (*_FLAGS, *_BYTES, *_SECONDS, *_RATES, "poller_kind")
 # difflib's measure of two names. Slips are above it; a name that a subclass has for something of
 # its own is below it, even memory_limit_bytes (0.82) or db_timeout_s (0.85).
 _ALIKE = 0.87
@@ -83,12 +83,12 @@ def _check_names(kind: type) -> None:
     A subclass may have attributes and methods of its own, so no other name is refused.
     """
     for name, value in vars(kind).items():
-        if name in _ATTRIBUTES or not isinstance(value, (int, float, str)):
+        if name in ATTRIBUTES or not isinstance(value, (int, float, str)):
             continue
-        meant = difflib.get_close_matches(name, _ATTRIBUTES, n=1, cutoff=_ALIKE)
-        without_unit = [each for each in _ATTRIBUTES if each.rpartition("_")[0] == name]
+        meant = difflib.get_close_matches(name, ATTRIBUTES, n=1, cutoff=_ALIKE)
+        without_unit = [each for each in ATTRIBUTES if each.rpartition("_")[0] == name]
         if meant or without_unit:
             raise InvalidWorkerOption(
                 f"FastWorker.{name}={value!r}: there is no such attribute; is "
-                f"{(meant or without_unit)[0]} meant? There are {', '.join(_ATTRIBUTES)}"
+                f"{(meant or without_unit)[0]} meant? There are {', '.join(ATTRIBUTES)}"
             )

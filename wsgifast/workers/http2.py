@@ -15,6 +15,7 @@ except ImportError:
     HTTP2Error = OSError
 
 from ..server.connection import Connection
+from ..server.exchange import Exchange
 from ..server.streamed_body import receive_blocking
 
 __all__ = ["HTTP2", "HTTP2Streams"]
@@ -48,7 +49,10 @@ class HTTP2:
         self._worker = worker
 
     def run(self, connection: Connection) -> None:
-        """Serve a connection on which HTTP/2 is agreed, until it ends."""
+        """Serve a connection on which HTTP/2 is agreed, or asked for, until it ends."""
+        if connection.exchange is not None:
+            self._run_upgrade(connection, connection.exchange)
+            return
         worker = self._worker
         conn = self._blocking(connection)
         conn.is_http2 = True
@@ -69,11 +73,9 @@ class HTTP2:
         finally:
             connection.app_is_done()
 
-    def run_upgrade(self, connection: Connection) -> None:
+    def _run_upgrade(self, connection: Connection, exchange: Exchange) -> None:
         """Answer a request that asks for an upgrade, and serve what follows."""
         worker = self._worker
-        exchange = connection.exchange
-        assert exchange is not None
         conn = self._blocking(connection)
         unreader = exchange.req.unreader
         unreader.wait = partial(

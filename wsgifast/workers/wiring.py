@@ -5,53 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..server.connection import Limits
-from ..server.disk import DiskThreads
-from ..server.disk_budget import DiskBudget
-from ..server.output_memory import OutputMemory
-from ..server.output_rules import Coalescing, OutputRules
+from ..server.options import Options
+from .attributes import ATTRIBUTES
 from .gunicorn_parser import GunicornParser
 from .gunicorn_support import Settings
 
-__all__ = ["limits", "output_rules", "parsers"]
+__all__ = ["options", "parsers"]
 
 
-def limits(worker: Any, settings: Settings) -> Limits:
-    """What a client may take of the worker."""
+def options(worker: Any, settings: Settings) -> Options:
+    """The server's options."""
     # gunicorn takes what is not positive for its own limit.
     line_bytes = settings.limit_request_field_size
     fields = settings.limit_request_fields
-    return Limits(
-        is_tls=settings.is_ssl,
-        buffer_bodies=worker.buffer_bodies,
-        body_memory_bytes=worker.body_memory_bytes,
-        body_limit_bytes=worker.body_limit_bytes,
-        body_timeout_s=worker.body_timeout_s,
-        head_timeout_s=worker.head_timeout_s,
+    own = {name: getattr(worker, name) for name in ATTRIBUTES if name != "check_host"}
+    return Options(
+        threads=settings.threads,
+        worker_connections=settings.worker_connections,
+        keepalive_s=float(settings.keepalive),
+        graceful_timeout_s=settings.graceful_timeout,
+        # Not where each worker has its own listeners.
+        has_siblings=settings.workers > 1 and not settings.reuse_port,
+        sendfile=settings.sendfile is not False,
         trailer_line_bytes=line_bytes if line_bytes > 0 else 8190,
         trailer_fields=fields if fields > 0 else 32768,
-    )
-
-
-def output_rules(worker: Any, settings: Settings, coalescing: Coalescing) -> OutputRules:
-    """How responses are sent."""
-
-    def on_disk_error(error: BaseException) -> None:
-        worker.log.error("Error in a disk thread", exc_info=error)
-
-    return OutputRules(
-        ahead_bytes=worker.output_ahead_bytes,
-        timeout_s=worker.send_timeout_s,
-        least_bytes_per_s=worker.send_least_bytes_per_s,
-        sendfile=settings.sendfile is not False,
-        response_on_disk_bytes=worker.response_on_disk_bytes,
-        memory=OutputMemory(
-            worker.output_memory_bytes,
-            DiskBudget(worker.responses_on_disk_bytes),
-            worker.log.warning,
-        ),
-        disk=DiskThreads(on_disk_error),
-        coalescing=coalescing,
+        **own,
     )
 
 

@@ -1,8 +1,7 @@
 """FastWorker: gunicorn's gthread worker, with another way of doing input and output.
 
 It is a ThreadWorker for gunicorn: the same settings, hooks, logs and HTTP/2 code. What it replaces
-is the loop (pool.py, poller.py), accepting (acceptor.py), the connections (connection.py) and
-the response (response.py).
+is everything between the listeners and the app: that is wsgifast.server's, which knows no gunicorn.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import contextlib
 import math
 import socket
 import sys
-import time
 from functools import partial
 from typing import Any
 
@@ -19,34 +17,19 @@ from gunicorn.errors import AppImportError
 from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
-from ..server.acceptor import Acceptor
 from ..server.application import Application
-from ..server.connection import LINGER_S, Connection, Core
-from ..server.disk_budget import DiskBudget
-from ..server.drain import Drain
+from ..server.connection import Connection
 from ..server.environ import EnvironFactory
-from ..server.output_rules import Coalescing
-from ..server.poller import Event, Poller, make_poller
-from ..server.pool import Pool, Task
-from ..server.registry import Registry
-from ..server.states import LINGERING, SENDING
-from ..server.watchdog import Watchdog
+from ..server.server import Server
 from .attributes import InvalidWorkerOption, check_attributes
 from .error_page import ErrorPage
 from .gunicorn_support import Settings, environ_part, patched_threads
 from .gunicorn_version import check_gunicorn
 from .http2 import HTTP2, HTTP2Streams
 from .tls import TLSContexts
-from .wiring import limits, output_rules, parsers
+from .wiring import options, parsers
 
 __all__ = ["FastWorker"]
-
-# The main thread looks after time limits and the heartbeat this often, as gthread does.
-_ROUND_S = 1.0
-# The same while the worker looks for the moment to end, or ends.
-_LAST_ROUND_S = 0.05
-# A worker that has served its max_requests looks for that moment for so many graceful_timeouts.
-_DRAIN_PATIENCE = 10
 
 
 class FastWorker(HTTP2Streams):
@@ -117,6 +100,8 @@ class FastWorker(HTTP2Streams):
     # gunicorn's own, named here because it ships no types.
     alive: bool
 
+    server: Server | None = None
+
     # What gunicorn calls before any worker is started.
 
     @classmethod
@@ -152,27 +137,7 @@ class FastWorker(HTTP2Streams):
     # The worker's life.
 
     def init_process(self) -> None:
-        self.tpool = None  # ours are in the pool
-        self._ends_soon = False  # it has served its max_requests
-        self._stopping = False
-        self._killed = False
-        self._sweep_pushed = False
-        # Who can accept from the same listeners: not where each worker has its own.
-        self._has_siblings = self.cfg.workers > 1 and not self.cfg.reuse_port
-        self.poller: Poller = make_poller(self.poller_kind)
-        self.registry: Registry[Connection] = Registry(
-            self.poller, on_closed=self._on_closed, log=self.log
-        )
-        self._coalescing = Coalescing(lambda: self.pool.ticks_soon())
-        self.pool: Pool[Connection] = Pool(
-            size=self.cfg.threads,
-            poller=self.poller,
-            receive=self._receive,
-            run=self._run,
-            on_tick=self._coalescing.tick,
-            on_failure=self._on_pool_failure,
-            on_saturation=self._on_saturation,
-        )
+        self.tpool = None  # ours are in the server's pool
         # Past gthread's own method, which makes a pool and a poller.
         super(gthread.ThreadWorker, self).init_process()
 
@@ -186,54 +151,37 @@ class FastWorker(HTTP2Streams):
             raise AppImportError(problem)
 
     def run(self) -> None:
-        """The main thread: the pool's monitor, time limits, and gunicorn's heartbeat."""
-        self._prepare()
-        self.pool.start()
-        drain: Drain[Connection] | None = None
-        while self.alive and not self.pool.failed:
-            self.notify()
-            self._sweep_soon()
-            if not self.is_parent_alive():
-                break
-            if self._ends_soon:
-                now = time.monotonic()
-                self.registry.cap_deadlines(now + LINGER_S, Connection.is_idle)
-                drain = drain or self._drain(now)
-                if drain.is_over(now):
-                    break
-            self.pool.monitor(_ROUND_S if drain is None else _LAST_ROUND_S)
+        """Serve until gunicorn, or the server by itself, finds that it is enough."""
+        self.server = server = self.make_server()
+        server.serve(self._beat)
         self.alive = False
-        self._stop()
+        server.finish(self._beat)
+        for sock in self.sockets:
+            sock.close()
+        if server.has_failed:
+            sys.exit(1)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """SIGTERM: finish what is running, then end."""
         if self.alive:
             self.alive = False
-            self.pool.interrupt()
+            if self.server is not None:
+                self.server.stop()
 
     def handle_quit(self, sig: int, frame: Any) -> None:
         """SIGQUIT, SIGINT: end now; the threads are daemons and end with the process."""
         super(gthread.ThreadWorker, self).handle_quit(sig, frame)
 
-    def _prepare(self) -> None:
-        cfg = self.cfg
-        self.settings = settings = Settings(cfg)
-        self._acceptor = Acceptor(
-            self.sockets,
-            self.poller,
-            connect=self._connect,
-            count=self.registry.__len__,
-            limit=settings.worker_connections,
-            is_open=self._is_open,
-            log=self.log,
-        )
-        self._watchdog = Watchdog(
-            self.pool,
-            log=self.log,
-            after_s=self.stuck_after_s,
-            kill_after_s=self.kill_stuck_after_s,
-            kill=self._kill,
-        )
+    def _beat(self) -> bool:
+        """Give gunicorn a sign of life; whether the worker is to go on."""
+        self.notify()
+        return bool(self.alive and self.is_parent_alive())
+
+    # Its server.
+
+    def make_server(self) -> Server:
+        """The server of this process: its app, gunicorn's settings and hooks, TLS and HTTP/2."""
+        self.settings = settings = Settings(self.cfg)
         environ = environ_part(settings)
         self.application = Application(
             self.wsgi,
@@ -250,174 +198,40 @@ class FastWorker(HTTP2Streams):
             answer_error=self._answer_error,
         )
         self.http2 = HTTP2(self)
-        self._core = Core(
-            limits=limits(self, settings),
-            output_rules=output_rules(self, settings, self._coalescing),
-            registry=self.registry,
-            disk=DiskBudget(self.bodies_on_disk_bytes),
-            log=self.log,
+        return Server(
+            self.application,
+            options(self, settings),
+            listeners=self.sockets,
             parser_for=parsers(self, settings),
-            keepalive_s=self._keepalive_s,
-            resume=self._resume,
-            refuse=self.application.refuse,
-            on_sent=self.application.log_exchange,
+            secure=None if self._tls is None else self._secure,
+            run_http2=self.http2.run,
+            log=self.log,
         )
 
-    def _stop(self) -> None:
-        """Let what runs finish within graceful_timeout; then drop the rest."""
-        self._stopping = True
-        self._acceptor.close()
-        now = time.monotonic()
-        deadline = now + self.cfg.graceful_timeout
-        # Kept-alive connections get a moment for a request that is under way already; it is
-        # answered with "Connection: close" (RFC 9112 section 9.6).
-        self.registry.cap_deadlines(now + LINGER_S, Connection.is_idle)
-        while self._is_unfinished() and not self.pool.failed:
-            now = time.monotonic()
-            if now >= deadline:
-                self.log.info("%d connections cut off", len(self.registry))
-                break
-            self.notify()
-            self._sweep_soon()
-            self.pool.monitor(min(_LAST_ROUND_S, deadline - now))
-        self.pool.stop()
-        for sock in self.sockets:
-            sock.close()
-        if self.pool.failed or self._killed:
-            sys.exit(1)
-
-    def _drain(self, now: float) -> Drain[Connection]:
-        return Drain(
-            self.registry.connections,
-            counts=lambda connection: connection.state != LINGERING,
-            now=now,
-            patience_s=_DRAIN_PATIENCE * self.cfg.graceful_timeout,
+    def _secure(self, sock: socket.socket) -> socket.socket:
+        assert self._tls is not None
+        return self._tls.current().wrap_socket(
+            sock,
+            server_side=True,
+            suppress_ragged_eofs=self.settings.suppress_ragged_eofs,
+            do_handshake_on_connect=False,
         )
-
-    def _is_unfinished(self) -> bool:
-        """Whether the worker has to wait before it ends."""
-        if self._killed:  # apps that are stuck never end
-            return any(each.state == SENDING for each in list(self.registry.connections))
-        return self._acceptor.is_accepting or bool(self.registry.connections)
-
-    def _kill(self) -> None:
-        """End, although apps run; what is being sent goes on for a while."""
-        self._killed = True
-        self.alive = False
-        self.pool.interrupt()
-
-    def _on_saturation(self) -> None:
-        self._acceptor.update()
-
-    def _on_pool_failure(self) -> None:
-        self.log.exception("A thread of the worker has failed; the worker restarts")
-        self.pool.interrupt()
-
-    # Connections come and go.
-
-    def _is_open(self) -> bool:
-        """Whether to accept; a worker without a free thread leaves newcomers to its siblings."""
-        return self.alive and not (self._has_siblings and self.pool.saturated)
-
-    def _connect(self, sock: socket.socket, peer: Any, address: Any) -> Connection | None:
-        try:
-            sock.setblocking(False)
-            if self._tls is not None:
-                sock = self._tls.current().wrap_socket(
-                    sock,
-                    server_side=True,
-                    suppress_ragged_eofs=self.settings.suppress_ragged_eofs,
-                    do_handshake_on_connect=False,
-                )
-            connection = Connection(self._core, sock, peer, address)
-        except Exception:
-            self.log.debug("A connection has failed at once", exc_info=True)
-            sock.close()
-            return None
-        self.registry.connections.add(connection)
-        self.nr_conns = len(self.registry)
-        return connection
-
-    def _on_closed(self) -> None:
-        self.nr_conns = len(self.registry)
-        self._acceptor.on_closed()
-        if (self._ends_soon or self._stopping) and not self.registry.connections:
-            self.pool.interrupt()
-
-    def _resume(self, connection: Connection) -> None:
-        """Let a thread of the pool go on with a connection that has something buffered."""
-        self.pool.push_behind(partial(self._go_on, connection, 0))
-
-    # What the pool calls.
-
-    def _receive(self, item: Event | Task[Connection]) -> Connection | None:
-        """Take an event or a task up; returns the connection if it is ready to run."""
-        if not isinstance(item, tuple):
-            return item()
-        fd, events = item
-        connection = self.registry.claim(fd)
-        if connection is None:
-            if self._acceptor.listens_on(fd):
-                self._acceptor.accept(fd)
-            return None
-        if self._acceptor.unfinished is not None:
-            self._acceptor.count_event()
-        return self._go_on(connection, events)
-
-    def _go_on(self, connection: Connection, events: int) -> Connection | None:
-        try:
-            return connection if connection.on_event(events) else None
-        except Exception:
-            self.log.exception("Error in a connection")
-            connection.close()
-            return None
-
-    def _run(self, connection: Connection) -> None:
-        try:
-            if connection.http2:
-                self.http2.run(connection)
-            elif connection.exchange is not None and connection.exchange.upgrade is not None:
-                self.http2.run_upgrade(connection)
-            else:
-                self.application.run(connection)
-        except Exception:
-            self.log.exception("Error in a connection")
-            connection.close()
-
-    def _sweep_soon(self) -> None:
-        """Let a thread of the pool sweep: the main thread does nothing that could block."""
-        if not self._sweep_pushed:
-            self._sweep_pushed = True
-            self.pool.push(self._sweep)
-
-    def _sweep(self) -> None:
-        """End what is overdue; take up accepting again."""
-        self._sweep_pushed = False
-        now = time.monotonic()
-        self.registry.sweep(now)
-        self._acceptor.update()
-        self._watchdog.look(now)
-
-    def _keepalive_s(self) -> float:
-        """Seconds that an idle connection may stay."""
-        keepalive = float(self.settings.keepalive)
-        return min(keepalive, LINGER_S) if self._stopping or self._ends_soon else keepalive
 
     # What the application asks for.
 
     def _may_stay(self) -> bool:
         """Count a request; whether its connection may have another one."""
+        server = self.server
+        assert server is not None
         self.nr += 1
         if self.nr >= self.max_requests:
-            if self.alive and not self._ends_soon:
+            if self.alive and server.end_soon():
                 self.log.info("Autorestarting worker after current request.")
-                self._ends_soon = True
-                self.pool.interrupt()
             return False
         return bool(
             self.alive
             and self.settings.keepalive
-            and len(self.registry.connections) <= self.max_keepalived
+            and len(server.connections) <= self.max_keepalived
         )
 
     def _answer_error(self, connection: Connection, req: Any, error: Any) -> None:
@@ -428,3 +242,12 @@ class FastWorker(HTTP2Streams):
         except Exception:  # it logs first: nothing has been sent
             self.log.exception("Error in the access log")
             self.handle_error(None, page, connection.peer, error)
+
+    @property
+    def nr_conns(self) -> int:
+        """How many connections are open; gthread's name for it."""
+        return 0 if self.server is None else len(self.server.connections)
+
+    @nr_conns.setter
+    def nr_conns(self, count: int) -> None:
+        """Nothing: gthread begins to count."""

@@ -1,0 +1,187 @@
+"""The requests of one connection: what has come of them goes in, what is to be done next comes out.
+
+Nothing here waits, has a socket or knows a thread; and no byte is looked at twice. A request is a
+head, which the parser takes, and a body, which a collector takes, unless the app is to read it by
+itself. What comes behind it is kept for the next one.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any, Final
+
+from ..errors import BodyTooLarge, RequestError
+from ..http.chunked import ChunkDecoder
+from ..http.scan import HeadScanner
+from .disk_budget import DiskBudget
+from .exchange import Exchange
+from .options import Options
+from .parser import NeedMoreData, Parser
+from .request_body import (
+    BODY_BYTES_PER_S,
+    ChunkedBody,
+    Collector,
+    KnownLength,
+    Spool,
+)
+
+__all__ = ["ASKED", "COMPLETE", "HTTP2", "MORE", "Receiver"]
+
+# One receive of a head: more than any usual head has; pipelined ones come in fewer calls. Never
+# less than a TLS record (RFC 8446 section 5.1): no event would tell of what it leaves in there.
+_HEAD_BYTES = 16 * 1024
+_END_OF_HEAD = b"\r\n\r\n"
+
+# What is to be done next.
+MORE: Final = "receive more, or go on with what is here"
+ASKED: Final = "the same, and the client waits for 100 Continue"
+COMPLETE: Final = "run the request; without a body, where the app is to read it"
+HTTP2: Final = "all that comes from now on is HTTP/2"
+
+
+class Receiver:
+    """Takes in what comes on one connection.
+
+    :param disk: for the bodies in temporary files.
+    :param peer: the client's address as accept() gave it.
+    :ivar exchange: the request that is coming, or has come last; None in the middle of a head.
+    :ivar rest: what has come, and has not been taken in.
+    """
+
+    __slots__ = (
+        "_body",
+        "_disk",
+        "_number",
+        "_options",
+        "_parser",
+        "_peer",
+        "_scanner",
+        "exchange",
+        "rest",
+    )
+
+    def __init__(self, parser: Parser, peer: Any, options: Options, disk: DiskBudget) -> None:
+        self.exchange: Exchange | None = None
+        self.rest = b""
+        self._parser = parser
+        self._peer = peer
+        self._options = options
+        self._disk = disk
+        self._number = 0  # of the request on its connection
+        self._scanner: HeadScanner | None = None  # of an incomplete head
+        self._body: Collector | None = None  # on its way in
+
+    @property
+    def wanted(self) -> int:
+        """How many bytes the next receive may bring."""
+        return _HEAD_BYTES if self._body is None else self._body.wanted
+
+    def has_more_to_do(self) -> bool:
+        """Whether :meth:`take` can go on with what is here."""
+        return bool(self.rest) if self._body is None else self._body.has_more_to_do
+
+    def take(self, data: bytes) -> str:
+        """Take in what has come; b"" to go on with what is here.
+
+        :raises Exception: for what is no request, or is refused; whoever made the parser, and
+            :class:`RequestError`, have the answer.
+        """
+        if self._body is not None:
+            return self._take_body(self._body, data)
+        if self.rest:
+            data, self.rest = self.rest + data, b""
+        scanner = self._scanner
+        if scanner is None:
+            if data.endswith(_END_OF_HEAD) or _END_OF_HEAD in data:
+                return self._parse(data)
+            scanner = self._scanner = HeadScanner()
+        parser = self._parser
+        looks = scanner.add(data) or len(scanner.data) <= parser.eager_bytes
+        if looks or len(scanner.data) > parser.head_limit_bytes:
+            return self._parse(bytes(scanner.data))
+        return MORE
+
+    def deadline(self, now: float) -> float | None:
+        """When the client is to have sent more of the body; None in a head.
+
+        :param now: the monotonic clock, when something has come.
+        """
+        if self._body is None or self.exchange is None:
+            return None
+        timeout_s = self._options.body_timeout_s
+        earned_s = self._body.received / BODY_BYTES_PER_S
+        return min(now + timeout_s, self.exchange.started + timeout_s + earned_s)
+
+    def decoder(self) -> ChunkDecoder:
+        """For a chunked body."""
+        options = self._options
+        return ChunkDecoder(
+            body_limit=options.body_limit_bytes if options.buffer_bodies else sys.maxsize,
+            line_limit=options.trailer_line_bytes,
+            trailer_fields=options.trailer_fields,
+        )
+
+    def take_trailers(self, lines: list[bytes]) -> None:
+        """Take note of what has come behind a chunked body."""
+        if self.exchange is not None:
+            self._parser.take_trailers(self.exchange.req, lines)
+
+    def close(self) -> None:
+        """Give up what has not come whole."""
+        self.exchange = None
+        self._scanner = None
+        if self._body is not None:
+            self._body.close()
+            self._body = None
+
+    def _parse(self, data: bytes) -> str:
+        try:
+            exchange = self._parser.parse(data, self._peer, self._number + 1)
+        except NeedMoreData:
+            if len(data) > self._parser.head_limit_bytes:
+                raise RequestError(431, "The request's head is too large") from None
+            if self._scanner is None:
+                self._scanner = HeadScanner(data)
+            return MORE
+        self._scanner = None
+        if exchange is None:
+            self.rest = data
+            return HTTP2
+        self._number += 1
+        self.exchange = exchange
+        if exchange.length == 0:
+            self.rest = exchange.rest
+            exchange.body = io.BytesIO()
+            return COMPLETE
+        if not self._options.buffer_bodies:
+            return COMPLETE
+        return self._begin_body(exchange)
+
+    def _begin_body(self, exchange: Exchange) -> str:
+        options = self._options
+        length = exchange.length
+        if length is not None and length > options.body_limit_bytes:
+            raise BodyTooLarge("The request body is too large")
+        spool = Spool(options.body_memory_bytes, options.body_limit_bytes, self._disk)
+        self._body = body = (
+            ChunkedBody(self.decoder(), spool) if length is None else KnownLength(length, spool)
+        )
+        step = self._take_body(body, exchange.rest)
+        return ASKED if step is MORE and exchange.expects_continue else step
+
+    def _take_body(self, body: Collector, data: bytes) -> str:
+        if body.has_more_to_do:
+            body.go_on()
+        elif data:
+            body.take(data)
+        if not body.is_whole:
+            return MORE
+        exchange = self.exchange
+        assert exchange is not None
+        if isinstance(body, ChunkedBody):
+            self.take_trailers(body.decoder.trailers)
+        self.rest = body.rest
+        exchange.body = body.open()
+        self._body = None
+        return COMPLETE

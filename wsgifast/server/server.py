@@ -1,0 +1,286 @@
+"""The server: its connections and the threads that serve them, from the first one to the last.
+
+It owns the registry, the pool, the poller, the listeners and what all connections share. What is
+served is the application's; what else there is to know of the process, such as signals and signs
+of life, is whoever runs it to see to.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from .acceptor import Acceptor
+from .application import Application
+from .connection import LINGER_S, Connection
+from .disk import DiskThreads
+from .disk_budget import DiskBudget
+from .drain import Drain
+from .options import Options
+from .output_memory import OutputMemory
+from .output_rules import Coalescing, OutputRules
+from .parser import Parser
+from .poller import Event, make_poller
+from .pool import Pool, Task
+from .receiving import Receiver
+from .registry import Registry
+from .states import LINGERING, SENDING
+from .watchdog import Watchdog
+
+__all__ = ["Server"]
+
+# Time limits are looked after this often, and a sign of life is given.
+_ROUND_S = 1.0
+# The same while the server looks for the moment to end, or ends.
+_LAST_ROUND_S = 0.05
+# A server that is to be replaced looks for that moment for so many graceful timeouts.
+_DRAIN_PATIENCE = 10
+
+
+class Server:
+    """Serves an application to the clients of some listeners.
+
+    :param listeners: whoever made them closes them.
+    :param parser_for: the parser of a peer's requests, by its address.
+    :param secure: wraps an accepted socket for TLS, its handshake still to come; None without TLS.
+    :param run_http2: serves a connection on which HTTP/2 is agreed, in a thread of the pool.
+    :ivar connections: those that are open.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        options: Options,
+        *,
+        listeners: Iterable[socket.socket],
+        parser_for: Callable[[Any], Parser],
+        secure: Callable[[socket.socket], socket.socket] | None,
+        run_http2: Callable[[Connection], object],
+        log: Any,
+    ) -> None:
+        self.options = options
+        self.log = log
+        self._application = application
+        self._parser_for = parser_for
+        self._secure = secure
+        self._run_http2 = run_http2
+        self._ends_soon = False
+        self._stopping = False
+        self._killed = False
+        self._sweep_pushed = False
+        self.poller = make_poller(options.poller_kind)
+        self.registry: Registry[Connection] = Registry(
+            self.poller, on_closed=self._on_closed, log=log
+        )
+        self.connections = self.registry.connections
+        self.coalescing = Coalescing(lambda: self.pool.ticking)
+        self.pool: Pool[Connection] = Pool(
+            size=options.threads,
+            poller=self.poller,
+            receive=self._receive,
+            run=self._run,
+            on_tick=self.coalescing.tick,
+            on_failure=self._on_pool_failure,
+            on_saturation=lambda: self._acceptor.update(),
+        )
+        self._acceptor = Acceptor(
+            listeners,
+            self.poller,
+            connect=self._connect,
+            count=self.connections.__len__,
+            limit=options.worker_connections,
+            is_open=self._is_open,
+            log=log,
+        )
+        self._watchdog = Watchdog(
+            self.pool,
+            log=log,
+            after_s=options.stuck_after_s,
+            kill_after_s=options.kill_stuck_after_s,
+            kill=self._kill,
+        )
+        self._bodies_on_disk = DiskBudget(options.bodies_on_disk_bytes)
+        # What connections ask for, beside options, registry and log: see connection.Core.
+        self.output_rules = OutputRules(
+            ahead_bytes=options.output_ahead_bytes,
+            response_on_disk_bytes=options.response_on_disk_bytes,
+            timeout_s=options.send_timeout_s,
+            least_bytes_per_s=options.send_least_bytes_per_s,
+            sendfile=options.sendfile,
+            memory=OutputMemory(
+                options.output_memory_bytes,
+                DiskBudget(options.responses_on_disk_bytes),
+                log.warning,
+            ),
+            disk=DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error)),
+            coalescing=self.coalescing,
+        )
+        self.refuse = application.refuse
+        self.on_sent = application.log_exchange
+
+    # Its life; the main thread.
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended because it could not go on."""
+        return self.pool.failed or self._killed
+
+    def serve(self, beat: Callable[[], bool]) -> None:
+        """Serve until it is to end: the pool's monitor, and time limits.
+
+        :param beat: called at least every second; False to end. Must not block.
+        """
+        self.pool.start()
+        drain: Drain[Connection] | None = None
+        while not self._stopping and not self.pool.failed and beat():
+            self._sweep_soon()
+            if self._ends_soon:
+                now = time.monotonic()
+                self.registry.cap_deadlines(now + LINGER_S, Connection.is_idle)
+                drain = drain or self._drain(now)
+                if drain.is_over(now):
+                    break
+            self.pool.monitor(_ROUND_S if drain is None else _LAST_ROUND_S)
+
+    def finish(self, beat: Callable[[], object]) -> None:
+        """Let what runs finish within the graceful timeout; then drop the rest.
+
+        :param beat: as for :meth:`serve`.
+        """
+        self._stopping = True
+        self._acceptor.update()
+        now = time.monotonic()
+        deadline = now + self.options.graceful_timeout_s
+        # Kept-alive connections get a moment for a request that is under way already; it is
+        # answered with "Connection: close" (RFC 9112 section 9.6).
+        self.registry.cap_deadlines(now + LINGER_S, Connection.is_idle)
+        while self._is_unfinished() and not self.pool.failed:
+            now = time.monotonic()
+            if now >= deadline:
+                self.log.info("%d connections cut off", len(self.connections))
+                break
+            beat()
+            self._sweep_soon()
+            self.pool.monitor(min(_LAST_ROUND_S, deadline - now))
+        self.pool.stop()
+
+    def stop(self) -> None:
+        """Have :meth:`serve` return; safe in a signal handler."""
+        self._stopping = True
+        self.pool.interrupt()
+
+    def end_soon(self) -> bool:
+        """Have it end at a good moment; False if that is so already."""
+        if self._ends_soon:
+            return False
+        self._ends_soon = True
+        self.pool.interrupt()
+        return True
+
+    def _drain(self, now: float) -> Drain[Connection]:
+        return Drain(
+            self.connections,
+            counts=lambda connection: connection.state != LINGERING,
+            now=now,
+            patience_s=_DRAIN_PATIENCE * self.options.graceful_timeout_s,
+        )
+
+    def _is_unfinished(self) -> bool:
+        """Whether it has to wait before it ends."""
+        if self._killed:  # apps that are stuck never end
+            return any(each.state == SENDING for each in list(self.connections))
+        return bool(self.connections)
+
+    def _kill(self) -> None:
+        """End, although apps run; what is being sent goes on for a while."""
+        self._killed = True
+        self.stop()
+
+    def _on_pool_failure(self) -> None:
+        self.log.exception("A thread of the worker has failed; the worker restarts")
+        self.pool.interrupt()
+
+    # Connections come and go.
+
+    def _is_open(self) -> bool:
+        """Whether to accept; without a free thread, newcomers are left to siblings."""
+        return not self._stopping and not (self.options.has_siblings and self.pool.saturated)
+
+    def _connect(self, sock: socket.socket, peer: Any, address: Any) -> Connection | None:
+        try:
+            sock.setblocking(False)
+            if self._secure is not None:
+                sock = self._secure(sock)
+            receiver = Receiver(self._parser_for(peer), peer, self.options, self._bodies_on_disk)
+            connection = Connection(self, sock, peer, address, receiver)
+        except Exception:
+            self.log.debug("A connection has failed at once", exc_info=True)
+            sock.close()
+            return None
+        self.connections.add(connection)
+        return connection
+
+    def _on_closed(self) -> None:
+        self._acceptor.on_closed()
+        if (self._ends_soon or self._stopping) and not self.connections:
+            self.pool.interrupt()
+
+    # What connections ask for.
+
+    def resume(self, connection: Connection) -> None:
+        self.pool.push_behind(partial(self._go_on, connection, 0))
+
+    def keepalive_s(self) -> float:
+        keepalive_s = self.options.keepalive_s
+        return min(keepalive_s, LINGER_S) if self._stopping or self._ends_soon else keepalive_s
+
+    # What the pool calls.
+
+    def _receive(self, item: Event | Task[Connection]) -> Connection | None:
+        """Take an event or a task up; returns the connection if it is ready to run."""
+        if not isinstance(item, tuple):
+            return item()
+        fd, events = item
+        connection = self.registry.claim(fd)
+        if connection is None:
+            if self._acceptor.listens_on(fd):
+                self._acceptor.accept(fd)
+            return None
+        if self._acceptor.unfinished is not None:
+            self._acceptor.count_event()
+        return self._go_on(connection, events)
+
+    def _go_on(self, connection: Connection, events: int) -> Connection | None:
+        try:
+            return connection if connection.on_event(events) else None
+        except Exception:
+            self.log.exception("Error in a connection")
+            connection.close()
+            return None
+
+    def _run(self, connection: Connection) -> None:
+        try:
+            if connection.http2:
+                self._run_http2(connection)
+            else:
+                self._application.run(connection)
+        except Exception:
+            self.log.exception("Error in a connection")
+            connection.close()
+
+    def _sweep_soon(self) -> None:
+        """Let a thread of the pool sweep: the main thread does nothing that could block."""
+        if not self._sweep_pushed:
+            self._sweep_pushed = True
+            self.pool.push(self._sweep)
+
+    def _sweep(self) -> None:
+        """End what is overdue; take up accepting again."""
+        self._sweep_pushed = False
+        now = time.monotonic()
+        self.registry.sweep(now)
+        self._acceptor.update()
+        self._watchdog.look(now)

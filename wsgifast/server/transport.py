@@ -1,0 +1,57 @@
+"""How a connection begins and ends on its socket, with TLS and without. Nothing here waits."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+
+from .poller import READ, WRITE
+
+__all__ = ["WOULD_BLOCK", "discard", "say_goodbye", "shake_hands"]
+
+WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+def shake_hands(sock: ssl.SSLSocket) -> int:
+    """Go on with TLS's handshake; returns what to wait for, 0 once it is done.
+
+    :raises OSError, ValueError: if it fails.
+    """
+    try:
+        sock.do_handshake()
+    except ssl.SSLWantReadError:
+        return READ
+    except ssl.SSLWantWriteError:
+        return WRITE
+    return 0
+
+
+def say_goodbye(sock: socket.socket) -> None:
+    """Say that nothing more will be sent.
+
+    :raises OSError, ValueError: if the client has gone.
+    """
+    sock.setblocking(False)
+    if isinstance(sock, ssl.SSLSocket):
+        try:  # the end is no truncation (RFC 8446 section 6.1); do not wait for theirs
+            sock.unwrap()
+        except (OSError, ValueError):
+            pass
+    sock.shutdown(socket.SHUT_WR)
+
+
+def discard(sock: socket.socket, most: int) -> int:
+    """Throw away what comes.
+
+    :param most: bytes.
+    :returns: how many more may come; 0 at the end of the connection too.
+    """
+    try:
+        # Below TLS, if there is any: nobody looks at what comes now.
+        while most > 0 and (data := socket.socket.recv(sock, most)):
+            most -= len(data)
+    except WOULD_BLOCK:
+        return most
+    except (OSError, ValueError):
+        pass
+    return 0
