@@ -18,88 +18,64 @@ from dataclasses import dataclass, field
 from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.processes import Address
 
-__all__ = ["drive", "percentile", "raw"]
+__all__ = ["percentile", "raw"]
 
 # One receive: larger than what a socket buffer holds, so one call takes all that is there.
 RECEIVE_BYTES = 1 << 20
+# An answer without a byte for so long has failed.
+GIVE_UP_S = 30.0
 _HEAD_END = b"\r\n\r\n"
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
-def drive(
-    address: Address,
-    path: str = "/",
-    *,
-    requests: int = 1_000_000,
-    seconds: float = 2.0,
-    connections: int = 1,
-    timeout: float = 30.0,
-    headers: tuple[str, ...] = (),
-    body_bytes: int | None = None,
-    receive_bytes: int = RECEIVE_BYTES,
-) -> Load:
-    """Send GETs, each after the answer to the one before, until a count or a time is reached.
+def raw(
+    *, connections: int = 1, receive_bytes: int = RECEIVE_BYTES, requests: int = 1_000_000
+) -> Client:
+    """This client for the runner: GETs, each after the answer to the one before.
 
-    :param requests: on all connections together.
-    :param seconds: no request is begun after this time.
+    Without a known payload, the chunk framing of a chunked answer is counted as payload.
+
     :param connections: each in a thread of its own. One is right for large bodies; with small ones
         this client takes some 20,000 answers/s at most, use wrk beyond.
-    :param timeout: seconds without a byte after which an answer counts as failed.
-    :param headers: lines to add, such as "Range: bytes=0-9".
-    :param body_bytes: the payload that every answer must have: another length counts as failed.
-        Without it, the chunk framing of a chunked answer is counted as payload; with it, no.
     :param receive_bytes: asked for by one receive; real clients ask for 8 KiB to 256 KiB.
+    :param requests: at the most, on all connections together.
     """
-    head = [f"GET {path} HTTP/1.1", f"Host: {address[0]}:{address[1]}", *headers]
-    request = "\r\n".join([*head, "", ""]).encode("latin-1")
-    share, rest = divmod(requests, connections)
-    start, cpu = time.perf_counter(), time.process_time()
-    users = [
-        _User(
-            address,
-            request,
-            share + (number < rest),
-            start + seconds,
-            timeout,
-            body_bytes,
-            receive_bytes,
-        )
-        for number in range(connections)
-    ]
-    if connections == 1:
-        users[0].run()
-    else:
-        threads = [threading.Thread(target=user.run) for user in users]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    elapsed, cpu = time.perf_counter() - start, time.process_time() - cpu
-    times = sorted(ms for user in users for ms in user.times_ms)
-    errors: Counter[str] = sum((user.errors for user in users), Counter())
-    return Load(
-        requests=len(times),
-        failures=errors.total(),
-        body_bytes=sum(user.body_bytes for user in users),
-        seconds=elapsed,
-        latency_ms={p: percentile(times, p) for p in (50, 95, 99)} if times else {},
-        errors=dict(errors),
-        client_cpu_s=cpu,
-    )
-
-
-def raw(*, connections: int = 1, receive_bytes: int = RECEIVE_BYTES) -> Client:
-    """This client for the runner."""
 
     def run(task: Task) -> Load:
-        return drive(
-            task.address,
-            task.path,
-            seconds=task.seconds,
-            connections=connections,
-            headers=task.headers,
-            body_bytes=task.body_bytes,
-            receive_bytes=receive_bytes,
+        host, port = task.address
+        head = [f"GET {task.path} HTTP/1.1", f"Host: {host}:{port}", *task.headers, "", ""]
+        share, rest = divmod(requests, connections)
+        begun, cpu = time.perf_counter(), time.process_time()
+        users = [
+            _User(
+                task.address,
+                "\r\n".join(head).encode("latin-1"),
+                share + (number < rest),
+                begun + task.seconds,
+                task.body_bytes,
+                receive_bytes,
+            )
+            for number in range(connections)
+        ]
+        if connections == 1:
+            users[0].run()
+        else:
+            threads = [threading.Thread(target=user.run) for user in users]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        elapsed, cpu = time.perf_counter() - begun, time.process_time() - cpu
+        times = sorted(ms for user in users for ms in user.times_ms)
+        errors: Counter[str] = sum((user.errors for user in users), Counter())
+        return Load(
+            requests=len(times),
+            failures=errors.total(),
+            body_bytes=sum(user.body_bytes for user in users),
+            seconds=elapsed,
+            latency_ms={p: percentile(times, p) for p in (50, 95, 99)} if times else {},
+            errors=dict(errors),
+            client_cpu_s=cpu,
         )
 
     return run
@@ -115,7 +91,6 @@ class _User:
     request: bytes
     requests: int
     deadline: float
-    timeout: float
     expected: int | None
     receive_bytes: int
     times_ms: list[float] = field(default_factory=list)
@@ -132,7 +107,7 @@ class _User:
                     break
                 try:
                     if sock is None:
-                        sock = socket.create_connection(self.address, self.timeout)
+                        sock = socket.create_connection(self.address, GIVE_UP_S)
                         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     sock.sendall(self.request)
                     size, stays_open = _receive(sock, buffer, self.expected)

@@ -11,7 +11,7 @@ from pathlib import Path
 from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.processes import temporary_folder
 
-__all__ = ["has_wrk", "wrk"]
+__all__ = ["wrk"]
 
 # Called once at the end; defining nothing else keeps Lua out of the requests.
 _REPORT = """
@@ -26,16 +26,11 @@ end
 """
 
 
-def has_wrk() -> bool:
-    """Whether wrk is installed (Debian's package is called wrk)."""
-    return shutil.which("wrk") is not None
-
-
 def wrk(connections: int = 8) -> Client:
     """A client for the runner: keep-alive GETs, for whole seconds, as wrk knows no others."""
 
     def run(task: Task) -> Load:
-        if not has_wrk():
+        if shutil.which("wrk") is None:
             raise RuntimeError("wrk is not installed: apt-get install wrk (Debian, Ubuntu)")
         seconds = max(1, round(task.seconds))
         scheme = "https" if task.tls else "http"

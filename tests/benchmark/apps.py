@@ -26,6 +26,8 @@ def app(environ: Any, start_response: Any) -> Any:
         return "a str"
     if path == "/new":
         return [b"%d" % next(_numbers)]
+    if path == "/forever":
+        return itertools.repeat(b"x")
     if path == "/large":
         return LARGE
     return [b"a page"]

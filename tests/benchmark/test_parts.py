@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from wsgifast import ConfigurationError
+from wsgifast.benchmark import looking
 from wsgifast.benchmark.load import Task, cpu_seconds
 from wsgifast.benchmark.locust_client import Locust, LocustFailed, Run
 from wsgifast.benchmark.looking import look
@@ -44,7 +46,7 @@ def test_a_server_that_does_not_start_shows_its_log() -> None:
         pass
 
 
-def test_a_look(server: RunningServer) -> None:
+def test_a_look(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def at(path: str, *headers: str) -> tuple[str, int, bool, bool]:
         seen = look(Task(path, address=server.address, headers=headers))
         return seen.answer, seen.body_bytes, seen.ok, seen.answered
@@ -54,6 +56,9 @@ def test_a_look(server: RunningServer) -> None:
     assert at("/secret", "Cookie: a=b") == ("200 OK", 6, True, True)
     assert at("/away") == ("302 Found", 0, True, True)
     assert at("/str")[2:] == (False, True)
+    monkeypatch.setattr(looking, "LOOK_S", 0.2)
+    with pytest.raises(ConfigurationError, match="/forever: no end of the answer"):
+        at("/forever")
     nobody = look(Task(address=(HOST, free_port())))
     assert not nobody.answered
     assert "refused" in nobody.answer

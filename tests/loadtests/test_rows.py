@@ -8,7 +8,20 @@ import pytest
 
 from loadtests import frameworks, slow_attack, worker
 from loadtests.__main__ import tables
-from loadtests.bench import BYTES, Profile, Table, percentile, problems, raw, run
+from loadtests.bench import (
+    BYTES,
+    HOST,
+    Profile,
+    Table,
+    Task,
+    free_port,
+    percentile,
+    problems,
+    raw,
+    run,
+    running,
+    served,
+)
 from loadtests.calls import TABLES as CALLS
 from loadtests.command import chosen, main
 
@@ -19,6 +32,24 @@ def test_percentiles_by_nearest_rank() -> None:
     values = [float(number) for number in range(1, 101)]
     assert [percentile(values, p) for p in (50, 95, 99, 100)] == [50, 95, 99, 100]
     assert percentile([7.0], 50) == 7.0
+
+
+def test_the_client_counts_what_it_saw() -> None:
+    address = (HOST, free_port())
+    places = {"{host}": HOST, "{port}": str(address[1])}
+    argv, env = served("loadtests.app:app", None, "wsgiref").placed(places)
+
+    def seen(requests: int, path: str, size: int | None = None) -> tuple[int, int, object]:
+        task = Task(path, 10.0, address, body_bytes=size)
+        load = raw(requests=requests)(task)
+        assert load.client_cpu_s > 0
+        return load.requests, load.body_bytes, load.errors
+
+    with running(argv, address, env=env):
+        assert seen(5, "/small", 512) == (5, 5 * 512, {})
+        assert seen(2, "/rows/4096", 4096) == (2, 2 * 4096, {})
+        assert seen(1, "/small/9", 10) == (0, 0, {"status 200 with 9 bytes instead of 10": 1})
+        assert seen(1, "/none") == (0, 0, {"status 404": 1})
 
 
 def test_a_key_that_no_row_has(capsys: pytest.CaptureFixture[str]) -> None:

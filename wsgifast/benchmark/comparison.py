@@ -37,6 +37,7 @@ _GIVE_UP_BESIDE_SLOW_S = 5.0
 _SETTLE_S = 1.0
 # Linux's bound on what a socket holds that is to be sent (tcp_wmem).
 _HELD_BYTES = 4 << 20
+_LEAST_ROW_S = 120.0
 # gunicorn's own default of --worker-connections, and what the others need beside a crowd.
 _CONNECTIONS, _OTHERS = 1000, 100
 
@@ -61,7 +62,7 @@ def compare(options: argparse.Namespace) -> int:
     master = (options.master_host, options.master_port)
     host = options.master_host if options.master else HOST
     _check_host(host)
-    profile = Profile(options.seconds, options.rounds, row_seconds=float("inf"))
+    profile = Profile(options.seconds, options.rounds, row_seconds=_row_seconds(options))
     try:
         with orderly_end(), Locust(options.processes or 0, workers, master) as locust:
             table = _table(options, paths, locust)
@@ -84,6 +85,11 @@ def compare(options: argparse.Namespace) -> int:
     for line in missed:
         print(f"wsgifast bench: {line}", file=sys.stderr)
     return int(bool(missed) or not all(result.is_good for result in results))
+
+
+def _row_seconds(options: argparse.Namespace) -> float:
+    """A row is not to take for ever where the server is stuck; where not, it has all its rounds."""
+    return max(_LEAST_ROW_S, float(10 * options.rounds * options.seconds))
 
 
 def _check_host(host: str) -> None:

@@ -8,12 +8,13 @@ import ssl
 import time
 from dataclasses import dataclass
 
+from ..errors import ConfigurationError
 from .load import Task
 
 __all__ = ["Seen", "look"]
 
-# Raw bodies may take seconds; who streams without an end is left after this time.
-LOOK_S = 60.0
+# Raw bodies may take seconds; an answer that takes longer than this cannot be measured.
+LOOK_S = 30.0
 _BLOCK_BYTES = 1 << 20
 
 
@@ -32,7 +33,10 @@ class Seen:
 
 
 def look(task: Task) -> Seen:
-    """Ask once, on a connection of its own."""
+    """Ask once, on a connection of its own.
+
+    :raises ConfigurationError: if the answer has no end, or none that one could wait for.
+    """
     digest, size, answer, problem = hashlib.sha256(), 0, "", ""
     deadline = time.monotonic() + LOOK_S
     connection = _connection(task)
@@ -44,16 +48,19 @@ def look(task: Task) -> Seen:
         connection.endheaders()
         response = connection.getresponse()
         answer = f"{response.status} {response.reason}"
-        while block := response.read(_BLOCK_BYTES):
+        while block := response.read1(_BLOCK_BYTES):  # what is there
             digest.update(block)
             size += len(block)
             if time.monotonic() > deadline:
-                problem = f"{answer}, and no end of the body after {LOOK_S:.0f} s"
-                break
-        if response.length and not problem:
+                raise TimeoutError
+        if response.length:
             problem = f"{answer}, then the end after {size} of {size + response.length} bytes"
         elif response.status >= 400:
             problem = answer
+    except TimeoutError:
+        raise ConfigurationError(
+            f"{task.path}: no end of the answer after {LOOK_S:.0f} s; name a path whose answers end"
+        ) from None
     except (OSError, http.client.HTTPException) as error:
         problem = f"{answer}, then {type(error).__name__}: {error}".removeprefix(", then ")
     finally:

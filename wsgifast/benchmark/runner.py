@@ -116,19 +116,19 @@ class _Servers:
         )
         if contender.server is None or contender.fresh:
             return task
-        return _at(task, self.shared(contender.server))
+        return _at(task, self.shared(contender.server, contender.name))
 
-    def shared(self, server: Server) -> RunningServer:
+    def shared(self, server: Server, name: str = "") -> RunningServer:
         if server not in self._running:
-            self._running[server] = self._stack.enter_context(self.started(server))
+            self._running[server] = self._stack.enter_context(self.started(server, name))
         return self._running[server]
 
     @contextlib.contextmanager
-    def started(self, server: Server) -> Iterator[RunningServer]:
+    def started(self, server: Server, name: str) -> Iterator[RunningServer]:
         address = (self._host, free_port(self._host))
         places = {"host": address[0], "port": str(address[1]), "folder": str(self._folder)}
         argv, env = server.placed({f"{{{name}}}": value for name, value in places.items()})
-        with running(argv, address, env=env) as one:
+        with running(argv, address, name=name, env=env) as one:
             yield one
 
 
@@ -156,7 +156,7 @@ def _measure(contender: Contender, row: Row, task: Task, servers: _Servers) -> M
     if contender.server is None:
         return Measured(client(task), 0.0)
     if contender.fresh:
-        with servers.started(contender.server) as server:
+        with servers.started(contender.server, contender.name) as server:
             return _one_run(client, _at(task, server), server)
     return _one_run(client, task, servers.shared(contender.server))
 

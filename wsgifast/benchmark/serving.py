@@ -165,8 +165,11 @@ def facts_of(target: str) -> Facts:
         except subprocess.TimeoutExpired:
             raise AppNotLoaded(f"{target}: no end of the import after {_IMPORT_S:.0f} s") from None
     if not said:
-        tail = errors.decode(errors="replace").strip().splitlines()[-1:]
-        raise AppNotLoaded(f"{target}: the import ended the process {''.join(tail)}")
+        tail = "".join(errors.decode(errors="replace").strip().splitlines()[-1:])
+        status = process.returncode
+        raise AppNotLoaded(
+            f"{target}: the import ended Python with status {status}. {tail}".strip()
+        )
     found = json.loads(said)
     if "error" in found:
         raise AppNotLoaded(found["error"])
