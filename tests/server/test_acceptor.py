@@ -21,6 +21,7 @@ class Listener:
 
     def __init__(self, waiting: int = 0) -> None:
         self.waiting = waiting
+        self.gone: set[int] = set()  # of those that wait
         self.error: OSError | None = None
 
     def fileno(self) -> int:
@@ -38,6 +39,8 @@ class Listener:
         if not self.waiting:
             raise BlockingIOError
         self.waiting -= 1
+        if self.waiting in self.gone:
+            raise ConnectionAbortedError
         return f"connection {self.waiting}", "peer"
 
 
@@ -211,23 +214,55 @@ def test_a_full_worker_says_so_once_until_it_has_room_again() -> None:
 
 def test_a_listener_that_fails_otherwise_stays() -> None:
     server = Server(waiting=1)
-    server.listener.error = ConnectionAbortedError()
+    server.listener.error = OSError(errno.EPROTO, "Protocol error")
     server.acceptor.accept(LISTENER)
     assert server.listens
     assert not server.warnings
 
 
-def test_newcomers_do_not_wait_for_the_end_of_a_crowds_events() -> None:
-    server = Server(waiting=20)
+def test_connections_that_have_gone_again_end_no_turn() -> None:
+    server = Server(waiting=5)
+    server.listener.gone = {1, 3, 4}
     server.acceptor.accept(LISTENER)
-    assert 0 < len(server.begun) < 20
+    assert server.begun == ["connection 2", "connection 0"]
+    # But whoever should not listen any more takes the one connection that it was told of.
+    server = Server(waiting=2)
+    server.listener.gone = {1}
+    server.open = False
+    server.acceptor.update()
+    server.acceptor.accept(LISTENER)
+    assert not server.begun
+
+
+def test_it_is_not_said_all_the_time_that_there_are_no_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(accepting, "time", SimpleNamespace(monotonic=lambda: now))
+    server = Server(waiting=1)
+    server.listener.error = OSError(errno.EMFILE, "Too many open files")
+    for _ in range(100):
+        server.acceptor.accept(LISTENER)
+        server.acceptor.on_closed()
+        assert server.listens
+    assert len(server.warnings) == 1
+    now += accepting._SAY_AGAIN_S
+    server.acceptor.accept(LISTENER)
+    assert len(server.warnings) == 2
+
+
+def test_newcomers_do_not_wait_for_the_end_of_a_crowds_events() -> None:
+    waiting = 5 * accepting._ACCEPTS // 2
+    server = Server(waiting=waiting)
+    server.acceptor.accept(LISTENER)
+    assert len(server.begun) == accepting._ACCEPTS
     events = 0
     while server.acceptor.unfinished is not None:
         server.acceptor.count_event()
         events += 1
         assert events < 1000
     # Without one more event of the listener, which would come behind the crowd's.
-    assert len(server.begun) == 20
+    assert len(server.begun) == waiting
     # Nor do the others wait for the newcomers.
     assert events == 2 * accepting._EVENTS_BETWEEN_TURNS
 

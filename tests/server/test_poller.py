@@ -14,6 +14,7 @@ import pytest
 from tests.workers.serving import POLLERS
 from wsgifast.errors import ConfigurationError
 from wsgifast.server.poller import (
+    HUNG_UP,
     READ,
     WRITE,
     EpollPoller,
@@ -165,6 +166,24 @@ def test_the_end_of_a_connection_wakes_who_waits_for_either(poller: Poller) -> N
             ((_, mask),) = poll_until(poller, near.fileno())
             assert mask
             poller.forget(near.fileno())
+
+
+def test_who_has_hung_up_is_told_apart_but_not_while_it_is_written_to() -> None:
+    poller = EpollPoller()
+    near, far = socket.socketpair()
+    with near, far:
+        poller.add(near.fileno(), READ)
+        far.sendall(b"a")
+        assert poll_until(poller, near.fileno()) == [(near.fileno(), READ)]
+        far.shutdown(socket.SHUT_WR)
+        poller.arm(near.fileno(), READ)
+        assert poll_until(poller, near.fileno()) == [(near.fileno(), READ | HUNG_UP)]
+        poller.arm(near.fileno(), WRITE)
+        assert poll_until(poller, near.fileno()) == [(near.fileno(), WRITE)]
+        # Or it would be told so again and again while there is no room.
+        poller.arm(near.fileno(), 0)
+        assert_silent(poller)
+    poller.close()
 
 
 def test_forgotten_descriptors_are_silent(poller: Poller, pair: Pair) -> None:

@@ -17,6 +17,7 @@ from tests.support.servers import wait_for
 from wsgifast.server import pool as module
 from wsgifast.server.poller import Event
 from wsgifast.server.pool import (
+    _BEHIND_TURNS,
     _QUICK_TICKS,
     _RUNNING_PATIENCE_S,
     _SPARE_PATIENCE_S,
@@ -548,6 +549,27 @@ def test_what_was_received_for_a_thread_comes_first(monitored: Monitored) -> Non
     turn(monitored, monitored.first)
     assert monitored.ran == ["request", "event"]
     assert not monitored.pool.ready
+
+
+def test_of_the_tasks_behind_a_few_have_their_turn_between_two_polls(
+    monitored: Monitored,
+) -> None:
+    pool = monitored.pool
+    events: list[Event] = [(7, 1), (8, 1)]
+    pool._poller.poll = lambda timeout: events  # type: ignore[method-assign]
+    tasks = [lambda number=number: str(number) for number in range(200)]
+    pool.behind.extend(tasks)
+    taken = 0
+    while pool.behind:
+        before = len(pool.behind)
+        pool.take_up_events(None)
+        assert [pool.work.popleft(), pool.work.popleft()] == events
+        few = len(pool.work)
+        assert 0 < few <= max(_BEHIND_TURNS, before // 4)
+        assert list(pool.work) == tasks[taken : taken + few]
+        taken += few
+        pool.work.clear()
+    assert taken == 200
 
 
 class Polling:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import select
 import signal
 import socket
 import ssl
@@ -235,6 +236,23 @@ def test_what_runs_is_finished_within_the_graceful_time(life: Life) -> None:
     assert not bench.log.says("cut off")
 
 
+def test_a_connection_that_is_being_accepted_is_waited_for(life: Life) -> None:
+    acceptor = life.bench.server._acceptor
+
+    def begin() -> None:
+        acceptor._accepting += 1  # a thread is in accept()
+        life.worker.alive = False
+
+    def end() -> None:
+        assert acceptor.is_accepting
+        acceptor._accepting -= 1
+
+    life.pool.at_monitor = [begin, end]
+    life.worker.run()
+    assert life.pool.at_monitor == []
+    assert acceptor._closed  # and nothing is accepted that nobody would wait for
+
+
 def test_what_does_not_finish_is_cut_off(life: Life) -> None:
     worker, bench = life.worker, life.bench
 
@@ -289,15 +307,36 @@ def test_the_pool_is_made_to_measure(make_bench: MakeBench) -> None:
 def test_what_is_coalesced_goes_out_with_the_tick(make_bench: MakeBench) -> None:
     bench = make_bench(hello)
     bench.server.pool.ticking = True
+    bench.server.pool._quick_ticks = 1000  # its ticks are rare
     client = bench.connect()
     client.near.output.write_more(b"one")
     client.near.output.write_more(b"two")
     assert client.receive_all_there_is() == b"one"
+    assert not bench.server.pool._quick_ticks
     bench.server.pool._on_tick()
     assert client.receive_all_there_is() == b"two"
 
 
 # Connections
+
+
+@pytest.mark.skipif(not hasattr(select, "EPOLLRDHUP"), reason="the system does not tell")
+def test_who_has_hung_up_comes_behind_who_waits(make_bench: MakeBench) -> None:
+    asked: list[str] = []
+
+    def app(environ: Any, start_response: Any) -> Any:
+        asked.append(environ["PATH_INFO"])
+        return hello(environ, start_response)
+
+    bench = make_bench(app)
+    done, waits = bench.connect(), bench.connect()
+    done.sock.sendall(b"GET /done HTTP/1.1\r\nHost: a\r\n\r\n")
+    done.sock.shutdown(socket.SHUT_WR)
+    waits.sock.sendall(b"GET /waits HTTP/1.1\r\nHost: a\r\n\r\n")
+    bench.run()
+    assert asked == ["/waits", "/done"]
+    for client in (done, waits):
+        assert client.receive_all_there_is().startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_full_worker_accepts_nobody(make_bench: MakeBench) -> None:

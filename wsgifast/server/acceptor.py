@@ -30,12 +30,14 @@ from .poller import Poller
 __all__ = ["Acceptor"]
 
 # Connections accepted in one turn: more would keep the others waiting, and other workers idle.
-_ACCEPTS = 8
+_ACCEPTS = 16
 # Where that has not emptied a listener's queue: events of connections until the next such turn. The
 # kernel reports a listener again only behind everything else that is ready.
 _EVENTS_BETWEEN_TURNS = 32
 # How long a connection without a free descriptor stays in the listener's queue.
 _PAUSE_S = 0.2
+# That descriptors are short is said again after so long.
+_SAY_AGAIN_S = 10.0
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # A full worker is full until this share of its connections is left: it is told once for each time.
 _FULL_UNTIL = 0.9
@@ -81,6 +83,7 @@ class Acceptor:
         self._log = log
         self._lock = threading.Lock()
         self._resume_at = 0.0
+        self._said_at = -_SAY_AGAIN_S
         self._full = False
         self.listening = False
         self._closed = False
@@ -148,20 +151,20 @@ class Acceptor:
         for _ in range(_ACCEPTS):
             try:
                 sock, peer = listener.accept()
+            except ConnectionAbortedError:
+                connection = None  # it has gone again
             except OSError as error:
                 if error.errno in _NO_DESCRIPTOR:
-                    self._log.warning("Cannot accept: %s; trying again soon", error)
-                    self._resume_at = time.monotonic() + _PAUSE_S
-                    self.update()
+                    self._pause(error)
                 break
-            connection = self._connect(sock, peer, address)
-            if connection is None:
-                continue
-            if self._count() >= self._limit:
-                # Before the connection may close in another thread, and make room again.
-                self.update()
-                self._tell_that_it_is_full()
-            connection.begin()
+            else:
+                connection = self._connect(sock, peer, address)
+            if connection is not None:
+                if self._count() >= self._limit:
+                    # Before the connection may close in another thread, and make room again.
+                    self.update()
+                    self._tell_that_it_is_full()
+                connection.begin()
             if not self.listening:
                 return
         else:
@@ -179,6 +182,14 @@ class Acceptor:
             self.unfinished = None
             if self.listening:
                 self.accept(fd)
+
+    def _pause(self, error: OSError) -> None:
+        now = time.monotonic()
+        if now - self._said_at >= _SAY_AGAIN_S:
+            self._said_at = now
+            self._log.warning("Cannot accept: %s; trying again soon", error)
+        self._resume_at = now + _PAUSE_S
+        self.update()
 
     def _tell_that_it_is_full(self) -> None:
         if not self._full:

@@ -27,6 +27,7 @@ from typing import Protocol
 from ..errors import ConfigurationError
 
 __all__ = [
+    "HUNG_UP",
     "POLLERS",
     "READ",
     "WRITE",
@@ -40,8 +41,17 @@ __all__ = [
 # carry more bits (EPOLLHUP, EPOLLERR): whoever reads or writes next meets the error itself.
 READ = 0x1
 WRITE = 0x4
+# Comes with READ: the peer will send nothing more than what is there, as far as the poller knows
+# (EPOLLRDHUP; selectors do not tell).
+HUNG_UP = 0x2000
 
 POLLERS = ("auto", "epoll", "selectors")
+
+# What epoll is asked for, by the events that are waited for.
+_ONCE = {
+    events: events | (HUNG_UP if events & READ else 0) | getattr(select, "EPOLLONESHOT", 0)
+    for events in (0, READ, WRITE, READ | WRITE)
+}
 
 Event = tuple[int, int]
 
@@ -111,10 +121,10 @@ class EpollPoller:
         self._modify = epoll.modify
 
     def add(self, fd: int, events: int) -> None:
-        self._register(fd, events | select.EPOLLONESHOT)
+        self._register(fd, _ONCE[events])
 
     def arm(self, fd: int, events: int) -> None:
-        self._modify(fd, events | select.EPOLLONESHOT)
+        self._modify(fd, _ONCE[events])
 
     def forget(self, fd: int) -> None:
         with contextlib.suppress(OSError):

@@ -31,7 +31,8 @@ still leads after its turn need not ask.
 
 A connection that has more to do already, such as the next of its pipelined requests, would keep
 everybody from polling if it came back into `work` at once. It waits in `behind` until the leader,
-without other work, has asked the poller who else is ready: those have their turn first.
+without other work, has asked the poller who else is ready: those have their turn first, and then a
+few of those behind, before the poller is asked again.
 
 The monitor runs in the main thread, and does nothing that could block: neither polling nor
 receiving, only what `on_tick` and `on_saturation` do. So it always sees a leader that is blocked,
@@ -75,6 +76,9 @@ _EARLY_PROMOTIONS = 8
 _SPARE_PATIENCE_S = 0.25
 # Spares, all of which can be blocked only by what nothing in here should wait for.
 _MAX_SPARES = 4
+# Of the tasks behind, so many have their turn between two polls, or one in so many if it is more.
+_BEHIND_TURNS = 4
+_BEHIND_PART = 8
 
 Job = TypeVar("Job")
 # Work that is no event: does what there is to do, and returns a job if that is ready to run.
@@ -164,10 +168,10 @@ class Pool(Generic[Job]):
         behind = self.behind
         self.work.extend(self._poller.poll(0 if behind else timeout))
         try:
-            for _ in range(len(behind)):
+            for _ in range(max(_BEHIND_TURNS, len(behind) // _BEHIND_PART)):
                 self.work.append(behind.popleft())
         except IndexError:
-            pass  # another thread was quicker
+            pass  # there were fewer
 
     def ticks_soon(self) -> bool:
         """Whether the monitor looks in within TICK_S: something may be left for `on_tick` then."""

@@ -23,7 +23,7 @@ from .options import Options
 from .output_memory import OutputMemory
 from .output_rules import Coalescing, OutputRules
 from .parser import Parser
-from .poller import Event, make_poller
+from .poller import HUNG_UP, Event, make_poller
 from .pool import Pool, Task
 from .receiving import Receiver
 from .registry import Registry
@@ -76,7 +76,7 @@ class Server:
             self.poller, on_closed=self._on_closed, log=log
         )
         self.connections = self.registry.connections
-        self.coalescing = Coalescing(lambda: self.pool.ticking)
+        self.coalescing = Coalescing(lambda: self.pool.ticks_soon())
         self.pool: Pool[Connection] = Pool(
             size=options.threads,
             poller=self.poller,
@@ -151,7 +151,7 @@ class Server:
         :param beat: as for :meth:`serve`.
         """
         self._stopping = True
-        self._acceptor.update()
+        self._acceptor.close()
         now = time.monotonic()
         deadline = now + self.options.graceful_timeout_s
         # Kept-alive connections get a moment for a request that is under way already; it is
@@ -192,7 +192,7 @@ class Server:
         """Whether it has to wait before it ends."""
         if self._killed:  # apps that are stuck never end
             return any(each.state == SENDING for each in list(self.connections))
-        return bool(self.connections)
+        return self._acceptor.is_accepting or bool(self.connections)
 
     def _kill(self) -> None:
         """End, although apps run; what is being sent goes on for a while."""
@@ -251,7 +251,12 @@ class Server:
             return None
         if self._acceptor.unfinished is not None:
             self._acceptor.count_event()
-        return self._go_on(connection, events)
+        ready = self._go_on(connection, events)
+        if ready is not None and events & HUNG_UP:
+            # Most who have hung up do not wait for an answer any more: the others come first.
+            self.pool.push_behind(lambda: ready)
+            return None
+        return ready
 
     def _go_on(self, connection: Connection, events: int) -> Connection | None:
         try:
