@@ -30,23 +30,27 @@ def test_its_servers_end_with_it(number: signal.Signals, tmp_path: Path) -> None
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as process:
-        benchmark = psutil.Process(process.pid)
-        wait_for(lambda: _is_loading(benchmark), "it loads a server", START_S)
-        servers = benchmark.children(recursive=True)
-        process.send_signal(number)
-        process.wait(START_S)
+        try:
+            benchmark = psutil.Process(process.pid)
+            wait_for(lambda: _has_server(benchmark), "it has started a server", START_S)
+            servers = benchmark.children(recursive=True)
+            process.send_signal(number)
+            process.wait(START_S)
+        finally:
+            process.kill()
     wait_for(lambda: not any(map(_runs, servers)), f"{servers} have ended")
     assert not list(tmp_path.glob("report*"))
     if number != signal.SIGKILL:  # which leaves no time to clean up
         assert list(files.iterdir()) == []
 
 
-def _is_loading(benchmark: psutil.Process) -> bool:
-    return any(
-        connection.status == psutil.CONN_ESTABLISHED
-        for child in benchmark.children()
-        for connection in child.net_connections()
-    )
+def _has_server(benchmark: psutil.Process) -> bool:
+    children = benchmark.children()
+    try:
+        connections = [each for child in children for each in child.net_connections()]
+    except psutil.NoSuchProcess:
+        return False  # one that has told what the app is
+    return any(each.status == psutil.CONN_LISTEN for each in connections)
 
 
 def _runs(process: psutil.Process) -> bool:

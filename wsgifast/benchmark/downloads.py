@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from geventhttpclient.response import HTTPParseError
 from locust import FastHttpUser
+from locust.env import Environment
 
 __all__ = ["DownloadUser"]
 
@@ -32,6 +34,12 @@ class DownloadUser(FastHttpUser):
     # A server that is stuck for longer counts as failed. Slow raw bodies take seconds.
     network_timeout = 60.0
     connection_timeout = 10.0
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        # allow_redirects=False is misspelt between some versions of Locust and geventhttpclient.
+        agent: Any = self.client.client
+        agent.redirect_response_codes = frozenset()
 
     def download(
         self,
@@ -57,7 +65,6 @@ class DownloadUser(FastHttpUser):
             name=name,
             stream=True,  # leaves the body to us
             catch_response=True,
-            allow_redirects=False,
             headers={"Accept-Encoding": "identity", **(headers or {})},
         ) as response:
             size, problem, first = 0, "", None

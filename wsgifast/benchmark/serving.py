@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from ..apps import Interface
@@ -144,11 +145,21 @@ def gunicorn(
             # The defaults of 2 s and 30 s would end a paused client's connection, or a slow raw
             # app.
             *("--keep-alive", "30", "--timeout", "120", "--graceful-timeout", "3"),
+            *_no_control_socket(),
             *("--log-level", "warning", *(pem if tls else ()), *options),
         ),
         tuple((env or {}).items()),
         tls,
     )
+
+
+@cache
+def _no_control_socket() -> tuple[str, ...]:
+    """Servers side by side would have the same one, in the user's home; gunicorn 25.0 has none."""
+    from gunicorn.config import KNOWN_SETTINGS
+
+    found = any(setting.name == "control_socket_disable" for setting in KNOWN_SETTINGS)
+    return ("--no-control-socket",) if found else ()
 
 
 def facts_of(target: str) -> Facts:
