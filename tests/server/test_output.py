@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import math
 import os
@@ -493,6 +494,44 @@ def test_nobody_waits_for_what_is_only_coalesced(near: Near) -> None:
     queue.write_more(b"two")
     queue.flush()
     assert near.receive(6) == b"onetwo"
+
+
+def test_blocks_in_quick_succession_wait_for_the_next_tick(
+    near: Near, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, ticking = 1000.0, True
+    monkeypatch.setattr(output, "_COALESCE_S", 0.0005)
+    monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: now))
+    coalescing = Coalescing(lambda: ticking)
+    near.queue = OutputQueue(near.sock, near, dataclasses.replace(rules(), coalescing=coalescing))
+
+    def written(block: bytes) -> bytes:
+        near.queue.write_more(block)
+        return near.receive_all_there_is()
+
+    assert [written(block) for block in (b"1", b"2", b"3")] == [b"1", b"", b""]
+    assert coalescing.tick()
+    assert near.receive_all_there_is() == b"23"
+    now += 0.01  # later: nothing to wait for
+    assert [written(b"4"), written(b"5")] == [b"4", b""]
+    ticking = False  # nobody would come
+    assert written(b"6") == b"56"
+    ticking = True
+    assert written(b"7") == b""
+    near.queue.flush()
+    assert near.receive_all_there_is() == b"7"
+    assert not coalescing.queues
+
+    class Last(set[Any]):
+        """The last tick comes just before a block is registered for the next one."""
+
+        def add(self, queue: Any) -> None:
+            nonlocal ticking
+            ticking = False
+            super().add(queue)
+
+    coalescing.queues = Last()
+    assert written(b"8") == b"8"
 
 
 def test_a_tick_waits_for_nobody_who_is_sending() -> None:

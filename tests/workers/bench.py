@@ -13,7 +13,7 @@ import ssl
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -27,11 +27,27 @@ from wsgifast.server import application, connection, exchange, output, sending, 
 from wsgifast.workers import FastWorker
 
 PEER = ("192.0.2.1", 4711)
+# More than a Unix socket's buffers take.
+LARGE = 1024 * 1024
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 LISTENER = ("192.0.2.2", 80)
 # Nothing that a test waits for takes time: what is not there after a run never comes.
 _PATIENCE_S = 5.0
 # More turns of the worker than any test needs.
 _TURNS = 2000
+
+
+def echo(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    """An app that answers with the request's body."""
+    data = environ["wsgi.input"].read()
+    start_response("200 OK", [("Content-Length", str(len(data)))])
+    return [data]
+
+
+def large(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    """An app that answers with more than is sent at once."""
+    start_response("200 OK", [("Content-Length", str(LARGE))])
+    return [bytes(LARGE)]
 
 
 class Clock:
@@ -98,6 +114,10 @@ class Client(Connection):
         self.sock = sock
         self.near = near
         self._stream = sock.makefile("rb")
+
+    def is_in(self, state: str) -> bool:
+        """Whether the worker's end is in a state."""
+        return self.near.state == state
 
     def receive_all_there_is(self) -> bytes:
         """What has come, at its end b""; never waits."""
@@ -176,6 +196,25 @@ class Bench:
         client = Client(far, near)
         self._clients.append(client)
         return client
+
+    def begin(self, sent: bytes = GET, **more: Any) -> Client:
+        """A connection on which something has come, and been worked through."""
+        client = self.connect(**more)
+        client.send(sent)
+        self.run()
+        return client
+
+    def armed(self) -> list[int]:
+        """What the worker waits for, from now on."""
+        events: list[int] = []
+        arm = self.server.poller.arm
+
+        def look(fd: int, event: int) -> None:
+            events.append(event)
+            arm(fd, event)
+
+        self.server.poller.arm = look
+        return events
 
     def run(self) -> None:
         """Do everything that there is to do, and run the apps that are called for."""

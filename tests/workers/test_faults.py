@@ -215,6 +215,7 @@ def test_file_that_shrinks_ends_the_connection(server: LiveServer) -> None:
         wait_for(lambda: server.get("/shrunk").body == b"True", "the file is cut")
         with contextlib.suppress(ConnectionResetError):
             assert len(connection.read_to_end()) < FILE_BYTES
+    wait_for(lambda: "Cutting off /shrinking: the file shrank" in server.log(), "the log says why")
 
 
 def test_a_thousand_connections_opened_and_dropped(server: LiveServer) -> None:

@@ -1,0 +1,126 @@
+"""Connections with TLS: what one record brings, the handshake, and the goodbye."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import trustme
+
+from tests.workers.bench import Bench, echo, make_bench
+from wsgifast.server.poller import READ, WRITE
+from wsgifast.server.states import CLOSED, LINGERING, RUNNING
+from wsgifast.workers.worker import FastWorker
+
+__all__ = ["make_bench"]
+
+HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
+
+MakeBench = Callable[..., Bench]
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ssl.SSLContext]:
+    authority = trustme.CA()
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(path)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return str(path), context
+
+
+TLSBench = Callable[..., Bench]
+
+
+@pytest.fixture
+def tls_bench(make_bench: MakeBench, pem: tuple[str, ssl.SSLContext]) -> TLSBench:
+    return lambda app=echo, **more: make_bench(app, certfile=pem[0], keyfile=pem[0], **more)
+
+
+def test_tls_requests_in_one_record(tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext]) -> None:
+    bench = tls_bench(keepalive=5)
+    client = bench.connect(tls=pem[1])
+    head = HEAD + b"Content-Length: %d\r\n\r\n"
+    # One record each; the first is more than one receive takes.
+    for size in (0, 9, 15_000):
+        body = b"a" * size
+        client.send(head % size + body + head % 3 + b"end")
+        bench.run()
+        assert client.read_response().body == body
+        assert client.read_response().body == b"end"
+        client.send(head % (size + 1))
+        bench.run()
+        # The body is received for itself, and what follows it is decrypted then.
+        client.send(b"b" + body + head % 3 + b"end")
+        bench.run()
+        assert client.read_response().body == b"b" + body
+        assert client.read_response().body == b"end"
+    # A head across two records, and a body across several.
+    client.send(b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 8000 + b"\r\nY: " + b"b" * 7900)
+    client.send(b"\r\n\r\n")
+    body = bytes(range(250)) * 280
+    client.send_request(method="POST", body=body)
+    bench.run()
+    assert client.read_response().status == 200
+    assert client.read_response().body == body
+
+
+def test_tls_handshakes(
+    tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = tls_bench(keepalive=0)
+    silent, nonsense = bench.connect(), bench.begin(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert nonsense.is_in(CLOSED)
+    assert bench.log.says("TLS handshake failed")
+    bench.pass_time(FastWorker.head_timeout_s + 1)
+    assert silent.is_in(CLOSED)
+    assert silent.read_to_end() == b""
+    client = bench.connect()
+    events = bench.armed()
+    wants = [ssl.SSLWantReadError(), ssl.SSLWantWriteError(), ssl.SSLWantReadError()]
+
+    def handshake(self: ssl.SSLSocket, block: bool = False) -> None:
+        raise wants.pop(0)
+
+    monkeypatch.setattr(ssl.SSLSocket, "do_handshake", handshake)
+    for event in (READ, READ, WRITE):
+        bench.server._receive((client.near.fd, event))
+    assert events == [READ, WRITE, READ]
+
+
+def test_tls_ends_with_a_goodbye(tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext]) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        assert environ["gunicorn.socket"].pending() == 0  # what only a TLS socket has
+        return echo(environ, start_response)
+
+    bench = tls_bench(app, keepalive=0)
+    client = bench.begin(tls=pem[1])
+    assert client.read_response().status == 200
+    assert client.near.hijacked
+    assert client.read_to_end() == b""  # an end without it is an error
+    client.sock.send(b"still sent")  # and is not decrypted any more
+    bench.run()
+    assert client.is_in(LINGERING)
+    client.close()
+    bench.run()
+    assert client.is_in(CLOSED)
+
+
+def test_http2_is_for_a_thread_of_its_own(
+    tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext]
+) -> None:
+    bench = tls_bench(http_protocols="h2,h1")
+    context = pem[1]
+    context.set_alpn_protocols(["h2"])
+    served: list[Any] = []
+    bench.server._run_http2 = served.append
+    try:
+        client = bench.connect(tls=context)
+        bench.run()
+    finally:
+        context.set_alpn_protocols(["http/1.1"])
+    assert served == [client.near]
+    assert client.is_in(RUNNING)
+    assert client.near.fd not in bench.server.registry.waiting

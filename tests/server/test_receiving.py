@@ -1,0 +1,195 @@
+"""What comes of requests, in any pieces: what is to be done next, and what is kept for later."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+import pytest
+from gunicorn.config import Config
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.workers.serving import has_setting
+from wsgifast.errors import BodyTooLarge, RequestError
+from wsgifast.server.disk_budget import DiskBudget
+from wsgifast.server.receiving import ASKED, COMPLETE, MORE, Receiver
+from wsgifast.workers.gunicorn_support import Settings
+from wsgifast.workers.wiring import options, parsers
+from wsgifast.workers.worker import FastWorker
+
+PEER = ("192.0.2.1", 4711)
+PYTHON_PARSER: dict[str, Any] = {"http_parser": "python"} if has_setting("http_parser") else {}
+HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
+KNOWN = HEAD + b"Content-Length: 10\r\n\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+EXPECTS = b"Expect: 100-continue\r\n"
+
+
+def receivers(*, attributes: dict[str, Any] | None = None, **settings: Any) -> Any:
+    """Makes receivers as FastWorker has them, with gunicorn's parser."""
+    cfg = Config()
+    for name, value in settings.items():
+        cfg.set(name, value)
+    worker = type("Configured", (FastWorker,), attributes or {})
+    told = options(worker, Settings(cfg))
+    parser = parsers(worker, Settings(cfg))(PEER)
+    return lambda: Receiver(parser, PEER, told, DiskBudget(told.bodies_on_disk_bytes))
+
+
+def receiver(**more: Any) -> Any:
+    return receivers(**more)()
+
+
+def next_request(receiver: Receiver) -> tuple[str, bytes]:
+    """The target and the body of a request that is complete; and begin the next one."""
+    exchange = receiver.exchange
+    assert exchange is not None
+    receiver.exchange = None
+    with exchange.body as body:
+        return exchange.req.uri, body.read()
+
+
+STREAM = (
+    b"GET /one HTTP/1.1\r\nHost: a\r\n\r\n"
+    b"POST /two HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n0123456789"
+    b"POST /three HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"3;x=y\r\nabc\r\n1\r\nd\r\n0\r\nX-Trailer: 1\r\n\r\n"
+    b"GET /four HTTP/1.1\r\nHost: a\r\n\r\n"
+)
+
+
+MAKE = receivers(**PYTHON_PARSER)
+
+
+@given(st.lists(st.integers(1, 60), max_size=200))
+def test_requests_in_any_pieces(sizes: list[int]) -> None:
+    taking = MAKE()
+    data, requests = STREAM, []
+    while data or taking.has_more_to_do():
+        piece = b""
+        if not taking.has_more_to_do():
+            size = sizes.pop() if sizes else len(data)
+            piece, data = data[:size], data[size:]
+        step = taking.take(piece)
+        assert step in (MORE, COMPLETE)
+        if step is COMPLETE:
+            requests.append(next_request(taking))
+    assert requests == [("/one", b""), ("/two", b"0123456789"), ("/three", b"abcd"), ("/four", b"")]
+    assert taking.rest == b""
+
+
+def test_a_head_in_pieces_is_not_parsed_again_for_each_of_them() -> None:
+    taking = receiver()
+    sizes: list[int] = []
+    parser = taking._parser
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(parser, name)
+
+        def parse(self, data: bytes, peer: Any, number: int) -> Any:
+            sizes.append(len(data))
+            return parser.parse(data, peer, number)
+
+    taking._parser = Counting()
+    head = b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: %b\r\n" % (b"a" * 93) * 90 + b"\r\n"
+    for _ in range(2):  # nor those of the next request
+        steps = [taking.take(head[start : start + 50]) for start in range(0, len(head), 50)]
+        assert steps == [MORE] * (len(steps) - 1) + [COMPLETE]
+    assert len(sizes) == 6
+    assert sizes[:3] == sizes[3:]
+
+
+def test_a_head_over_every_limit_is_refused_while_it_comes() -> None:
+    limits: dict[str, Any] = {"limit_request_fields": 10, "limit_request_field_size": 1000}
+    taking = receiver(**limits, **PYTHON_PARSER)
+    taking.take(b"GET / HTTP/1.1\r\nHost: a\r\n")
+    for _ in range(17):
+        assert taking.take(b"X: " + 1000 * b"a") is MORE
+    with pytest.raises(RequestError) as raised:
+        taking.take(b"X: " + 2000 * b"a")
+    assert raised.value.status == 431
+
+
+@pytest.mark.skipif(not PYTHON_PARSER, reason="gunicorn before 25.3 waits for the end")
+def test_a_line_that_ends_with_lf_alone_is_refused_at_once() -> None:
+    with pytest.raises(Exception, match="Invalid"):
+        receiver(**PYTHON_PARSER).take(b"GET / HTTP/1.1\r\nHost: a\r\nX: 1\n")
+
+
+# Bodies
+
+
+def test_a_disk_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**options: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    taking = receiver(attributes={"body_memory_bytes": 10})
+    assert taking.take(KNOWN + b"0123456789") is COMPLETE  # needs no disk
+    taking = receiver(attributes={"body_memory_bytes": 10})
+    with pytest.raises(OSError, match="No space left"):
+        taking.take(CHUNKED + b"b\r\n0123456789a\r\n")
+    taking.close()
+
+
+def test_only_who_waits_for_it_is_to_be_asked_to_continue() -> None:
+    for framing, body in ((b"Content-Length: 4\r\n", b"body"), (b"", b"")):
+        head = HEAD + framing + EXPECTS + b"\r\n"
+        assert receiver().take(head + body) is COMPLETE
+    head = HEAD + b"Content-Length: 4\r\n" + EXPECTS + b"\r\n"
+    taking = receiver()
+    assert taking.take(head + b"b") is ASKED
+    assert taking.take(b"o") is MORE  # once
+    assert taking.take(b"dy") is COMPLETE
+    assert receiver().take(KNOWN + b"b") is MORE
+
+
+@pytest.mark.parametrize("in_memory", [0, 1_000_000])
+def test_a_body_over_the_limit_is_refused(in_memory: int) -> None:
+    limits = {"body_limit_bytes": 100, "body_memory_bytes": in_memory}
+    with pytest.raises(BodyTooLarge):  # at its head
+        receiver(attributes=limits).take(HEAD + b"Content-Length: 101\r\n\r\n")
+    assert receiver(attributes=limits).take(HEAD + b"Content-Length: 100\r\n\r\n") is MORE
+    taking = receiver(attributes=limits)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    taking.take(CHUNKED + b"50\r\n" + bytes(80))
+    with pytest.raises(BodyTooLarge):
+        taking.take(b"\r\n50\r\n")
+    taking.close()
+    assert len(os.listdir("/proc/self/fd")) == descriptors  # its temporary file has gone
+
+
+def test_many_chunks_are_decoded_in_turns() -> None:
+    taking = receiver()
+    assert taking.take(CHUNKED) is MORE
+    data = b"1\r\na\r\n" * 600 + b"0\r\n\r\nGET /next"
+    assert taking.take(data) is MORE
+    assert taking.has_more_to_do()
+    assert taking.take(b"") is COMPLETE
+    assert taking.exchange.body.read() == 600 * b"a"
+    assert taking.rest == b"GET /next"
+
+
+def test_a_body_that_the_app_reads_is_left_to_it() -> None:
+    for head in (KNOWN, CHUNKED):
+        taking = receiver(attributes={"buffer_bodies": False})
+        assert taking.take(head + b"beginning") is COMPLETE
+        assert taking.exchange.body is None
+        assert taking.exchange.rest == b"beginning"
+        assert taking.rest == b""
+
+
+def test_how_long_a_body_may_take() -> None:
+    taking = receiver(attributes={"body_timeout_s": 30.0})
+    taking.take(HEAD)
+    assert taking.deadline(100.0) is None
+    taking.take(b"Content-Length: 100000\r\n\r\n")
+    began = taking.exchange.started
+    assert taking.deadline(began) == began + 30.0
+    taking.take(bytes(5000))
+    # For the next byte; and 500 bytes earn a second, beside the time that every body has.
+    assert taking.deadline(began + 5.0) == began + 35.0
+    assert taking.deadline(began + 30.0) == began + 40.0
