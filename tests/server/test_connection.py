@@ -180,6 +180,11 @@ def test_a_client_that_goes(make_bench: MakeBench, sent: bytes, reset: bool) -> 
     assert not bench.log.requests
 
 
+def test_a_body_of_many_chunks_is_decoded_in_turns(bench: Bench) -> None:
+    client = bench.begin(CHUNKED + b"1\r\na\r\n" * 1200 + b"0\r\n\r\n")
+    assert client.read_response().body == 1200 * b"a"
+
+
 @pytest.mark.parametrize("buffered", [True, False])
 def test_continue_is_said_before_the_body(make_bench: MakeBench, buffered: bool) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
