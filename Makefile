@@ -14,7 +14,7 @@ JOBS   ?= 2
 # pytest rewrites and Python compiles the tests in every process, unless they may keep the outcome.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo field-reports servers test test-long test-all test-oldest test-oldest-gunicorn test-oldest-uvicorn lint format coverage docs clean
+.PHONY: demo field-reports servers test test-long test-all test-oldest test-oldest-gunicorn test-oldest-uvicorn test-oldest-django lint format coverage docs clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml
@@ -61,8 +61,9 @@ test-all:
 	done; \
 	[ -z "$$missing" ] || echo "Not tested, as not installed here (pyenv install N):$$missing"
 
-# FastWorker on the oldest gunicorn that it supports, asgifast on the oldest uvicorn.
-test-oldest: test-oldest-gunicorn test-oldest-uvicorn
+# FastWorker on the oldest gunicorn that it supports, asgifast on the oldest uvicorn, both on the
+# oldest Django.
+test-oldest: test-oldest-gunicorn test-oldest-uvicorn test-oldest-django
 
 test-oldest-gunicorn: $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
@@ -73,6 +74,12 @@ test-oldest-uvicorn: $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 	  --target $(VENV)/oldest-uvicorn uvicorn==0.30.0
 	@PYTHONPATH=$(abspath $(VENV))/oldest-uvicorn $(BIN)/python -m pytest -n $(JOBS) tests/asgi $(ARGS)
+
+test-oldest-django: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	  --target $(VENV)/oldest-django 'django==4.2.*'
+	@PYTHONPATH=$(abspath $(VENV))/oldest-django $(BIN)/python -m pytest -n $(JOBS) \
+	  tests/django tests/bodies/test_wrappers.py tests/mail/test_django.py $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff check .

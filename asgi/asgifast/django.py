@@ -86,7 +86,11 @@ class _Handler(ASGIHandler):
             return
         file: Any = known_file(getattr(response, "file_to_stream", None))
         segment = segment_of(file)
-        if segment is not None and await self._send_file(response, send, file, segment):
+        declared = parse_length(response.get("Content-Length", ""))
+        if segment is not None and (declared is None or declared <= segment.size):
+            if declared is not None:
+                segment = segment._replace(size=declared)
+            await self._send_file(response, send, file, segment)
             return
         running = _RunningIterator(iter(response.streaming_content))
         response.streaming_content = running.blocks()
@@ -97,23 +101,32 @@ class _Handler(ASGIHandler):
 
     async def _send_file(
         self, response: Any, channel: _Channel, file: Any, segment: FileSegment
-    ) -> bool:
-        """Send a response's file; False if that is shorter than the response says."""
-        declared = parse_length(response.get("Content-Length", ""))
-        if declared is not None:
-            if declared > segment.size:
-                return False
-            segment = segment._replace(size=declared)
-        start = await self._head_of(response)
-        status, headers = start["status"], start["headers"]
-        scope = channel.scope
+    ) -> None:
+        """Have Django make the head, and send it with the file where Django asks for a body."""
+        messages: list[Message] = []
+
+        async def keep(message: Message) -> None:
+            messages.append(message)
+
+        async def no_blocks() -> AsyncIterator[bytes]:
+            await self._send_planned(channel, messages[0], file, segment)
+            return
+            yield b""  # makes it a generator
+
+        response.streaming_content = no_blocks()
+        await super().send_response(response, keep)
+
+    async def _send_planned(
+        self, channel: _Channel, start: Message, file: Any, segment: FileSegment
+    ) -> None:
+        status, headers, method = start["status"], start["headers"], channel.scope["method"]
         segments: Sequence[bytes | ByteRange] = [ByteRange(0, segment.size)]
-        if not has_body(scope["method"], status):
+        if not has_body(method, status):
             segments = ()
         # A slice is of a file whose request was answered before.
-        if status == 200 and scope["method"] in ("GET", "HEAD") and type(file) is not FileSlice:
+        if status == 200 and method in ("GET", "HEAD") and type(file) is not FileSlice:
             plan = plan_file_body(
-                request_facts(scope),
+                request_facts(channel.scope),
                 [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers],
                 file,
                 segment,
@@ -124,23 +137,6 @@ class _Handler(ASGIHandler):
                 status, headers, segments = plan.status, plan.raw_headers, plan.segments
         await channel(response_start(status, headers))
         await channel.send_segments([_moved(run, segment.offset) for run in segments], segment.fd)
-        return True
-
-    async def _head_of(self, response: Any) -> Message:
-        """What Django says in front of a body, which is left out."""
-        messages: list[Message] = []
-
-        async def keep(message: Message) -> None:
-            messages.append(message)
-
-        response.streaming_content = _nothing()
-        await super().send_response(response, keep)
-        return messages[0]
-
-
-async def _nothing() -> AsyncIterator[bytes]:
-    return
-    yield b""
 
 
 def _moved(run: bytes | ByteRange, offset: int) -> bytes | ByteRange:

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import django
+
 DATA = Path(os.environ.get("DJANGO_PROJECT_DATA", Path(__file__).parent / "data"))
 DATA.mkdir(exist_ok=True)
 DEBUG = os.environ.get("DJANGO_DEBUG") == "1"
@@ -62,4 +64,7 @@ STORAGES = {
         "BACKEND": "wsgifast.django.storage.CompressedManifestStaticFilesStorage"  # wsgifast
     },
 }
-EMAIL_BACKEND = "wsgifast.mail.django.EmailBackend"  # wsgifast
+if django.VERSION >= (6, 1):
+    MAILERS = {"default": {"BACKEND": "wsgifast.mail.django.EmailBackend"}}  # wsgifast
+else:
+    EMAIL_BACKEND = "wsgifast.mail.django.EmailBackend"  # wsgifast

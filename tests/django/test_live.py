@@ -73,10 +73,8 @@ class Browser:
 @pytest.fixture
 def browser(server: LiveServer) -> Iterator[Browser]:
     """Of a user who has logged in, and has seen a page with a form."""
-    name = secrets.token_hex(8)
-    get_user_model().objects.create_user(name, password="secret")
     client = Client()
-    assert client.login(username=name, password="secret")
+    client.force_login(get_user_model().objects.create(username=secrets.token_hex(8)))
     question = apps.get_model("polls", "Question").objects.create(text="Zwölf?")
     with Connection(server.address) as connection:
         browser = Browser(connection)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import django
 import psutil
 import pytest
 from django.conf import settings
@@ -188,8 +189,8 @@ def test_where_static_url_leads(
     ask: Ask, root: Path, static_url: str, script_name: str | None, path: str
 ) -> None:
     with override_settings(STATIC_URL=static_url, FORCE_SCRIPT_NAME=script_name):
-        if ask is ask_asgi and script_name:
-            path = script_name.rstrip("/") + path  # ASGI's path has it in front
+        if ask is ask_asgi and script_name and django.VERSION >= (5, 0):
+            path = script_name + path  # ASGI's path has it in front
         assert ask(path)[0] == 200
 
 

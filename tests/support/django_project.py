@@ -23,9 +23,12 @@ def set_up() -> Path:
     os.environ["DJANGO_PROJECT_DATA"] = str(data)
     os.environ["DJANGO_SETTINGS_MODULE"] = "examples.django_project.settings"
     import django
+    from django.conf import settings
     from django.core.management import call_command
 
     django.setup()
+    # A thread that ends would leave its connection to the garbage collector.
+    settings.DATABASES["default"]["CONN_MAX_AGE"] = 0
     call_command("migrate", verbosity=0)
     call_command("collectstatic", verbosity=0, interactive=False, ignore_patterns=["admin"])
     return data
