@@ -1,0 +1,48 @@
+"""Where WhiteNoise and ServeStatic answer otherwise than StaticFilesMiddleware: all there is."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.django.compared import DATE, REQUESTS, differences, tree
+
+TEN_YEARS = {"Cache-Control": "max-age=315360000, public, immutable"}
+
+
+def both(**theirs: str) -> dict[str, dict[str, str]]:
+    return {"WhiteNoise": theirs, "ServeStatic": theirs}
+
+
+# Each with what the others answer; what differs is why. A status that differs is all that is told.
+DIFFERENCES = {
+    "GET /static/HASHED.css": both(**TEN_YEARS),
+    "GET /static/archive.tar.gz": both(**{"Content-Type": "application/octet-stream"}),
+    # RFC 9110, section 14.2: Range is for GET alone.
+    "HEAD /static/large.bin Range: bytes=0-9": both(status="206"),
+    # Django's own answer, in its CSRF protection or for want of a view.
+    "POST /static/style.css": both(status="405"),
+    "OPTIONS /static/style.css": both(status="405"),
+    "GET /static/style.css Accept-Encoding: gzip;q=0, identity": {
+        "WhiteNoise": {"Content-Encoding": "gzip", "size": "83"}
+    },
+    "GET /static/style.css.gz": both(status="404"),
+    "GET /static/large.bin Range: bytes=0-9,20-29": both(status="200"),
+    # Malformed, and so ignored (section 14.1.1), as If-Range asks where the file is another.
+    "GET /static/large.bin Range: bytes=9-0": both(status="416"),
+    'GET /static/large.bin Range: bytes=0-9, If-Range: "other"': both(status="206"),
+    # Conditions that they do not know.
+    'GET /static/style.css If-None-Match: W/"x", {etag}': both(status="200"),
+    "GET /static/style.css If-None-Match: *": both(status="200"),
+    'GET /static/style.css If-Match: "other"': both(status="200"),
+    f"GET /static/style.css If-Unmodified-Since: {DATE}": both(status="200"),
+    # Hidden, and a link that leads out of STATIC_ROOT.
+    "GET /static/.hidden": both(status="200"),
+    "GET /static/outside.txt": {"WhiteNoise": {"status": "200"}},
+}
+
+
+@pytest.mark.filterwarnings("ignore:StreamingHttpResponse must:Warning")
+def test_forty_requests() -> None:
+    assert len(REQUESTS) >= 40
+    with tree() as root:
+        assert differences(root) == DIFFERENCES
