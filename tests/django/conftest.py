@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from django.urls import clear_script_prefix
 
 from tests.support import django_project
 
@@ -13,3 +15,10 @@ from tests.support import django_project
 def data() -> Path:
     """Where the project's data is."""
     return django_project.set_up()
+
+
+@pytest.fixture(autouse=True)
+def script_prefix() -> Iterator[None]:
+    """Forget that of the last request: Django puts it in front of a relative STATIC_URL."""
+    yield
+    clear_script_prefix()
