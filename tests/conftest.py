@@ -38,19 +38,7 @@ def pytest_runtest_call() -> Generator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file's tests together, for the fixtures that they share; what is long begins first.
-
-    What names a group itself has a live server for it, and takes a while too.
-    """
-
-    def is_long(item: pytest.Item) -> bool:
-        return any(map(item.get_closest_marker, ("long", "xdist_group")))
-
-    items.sort(key=is_long, reverse=True)
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            group = item.nodeid if is_long(item) else str(item.path)
-            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_unconfigure() -> None:

@@ -19,13 +19,10 @@ from tests.support.http import Connection, Response
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.support.shapes import BROKEN_NAMES, FAILING_NAMES, SHAPES
 
-# One process serves all tests of a server: the group keeps them on one test runner.
-SERVERS = [
-    pytest.param(name, marks=pytest.mark.xdist_group(f"behaviour-{name}")) for name in WSGI_SERVERS
-]
+pytestmark = pytest.mark.long
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(scope="module", params=WSGI_SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
     """A live server with the wrapped app of every shape, started by its command."""
     with wsgi_server(request.param, "tests.support.shapes:app", forked=False) as running:

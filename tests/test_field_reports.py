@@ -20,6 +20,8 @@ from tests.sockets.support import tcp_pair
 from tests.support.programs import program
 from wsgifast.sockets import ReceiveCount
 
+pytestmark = pytest.mark.long
+
 MESSAGES = 2000
 SHORT = Profile(0.2, 1, 5.0)
 Runner = Callable[[tuple[str, int], str, int], list[int]]

@@ -24,10 +24,7 @@ CONTENT = os.urandom(1_000_003)
 SIZE = len(CONTENT)
 # Servers that know a body of several runs of a file, and send it by sendfile.
 OURS = ("fast-wsgiref", "fast-werkzeug", "wsgifast.workers.FastWorker")
-SERVERS = [
-    pytest.param(name, marks=pytest.mark.xdist_group(f"files-{name}"))
-    for name in ("gunicorn-gthread", "gunicorn-sync", "waitress", "wsgiref", *OURS)
-]
+SERVERS = ("gunicorn-gthread", "gunicorn-sync", "waitress", "wsgiref", *OURS)
 
 
 @pytest.fixture(scope="module")

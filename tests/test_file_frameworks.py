@@ -16,12 +16,11 @@ from tests.support.servers import LiveServer, free_port, live_server, wait_for
 
 CONTENT = os.urandom(700_001)
 SIZE = len(CONTENT)
-SERVERS = [
-    pytest.param(name, marks=pytest.mark.xdist_group(f"frameworks-{name}")) for name in WSGI_SERVERS
-]
+
+pytestmark = pytest.mark.long
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(scope="module", params=WSGI_SERVERS)
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LiveServer]:

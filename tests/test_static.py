@@ -31,6 +31,8 @@ from wsgifast.files import directory as directory_module
 from wsgifast.files.rules import HeaderRules
 from wsgifast.sockets.sendfile import FileTruncated
 
+pytestmark = pytest.mark.long
+
 EPOCH = "Thu, 01 Jan 1970 00:00:00 GMT"
 LARGE = bytes(range(256)) * 2048  # 512 KiB: over what is kept in memory
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support.servers import ROOT, free_port, live_server
 from wsgifast import __version__
 
-pytestmark = pytest.mark.xdist_group("wheel")
+pytestmark = pytest.mark.long
 
 USE_THE_CORE = """
 import asyncio, io, json, sys

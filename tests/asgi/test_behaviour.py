@@ -14,15 +14,10 @@ from .frameworks import FRAMEWORKS
 from .servers import SERVERS
 from .support import expect_files_through
 
-pytestmark = pytest.mark.parametrize(
-    "fast_server",
-    # One server for all tests with it, in one worker of xdist.
-    [
-        pytest.param(n, marks=pytest.mark.xdist_group(f"asgi-behaviour-{n}"))
-        for n in sorted(SERVERS)
-    ],
-    indirect=True,
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.parametrize("fast_server", sorted(SERVERS), indirect=True),
+]
 
 
 def test_a_whole_body(fast_server: LiveServer) -> None:

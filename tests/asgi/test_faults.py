@@ -20,12 +20,8 @@ from tests.support.servers import LiveServer, wait_for
 from .servers import SERVERS, asgi_server
 from .support import expect_websocket
 
-each = pytest.mark.parametrize(
-    "server",
-    # One server for all tests with it, in one worker of xdist.
-    [pytest.param(name, marks=pytest.mark.xdist_group(f"asgi-{name}")) for name in sorted(SERVERS)],
-    indirect=True,
-)
+pytestmark = pytest.mark.long
+each = pytest.mark.parametrize("server", sorted(SERVERS), indirect=True)
 
 # So large that it stays under way until its client reads: buffers hold far less.
 HUGE_BYTES = 64 * 1024 * 1024

@@ -23,9 +23,9 @@ from .app import crumbs
 from .servers import OURS, asgi_server
 from .support import expect_files_through, expect_websocket
 
-GROUPED = [pytest.param(n, marks=pytest.mark.xdist_group(f"uvicorn-{n}")) for n in sorted(OURS)]
-ours = pytest.mark.parametrize("server", GROUPED, indirect=True)
-each = pytest.mark.parametrize("name", GROUPED)
+pytestmark = pytest.mark.long
+ours = pytest.mark.parametrize("server", sorted(OURS), indirect=True)
+each = pytest.mark.parametrize("name", sorted(OURS))
 
 # So large that it stays under way until its client reads: socket buffers hold far less.
 HUGE_BYTES = 64 * 1024 * 1024

@@ -23,6 +23,8 @@ from tests.conftest import wsgi_server
 from tests.support.effort import LONG, effort
 from tests.workers.serving import fast_worker
 
+pytestmark = pytest.mark.long
+
 CASES = effort(400)
 CLIENTS = 4
 
@@ -57,14 +59,8 @@ def _difference(data: bytes, ours: Outcome, other: Outcome) -> str:
     return f"{data!r}\n  ours:  {ours}\n  other: {other}"
 
 
-WSGI = [
-    pytest.param(name, marks=pytest.mark.xdist_group(f"attacks-{name}"))
-    for name in ("gunicorn-fastworker", "fast-wsgiref", "fast-werkzeug")
-]
-
-
 @pytest.mark.timeout(3600 if LONG else 120)
-@pytest.mark.parametrize("name", WSGI)
+@pytest.mark.parametrize("name", ["gunicorn-fastworker", "fast-wsgiref", "fast-werkzeug"])
 def test_packets_change_nothing(name: str, count_cases: Callable[[int], None]) -> None:
     with wsgi_server(name, APP) as server:
 

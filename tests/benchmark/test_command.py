@@ -14,6 +14,8 @@ import pytest
 from tests.support.servers import ROOT, free_port
 from wsgifast import cli
 
+pytestmark = pytest.mark.long
+
 APP = "tests.benchmark.apps:app"
 ASGI = "tests.doctor.apps:asgi_app"
 SHORT = ("--rounds=1", "--seconds=0.1")

@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.servers import ROOT, START_S, wait_for
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_its_servers_end_with_it(number: signal.Signals, tmp_path: Path) -> None:

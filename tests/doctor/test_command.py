@@ -13,6 +13,8 @@ import pytest
 from tests.support.servers import ROOT
 from wsgifast.doctor.formats import JSON_VERSION
 
+pytestmark = pytest.mark.long
+
 APP = "tests.doctor.apps:wsgi_app"
 
 

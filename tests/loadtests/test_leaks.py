@@ -8,6 +8,8 @@ import pytest
 
 from loadtests.leaks import HELD, SERVERS, Count, Kind, grown, kept, measure
 
+pytestmark = pytest.mark.long
+
 FIRST = Count(
     connections=0, descriptors=10, threads=5, memory_kib=30_000, blocks=100_000, processes=(1, 2)
 )

@@ -25,6 +25,8 @@ from loadtests.bench import (
 from loadtests.calls import TABLES as CALLS
 from loadtests.command import chosen, main
 
+pytestmark = pytest.mark.long
+
 SHORT = Profile(0.1, 1, 5.0)
 
 

@@ -21,6 +21,8 @@ from tests.workers.serving import (
     stats,
 )
 
+pytestmark = pytest.mark.long
+
 # Short limits, so that the tests meet them; the sweep looks once a second.
 LIMITS = {
     "head_timeout_s": 1.0,
@@ -31,10 +33,7 @@ LIMITS = {
 }
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(d, marks=pytest.mark.xdist_group(f"faults-{d}")) for d in POLLERS],
-)
+@pytest.fixture(scope="module", params=POLLERS)
 def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
     attributes = {**LIMITS, "poller_kind": request.param}
     with fast_worker("--worker-connections=3000", attributes=attributes) as running:

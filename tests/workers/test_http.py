@@ -20,6 +20,8 @@ from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.workers.app import FILE_BYTES, block
 from tests.workers.serving import POLLERS, fast_worker, gunicorn_command, has_setting, stats
 
+pytestmark = pytest.mark.long
+
 SERVERS = [*POLLERS, "tls", "tls-selectors-streamed", "python-parser-read-write"]
 
 
@@ -40,10 +42,7 @@ class Client:
         return self.server.get(target, tls=self.tls, **options)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(n, marks=pytest.mark.xdist_group(f"fastworker-{n}")) for n in SERVERS],
-)
+@pytest.fixture(scope="module", params=SERVERS)
 def client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:

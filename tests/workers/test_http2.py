@@ -21,7 +21,7 @@ from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.workers.app import block
 from tests.workers.serving import fast_worker, gunicorn_command, has_setting, stats
 
-pytestmark = pytest.mark.xdist_group("http2")
+pytestmark = pytest.mark.long
 
 
 @dataclass

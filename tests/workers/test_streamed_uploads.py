@@ -42,10 +42,7 @@ class Client:
         return closed.count("dialogue same thread")
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(d, marks=pytest.mark.xdist_group(f"uploads-{d}")) for d in POLLERS],
-)
+@pytest.fixture(scope="module", params=POLLERS)
 def client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
