@@ -113,9 +113,11 @@ def test_vote_and_export(browser: Browser) -> None:
 
 
 def test_upload_and_download(server: LiveServer, browser: Browser) -> None:
-    head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="data.bin"\r\n\r\n'
-    form = {"Content_Type": "multipart/form-data; boundary=x"}
-    sent = browser.ask("/documents/", "POST", head + CONTENT + b"\r\n--x--\r\n", **form)
+    boundary = secrets.token_hex(8)  # so long that it is not in CONTENT
+    head = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="data.bin"'
+    body = head.encode() + b"\r\n\r\n" + CONTENT + f"\r\n--{boundary}--\r\n".encode()
+    form = {"Content_Type": f"multipart/form-data; boundary={boundary}"}
+    sent = browser.ask("/documents/", "POST", body, **form)
     assert sent.status == 302, str(sent)
     document = apps.get_model("polls", "Document").objects.latest("pk")
     media = f"/media/{document.file.name}"
