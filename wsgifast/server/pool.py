@@ -167,6 +167,8 @@ class Pool(Generic[Job]):
         """
         behind = self.behind
         self.work.extend(self._poller.poll(0 if behind else timeout))
+        if not behind:
+            return
         try:
             for _ in range(max(_BEHIND_TURNS, len(behind) // _BEHIND_PART)):
                 self.work.append(behind.popleft())
