@@ -69,6 +69,7 @@ def test_extras_are_those_that_pip_knows() -> None:
     """Of what an ImportError advises to install, in pyproject.toml."""
     extras = {
         "gunicorn": ["gunicorn"],
+        "fast": ["gunicorn", "httptools"],
         "devservers": ["werkzeug"],
         "mail": ["aiosmtpd"],
         "django": ["django"],

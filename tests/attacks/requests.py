@@ -108,7 +108,7 @@ def cuts(data: bytes, chance: random.Random) -> list[bytes]:
         places = {n + 1 for n, byte in enumerate(data) if byte == 13}
         places = set(chance.sample(sorted(places), min(len(places), 6)))
     else:
-        places = {chance.randrange(1, len(data) + 1) for _ in range(chance.randrange(1, 6))}
+        places = {chance.randrange(len(data) + 1) for _ in range(chance.randrange(1, 6))}
     edges = [0, *sorted(places - {0, len(data)}), len(data)]
     return [data[start:stop] for start, stop in itertools.pairwise(edges)]
 

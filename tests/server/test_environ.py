@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,13 @@ from gunicorn.http.message import Request
 
 from tests.workers.serving import has_setting
 from wsgifast.errors import MalformedRequest
+from wsgifast.server import environ
 from wsgifast.server.environ import EnvironFactory
-from wsgifast.workers import gunicorn_support
+from wsgifast.server.exchange import Exchange
+from wsgifast.workers import gunicorn_support, httptools_parser
 from wsgifast.workers.gunicorn_parser import Unreader
 from wsgifast.workers.gunicorn_support import Settings, environ_part
+from wsgifast.workers.wiring import parsers
 
 PEER = ("127.0.0.1", 4711)
 SERVER = ("192.0.2.2", 8080)
@@ -68,20 +72,31 @@ def made_by_gunicorn(cfg: Any, head: bytes, peer: object, server: object) -> Any
     return wsgi.create(request, sock, peer, server, cfg)[1]
 
 
-def made(cfg: Any, head: bytes, peer: object, server: object) -> dict[str, Any]:
+def exchanged(cfg: Any, head: bytes, peer: object, parser: str = "gunicorn") -> Exchange:
+    worker = SimpleNamespace(check_host=False, parser=parser)
+    exchange = parsers(worker, cfg)(peer).parse(head, peer, 1)
+    assert exchange is not None
+    return exchange
+
+
+def made(
+    cfg: Any, head: bytes, peer: object, server: object, parser: str = "gunicorn"
+) -> dict[str, Any]:
     factory = EnvironFactory(environ_part(cfg))
-    request = parse(cfg, head, peer)
     part = factory.for_connection(None, peer, server)
     # Twice, as on one connection: what was learnt changes nothing.
-    first = factory.for_request(part, request, None)
-    assert factory.for_request(part, request, None) == first
+    first = factory.for_request(part, exchanged(cfg, head, peer, parser))
+    assert factory.for_request(part, exchanged(cfg, head, peer, parser)) == first
     assert first is not part
     return first
 
 
+@pytest.mark.parametrize("parser", ["gunicorn", "httptools"])
 @pytest.mark.parametrize("script_name", ["", "/inside"])
 @pytest.mark.parametrize("head", HEADS)
-def test_as_gunicorn_makes_it(head: str, script_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_gunicorn_makes_it(
+    head: str, script_name: str, parser: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SCRIPT_NAME", script_name)
     for peer, server in SOCKETS:
         for options in ({}, {"workers": 2}, {"header_map": "dangerous"}):
@@ -90,18 +105,18 @@ def test_as_gunicorn_makes_it(head: str, script_name: str, monkeypatch: pytest.M
                 expected = made_by_gunicorn(cfg, HEADS[head], peer, server)
             except ConfigurationProblem:
                 with pytest.raises(MalformedRequest):
-                    made(cfg, HEADS[head], peer, server)
+                    made(cfg, HEADS[head], peer, server, parser)
                 continue
             except ParseException:  # the parser is the same
                 continue
-            environ = made(cfg, HEADS[head], peer, server)
+            found = made(cfg, HEADS[head], peer, server, parser)
             for key in OWN:
                 expected.pop(key, None)
-                environ.pop(key, None)
+                found.pop(key, None)
             expected["wsgi.multithread"] = True  # gunicorn looks at its worker class
             if isinstance(server, str) and "HTTP_HOST" not in expected:
                 expected["SERVER_NAME"] = ""  # there it is the path
-            assert environ == expected
+            assert found == expected
 
 
 def test_a_version_that_is_no_usual_one() -> None:
@@ -110,27 +125,27 @@ def test_a_version_that_is_no_usual_one() -> None:
     assert made(cfg, head, PEER, SERVER)["SERVER_PROTOCOL"] == "HTTP/1.7"
 
 
-def test_names_that_are_remembered_are_not_too_many() -> None:
+@pytest.mark.parametrize("parser", ["gunicorn", "httptools"])
+def test_names_that_are_remembered_are_not_too_many(parser: str) -> None:
     """They are the client's to choose."""
     cfg = settings()
-    factory = EnvironFactory(environ_part(cfg))
     for start in range(0, 2000, 50):
         fields = b"".join(b"X-%d: 1\r\n" % (start + number) for number in range(50))
-        request = parse(cfg, b"GET / HTTP/1.1\r\nHost: a\r\n" + fields + b"\r\n", PEER)
-        environ = factory.for_request(factory.for_connection(None, PEER, SERVER), request, None)
-        assert environ[f"HTTP_X_{start + 49}"] == "1"
-    assert 100 < len(factory._header_keys) < 1000
+        head = b"GET / HTTP/1.1\r\nHost: a\r\n" + fields + b"\r\n"
+        assert made(cfg, head, PEER, SERVER, parser)[f"HTTP_X_{start + 49}"] == "1"
+    keys = environ._keys if parser == "gunicorn" else httptools_parser._keys
+    assert 100 < len(keys) < 1000
 
 
 def test_connections_and_requests_share_nothing() -> None:
     cfg = settings()
     factory = EnvironFactory(environ_part(cfg))
-    request = parse(cfg, HEADS["plain"], PEER)
     first = factory.for_connection("first", PEER, SERVER)
     second = factory.for_connection("second", ("192.0.2.3", 1), SERVER)
     assert (first["gunicorn.socket"], first["REMOTE_ADDR"]) == ("first", PEER[0])
-    environ = factory.for_request(first, request, "body")
-    assert environ["wsgi.input"] == "body"
+    exchange = exchanged(cfg, HEADS["plain"], PEER)
+    exchange.body = "body"
+    assert factory.for_request(first, exchange)["wsgi.input"] == "body"
     assert "PATH_INFO" not in first
     assert "PATH_INFO" not in second
 

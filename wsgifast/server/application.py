@@ -143,7 +143,7 @@ class Application:
             part = self._environs.for_connection(sock, connection.peer, connection.address)
             part.update(exchange.proxy or {})
             connection.environ_part = part
-        return self._environs.for_request(part, exchange.req, exchange.body, check=check)
+        return self._environs.for_request(part, exchange, check=check)
 
     def _answer_failure(
         self, connection: Connection, exchange: Exchange, resp: Response | None, error: Any

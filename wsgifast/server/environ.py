@@ -2,25 +2,28 @@
 
 A worker's part (file_wrapper, errors, ...) and a connection's part (addresses) are copied for each
 request; only its head is worked through. The security-relevant rules are gunicorn's: which headers
-reach us at all was decided by its parser, the mapping to names is CGI's (RFC 3875 section 4.1.18).
+reach us at all was decided by the parser, the mapping to names is CGI's (RFC 3875 section 4.1.18).
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from ..errors import MalformedRequest
+from .exchange import Exchange
 
-__all__ = ["EnvironFactory"]
+__all__ = ["EnvironFactory", "header_fields", "header_key"]
 
 _PROTOCOLS = {(1, 0): "HTTP/1.0", (1, 1): "HTTP/1.1"}
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 # The last one counts, as in gunicorn; its parser refuses repeated ones anyway.
 _SINGLE = frozenset({"CONTENT_TYPE", "CONTENT_LENGTH"})
 # Names are the client's to choose: remember the usual ones, not every one ever sent.
-_MAX_HEADER_KEYS = 500
+_keys: dict[str, str] = {}
+_MAX_KEYS = 500
 
 
 class EnvironFactory:
@@ -31,7 +34,6 @@ class EnvironFactory:
 
     def __init__(self, worker_part: dict[str, Any]) -> None:
         self._script_name = os.environ.get("SCRIPT_NAME", "")
-        self._header_keys: dict[str, str] = {}
         self._worker_part = {
             "wsgi.version": (1, 0),
             "wsgi.multithread": True,
@@ -63,7 +65,7 @@ class EnvironFactory:
         return environ
 
     def for_request(
-        self, part: dict[str, Any], req: Any, body: object, *, check: bool = True
+        self, part: dict[str, Any], exchange: Exchange, *, check: bool = True
     ) -> dict[str, Any]:
         """The environ of a request.
 
@@ -71,41 +73,13 @@ class EnvironFactory:
         :param check: False for the log of a request that is refused anyway.
         :raises MalformedRequest: if the path is not under SCRIPT_NAME.
         """
-        environ = part.copy()
-        environ["wsgi.input"] = body
-        environ["REQUEST_METHOD"] = req.method
-        environ["QUERY_STRING"] = req.query
-        environ["RAW_URI"] = req.uri
+        req = exchange.req
+        fields = exchange.fields
         version = req.version
-        environ["SERVER_PROTOCOL"] = _PROTOCOLS.get(version) or f"HTTP/{version[0]}.{version[1]}"
-        environ["wsgi.url_scheme"] = req.scheme
-        script_name = self._script_name
-        host = None
-        keys = self._header_keys
-        repeated: dict[str, list[str]] | None = None
-        for name, value in req.headers:
-            key = keys.get(name) or self._learn(name)
-            if name == "HOST":
-                host = value
-            elif name == "SCRIPT_NAME":
-                script_name = value  # the parser lets it through from trusted peers only
-            if key in environ and key not in _SINGLE:
-                if repeated is None:
-                    repeated = {}
-                repeated.setdefault(key, [environ[key]]).append(value)
-            else:
-                environ[key] = value
-        if repeated is not None:
-            # Joined once at the end: one by one would copy the growing value each time.
-            for key, values in repeated.items():
-                environ[key] = ",".join(values)
-        if "SERVER_NAME" not in environ:
-            name, _, port = (host or "").partition(":")
-            if not port and host is not None:
-                port = _DEFAULT_PORTS.get(req.scheme, "")
-            environ["SERVER_NAME"] = name
-            environ["SERVER_PORT"] = port
         path = req.path
+        script_name = exchange.script_name
+        if script_name is None:
+            script_name = self._script_name
         if script_name:
             if path.startswith(script_name):
                 path = path[len(script_name) :]
@@ -115,15 +89,62 @@ class EnvironFactory:
                 )
         if "%" in path or not path.isascii():
             path = unquote_to_bytes(path).decode("latin-1")
-        environ["PATH_INFO"] = path
-        environ["SCRIPT_NAME"] = script_name
+        environ = {
+            **part,
+            "wsgi.input": exchange.body,
+            "wsgi.url_scheme": req.scheme,
+            "REQUEST_METHOD": req.method,
+            "SCRIPT_NAME": script_name,
+            "PATH_INFO": path,
+            "QUERY_STRING": req.query,
+            "RAW_URI": req.uri,
+            "SERVER_PROTOCOL": _PROTOCOLS.get(version) or f"HTTP/{version[0]}.{version[1]}",
+            **fields,
+        }
+        if "SERVER_NAME" not in part:
+            host = fields.get("HTTP_HOST")
+            name, _, port = (host or "").partition(":")
+            if not port and host is not None:
+                port = _DEFAULT_PORTS.get(req.scheme, "")
+            environ["SERVER_NAME"] = name
+            environ["SERVER_PORT"] = port
         return environ
 
-    def _learn(self, name: str) -> str:
-        if name in ("CONTENT-TYPE", "CONTENT-LENGTH"):
-            key = name.replace("-", "_")
+
+def header_fields(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """What an environ has of a request's headers.
+
+    :param headers: names in upper case, and values; repeated ones are joined (RFC 9110 section
+        5.3).
+    """
+    fields: dict[str, str] = {}
+    repeated: dict[str, list[str]] | None = None
+    for name, value in headers:
+        key = _keys.get(name) or _learn(name)
+        if key in fields and key not in _SINGLE:
+            if repeated is None:
+                repeated = {}
+            repeated.setdefault(key, [fields[key]]).append(value)
         else:
-            key = "HTTP_" + name.replace("-", "_")
-        if len(self._header_keys) < _MAX_HEADER_KEYS:
-            self._header_keys[name] = key
-        return key
+            fields[key] = value
+    if repeated is not None:
+        # Joined once at the end: one by one would copy the growing value each time.
+        for key, values in repeated.items():
+            fields[key] = ",".join(values)
+    return fields
+
+
+def header_key(name: str) -> str:
+    """The environ's key of a header.
+
+    :param name: in upper case.
+    """
+    key = name.replace("-", "_")
+    return key if key in _SINGLE and "_" not in name else f"HTTP_{key}"
+
+
+def _learn(name: str) -> str:
+    key = header_key(name)
+    if len(_keys) < _MAX_KEYS:
+        _keys[name] = key
+    return key

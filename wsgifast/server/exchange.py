@@ -18,6 +18,8 @@ class Exchange:
     :ivar req: the parser's own, for the environ, hooks and loggers.
     :ivar length: bytes of the body; None for chunks (RFC 9112 section 6).
     :ivar rest: what has come behind the head.
+    :ivar fields: its headers under the environ's keys.
+    :ivar script_name: what a trusted proxy has said of SCRIPT_NAME; None for nothing.
     :ivar expects_continue: whether the client waits for "100 Continue" (RFC 9110 section 10.1.1).
     :ivar upgrade: the settings of a request that asks for HTTP/2 in its place; None for the others.
         Its body is left to whoever speaks HTTP/2.
@@ -32,11 +34,13 @@ class Exchange:
         "body",
         "environ",
         "expects_continue",
+        "fields",
         "length",
         "proxy",
         "req",
         "resp",
         "rest",
+        "script_name",
         "started",
         "streamed",
         "upgrade",
@@ -47,7 +51,9 @@ class Exchange:
         req: Any,
         length: int | None,
         rest: bytes,
+        fields: dict[str, str],
         *,
+        script_name: str | None = None,
         expects_continue: bool = False,
         upgrade: Any = None,
         proxy: dict[str, Any] | None = None,
@@ -55,6 +61,8 @@ class Exchange:
         self.req = req
         self.length = length
         self.rest = rest
+        self.fields = fields
+        self.script_name = script_name
         self.expects_continue = expects_continue
         self.upgrade = upgrade
         self.proxy = proxy

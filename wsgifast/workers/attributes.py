@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import math
+from importlib.util import find_spec
 from typing import Any
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, MissingExtra
 from ..options import is_count, is_number
 from ..server.poller import POLLERS
 
@@ -30,7 +31,8 @@ _SECONDS = (
 )
 _RATES = ("send_least_bytes_per_s",)
 _FLAGS = ("buffer_bodies", "check_host")
-ATTRIBUTES = (*_FLAGS, *_BYTES, *_SECONDS, *_RATES, "poller_kind")
+ATTRIBUTES = (*_FLAGS, *_BYTES, *_SECONDS, *_RATES, "parser", "poller_kind")
+PARSERS = ("auto", "gunicorn", "httptools")
 # difflib's measure of two names. Slips are above it; a name that a subclass has for something of
 # its own is below it, even memory_limit_bytes (0.82) or db_timeout_s (0.85).
 _ALIKE = 0.87
@@ -71,10 +73,14 @@ def check_attributes(worker: Any, base: type) -> None:
             raise InvalidWorkerOption(
                 f"FastWorker.{name}={getattr(worker, name)!r}: expected True or False"
             )
-    if worker.poller_kind not in POLLERS:
-        raise InvalidWorkerOption(
-            f"FastWorker.poller_kind={worker.poller_kind!r}: expected one of {POLLERS}"
-        )
+    for name, choices in (("parser", PARSERS), ("poller_kind", POLLERS)):
+        if getattr(worker, name) not in choices:
+            raise InvalidWorkerOption(
+                f"FastWorker.{name}={getattr(worker, name)!r}: expected one of {choices}"
+            )
+    if worker.parser == "httptools" and find_spec("httptools") is None:
+        missing = MissingExtra("FastWorker.parser='httptools'", "httptools", "fast")
+        raise InvalidWorkerOption(str(missing))
 
 
 def _check_names(kind: type) -> None:

@@ -24,6 +24,7 @@ except ImportError:  # cleartext HTTP/2 came later than HTTP/2
 from ..errors import MalformedRequest
 from ..http.framing import wants_to_persist
 from ..http.request import check_host
+from ..server.environ import header_fields
 from ..server.exchange import Exchange
 from ..server.parser import NeedMoreData
 from .gunicorn_support import Settings
@@ -52,6 +53,7 @@ class GunicornParser:
     :param trusted: whether these are of forwarded_allow_ips: only they may speak HTTP/2 in the
         clear.
     :param checks_host: refuse requests whose Host header is missing, malformed or not alone.
+    :ivar has_preface: whether a connection may begin with HTTP/2's preface.
     """
 
     def __init__(self, settings: Settings, *, trusted: bool, checks_host: bool) -> None:
@@ -61,9 +63,9 @@ class GunicornParser:
         # 9113 section 3.3) or asks for an upgrade (RFC 7540 section 3.2).
         may_be_http2 = trusted and negotiation is not None
         self._may_upgrade = may_be_http2 and negotiation.upgrade_allowed(settings, None)
-        self._has_preface = may_be_http2 and negotiation.prior_knowledge_allowed(settings, None)
+        self.has_preface = may_be_http2 and negotiation.prior_knowledge_allowed(settings, None)
         kind = Request
-        self.eager_bytes = len(negotiation.H2C_PREFACE) if self._has_preface else 0
+        self.eager_bytes = len(negotiation.H2C_PREFACE) if self.has_preface else 0
         if settings.uses_uwsgi:
             kind = http.get_parser(settings, [], None).mesg_class
             self.eager_bytes = _UWSGI_BYTES
@@ -76,7 +78,7 @@ class GunicornParser:
         self.head_limit_bytes = _head_limit_bytes(settings)
 
     def parse(self, data: bytes, peer: Any, number: int) -> Exchange | None:
-        if number == 1 and self._has_preface and self._begins_with_preface(data):
+        if number == 1 and self.has_preface and self._begins_with_preface(data):
             return None
         unreader = Unreader(data)
         try:
@@ -88,15 +90,24 @@ class GunicornParser:
             if hosts != self._hosts:
                 check_host(hosts, http11=req.version >= (1, 1))
                 self._hosts = hosts or None  # none at all is in order for HTTP/1.0 only
+        fields = header_fields(req.headers)
         if self._may_upgrade:
             upgrade = negotiation.upgrade_settings(req)
             if upgrade is not None:
-                return Exchange(req, 0, b"", upgrade=upgrade)
+                return Exchange(req, 0, b"", fields, upgrade=upgrade)
+        script_name = None
+        if "HTTP_SCRIPT_NAME" in fields:
+            # With an underscore: gunicorn lets that through from trusted peers only.
+            for name, value in req.headers:
+                if name == "SCRIPT_NAME":
+                    script_name = value
         reader = req.body.reader
         return Exchange(
             req,
             None if isinstance(reader, ChunkedReader) else reader.length,
             unreader.data,
+            fields,
+            script_name=script_name,
             expects_continue=req._expected_100_continue,
             proxy=_proxy(req) if number == 1 else None,
         )
@@ -189,9 +200,6 @@ def _proxy(req: Any) -> dict[str, Any] | None:
 
 def _head_limit_bytes(settings: Settings) -> int:
     """gunicorn's own sum of its limits (Message.__init__)."""
-    fields = settings.limit_request_fields
-    if not 0 < fields <= 32768:
-        fields = 32768
-    field_size = settings.limit_request_field_size or 8190
     line = settings.limit_request_line or 1024 * 1024
-    return int(fields * (max(field_size, 0) + 2) + 4 + max(line, MAX_REQUEST_LINE))
+    fields = settings.most_fields * (settings.most_field_bytes + 2)
+    return int(fields + 4 + max(line, MAX_REQUEST_LINE))

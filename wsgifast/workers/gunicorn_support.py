@@ -13,7 +13,12 @@ from typing import Any
 
 from gunicorn import SERVER, SERVER_SOFTWARE
 from gunicorn.config import Config
-from gunicorn.http.message import _ip_in_allow_list
+from gunicorn.http.message import (
+    DEFAULT_MAX_HEADERFIELD_SIZE,
+    MAX_HEADERS,
+    MAX_REQUEST_LINE,
+    _ip_in_allow_list,
+)
 from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper
 
 __all__ = ["Settings", "environ_part", "patched_threads"]
@@ -32,6 +37,13 @@ class Settings:
         for name, setting in cfg.settings.items():
             if not hasattr(type(cfg), name):  # computed ones stay with the original
                 setattr(self, name, setting.get())
+        # gunicorn takes what is not positive, or more than its own limit, for that one; but a
+        # request line of any length where 0 is said.
+        line, fields = self.limit_request_line, self.limit_request_fields
+        self.most_line_bytes = line if 0 < line <= MAX_REQUEST_LINE else MAX_REQUEST_LINE
+        self.most_fields = fields if 0 < fields <= MAX_HEADERS else MAX_HEADERS
+        field_bytes = self.limit_request_field_size
+        self.most_field_bytes = field_bytes if field_bytes > 0 else DEFAULT_MAX_HEADERFIELD_SIZE
         self.is_ssl: bool = cfg.is_ssl
         self.server_name = SERVER
         self.uses_uwsgi: bool = getattr(self, "protocol", "http") == "uwsgi"

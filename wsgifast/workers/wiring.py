@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from ..server.options import Options
+from ..server.parser import Parser
 from .attributes import ATTRIBUTES
 from .gunicorn_parser import GunicornParser
 from .gunicorn_support import Settings
 
 __all__ = ["options", "parsers"]
 
+# What is the parsers' to know.
+_OF_PARSERS = ("check_host", "parser")
+
 
 def options(worker: Any, settings: Settings) -> Options:
     """The server's options."""
-    # gunicorn takes what is not positive for its own limit.
-    line_bytes = settings.limit_request_field_size
-    fields = settings.limit_request_fields
-    own = {name: getattr(worker, name) for name in ATTRIBUTES if name != "check_host"}
+    own = {name: getattr(worker, name) for name in ATTRIBUTES if name not in _OF_PARSERS}
     return Options(
         threads=settings.threads,
         worker_connections=settings.worker_connections,
@@ -27,16 +29,32 @@ def options(worker: Any, settings: Settings) -> Options:
         # Not where each worker has its own listeners.
         has_siblings=settings.workers > 1 and not settings.reuse_port,
         sendfile=settings.sendfile is not False,
-        trailer_line_bytes=line_bytes if line_bytes > 0 else 8190,
-        trailer_fields=fields if fields > 0 else 32768,
+        trailer_line_bytes=settings.most_field_bytes,
+        trailer_fields=settings.most_fields,
         **own,
     )
 
 
-def parsers(worker: Any, settings: Settings) -> Callable[[Any], GunicornParser]:
+def parsers(worker: Any, settings: Settings) -> Callable[[Any], Parser]:
     """The parser of a peer's requests, by its address."""
-    plain = GunicornParser(settings, trusted=False, checks_host=worker.check_host)
-    trusted = GunicornParser(
-        settings.for_trusted_peers(), trusted=True, checks_host=worker.check_host
-    )
+    checks_host = worker.check_host
+
+    def make(settings: Settings, *, trusted: bool) -> Parser:
+        parser = GunicornParser(settings, trusted=trusted, checks_host=checks_host)
+        if not _uses_httptools(worker.parser, settings):
+            return parser
+        from .httptools_parser import HttptoolsParser
+
+        return HttptoolsParser(settings, parser, trusted=trusted, checks_host=checks_host)
+
+    plain = make(settings, trusted=False)
+    trusted = make(settings.for_trusted_peers(), trusted=True)
     return lambda peer: trusted if settings.trusts(peer) else plain
+
+
+def _uses_httptools(parser: str, settings: Settings) -> bool:
+    if parser != "auto" or settings.uses_uwsgi:
+        return parser == "httptools" and not settings.uses_uwsgi
+    # Who has chosen between gunicorn's own has chosen them.
+    chosen = getattr(settings, "http_parser", "auto") != "auto"
+    return not chosen and find_spec("httptools") is not None

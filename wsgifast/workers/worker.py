@@ -76,6 +76,9 @@ class FastWorker(HTTP2Streams):
         logged what each of them is doing.
     :cvar kill_stuck_after_s: after so many, the worker ends, and the arbiter starts another one.
         `math.inf`: never. A stream without end, and an HTTP/2 connection, are such requests too.
+    :cvar parser: "gunicorn" for its own parsers, "httptools" to parse by that what is plain, and
+        only the rest by them; "auto" for httptools where it is installed, unless gunicorn's setting
+        http_parser names one of its own.
     :cvar poller_kind: "epoll", "selectors", or "auto" for the first of them that the system
         has.
     """
@@ -95,6 +98,7 @@ class FastWorker(HTTP2Streams):
     responses_on_disk_bytes = 16 * 1024 * 1024 * 1024
     stuck_after_s = 30.0
     kill_stuck_after_s = math.inf
+    parser = "auto"
     poller_kind = "auto"
 
     # gunicorn's own, named here because it ships no types.

@@ -1,0 +1,340 @@
+"""Both parsers understand the same, and refuse the same in the same words, however it arrives.
+
+What only one of them understands is a way to smuggle a request past the other. gunicorn's own
+requests are tried too, valid and invalid, where WSGIFAST_GUNICORN_CORPUS names the folder
+tests/requests of its source distribution.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import runpy
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gunicorn.config import Config
+from gunicorn.http.errors import ParseException
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.attacks.requests import SEEDS, cuts, mutated
+from tests.support.effort import LONG, effort
+from tests.workers.serving import has_setting
+from wsgifast.errors import RequestError
+from wsgifast.server.disk_budget import DiskBudget
+from wsgifast.server.parser import Parser
+from wsgifast.server.receiving import COMPLETE, MORE, Receiver
+from wsgifast.workers import FastWorker
+from wsgifast.workers.attributes import InvalidWorkerOption, check_attributes
+from wsgifast.workers.gunicorn_support import Settings
+from wsgifast.workers.httptools_parser import PlainRequest
+from wsgifast.workers.wiring import options, parsers
+
+CORPUS = os.environ.get("WSGIFAST_GUNICORN_CORPUS", "")
+
+TRUSTED, STRANGER = ("127.0.0.1", 4711), ("192.0.2.1", 4711)
+# gunicorn's own two, which answer in other words.
+HTTP_PARSERS = ["python", "fast"] if has_setting("http_parser") else [None]
+# What changes how a head is understood.
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"header_map": "refuse"},
+    {"header_map": "dangerous"},
+    {"forwarder_headers": "X_A,SCRIPT_NAME"},
+    {"secure_scheme_headers": {"X-A": "a", "X_B": "b", "x-c": "c"}},
+    {"casefold_http_method": True, "permit_unconventional_http_method": True},
+    {"permit_unconventional_http_version": True},
+    {"permit_obsolete_folding": True, "strip_header_spaces": True},
+    {"limit_request_line": 30, "limit_request_fields": 3, "limit_request_field_size": 40},
+    {"limit_request_line": 0, "limit_request_fields": 0, "limit_request_field_size": 0},
+    {"proxy_protocol": "auto"},
+    *(
+        [
+            {"http_protocols": "h2,h1", "http2_cleartext": mode}
+            for mode in ("prior-knowledge", "upgrade")
+        ]
+        if has_setting("http2_cleartext")
+        else []
+    ),
+]
+
+
+def configured(http_parser: str | None = None, **changed: Any) -> Config:
+    cfg = Config()
+    if http_parser is not None:
+        cfg.set("http_parser", http_parser)
+    for name, value in changed.items():
+        cfg.set(name, value)
+    return cfg
+
+
+class Side:
+    """The requests of one connection, as one of the parsers understands them."""
+
+    def __init__(self, parser: str, cfg: Config, peer: Any, check_host: bool) -> None:
+        settings = Settings(cfg)
+        worker = SimpleNamespace(check_host=check_host, parser=parser)
+        self.parser: Parser = parsers(worker, settings)(peer)
+        self._options = options(FastWorker, settings)
+        self._peer = peer
+
+    def understood(self, packets: Sequence[bytes]) -> list[Any]:
+        receiver = Receiver(self.parser, self._peer, self._options, DiskBudget(1 << 30))
+        found: list[Any] = []
+        try:
+            for packet in packets:
+                step = receiver.take(packet)
+                while step is COMPLETE:
+                    found.append(_request(receiver.exchange))
+                    receiver.exchange = None
+                    step = receiver.take(b"") if receiver.rest else MORE
+                found.append(step)
+        except (ParseException, RequestError) as error:
+            found.append((type(error), str(error)))
+        return found
+
+
+def _request(exchange: Any) -> Any:
+    req = exchange.req
+    return (
+        *(req.method, req.uri, req.path, req.query, req.fragment, req.version, req.scheme),
+        *(req.headers, req.peer_addr, req.remote_addr, req.should_close(), len(req.trailers)),
+        *(exchange.length, exchange.rest, exchange.fields, exchange.script_name, exchange.proxy),
+        *(exchange.expects_continue, exchange.upgrade is None, exchange.body.read()),
+    )
+
+
+class Pair:
+    """Both parsers over the same settings."""
+
+    def __init__(
+        self, cfg: Config | None = None, peer: Any = TRUSTED, *, check_host: bool = False
+    ) -> None:
+        cfg = cfg or configured()
+        self._gunicorn = Side("gunicorn", cfg, peer, check_host)
+        self.httptools = Side("httptools", cfg, peer, check_host)
+
+    def check(self, *packets: bytes) -> list[Any]:
+        expected = self._gunicorn.understood(packets)
+        found = self.httptools.understood(packets)
+        assert found == expected, packets
+        return found
+
+
+def head(*lines: bytes) -> bytes:
+    return b"\r\n".join([*lines, b"", b""])
+
+
+PLAIN = {
+    "short": head(b"GET / HTTP/1.1", b"Host: a"),
+    "usual": head(
+        b"GET /a%20b/c?d=e&f=%26 HTTP/1.1", b"Host: a.test:81", b"User-Agent: x (y; z) w/1",
+        b"Accept: */*;q=0.8", b"Connection: keep-alive", b"Cookie: a=b; c=\"d\"", b"X-Empty:",
+        b"X-Spaces: \t a  b \t ", b"X-Latin: \xe9\xff", b"X-Forwarded-Proto: https",
+    ),
+    "old": head(b"GET /old HTTP/1.0"),
+    "old, stays": head(b"GET /old HTTP/1.0", b"Connection: keep-alive"),
+    "close": head(b"DELETE / HTTP/1.1", b"Host: a", b"Connection: Keep-Alive, close"),
+    "body": head(b"POST /?a HTTP/1.1", b"Host: a", b"Content-Length: 5", b"Content-Type: b")
+    + b"hello",
+    "no body": head(b"PUT / HTTP/1.1", b"Host: a", b"content-length: 000"),
+    "scheme": head(b"GET / HTTP/1.1", b"Host: a", b"X-Forwarded-Ssl: off"),
+}  # fmt: skip
+NOT_PLAIN = [
+    head(b"QUERY / HTTP/1.1", b"Host: a"),
+    head(b"OPTIONS * HTTP/1.1", b"Host: a"),
+    head(b"CONNECT a:80 HTTP/1.1", b"Host: a"),
+    head(b"GET http://a/ HTTP/1.1", b"Host: a"),
+    head(b"GET //a HTTP/1.1", b"Host: a"),
+    head(b"GET /a#b HTTP/1.1", b"Host: a"),
+    head(b"GET / HTTP/1.1", b"Host: a", b"X-A: 1", b"x-a: 2"),
+    head(b"GET / HTTP/1.1", b"Host: a", b"X_A: 1"),
+    head(b"GET / HTTP/1.1", b"Host: a", b"X-Forwarded-Proto: https", b"X-Forwarded-Ssl: on"),
+    head(b"GET / HTTP/1.1", b"Host: a", b"Connection: upgrade", b"Upgrade: websocket"),
+    head(b"POST / HTTP/1.1", b"Host: a", b"Expect: 100-continue", b"Content-Length: 0"),
+    head(b"POST / HTTP/1.1", b"Host: a", b"Transfer-Encoding: chunked") + b"0\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain_requests(name: str) -> None:
+    pair = Pair(check_host=True)
+    for data in (PLAIN[name], PLAIN[name] * 3, PLAIN[name] + PLAIN["body"], PLAIN[name][:-2]):
+        for _ in range(2):  # a parser that has been used already
+            pair.check(data)
+    exchange = pair.httptools.parser.parse(PLAIN[name], TRUSTED, 1)
+    assert exchange is not None
+    assert type(exchange.req) is PlainRequest
+
+
+@pytest.mark.parametrize("data", NOT_PLAIN)
+def test_all_else_is_gunicorns(data: bytes) -> None:
+    pair = Pair()
+    assert isinstance(pair.check(data, PLAIN["short"])[0], tuple)
+    exchange = pair.httptools.parser.parse(data, TRUSTED, 1)
+    assert exchange is not None
+    assert type(exchange.req) is not PlainRequest
+
+
+def test_every_byte_at_every_place() -> None:
+    pair = Pair(configured(HTTP_PARSERS[0]))
+    whole = PLAIN["body"]
+    # In and between method, target, version, line ends, names and values.
+    for place in (0, 1, 4, 6, 13, 15, 17, 20, 22, 24, 41):
+        for byte in range(256):
+            one = bytes([byte])
+            pair.check(whole[:place] + one + whole[place + byte % 2 :])
+
+
+LINES = [
+    b"Content-Length: 5", b"content-length: 5", b"Content-Length: 5, 5", b"Content-Length: +5",
+    b"Content-Length: 1_0", b"Content-Length: 0x5", b"Content-Length: 5 ", b"Content-Length:",
+    b"Content-Length: \xb2", b"Content-Length: 9999999999999999999", b"Content-Length : 5",
+    b"Content_Length: 5", b"Transfer-Encoding: chunked", b"Transfer-Encoding: identity",
+    b"Transfer-Encoding: gzip, chunked", b"Transfer-Encoding: chunked, gzip",
+    b"Transfer-Encoding: xchunked", b"Transfer-Encoding:\x0bchunked", b"TE: trailers",
+    b"transfer_encoding: chunked", b" Transfer-Encoding: chunked", b"Host: b", b"hOST: b",
+    b"Content-Type: x", b"Expect: 200-ok", b"Upgrade: h2c", b"HTTP2-Settings: AAAA",
+    b"Connection: close", b"Connection: ,close,", b"Connection: keep-alive", b"X-A: a",
+    b"X-B: b", b"X_A: a", b"X_B: b", b"X-C: c", b"SCRIPT_NAME: /s", b"SCRIPT-NAME: /s",
+    b"PATH_INFO: /p", b"X-Forwarded-Proto: https", b"X-Forwarded-Protocol: ssl",
+    b"X_Forwarded_Proto: https", b"X-Forwarded-For: 192.0.2.7", b": x", b"x", b"a b: c",
+    b"a(: b", b"a!: b", b"\xdf: b", b"\tx: y", b"x:y\tz", b"HTTP-HOST: x", b"HTTP_HOST: x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(SETTINGS)))
+def test_lines_that_change_the_meaning(number: int) -> None:
+    others = [b"Content-Length: 5", b"Transfer-Encoding: chunked", b"X-Forwarded-Ssl: on"]
+    cfg = configured(**SETTINGS[number])
+    body = b"0\r\n\r\nx"
+    for peer, start in (
+        (TRUSTED, (b"POST /s/x HTTP/1.1", b"Host: a")),
+        (STRANGER, (b"POST /s/x HTTP/1.1", b"Host: a")),
+        (TRUSTED, (b"POST /s/x HTTP/1.0",)),
+    ):
+        pair = Pair(cfg, peer)
+        for line in LINES:
+            pair.check(head(*start, line) + body)
+            for other in others:
+                pair.check(head(*start, line, other) + body)
+
+
+@pytest.mark.parametrize("http_parser", HTTP_PARSERS)
+def test_limits(http_parser: str | None) -> None:
+    for limit in (30, 0, 8190, 9000):
+        cfg = configured(http_parser, limit_request_line=limit, limit_request_field_size=limit)
+        pair = Pair(cfg)
+        for size in (29, 30, 31, 8189, 8190, 8191, 9001):
+            pair.check(head(b"GET /" + b"a" * (size - len("GET / HTTP/1.1")) + b" HTTP/1.1"))
+            for spaces in (b"", b" ", b"  \t "):
+                value = b"a" * (size - len("X:\r\n") - 2 * len(spaces))
+                pair.check(head(b"GET / HTTP/1.1", b"X:" + spaces + value + spaces))
+    for limit in (2, 0):
+        pair = Pair(configured(http_parser, limit_request_fields=limit))
+        for count in range(5):
+            pair.check(head(b"GET / HTTP/1.1", *[b"X-%d: a" % n for n in range(count)]))
+
+
+def test_hosts() -> None:
+    pair = Pair(check_host=True)
+    for host in (b"a", b"a", b"", b"[::1]:80", b"a b", b"a/", b"a:x", b"a", b"a@b", b"\xe9"):
+        for line in (b"GET / HTTP/1.1", b"GET / HTTP/1.0"):
+            pair.check(head(line, b"Host: " + host))
+            pair.check(head(line))
+            pair.check(head(line, b"Host: a", b"host: " + host))
+
+
+@pytest.mark.parametrize("number", range(len(SETTINGS)))
+def test_mutated_requests_in_any_packets(number: int) -> None:
+    seed = random.randrange(2**32) if LONG else number
+    chance = random.Random(seed)
+    for http_parser in HTTP_PARSERS:
+        if not _can(http_parser, SETTINGS[number]):
+            continue
+        cfg = configured(http_parser, **SETTINGS[number])
+        for peer, check_host in ((TRUSTED, True), (STRANGER, False)):
+            pair = Pair(cfg, peer, check_host=check_host)
+            for data in [*SEEDS, *(mutated(chance) for _ in range(effort(150)))]:
+                pair.check(data)
+                pair.check(*cuts(data, chance))
+
+
+def _can(http_parser: str | None, changed: Collection[str]) -> bool:
+    """Whether gunicorn's C parser takes these settings; the other takes all."""
+    return http_parser != "fast" or not {"permit_obsolete_folding", "strip_header_spaces"} & {
+        *changed
+    }
+
+
+_names = st.sampled_from([b"Host", b"Content-Length", b"Connection", b"X-A", b"x-a", b"X_A"])
+_text = st.binary(max_size=6) | st.sampled_from(
+    [b"a", b" a", b"a ", b"5", b"0", b"close", b"https", b"\r\n b", b"\n", b"\r", b"a\r\nX-B: c"]
+)
+_lines = st.lists(
+    st.builds(
+        lambda name, colon, value: name + colon + value,
+        _names | _text, st.sampled_from([b": ", b":", b" :", b"", b":\t"]), _text,
+    ),
+    max_size=5,
+)  # fmt: skip
+_starts = st.builds(
+    lambda method, target, version, space: space.join([method, target, version]),
+    st.sampled_from([b"GET", b"POST", b"get", b"M-SEARCH", b"G@T", b""]) | _text,
+    st.sampled_from([b"/", b"/a?b", b"//a", b"*", b"a:1", b"http://a/b", b"/a#b", b""]) | _text,
+    st.sampled_from([b"HTTP/1.1", b"HTTP/1.0", b"HTTP/1.2", b"HTTP/2.0", b"RTSP/1.0", b"http/1.1"]),
+    st.sampled_from([b" ", b" ", b" ", b"  ", b"\t"]),
+)
+_pairs = [Pair(configured(http_parser)) for http_parser in HTTP_PARSERS]
+
+
+@given(st.lists(st.tuples(_starts, _lines), min_size=1, max_size=3), st.randoms())
+def test_made_up_requests(requests: list[tuple[bytes, list[bytes]]], chance: random.Random) -> None:
+    data = b"".join(head(start, *lines) for start, lines in requests)
+    for pair in _pairs:
+        pair.check(data)
+        pair.check(*cuts(data, chance))
+
+
+def test_which_parser_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(parser: str, **changed: Any) -> str:
+        return type(Side(parser, configured(**changed), TRUSTED, True).parser).__name__
+
+    assert found("auto") == found("httptools") == "HttptoolsParser"
+    assert found("gunicorn") == "GunicornParser"
+    if has_setting("http_parser"):  # a choice between gunicorn's own
+        assert found("auto", http_parser="python") == "GunicornParser"
+        assert found("httptools", http_parser="python") == "HttptoolsParser"
+    if has_setting("protocol"):
+        assert found("auto", protocol="uwsgi") == "GunicornParser"
+        assert found("httptools", protocol="uwsgi") == "GunicornParser"
+    monkeypatch.setitem(sys.modules, "httptools", None)  # as if it were not installed
+    assert found("auto") == "GunicornParser"
+    Worker = type("Worker", (FastWorker,), {"parser": "httptools"})
+    with pytest.raises(InvalidWorkerOption, match=r"pip install 'wsgifast\[fast\]'"):
+        check_attributes(Worker, FastWorker)
+
+
+@pytest.mark.skipif(not CORPUS, reason="WSGIFAST_GUNICORN_CORPUS names no folder")
+@pytest.mark.parametrize("kind", ["valid", "invalid"])
+def test_gunicorns_own_requests(kind: str) -> None:
+    files = sorted(Path(CORPUS, kind).glob("*.http"))
+    assert len(files) > 50
+    helpers = runpy.run_path(str(Path(CORPUS).parent / "treq.py"))
+    for file in files:
+        data = helpers["request"](str(file), None).data
+        for http_parser in HTTP_PARSERS:
+            cfg = helpers["load_py"](str(file.with_suffix(".py")), http_parser)["cfg"]
+            if not _can(http_parser, [name for name, each in cfg.settings.items() if each.get()]):
+                continue
+            for peer in (TRUSTED, STRANGER):
+                pair = Pair(cfg, peer)
+                pair.check(data)
+                pair.check(*data.splitlines(keepends=True))
+                for _ in range(5):
+                    pair.check(*cuts(data, random.Random(5)))

@@ -1,0 +1,229 @@
+"""httptools (llhttp) for requests that are plain, gunicorn's own parser for all others.
+
+gunicorn's parser takes as long for a short request as everything else that is done for it. What
+clients and proxies usually send is plain: a known method, a path, header names of letters, digits
+and hyphens, none of them twice, and no body or one of a known length. Such a head means the same to
+every parser, and llhttp is the one that takes it apart soonest.
+
+What counts as plain is narrower than what gunicorn takes, whatever its settings allow. All else,
+and what llhttp refuses, is shown to gunicorn's parser from its first byte on. So nothing is
+understood that gunicorn does not understand in the same way, and what is refused has its answer.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from ..http import parse_length, wants_to_persist
+from ..http.request import check_host
+from ..server.environ import header_key
+from ..server.exchange import Exchange
+from .gunicorn_parser import GunicornParser
+from .gunicorn_support import Settings
+
+__all__ = ["HttptoolsParser", "PlainRequest"]
+
+_END_OF_HEAD = b"\r\n\r\n"
+# RFC 9110 section 9.1, RFC 5789.
+_METHODS = {
+    name.encode(): name for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
+}
+_VERSIONS = {b" HTTP/1.1\r\n": True, b" HTTP/1.0\r\n": False}
+# What gunicorn itself acts upon, but for what is done here too.
+_LEFT_TO_GUNICORN = frozenset({"EXPECT", "TRANSFER-ENCODING", "UPGRADE"})
+# How it shows that a request is not plain: llhttp's own errors; no or several targets; an unknown
+# method or name.
+_NOT_PLAIN = (HttpParserError, HttpParserUpgrade, KeyError, ValueError)
+
+
+class HttptoolsParser:
+    """Parses plain requests by httptools, and leaves the others to gunicorn's parser.
+
+    :param settings: gunicorn's, as they are for the peers whose requests it parses.
+    :param gunicorn: for the same peers.
+    :param trusted: whether these are of forwarded_allow_ips.
+    :param checks_host: as for gunicorn's.
+    """
+
+    def __init__(
+        self, settings: Settings, gunicorn: GunicornParser, *, trusted: bool, checks_host: bool
+    ) -> None:
+        self._gunicorn = gunicorn
+        self.eager_bytes = gunicorn.eager_bytes
+        self.head_limit_bytes = gunicorn.head_limit_bytes
+        self.take_trailers = gunicorn.take_trailers
+        # Something else than a request may come first.
+        self._first_is_special = gunicorn.has_preface or settings.proxy_protocol != "off"
+        self._line_bytes = settings.most_line_bytes
+        self._field_bytes = settings.most_field_bytes
+        self._most_fields = settings.most_fields
+        self._checks_host = checks_host
+        self._host: str | None = None  # the last in order: most requests bring the same one
+        self._scheme = "https" if settings.is_ssl else "http"
+        # Of plain requests: no name with an underscore is in them.
+        schemes = settings.secure_scheme_headers if trusted else {}
+        self._secure = {header_key(name): schemes[name] for name in schemes if "_" not in name}
+        # Each is one thread's while it is not in here.
+        self._readers: list[_Reader] = []
+
+    def parse(self, data: bytes, peer: Any, number: int) -> Exchange | None:
+        if number > 1 or not self._first_is_special:
+            exchange = self._parse_plain(data, peer)
+            if exchange is not None:
+                return exchange
+        return self._gunicorn.parse(data, peer, number)
+
+    def _parse_plain(self, data: bytes, peer: Any) -> Exchange | None:
+        """Parse a request; None if it is not plain.
+
+        :raises MalformedRequest: for its Host header.
+        """
+        end = data.find(_END_OF_HEAD) + len(_END_OF_HEAD)
+        head = data[:end]
+        try:
+            reader = self._readers.pop()
+        except IndexError:
+            reader = _Reader()
+        llhttp, raw = reader.llhttp, reader.fields
+        try:
+            llhttp.feed_data(head)
+            (target,) = reader.targets
+            method = llhttp.get_method()
+            name = _METHODS[method]
+            uri = target.decode("ascii")
+            fields = {}
+            for field, value in raw.items():
+                fields[_keys[field]] = value.decode("latin-1").rstrip(" \t")
+        except _NOT_PLAIN:
+            return None
+        # One space between the parts of the request line, and no empty line before it.
+        line_end = len(method) + len(target) + 10
+        http11 = _VERSIONS.get(head[line_end - 9 : line_end + 2])
+        # A header that comes again, or goes on in the next line (RFC 9112 section 5.2), makes fewer
+        # headers than lines; one that ends at a lone LF makes more.
+        count = head.count(b"\r\n") - 2
+        length = parse_length(fields.get("CONTENT_LENGTH", "0"))
+        if (
+            http11 is None
+            or length is None
+            or len(fields) != count
+            or uri[0] != "/"
+            or uri.startswith("//")
+            or "#" in uri
+            or line_end > self._line_bytes
+            or count > self._most_fields
+            or (end > self._field_bytes and _longest_line(head) + 4 > self._field_bytes)
+        ):
+            return None
+        scheme = self._scheme
+        if self._secure:
+            said = [key for key in self._secure if key in fields]
+            if len(said) > 1:
+                return None
+            for key in said:
+                scheme = "https" if fields[key] == self._secure[key] else "http"
+        host = fields.get("HTTP_HOST")
+        if self._checks_host and (host is None or host != self._host):
+            check_host([] if host is None else [host], http11=http11)
+            self._host = host
+        connection = fields.get("HTTP_CONNECTION")
+        if connection is None:
+            persists = http11
+        else:
+            persists = connection == "keep-alive" or wants_to_persist([connection], http11=http11)
+        if not length and llhttp.should_keep_alive():  # it is at its begin again
+            reader.targets.clear()
+            raw.clear()
+            self._readers.append(reader)
+        req = PlainRequest(name, uri, http11, fields, scheme, persists, peer)
+        return Exchange(req, length, data[end:], fields)
+
+
+class PlainRequest:
+    """A plain request, with what gunicorn's own offers to hooks, loggers and error pages."""
+
+    fragment = ""
+    body = None
+    proxy_protocol_info = None
+    must_close = False
+
+    def __init__(
+        self,
+        method: str,
+        uri: str,
+        http11: bool,
+        fields: dict[str, str],
+        scheme: str,
+        persists: bool,
+        peer: Any,
+    ) -> None:
+        self.method = method
+        self.uri = uri
+        self.path, _, self.query = uri.partition("?")
+        self.version = (1, 1) if http11 else (1, 0)
+        self.scheme = scheme
+        self.peer_addr = peer
+        self._fields = fields
+        self._persists = persists
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """Names in upper case, and values."""
+        return [
+            (key.removeprefix("HTTP_").replace("_", "-"), value)
+            for key, value in self._fields.items()
+        ]
+
+    @property
+    def remote_addr(self) -> Any:
+        return self.peer_addr
+
+    @property
+    def trailers(self) -> list[tuple[str, str]]:
+        return []
+
+    def force_close(self) -> None:
+        self.must_close = True
+
+    def should_close(self) -> bool:
+        return self.must_close or not self._persists
+
+
+class _Reader:
+    """An llhttp parser at the begin of a request, and what it has found in it.
+
+    It calls methods of plain containers: they cost less than functions in Python.
+    """
+
+    __slots__ = ("fields", "llhttp", "targets")
+
+    def __init__(self) -> None:
+        self.targets: list[bytes] = []
+        self.fields: dict[bytes, bytes] = {}
+        self.llhttp = HttpRequestParser(
+            SimpleNamespace(on_url=self.targets.append, on_header=self.fields.setdefault)
+        )
+
+
+class _Keys(dict[bytes, str]):
+    """The environ's keys of header names that can be in a plain request; KeyError for others."""
+
+    def __missing__(self, name: bytes) -> str:
+        upper = name.decode("ascii").upper()
+        if upper in _LEFT_TO_GUNICORN or not upper.replace("-", "").isalnum():
+            raise KeyError(name)
+        key = header_key(upper)
+        if len(self) < 500:  # they are the client's to choose: not every one ever sent
+            self[name] = key
+        return key
+
+
+_keys = _Keys()
+
+
+def _longest_line(head: bytes) -> int:
+    """How long the longest is; gunicorn's parsers count up to four bytes more."""
+    return max(map(len, head.split(b"\r\n")))
