@@ -501,3 +501,13 @@ def test_a_fallback_that_is_not_there_is_an_error_at_the_start(
 )
 def test_addresses(bind: str, address: tuple[str, int]) -> None:
     assert cli._address(bind) == address
+
+
+def test_who_reads_no_further_is_shown_no_traceback() -> None:
+    command = [sys.executable, "-m", "wsgifast", "doctor", "--explain"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 128 + signal.SIGPIPE

@@ -31,6 +31,7 @@ _STATUS_FAILED = 1
 _STATUS_USAGE = 2
 # As a shell names the end by a signal.
 _STATUS_INTERRUPTED = 128 + signal.SIGINT
+_STATUS_CUT_OFF = 128 + signal.SIGPIPE
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
@@ -50,12 +51,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(options.rest)}")
     try:
         status: int = options.run(options)
+        sys.stdout.flush()
         return status
     except WSGIFastError as error:
         print(f"wsgifast: {error}", file=sys.stderr)
         return _STATUS_USAGE
     except KeyboardInterrupt:
         return _STATUS_INTERRUPTED
+    except BrokenPipeError:
+        # Who read our output, `head` for one, has enough. Python would flush it again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _STATUS_CUT_OFF
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -41,7 +41,8 @@ article { background: var(--card); border: 1px solid var(--line); border-radius:
 .bar.raw { background: var(--raw); }
 svg { display: block; width: 100%; overflow: visible; }
 svg text { fill: var(--ink); font-size: 13px; } svg .value { fill: var(--soft); }
-svg .good { fill: var(--better); } svg .failed { fill: var(--wrong); }
+svg .good { fill: var(--better); } svg .worse { fill: var(--slow); }
+svg .failed { fill: var(--wrong); }
 svg .whisker { stroke: var(--ink); stroke-width: 1.5; opacity: .55; }
 svg .rule { stroke: var(--line); }
 details { margin-top: .4rem; } summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
@@ -136,8 +137,9 @@ def ratio_chart(rows: Sequence[tuple[str, tuple[float, float, float] | None, str
             marks.append(f'<circle class="{kind}" cx="1%" cy="{y}" r="5"/>')
             continue
         start, end = sorted((percent(1), percent(ratio[0])))
+        kind = "good" if ratio[0] >= 1 else "worse"
         marks.append(
-            f'<rect class="good" x="{start:.2f}%" y="{y - _BAR_PX / 2}" '
+            f'<rect class="{kind}" x="{start:.2f}%" y="{y - _BAR_PX / 2}" '
             f'width="{max(0.4, end - start):.2f}%" height="{_BAR_PX}" rx="2"/>'
             f'<line class="whisker" x1="{percent(ratio[1]):.2f}%" '
             f'x2="{percent(ratio[2]):.2f}%" y1="{y}" y2="{y}"/>'
