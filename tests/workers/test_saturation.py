@@ -11,7 +11,7 @@ import pytest
 from tests.support.http import Connection
 from tests.support.servers import LiveServer, wait_for
 from tests.workers.app import block
-from tests.workers.serving import fast_worker
+from tests.workers.serving import fast_worker, stats
 
 pytestmark = pytest.mark.long
 
@@ -60,8 +60,10 @@ def test_siblings_answer_for_a_worker_without_a_free_thread() -> None:
 
 def test_idle_workers_share_the_connections() -> None:
     with fast_worker("--workers=2") as server:
-        pids = Counter(json.loads(server.get("/stats").body)["pid"] for _ in range(40))
-        assert len(pids) == 2
+        wait_for(lambda: server.log().count("Booting worker") == 2, "both have been started")
+        first = stats(server)["pid"]
+        wait_for(lambda: stats(server)["pid"] != first, "both serve")
+        pids = Counter(stats(server)["pid"] for _ in range(40))
         assert min(pids.values()) >= 8
 
 
