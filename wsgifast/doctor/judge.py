@@ -120,7 +120,9 @@ def _shape(seen: Observation) -> Iterator[Finding | None]:
     by_file = wrapped.route in ("file", "blocks", "segments") and not raw.by_sendfile
     if by_file and chunks.count > 1:
         what = f"a file, read {_size(chunks.median)} at a time"
-        yield _worth("WF007", seen, what, f"{_WRAP}, or {_own_file(seen)}", "wrapped")
+        fix = f"{_WRAP}, or {_own_file(seen)}"
+        # All of its lines are the server's work: there is something to gain, however small.
+        yield _worth("WF007", seen, what, fix, "wrapped", certain=_is_crumbs(chunks))
     elif by_file and raw.returned.rpartition(".")[2] == "FileWrapper":
         # Small today: one block.
         yield _finding("WF007", seen, "a file in a foreign wrapper", f"{_WRAP}; {_own_file(seen)}")
@@ -177,13 +179,15 @@ def _remarks(seen: Observation) -> Iterator[Finding | None]:
         yield _finding("WF021", seen, "a whole body without its length", _WRAP)
 
 
-def _worth(id_: str, seen: Observation, what: str, fix: str, better: str) -> Finding | None:
+def _worth(
+    id_: str, seen: Observation, what: str, fix: str, better: str, *, certain: bool = False
+) -> Finding | None:
     """The finding, if it is worth a word: an app that costs far more than its body is left."""
     raw, other = seen.costs.get("raw"), seen.costs.get(better)
     if raw is None or other is None:
         return None
     saved = raw.cpu_s - other.cpu_s
-    if saved < _WORTH_S or raw.cpu_s < other.cpu_s * _WORTH:
+    if not certain and (saved < _WORTH_S or raw.cpu_s < other.cpu_s * _WORTH):
         return None
     return _finding(id_, seen, what, fix, _from_to(raw, other), saved)
 
