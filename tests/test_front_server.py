@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import WSGI_SERVERS
 from tests.support.http import Response
+from tests.support.nginx import nginx_before
 from tests.support.programs import program
 from tests.support.servers import LiveServer, free_port, live_server
 from wsgifast.front_server import FrontServer, accel_redirect, x_sendfile
@@ -142,27 +143,13 @@ def test_the_name_must_still_be_the_open_files(
 
 # nginx
 
-CONF = """
-daemon off;
-master_process off;
-pid {folder}/pid;
-error_log stderr;
-events {{ worker_connections 64; }}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/a; proxy_temp_path {folder}/b;
-    fastcgi_temp_path {folder}/c; uwsgi_temp_path {folder}/d; scgi_temp_path {folder}/e;
-    server {{
-        listen 127.0.0.1:{port};
-        location / {{ proxy_pass http://127.0.0.1:{backend}; }}
-        location /internal/ {{
-            internal;
-            alias {root}/shared/;
-            add_header X-Copied $upstream_http_x_app;
-        }}
-        location /inner/ {{ internal; alias {root}/shared/inner/; }}
-    }}
+LOCATIONS = """
+location /internal/ {{
+    internal;
+    alias {root}/shared/;
+    add_header X-Copied $upstream_http_x_app;
 }}
+location /inner/ {{ internal; alias {root}/shared/inner/; }}
 """
 CONTENT = os.urandom(300_000)
 NAMES = ["file", "with space", "100%25 ?#&+;", "größe", "a\nb", "inner/file"]
@@ -171,21 +158,17 @@ NAMES = ["file", "with space", "100%25 ?#&+;", "größe", "a\nb", "inner/file"]
 @pytest.fixture(scope="module")
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """nginx in front of the wrapped app, on folders that both can read."""
-    nginx = program("nginx")
+    program("nginx")  # before a server is started for it
     root, folder = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("nginx")
     (root / "shared" / "inner").mkdir(parents=True)
     for name in (*(f"shared/{name}" for name in NAMES), "unshared"):
         Path(root, name).write_bytes(CONTENT)
     Path(root, "shared", "out").symlink_to("../unshared")
-    port, backend = free_port(), free_port()
-    conf = folder / "nginx.conf"
-    conf.write_text(CONF.format(folder=folder, root=root, port=port, backend=backend))
+    backend = free_port()
     argv = WSGI_SERVERS["gunicorn-gthread"](backend, "tests.support.files:front_served_app")
     with (
         live_server(argv, ("127.0.0.1", backend), env={"FILES_ROOT": str(root)}),
-        live_server(
-            [nginx, "-e", "stderr", "-p", str(folder), "-c", str(conf)], ("127.0.0.1", port)
-        ) as started,
+        nginx_before(backend, folder, LOCATIONS.format(root=root)) as started,
     ):
         yield started
 

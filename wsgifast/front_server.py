@@ -17,13 +17,30 @@ from .errors import ConfigurationError
 from .files import Header
 from .sockets.sendfile import FileSegment
 
-__all__ = ["FrontServer", "accel_redirect", "x_sendfile"]
+__all__ = ["FrontServer", "accel_redirect", "front_server_of", "x_sendfile"]
 
 # The front server sends the bytes of a file by its type and length, which these would contradict;
 # nginx would also drop Content-Encoding.
 _UNSUITED = frozenset({"content-encoding", "content-range", "transfer-encoding"})
 # An escaped URL path: it becomes the value of a header.
 _LOCATION = re.compile(r"/[!-~]*")
+
+
+def front_server_of(
+    locations: Mapping[str, str] | None, folders: Iterable[str] | None
+) -> FrontServer | None:
+    """The front server that the options accel_redirect and x_sendfile mean; None without either.
+
+    :raises ConfigurationError: if both are given, or one has a value that cannot work.
+    """
+    if locations is not None and folders is not None:
+        raise ConfigurationError(
+            f"accel_redirect={locations!r} is for nginx, x_sendfile={folders!r} for Apache and "
+            "lighttpd: give one of the two"
+        )
+    if locations is not None:
+        return accel_redirect(locations)
+    return None if folders is None else x_sendfile(folders)
 
 
 def accel_redirect(locations: Mapping[str, str]) -> FrontServer:

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import front_server
 from .apps import check_app
 from .bodies.chunks import excerpt, few_chunks
 from .bodies.classify import (
@@ -33,9 +32,9 @@ from .bodies.files import (
 )
 from .bodies.held_head import HeldHead
 from .bodies.streams import ClosedWith, SizedStream, Stream, close_body
-from .errors import BodyError, ConfigurationError
+from .errors import BodyError
 from .file_answers import plan_file_body, request_facts
-from .front_server import FrontServer
+from .front_server import front_server_of
 from .options import check_switches
 from .routes import CHUNKS, ROUTE
 from .sockets.options import owned_socket, set_nodelay
@@ -112,21 +111,12 @@ class WSGIFast:
     ) -> None:
         check_app(app, "WSGI")
         check_switches(coalesce=coalesce, nodelay=nodelay, ranges=ranges, conditional=conditional)
-        if accel_redirect is not None and x_sendfile is not None:
-            raise ConfigurationError(
-                f"accel_redirect={accel_redirect!r} is for nginx, x_sendfile={x_sendfile!r} for "
-                "Apache and lighttpd: give one of the two"
-            )
         self.app = app
         self.coalesce = coalesce
         self.nodelay = nodelay
         self.ranges = ranges
         self.conditional = conditional
-        self.front_server: FrontServer | None = None
-        if accel_redirect is not None:
-            self.front_server = front_server.accel_redirect(accel_redirect)
-        elif x_sendfile is not None:
-            self.front_server = front_server.x_sendfile(x_sendfile)
+        self.front_server = front_server_of(accel_redirect, x_sendfile)
         self._nodelay_set: set[weakref.ref[Any]] = set()
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:

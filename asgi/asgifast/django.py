@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from wsgifast.bodies.files import FileSlice, segment_of
-from wsgifast.bodies.wrappers import known_file
+from wsgifast.bodies.files import FileSlice, Segment, SegmentedBody, segment_of
+from wsgifast.bodies.wrappers import held_in, known_file
 from wsgifast.django.responses import PlannedResponse
 from wsgifast.file_answers import plan_file_body
 from wsgifast.files import ByteRange
@@ -84,13 +85,17 @@ class _Handler(ASGIHandler):
         if not response.streaming or response.is_async or type(response).__aiter__ not in known:
             await super().send_response(response, send)
             return
+        held = held_in(response)
+        if type(held) is SegmentedBody:
+            await self._send_instead(response, partial(_send_segments, send, held.segments))
+            return
         file: Any = known_file(getattr(response, "file_to_stream", None))
         segment = segment_of(file)
         declared = parse_length(response.get("Content-Length", ""))
         if segment is not None and (declared is None or declared <= segment.size):
             if declared is not None:
                 segment = segment._replace(size=declared)
-            await self._send_file(response, send, file, segment)
+            await self._send_instead(response, partial(self._send_file, send, file, segment))
             return
         running = _RunningIterator(iter(response.streaming_content))
         response.streaming_content = running.blocks()
@@ -99,25 +104,25 @@ class _Handler(ASGIHandler):
         finally:
             running.stop()
 
-    async def _send_file(
-        self, response: Any, channel: _Channel, file: Any, segment: FileSegment
+    async def _send_instead(
+        self, response: Any, send: Callable[[Message], Awaitable[None]]
     ) -> None:
-        """Have Django make the head, and send it with the file where Django asks for a body."""
+        """Have Django make the head, and send it with the body where Django asks for that."""
         messages: list[Message] = []
 
         async def keep(message: Message) -> None:
             messages.append(message)
 
         async def no_blocks() -> AsyncIterator[bytes]:
-            await self._send_planned(channel, messages[0], file, segment)
+            await send(messages[0])
             return
             yield b""  # makes it a generator
 
         response.streaming_content = no_blocks()
         await super().send_response(response, keep)
 
-    async def _send_planned(
-        self, channel: _Channel, start: Message, file: Any, segment: FileSegment
+    async def _send_file(
+        self, channel: _Channel, file: Any, segment: FileSegment, start: Message
     ) -> None:
         status, headers, method = start["status"], start["headers"], channel.scope["method"]
         segments: Sequence[bytes | ByteRange] = [ByteRange(0, segment.size)]
@@ -137,6 +142,15 @@ class _Handler(ASGIHandler):
                 status, headers, segments = plan.status, plan.raw_headers, plan.segments
         await channel(response_start(status, headers))
         await channel.send_segments([_moved(run, segment.offset) for run in segments], segment.fd)
+
+
+async def _send_segments(channel: _Channel, segments: Sequence[Segment], start: Message) -> None:
+    """Send a head, and bytes and runs of one file."""
+    fd = next(segment.fd for segment in segments if isinstance(segment, FileSegment))
+    await channel(start)
+    await channel.send_segments(
+        [s if isinstance(s, bytes) else ByteRange(s.offset, s.size) for s in segments], fd
+    )
 
 
 def _moved(run: bytes | ByteRange, offset: int) -> bytes | ByteRange:

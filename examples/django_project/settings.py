@@ -58,6 +58,9 @@ STATIC_URL = "static/"
 STATIC_ROOT = DATA / "static"
 MEDIA_URL = "media/"
 MEDIA_ROOT = DATA / "media"
+if os.environ.get("DJANGO_BEHIND_NGINX") == "1":
+    # wsgifast: nginx has "location /protected/ { internal; alias /srv/project/media/; }"
+    WSGIFAST_MEDIA = {"accel_redirect": {MEDIA_ROOT: "/protected/"}}
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {

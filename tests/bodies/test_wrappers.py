@@ -18,6 +18,8 @@ from werkzeug.wsgi import ClosingIterator
 from tests.support import django_project
 from tests.test_middleware import Server, new_environ
 from wsgifast import WSGIFast
+from wsgifast.bodies.files import SegmentedBody
+from wsgifast.sockets import FileSegment
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -304,6 +306,26 @@ def test_django_files_of_models_go_out_as_what_they_wrap(path: Path) -> None:
     for wrapper, route in (wsgiref.util.FileWrapper, "file"), (None, "blocks"):
         server = check(django_app(make), route, server_wrapper=wrapper)
         assert server.header("ETag") is not None
+
+
+def test_several_ranges_behind_django_stay_runs_of_their_file(path: Path) -> None:
+    from django.http import StreamingHttpResponse
+
+    def make(begun: bool = False) -> Any:
+        file = path.open("rb")
+        runs = [FileSegment(file.fileno(), 10, 20), FileSegment(file.fileno(), 90_000, 30)]
+        response = StreamingHttpResponse(SegmentedBody([b"<", runs[0], b"|", runs[1]], file.close))
+        response._resource_closers.append(lambda: closed.append(file.closed))
+        if begun:
+            next(iter(response))
+        return response
+
+    server = check(django_app(make), "segments")
+    assert closed[0] is True
+    assert b"".join(server.sent) == b"<" + CONTENT[10:30] + b"|" + CONTENT[90_000:90_030]
+    assert isinstance(server.result, SegmentedBody)
+    check(django_app(make), "no-body", method="HEAD")
+    check(django_app(lambda: make(begun=True)), "stream-crumbs")
 
 
 def test_django_subclasses_that_iterate_otherwise_are_left_alone(path: Path) -> None:

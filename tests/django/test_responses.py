@@ -104,6 +104,29 @@ def test_a_file_has_ranges_and_conditions(ask: Ask, file: Path) -> None:
     assert (status, told["content-length"], body) == (200, str(len(CONTENT)), b"")
 
 
+def test_several_ranges_of_a_static_file_are_sent_by_the_server(tmp_path: Path) -> None:
+    (tmp_path / "file.bin").write_bytes(CONTENT)
+    ranges = "bytes=0-9,500000-599999"
+
+    scope = scope_of("/static/file.bin", host="localhost", range=ranges)
+    scope["extensions"] = {"http.response.zerocopysend": {}}
+    body = b""
+
+    def on_send(message: Message) -> None:
+        nonlocal body
+        if message["type"] == "http.response.zerocopysend":
+            body += os.pread(message["file"], message["count"], message["offset"])
+        body += message.get("body", b"")
+
+    with override_settings(STATIC_ROOT=tmp_path):
+        messages = call(get_asgi_application(), scope, body=b"", on_send=on_send).messages
+    length = dict(messages[0]["headers"])[b"Content-Length"]
+    assert (messages[0]["status"], len(body)) == (206, int(length))
+    sent = [message.get("count") for message in messages[1:]]
+    assert sent == [None, 10, None, 100_000, None]
+    assert CONTENT[500_000:600_000] in body
+
+
 def test_a_file_that_was_read_from_and_is_said_to_be_shorter(ask: Ask, file: Path) -> None:
     def view(request: object) -> FileResponse:
         opened = file.open("rb")

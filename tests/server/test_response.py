@@ -17,6 +17,7 @@ from typing import Any
 
 import flask
 import pytest
+from werkzeug.wsgi import ClosingIterator
 
 from tests.workers.bench import Bench, Client, make_bench
 from wsgifast import BodyError, WSGIFast
@@ -614,6 +615,10 @@ def test_segments(ask: Ask, content: Path, known: bool, monkeypatch: pytest.Monk
             assert asked.body == chunks + b"0\r\n\r\n"
         assert asked.bench.log.requests == [("GET /", "200 OK", len(expected))]
         assert sent == [(100, 50_000), (0, 40_000)]
+        # In a framework's wrapper.
+        wrapped = ClosingIterator(segmented(body))
+        assert ask(says("200 OK", headers, wrapped)).body == asked.body
+        assert sent[2:] == sent[:2]
         # Only a part of it fits.
         headers = [("Content-Length", "60000")]
         asked = ask(says("200 OK", headers, segmented(body)))

@@ -59,14 +59,15 @@ def classify(body: Any, server_wrapper: object = None) -> tuple[Shape, Any]:
     held = held_in(body)
     if held is not body and holds_all(held):
         return HELD_WHOLE, body
+    if type(held) is SegmentedBody:
+        # What is around it closes it.
+        return PASS, held if held is body else SegmentedBody(held.segments, body.close)
     file = known_file(held)
     if file is not None:
         return (FILE if held is body else HELD_FILE), file
     if held is body and callable(getattr(body, "read", None)):
         return FILE, body
     if isinstance(server_wrapper, type) and isinstance(body, server_wrapper):
-        return PASS, body
-    if kind is SegmentedBody:
         return PASS, body
     advice = _advice(body)
     return (STREAM, body) if advice is None else (REFUSED, advice)

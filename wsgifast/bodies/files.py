@@ -22,6 +22,7 @@ __all__ = [
     "FileReader",
     "FileSlice",
     "Segment",
+    "SegmentedBlocks",
     "SegmentedBody",
     "file_body",
     "is_in_memory",
@@ -139,16 +140,38 @@ class SegmentedBody:
         self._close: Callable[[], object] | None = close
 
     def __iter__(self) -> Iterator[bytes]:
-        for segment in self.segments:
-            if isinstance(segment, bytes):
-                yield segment
-            else:
-                yield from read_segment(segment)
+        return SegmentedBlocks(self)
 
     def close(self) -> None:
         close, self._close = self._close, None
         if close is not None:
             close()
+
+
+class SegmentedBlocks:
+    """A SegmentedBody's blocks; a framework that keeps them alone still shows what they are of.
+
+    :ivar body: None once the first block was asked for.
+    """
+
+    def __init__(self, body: SegmentedBody) -> None:
+        self.body: SegmentedBody | None = body
+        self._blocks = _blocks_of(body.segments)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        self.body = None
+        return next(self._blocks)
+
+
+def _blocks_of(segments: Sequence[Segment]) -> Iterator[bytes]:
+    for segment in segments:
+        if isinstance(segment, bytes):
+            yield segment
+        else:
+            yield from read_segment(segment)
 
 
 def read_segment(segment: FileSegment) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
 from ..errors import ConfigurationError
-from .options import LEFT_OUT, OPTIONS, PREFIXES, static_options
+from .options import LEFT_OUT, OPTIONS, PREFIXES, media_front_server, static_options
 from .sites import static_sites
 
 __all__ = ["check_production", "check_settings"]
@@ -57,6 +57,7 @@ def _messages() -> Iterator[CheckMessage]:
     try:
         static_sites()
         use_finders = static_options()["finders"]
+        media_front_server()
     except ConfigurationError as error:
         yield Error(str(error), id="wsgifast.E001")
         return

@@ -12,6 +12,11 @@ from django.views.decorators.http import require_safe
 
 from ..errors import ConfigurationError
 from ..file_answers import request_facts
+from ..files import Plan, RequestFacts
+from ..files.site import DEFAULT_CACHE_BYTES
+from ..front_server import FrontServer
+from ..sockets.sendfile import file_segment
+from .options import media_front_server
 from .responses import response_to
 from .sites import Site
 
@@ -28,16 +33,24 @@ def serve_media(
 
     Ranges and conditions are answered. Nothing outside the folder is sent, and no hidden name. A
     shared cache may not keep it, and a browser asks again each time: ``Cache-Control: private,
-    no-cache``.
+    no-cache``. With ``WSGIFAST_MEDIA = {"accel_redirect": {MEDIA_ROOT: "/protected/"}}`` nginx
+    sends the files, and answers ranges and conditions; see :mod:`wsgifast.front_server`.
 
     :param path: below the folder.
     :param document_root: the folder, if it is not MEDIA_ROOT.
     :raises Http404: if there is no such file.
+    :raises ConfigurationError: if WSGIFAST_MEDIA cannot work.
     """
+    folder = os.fspath(document_root or settings.MEDIA_ROOT)
     try:
-        site = _site_of(os.fspath(document_root or settings.MEDIA_ROOT))
+        site = _site_of(folder)
     except ConfigurationError as error:  # nothing has been uploaded yet
         raise Http404(f"There is no {path}") from error
+    front_server = media_front_server()
+    if front_server is not None:
+        handed_over = _hand_over(front_server, folder, path)
+        if handed_over is not None:
+            return handed_over
     facts = request_facts(request.META)
     answer = site.answer_kept(facts, f"/{path}") or site.look_up(facts, f"/{path}")
     if answer is None or answer[0].status == 403:
@@ -45,9 +58,30 @@ def serve_media(
     return response_to(answer)
 
 
+def _hand_over(front_server: FrontServer, folder: str, path: str) -> HttpResponseBase | None:
+    """Answer with the name of a file that the front server sends; None if it cannot."""
+    site = _site_of(folder, cache_bytes=0)  # what was read before has no descriptor
+    answer = site.look_up(RequestFacts(), f"/{path}")
+    if answer is None:
+        return None
+    plan, fd = answer
+    if fd is None:
+        return None
+    with open(os.path.join(folder, path), "rb", buffering=0, opener=lambda *_: fd) as file:
+        segment = file_segment(file)
+        headers = segment and front_server.hand_over(plan.headers, file, segment)
+    return response_to((Plan(200, headers), None)) if headers else None
+
+
 @lru_cache(maxsize=16)
-def _site_of(folder: str) -> Site:
-    return Site(directory=folder, index=None, max_age=None, add_headers=_not_shared)
+def _site_of(folder: str, cache_bytes: int = DEFAULT_CACHE_BYTES) -> Site:
+    return Site(
+        directory=folder,
+        index=None,
+        max_age=None,
+        add_headers=_not_shared,
+        cache_bytes=cache_bytes,
+    )
 
 
 def _not_shared(headers: object, path: str, url: str) -> None:

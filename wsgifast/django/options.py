@@ -1,7 +1,10 @@
-"""The settings: WSGIFAST_STATIC, and those of WhiteNoise and ServeStatic as they are.
+"""The settings: WSGIFAST_STATIC, those of WhiteNoise and ServeStatic as they are; WSGIFAST_MEDIA.
 
 ``WSGIFAST_STATIC`` is a dictionary of StaticFiles' options, with a few more that are Django's. What
 it does not name is taken from ``WHITENOISE_...``, then from ``SERVESTATIC_...``.
+
+``WSGIFAST_MEDIA`` says which files of serve_media a front server sends: ``accel_redirect`` or
+``x_sendfile``, as :class:`wsgifast.WSGIFast` takes them.
 """
 
 from __future__ import annotations
@@ -14,8 +17,16 @@ from django.conf import settings
 
 from ..errors import ConfigurationError
 from ..files.site import StaticFilesBase
+from ..front_server import FrontServer, front_server_of
 
-__all__ = ["LEFT_OUT", "OPTIONS", "PREFIXES", "SITE_OPTIONS", "static_options"]
+__all__ = [
+    "LEFT_OUT",
+    "OPTIONS",
+    "PREFIXES",
+    "SITE_OPTIONS",
+    "media_front_server",
+    "static_options",
+]
 
 PREFIXES = ("WHITENOISE_", "SERVESTATIC_")
 # The rest of such a name, and the option that it stands for.
@@ -51,6 +62,7 @@ _DJANGO_OPTIONS = {
     "root",
     "skip_extensions",
 }
+_MEDIA_OPTIONS = {"accel_redirect", "x_sendfile"}
 
 
 def static_options() -> dict[str, Any]:
@@ -73,14 +85,7 @@ def static_options() -> dict[str, Any]:
         for rest, option in OPTIONS.items():
             if hasattr(settings, start + rest):
                 options[option] = getattr(settings, start + rest)
-    own = getattr(settings, "WSGIFAST_STATIC", {})
-    unknown = sorted(set(own) - SITE_OPTIONS - _DJANGO_OPTIONS)
-    if unknown:
-        raise ConfigurationError(
-            f"WSGIFAST_STATIC has no option {unknown[0]!r}; it has "
-            f"{', '.join(sorted(SITE_OPTIONS | _DJANGO_OPTIONS))}"
-        )
-    options.update(own)
+    options.update(_own("WSGIFAST_STATIC", SITE_OPTIONS | _DJANGO_OPTIONS))
     if isinstance(options["index"], bool):  # WhiteNoise's way to say it
         options["index"] = "index.html" if options["index"] else None
     prefix = options.get("prefix")
@@ -88,6 +93,25 @@ def static_options() -> dict[str, Any]:
     if options["prefix"] == "//":
         options["prefix"] = "/"
     return options
+
+
+def media_front_server() -> FrontServer | None:
+    """The server that sends files of serve_media; None if this one does.
+
+    :raises ConfigurationError: if WSGIFAST_MEDIA cannot work.
+    """
+    options = _own("WSGIFAST_MEDIA", _MEDIA_OPTIONS)
+    return front_server_of(options.get("accel_redirect"), options.get("x_sendfile"))
+
+
+def _own(setting: str, known: set[str]) -> dict[str, Any]:
+    own: dict[str, Any] = getattr(settings, setting, {})
+    unknown = sorted(set(own) - known)
+    if unknown:
+        raise ConfigurationError(
+            f"{setting} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}"
+        )
+    return own
 
 
 def _url_prefix() -> str:

@@ -101,10 +101,10 @@ class Application:
                 resp.write_all(body)
             elif isinstance(body, self._file_wrapper):
                 resp.write_file(body, getattr(body, "filelike", None))
-            elif isinstance(body, SegmentedBody):
-                resp.write_segments(body.segments)
             elif holds_all(held := held_in(body)):
                 resp.write_all(list(body))
+            elif isinstance(held, SegmentedBody):
+                resp.write_segments(held.segments)
             elif (file := known_file(held)) is not None:
                 resp.write_file(body, file)
             else:
