@@ -33,7 +33,7 @@ EXPORTED = {
         limit_send_buffer owned_socket recv_exactly recv_exactly_into send_all send_file_segment
         send_some set_nodelay
     """,
-    "wsgifast.workers": "FastWorker UnsupportedGunicorn",
+    "wsgifast.workers": "FastWorker JSONLogger UnsupportedGunicorn",
 }
 
 

@@ -1,13 +1,30 @@
-"""Which way a body went: what an access log prints of it."""
+"""Which way a body went, and what it took: what an access log prints of it."""
 
 from __future__ import annotations
 
-__all__ = ["CHUNKS", "ROUTE", "SAMPLED_CHUNKS", "stream_route"]
+__all__ = [
+    "APP_US",
+    "CHUNKS",
+    "ROUTE",
+    "SAMPLED_CHUNKS",
+    "SENDFILE_BYTES",
+    "SEND_US",
+    "WAIT_US",
+    "stream_route",
+]
 
 # environ[ROUTE] names the way, environ[CHUNKS] says of how many chunks the app made the body; a
 # body that is read has none. Of a stream both are known at its end.
 ROUTE = "wsgifast.route"
 CHUNKS = "wsgifast.chunks"
+# Of a request that FastWorker has served, in whole microseconds as gunicorn's %(D)s is: how long it
+# waited for a thread, how long it had one without waiting for its client, and what was left then
+# until the kernel had the last byte. What D has beyond the three is the request's own body.
+WAIT_US = "wsgifast.wait_us"
+APP_US = "wsgifast.app_us"
+SEND_US = "wsgifast.send_us"
+# Bytes of the response that the kernel has sent from files by itself.
+SENDFILE_BYTES = "wsgifast.sendfile_bytes"
 
 # So many chunks of a stream tell what it is: of each further one the size is not asked.
 SAMPLED_CHUNKS = 32

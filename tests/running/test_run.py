@@ -11,10 +11,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.servers import ROOT, LiveServer, free_port, live_server
+from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from wsgifast.running import ARGUMENTS, wrapped, wrapped_by_environment
 
 WSGI = "examples.mistakes:raw"
@@ -38,19 +39,44 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_wsgi_app(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a file")
-    with running(WSGI, "--static", f"/files/={tmp_path}", "--", "--max-requests=100") as server:
+    options = ("--static", f"/files/={tmp_path}", "--access-log", "json")
+    with running(WSGI, *options, "--", "--max-requests=100") as server:
         answer = server.get("/bare-text")
         assert answer.status == 200, server.log()
         assert answer.header("Content-Length") == str(len(answer.body))
         assert server.get("/files/a.txt").body == b"a file"
         assert "Using worker: wsgifast.workers.FastWorker" in server.log()
         assert "--max-requests=100" in server.log()
+        wait_for(lambda: len(logged(server)) == 2, "both requests are logged")
+        page, file = logged(server)
+        assert page["url.path"] == "/bare-text"
+        assert page["wsgifast.route"] == "rescued"
+        assert file["http.response.body.size"] == 6
+        assert file["wsgifast.app_us"] >= 0
+
+
+def logged(server: LiveServer) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
 
 
 def test_an_asgi_app() -> None:
-    with running(ASGI) as server:
+    with running(ASGI, "--access-log", "json") as server:
         assert server.get("/").status == 200, server.log()
         assert "asgifast.uvicorn:HttpToolsProtocol" in server.log()
+        assert server.get('/"nowhere?a=%0A').status == 404
+        wait_for(lambda: len(logged(server)) == 2, "both requests are logged")
+        page, missing = logged(server)
+        for name in ("time", "process.pid"):
+            assert page.pop(name)
+        assert page == {
+            "client.address": "127.0.0.1",
+            "http.request.method": "GET",
+            "url.path": "/",
+            "network.protocol.version": "1.1",
+            "http.response.status_code": 200,
+        }
+        assert missing["http.response.status_code"] == 404
+        assert missing["url.query"] == "a=%0A"
 
 
 def test_the_command_that_it_prints_does_the_same() -> None:

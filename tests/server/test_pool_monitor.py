@@ -395,6 +395,60 @@ def test_a_thread_that_comes_back_ends_the_saturation(monitored: Monitored, lead
     assert monitored.saturations == [True, False]
 
 
+def exhaust(monitored: Monitored) -> float:
+    """Let the only thread that is free be taken; returns when that was noticed."""
+    monitored.enter(monitored.first)
+    monitored.run(1.5)
+    monitored.first.busy = False
+    since = monitored.pool.exhausted_since
+    assert since is not None
+    assert 100 < since <= monitored.now
+    return since
+
+
+def test_it_is_exhausted_until_a_thread_has_nothing_to_do(monitored: Monitored) -> None:
+    pool = monitored.pool
+    assert pool.exhausted_since is None
+    since = exhaust(monitored)
+    pool.ready.extend(["first", "second"])
+    monitored.spare.busy = True
+    pool._lead_or_follow(monitored.first)
+    assert not pool.saturated
+    for _ in range(2):
+        turn(monitored, monitored.first)
+        monitored.now += 1
+        assert pool.exhausted_since == since
+    assert monitored.ran == ["first", "second"]
+    turn(monitored, monitored.first)  # it polls
+    assert pool.exhausted_since is None
+
+
+def test_who_follows_has_nothing_to_do(monitored: Monitored) -> None:
+    exhaust(monitored)
+    monitored.first.gate.release()
+    monitored.pool._lead_or_follow(monitored.first)
+    assert monitored.pool._followers == [monitored.first]
+    assert monitored.pool.exhausted_since is None
+
+
+def test_a_spare_that_polls_helps_nobody_who_waits(monitored: Monitored) -> None:
+    since = exhaust(monitored)
+    monitored.pool._serve_as_spare(monitored.spare)
+    assert monitored.polls
+    assert monitored.pool.exhausted_since == since
+
+
+def test_what_no_thread_is_free_for_is_told_before_it_can_be_taken(monitored: Monitored) -> None:
+    pool = monitored.pool
+    told: list[tuple[str, list[str]]] = []
+    pool._on_queued = lambda job: told.append((job, list(pool.ready)))
+    exhaust(monitored)
+    pool.work.append(lambda: "request")
+    pool._serve_as_spare(monitored.spare)
+    assert told == [("request", [])]
+    assert list(pool.ready) == ["request"]
+
+
 def test_a_blocked_turn_without_an_app_is_seen_too(monitored: Monitored) -> None:
     """Whatever blocks it: reading a disk, or a log that nobody reads."""
     monitored.follow(*monitored.others)

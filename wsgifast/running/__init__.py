@@ -43,9 +43,16 @@ def wrapped(target: str, static: Mapping[str, str] | None = None) -> Any:
 def wrapped_by_environment() -> Any:
     """:func:`wrapped` with the arguments that the environment variable WSGIFAST_RUN has.
 
+    With "json_log" among them, uvicorn's access log is in JSON from now on.
+
     :raises ConfigurationError: if it is not set.
     """
     arguments = os.environ.get(ARGUMENTS)
     if arguments is None:
         raise ConfigurationError(f"{ARGUMENTS} is not set: wsgifast run sets it")
-    return wrapped(**json.loads(arguments))
+    options = json.loads(arguments)
+    if options.pop("json_log", False):
+        from asgifast.json_log import log_json
+
+        log_json()
+    return wrapped(**options)

@@ -82,6 +82,9 @@ def add_command(commands: Any) -> None:
         type=_static,
         help="serve files, such as /static/=build",
     )
+    parser.add_argument(
+        "--access-log", choices=("text", "json"), help="a line for each request, to stdout"
+    )
     parser.add_argument("--reload", action="store_true", help="start again when code changes")
     parser.add_argument("--certfile", metavar="FILE", help="serve TLS")
     parser.add_argument("--keyfile", metavar="FILE")
@@ -126,6 +129,10 @@ def plan_gunicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
             command.append(f"--{name}={getattr(options, name)}")
     if options.reload:
         command.append("--reload")
+    if options.access_log is not None:
+        command.append("--access-logfile=-")
+    if options.access_log == "json":
+        command.append("--logger-class=wsgifast.workers.JSONLogger")
     arguments = [json.dumps(options.app)]
     if options.static:
         arguments.append(f"static={json.dumps(dict(options.static))}")
@@ -164,6 +171,8 @@ def plan_uvicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
     arguments: dict[str, Any] = {"target": options.app}
     if options.static:
         arguments["static"] = dict(options.static)
+    if options.access_log == "json":  # in text it is uvicorn's default
+        arguments["json_log"] = True
     decided = f"{loaded.target} is an ASGI app: uvicorn with asgifast's protocol"
     return Plan(command, decided, {ARGUMENTS: json.dumps(arguments)})
 

@@ -11,6 +11,8 @@ from typing import Any
 from ..bodies.files import SegmentedBody
 from ..bodies.wrappers import held_in, holds_all, known_file
 from ..errors import RequestError
+from ..routes import APP_US, SEND_US, SENDFILE_BYTES, WAIT_US
+from .backlog import Backlog
 from .connection import Connection
 from .environ import EnvironFactory
 from .exchange import AppSocket, Exchange
@@ -79,6 +81,8 @@ class Application:
                 exchange.environ = environ
                 if not self._may_stay():
                     resp.force_close()
+                if self._logs_access:
+                    exchange.begun = time.monotonic()
                 self._respond(resp, self.app(environ, resp.start_response))
             except StopIteration as error:
                 # How an app that has taken the socket over says that it is done with it.
@@ -88,6 +92,8 @@ class Application:
             except BaseException as error:  # noqa: BLE001 - sys.exit() in an app ends no thread
                 self._answer_failure(connection, exchange, resp, error)
         finally:
+            if self._logs_access:
+                exchange.answered = time.monotonic()
             try:
                 self._post_request(req, environ, resp)
             except Exception:
@@ -199,6 +205,8 @@ class Application:
         left = connection.output.bytes_left()
         if left:
             resp.sent = max(0, resp.sent - left)
+        if exchange.begun:
+            _tell_times(exchange, exchange.environ, connection.output.backlog)
         self._log_access(resp, exchange, exchange.environ)
 
     def _log_refusal(self, connection: Connection, exchange: Exchange, status: str) -> None:
@@ -216,6 +224,16 @@ class Application:
             self.log.access(resp, exchange.req, environ, elapsed)
         except Exception:  # a logger of the user's own; the client has its answer
             self.log.exception("Error in the access log")
+
+
+def _tell_times(exchange: Exchange, environ: dict[str, Any], backlog: Backlog | None) -> None:
+    """Put into the environ what an access log prints of the response that has just been sent."""
+    queued, begun, answered = exchange.queued, exchange.begun, exchange.answered
+    waited_s = 0.0 if backlog is None else backlog.waited_s
+    environ[WAIT_US] = int((begun - queued) * 1e6) if queued else 0
+    environ[APP_US] = int((answered - begun - waited_s) * 1e6)
+    environ[SEND_US] = int((time.monotonic() - answered + waited_s) * 1e6)
+    environ[SENDFILE_BYTES] = 0 if backlog is None else backlog.by_sendfile
 
 
 def _error_page(error: RequestError) -> bytes:

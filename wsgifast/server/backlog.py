@@ -31,6 +31,8 @@ class Backlog:
     :ivar size: bytes that wait.
     :ivar in_memory: bytes of the buffers; one stays whole until its end is sent.
     :ivar file_sent: bytes of the first item that have been taken, if it is a file.
+    :ivar by_sendfile: bytes of files that the kernel has sent by itself.
+    :ivar waited_s: seconds that the writer has waited for its client.
     """
 
     __slots__ = (
@@ -40,14 +42,18 @@ class Backlog:
         "_spill_file",
         "_spill_is_used",
         "_uses",
+        "by_sendfile",
         "file_sent",
         "in_memory",
         "size",
+        "waited_s",
     )
 
     def __init__(self, memory: OutputMemory) -> None:
         self.size = 0
         self.file_sent = 0
+        self.by_sendfile = 0
+        self.waited_s = 0.0
         self._items: deque[memoryview | FileSegment] = deque()
         self._memory = memory
         self.in_memory = 0
@@ -184,6 +190,7 @@ class Backlog:
     def advance_file(self, size: int) -> None:
         """So many bytes of the file in front have been sent."""
         self.size -= size
+        self.by_sendfile += size
         self._take_from_file(size)
 
     def insert_read(self, data: bytes) -> None:

@@ -27,16 +27,23 @@ class Exchange:
         of each of its requests.
     :ivar body: for `wsgi.input`, once there is one.
     :ivar streamed: what is under it, where the app receives it by itself.
-    :ivar started: when it was made; monotonic.
+    :ivar started: when it was made; monotonic, as the times below, which are 0.0 where there is
+        none.
+    :ivar queued: when it began to wait for a thread, with all that the app needs.
+    :ivar begun: when the app was called; for an access log.
+    :ivar answered: when the app was done.
     """
 
     __slots__ = (
+        "answered",
+        "begun",
         "body",
         "environ",
         "expects_continue",
         "fields",
         "length",
         "proxy",
+        "queued",
         "req",
         "resp",
         "rest",
@@ -71,6 +78,7 @@ class Exchange:
         self.body: Any = None
         self.streamed: StreamedBody | None = None
         self.started = time.monotonic()
+        self.queued = self.begun = self.answered = 0.0
 
 
 # What may be asked of a connection's socket, and set on it, without taking it over.

@@ -298,9 +298,12 @@ class OutputQueue:
     def _wait_for_room(self) -> None:
         if self._room is None:
             self._room = threading.Condition(self.lock)
+        began = time.monotonic()
         # Ends in any case: a client that takes nothing is dropped by the sweep.
         while self.draining and self.bytes_queued > self._rules.ahead_bytes // 2:
             self._room.wait()
+        if self.backlog is not None:
+            self.backlog.waited_s += time.monotonic() - began
 
     def _fail(self, error: BaseException) -> None:
         if self.error is None:

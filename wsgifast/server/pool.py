@@ -97,6 +97,7 @@ class Pool(Generic[Job]):
         Returns whether there was anything to do, and there may be more. Must not block.
     :param on_failure: called in a thread of the pool that ends by an error of our own.
     :param on_saturation: called when `saturated` has changed. Must not block.
+    :param on_queued: called with a job that no thread is free for, before it waits in `ready`.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Pool(Generic[Job]):
         on_tick: Callable[[], bool],
         on_failure: Callable[[], object],
         on_saturation: Callable[[], object] = lambda: None,
+        on_queued: Callable[[Job], object] = lambda job: None,
     ) -> None:
         self.work: deque[Event | Task[Job]] = deque()
         # Tasks that let events go first.
@@ -119,6 +121,9 @@ class Pool(Generic[Job]):
         self.ticking = False
         # No thread is free to run a job, and a spare leads.
         self.saturated = False
+        # Since when no thread has had nothing to do, by the monotonic clock; None if one has now.
+        # Unlike `saturated` it outlasts a thread that ends its turn and takes up the next job.
+        self.exhausted_since: float | None = None
         # A thread has ended by an error of our own; the worker must not go on without it.
         self.failed = False
         self._poller = poller
@@ -126,6 +131,7 @@ class Pool(Generic[Job]):
         self._run = run
         self._on_tick = on_tick
         self._on_saturation = on_saturation
+        self._on_queued = on_queued
         self._on_failure = on_failure
         self._members = [_Member(f"wsgifast-{number}") for number in range(size)]
         self._spares = [_Member("wsgifast-spare-0", spare=True)]
@@ -328,6 +334,7 @@ class Pool(Generic[Job]):
         job = self._receive(item)
         me.busy = False
         if job is not None:
+            self._on_queued(job)
             self.ready.append(job)
             self._see_to_work()
 
@@ -336,6 +343,8 @@ class Pool(Generic[Job]):
         # and wakes us, or is seen by us.
         me.polling = True
         if not self.work and (me.spare or not self.ready):
+            if self.exhausted_since is not None and not me.spare:
+                self.exhausted_since = None
             self.take_up_events(None)
         me.polling = False
         if self._leader is not me:
@@ -367,6 +376,7 @@ class Pool(Generic[Job]):
                 return  # nobody else would look at it now
             else:
                 self._followers.append(me)
+                self.exhausted_since = None
             saturated, self.saturated = self.saturated, False
         if saturated:
             self._on_saturation()
@@ -408,6 +418,8 @@ class Pool(Generic[Job]):
                 return
             self._set_leader(spare)
             self.saturated = True
+            if self.exhausted_since is None:
+                self.exhausted_since = time.monotonic()
         self._on_saturation()  # before it polls
         if spare.thread is None:
             self._start(spare)

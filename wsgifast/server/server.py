@@ -85,6 +85,7 @@ class Server:
             on_tick=self.coalescing.tick,
             on_failure=self._on_pool_failure,
             on_saturation=lambda: self._acceptor.update(),
+            on_queued=self._on_queued,
         )
         self._acceptor = Acceptor(
             listeners,
@@ -265,6 +266,10 @@ class Server:
             self.log.exception("Error in a connection")
             connection.close()
             return None
+
+    def _on_queued(self, connection: Connection) -> None:
+        if connection.exchange is not None:
+            connection.exchange.queued = time.monotonic()
 
     def _run(self, connection: Connection) -> None:
         try:

@@ -1,0 +1,43 @@
+"""uvicorn's access log as one JSON object a line."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from wsgifast.json_lines import json_line
+
+__all__ = ["JSONFormatter", "log_json"]
+
+
+class JSONFormatter(logging.Formatter):
+    """A formatter for the logger uvicorn.access.
+
+    In a logging configuration (``uvicorn --log-config FILE``): ``"()":
+    "asgifast.json_log.JSONFormatter"``. What uvicorn does not tell its log, such as bytes and
+    times, cannot be there.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        args = record.args
+        if not isinstance(args, tuple) or len(args) != 5:  # not uvicorn's own line
+            return json_line({"process.pid": os.getpid(), "message": record.getMessage()})
+        client, method, target, version, status = args
+        path, _, query = str(target).partition("?")
+        return json_line(
+            {
+                "process.pid": os.getpid(),
+                "client.address": str(client).rpartition(":")[0],
+                "http.request.method": method,
+                "url.path": path,
+                "url.query": query,
+                "network.protocol.version": version,
+                "http.response.status_code": status,
+            }
+        )
+
+
+def log_json() -> None:
+    """Have uvicorn, which has set its loggers up by now, log in JSON."""
+    for handler in logging.getLogger("uvicorn.access").handlers:
+        handler.setFormatter(JSONFormatter())

@@ -1,0 +1,250 @@
+"""The access log in JSON, and what FastWorker's environ tells any access log."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gunicorn.config import Config
+from gunicorn.instrument.statsd import Statsd
+
+from tests.support.servers import free_port, live_server, wait_for
+from tests.workers.app import FILE_BYTES
+from tests.workers.bench import LARGE, Bench, large, make_bench
+from tests.workers.serving import fast_worker, gunicorn_command
+from wsgifast.workers import JSONLogger
+
+__all__ = ["make_bench"]
+
+MakeBench = Callable[..., Bench]
+ENVIRON = {
+    "REQUEST_METHOD": "GET",
+    "RAW_URI": "/caf%C3%A9?q=1",
+    "SERVER_PROTOCOL": "HTTP/1.1",
+    "REMOTE_ADDR": "192.0.2.1",
+    "wsgi.url_scheme": "http",
+}
+
+
+@pytest.fixture
+def settings() -> Iterator[Config]:
+    """gunicorn's configuration; the loggers that are made with it are undone."""
+    loggers = [logging.getLogger(f"gunicorn.{name}") for name in ("access", "error")]
+    before = [(each, list(each.handlers), each.propagate) for each in loggers]
+    yield Config()
+    for each, handlers, propagate in before:
+        for handler in set(each.handlers) - set(handlers):
+            handler.close()
+        each.handlers, each.propagate = handlers, propagate
+
+
+def line(log: Any, *, status: Any = "200 OK", sent: int = 5, **environ: Any) -> str:
+    """What is logged of a request."""
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    log.access_log.handlers = [handler]
+    resp = SimpleNamespace(status=status, sent=sent, headers=[])
+    req = SimpleNamespace(headers=[])
+    log.access(resp, req, {**ENVIRON, **environ}, timedelta(seconds=2, microseconds=345))
+    (text,) = records
+    return text
+
+
+def fields(log: Any, **more: Any) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(line(log, **more))
+    return value
+
+
+def test_the_fields_of_a_request(settings: Config) -> None:
+    found = fields(JSONLogger(settings), **{"wsgifast.route": "joined", "wsgifast.chunks": 20})
+    assert found.pop("time").endswith("Z")
+    assert found.pop("process.pid") > 0
+    assert found == {
+        "client.address": "192.0.2.1",
+        "http.request.method": "GET",
+        "url.scheme": "http",
+        "url.path": "/caf%C3%A9",
+        "url.query": "q=1",
+        "network.protocol.version": "1.1",
+        "http.response.status_code": 200,
+        "http.response.body.size": 5,
+        "wsgifast.duration_us": 2_000_345,
+        "wsgifast.route": "joined",
+        "wsgifast.chunks": 20,
+    }
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        '" %(s)s \\',
+        "a\r\nb\x00\x1b[31m",
+        "\u2028 \x7f",
+        'a","status":"500',
+        "caf\xc3\xa9",
+        "\xff\xfe",
+    ],
+)
+def test_whatever_a_client_sends_is_one_line_and_its_value(settings: Config, sent: str) -> None:
+    text = line(JSONLogger(settings), HTTP_USER_AGENT=sent, HTTP_REFERER=sent, RAW_URI=f"/{sent}")
+    assert text.isascii()
+    assert text.isprintable()
+    found = json.loads(text)
+    expected = "caf\xe9" if sent.startswith("caf") else sent
+    assert found["user_agent.original"] == expected
+    assert found["http.request.header.referer"] == [expected]
+    assert found["url.path"] == f"/{expected}"
+    assert found["http.response.status_code"] == 200
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", b"404 Not Found", 404])
+def test_the_status_of_every_kind_of_worker(settings: Config, status: Any) -> None:
+    assert fields(JSONLogger(settings), status=status)["http.response.status_code"] == 404
+
+
+def test_bytes_that_nobody_has_counted_are_left_out(settings: Config) -> None:
+    log = JSONLogger(settings)
+    sendfile = {"wsgifast.route": "file"}
+    assert "http.response.body.size" not in fields(log, sent=0, **sendfile)
+    counted = {**sendfile, "wsgifast.sendfile_bytes": 0}
+    assert fields(log, sent=0, **counted)["http.response.body.size"] == 0
+    assert fields(log, sent=0)["http.response.body.size"] == 0
+
+
+def test_it_writes_to_stdout_unless_something_else_is_said(settings: Config, tmp_path: Any) -> None:
+    JSONLogger(settings)
+    assert settings.accesslog == "-"
+    settings.set("accesslog", str(tmp_path / "log"))
+    JSONLogger(settings)
+    assert settings.accesslog == str(tmp_path / "log")
+    settings.set("accesslog", None)
+    settings.set("logconfig_dict", {"loggers": {"gunicorn.access": {"level": "INFO"}}})
+    JSONLogger(settings)
+    assert settings.accesslog is None
+
+
+def test_statsd_gets_its_counters(settings: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr(Statsd, "_sock_send", lambda self, text: sent.append(text))
+    assert not isinstance(JSONLogger(settings), Statsd)
+    settings.set("statsd_host", f"127.0.0.1:{free_port()}")
+    log = JSONLogger(settings)
+    assert isinstance(log, Statsd)
+    assert fields(log)["http.response.status_code"] == 200
+    assert "gunicorn.request.status.200:1|c|@1.0" in sent
+    log.sock.close()
+
+
+def test_a_subclass_adds_fields(settings: Config) -> None:
+    class Own(JSONLogger):
+        def fields(self, *args: Any) -> dict[str, Any]:
+            return {**super().fields(*args), "shop.id": 7, "shop.odd": object}
+
+    found = fields(Own(settings))
+    assert found["shop.id"] == 7
+    assert "object" in found["shop.odd"]
+
+
+# FastWorker's times.
+
+
+def times(environ: dict[str, Any]) -> tuple[int, int, int]:
+    wait, app, send = (environ[f"wsgifast.{name}_us"] for name in ("wait", "app", "send"))
+    return wait, app, send
+
+
+def test_waiting_the_app_and_sending_are_told_apart(make_bench: MakeBench) -> None:
+    def slow(environ: dict[str, Any], start_response: Any) -> Any:
+        bench.clock.now += 2
+        return large(environ, start_response)
+
+    bench = make_bench(slow)
+    client = bench.connect()
+    client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\na")
+    bench.run()
+    bench.clock.now += 1  # the rest of the request's body takes its time
+    client.send(b"b")
+    bench.poll()
+    (job,) = (bench.server._receive(bench._pool.work.popleft()),)
+    assert job is not None
+    bench.server._on_queued(job)
+    bench.clock.now += 4
+    bench.server._run(job)
+    bench.clock.now += 8
+    while len(client.receive_all_there_is()):
+        bench.run()
+    (environ,) = bench.log.environs
+    assert times(environ) == (4_000_000, 2_000_000, 8_000_000)
+    assert bench.log.seconds == [15]
+    assert environ["wsgifast.sendfile_bytes"] == 0
+    assert bench.log.requests[0][2] == LARGE
+
+
+def test_who_finds_a_thread_free_has_not_waited(make_bench: MakeBench) -> None:
+    bench = make_bench(large)
+    client = bench.begin()
+    while len(client.receive_all_there_is()):
+        bench.run()
+    assert times(bench.log.environs[0]) == (0, 0, 0)
+
+
+def test_without_an_access_log_no_time_is_taken(make_bench: MakeBench) -> None:
+    seen: list[Any] = []
+    bench = make_bench(large)
+    bench.worker.application._logs_access = False
+    client = bench.connect()
+    client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    bench.poll()
+    job = bench.server._receive(bench._pool.work.popleft())
+    assert job is not None
+    seen.append(job.exchange)
+    bench.server._run(job)
+    assert (seen[0].begun, seen[0].answered) == (0.0, 0.0)
+
+
+# Live.
+
+
+def test_fast_worker_logs_json() -> None:
+    with fast_worker("--logger-class=wsgifast.workers.JSONLogger") as server:
+        server.get("/file?logged")
+        server.get("/events/20-50000?logged")
+        server.get("/nowhere?logged", headers=[("User-Agent", '"quoted"')])
+
+        def logged() -> list[dict[str, Any]]:
+            lines = [text for text in server.log().splitlines() if text.startswith("{")]
+            return [json.loads(text) for text in lines]
+
+        wait_for(lambda: len(logged()) == 3, "three lines are logged")
+        file, events, missing = logged()
+    assert file["http.response.body.size"] == file["wsgifast.sendfile_bytes"] == FILE_BYTES
+    assert file["wsgifast.wait_us"] == 0
+    parts = sum(times(file))
+    assert 0 < parts <= file["wsgifast.duration_us"]
+    assert events["http.response.body.size"] == 20 * 50_000
+    assert events["wsgifast.sendfile_bytes"] == 0
+    assert missing["http.response.status_code"] == 404
+    assert missing["user_agent.original"] == '"quoted"'
+
+
+def test_gthread_and_wsgifast_log_json() -> None:
+    port = free_port()
+    command = gunicorn_command(
+        "-kgthread",
+        f"-b127.0.0.1:{port}",
+        "--logger-class=wsgifast.workers.JSONLogger",
+        "tests.support.shapes:app",
+    )
+    with live_server(command, ("127.0.0.1", port)) as server:
+        server.get("/generator")
+        wait_for(lambda: '"wsgifast.route":"stream-crumbs"' in server.log(), "the route is logged")
+        (text,) = [text for text in server.log().splitlines() if text.startswith("{")]
+    found = json.loads(text)
+    assert found["wsgifast.chunks"] == 20_000
+    assert found["http.response.body.size"] == 140_000

@@ -1,0 +1,88 @@
+"""An access log of one JSON object a line, for gunicorn's WSGI and ASGI workers."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+from gunicorn.glogging import Logger
+
+from ..json_lines import json_line, sent_text
+from ..routes import APP_US, CHUNKS, ROUTE, SEND_US, SENDFILE_BYTES, WAIT_US
+
+__all__ = ["JSONLogger"]
+
+# What is taken from the environ as it is, where it is there.
+_OURS = (ROUTE, CHUNKS, SENDFILE_BYTES, WAIT_US, APP_US, SEND_US)
+
+
+class JSONLogger(Logger):  # type: ignore[misc]
+    """gunicorn's logger, with an access log in JSON; its error log stays as it is.
+
+    ``gunicorn --logger-class wsgifast.workers.JSONLogger module:app``
+
+    It writes where gunicorn's settings say (`accesslog`, `syslog`, `logconfig`), to stdout where
+    they say nothing; `access_log_format` does not count. With `statsd_host` gunicorn's counters are
+    sent as by its own logger. docs/reference/access-log.md lists the fields; a subclass adds its
+    own in :meth:`fields`.
+    """
+
+    # gunicorn escapes quotes for a format of Apache's kind; JSON has its own rules.
+    atoms_wrapper_class = dict
+
+    def __new__(cls, cfg: Any) -> JSONLogger:
+        if cfg.statsd_host:  # gunicorn chooses its logger for statsd only in place of the default
+            from gunicorn.instrument.statsd import Statsd
+
+            if not issubclass(cls, Statsd):
+                cls = type(cls.__name__, (cls, Statsd), {})
+        made: JSONLogger = super().__new__(cls)
+        return made
+
+    def setup(self, cfg: Any) -> None:
+        configured = (cfg.accesslog, cfg.logconfig, cfg.logconfig_dict, cfg.logconfig_json)
+        if not (any(configured) or (cfg.syslog and not cfg.disable_redirect_access_to_syslog)):
+            cfg.set("accesslog", "-")
+        cfg.set("access_log_format", "%(json)s")
+        super().setup(cfg)
+
+    def atoms(
+        self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta
+    ) -> dict[str, Any]:
+        return {"json": json_line(self.fields(resp, req, environ, request_time))}
+
+    def fields(
+        self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta
+    ) -> dict[str, Any]:
+        """What is logged of a request beside the time; what is None or "" is left out.
+
+        The names are OpenTelemetry's where it has one (semantic conventions, HTTP attributes).
+        """
+        status = resp.status
+        if isinstance(status, (str, bytes)):
+            status = int(status.split(None, 1)[0])
+        sent = getattr(resp, "sent", None)
+        if not sent and environ.get(ROUTE) == "file" and SENDFILE_BYTES not in environ:
+            sent = None  # gunicorn's own workers do not count what sendfile has sent
+        path, _, query = sent_text(environ.get("RAW_URI", "")).partition("?")
+        referer = environ.get("HTTP_REFERER")
+        fields = {
+            "process.pid": os.getpid(),
+            "client.address": environ.get("REMOTE_ADDR"),
+            "user.name": self._get_user(environ),
+            "http.request.method": environ.get("REQUEST_METHOD"),
+            "url.scheme": environ.get("wsgi.url_scheme"),
+            "url.path": path,
+            "url.query": query,
+            "network.protocol.version": environ.get("SERVER_PROTOCOL", "").partition("/")[2],
+            "http.response.status_code": status,
+            "http.response.body.size": sent,
+            "user_agent.original": sent_text(environ.get("HTTP_USER_AGENT", "")),
+            # A list, as OpenTelemetry has the values of any header.
+            "http.request.header.referer": [sent_text(referer)] if referer else None,
+            "wsgifast.duration_us": request_time // timedelta(microseconds=1),
+        }
+        for name in _OURS:
+            fields[name] = environ.get(name)
+        return fields
