@@ -27,6 +27,12 @@ EXPECTED: dict[str, dict[str, bytes]] = {
         + b"</table>",
         "/report.csv": CSV,
     },
+    "flask_blueprints": {
+        "/polls/": b'<link rel="stylesheet" href="/polls/static/style.css">',
+        "/polls/static/style.css": (
+            EXAMPLES / "django_project/polls/static/polls/style.css"
+        ).read_bytes(),
+    },
     "django_app": {
         "/": "<h1>Grüße</h1>".encode(),
         "/download": source("django_app"),
