@@ -101,6 +101,8 @@ coverage: $(READY) $(UNSUPPORTED_GUNICORN)
 docs: $(READY)
 	@$(BIN)/python -c 'from wsgifast.doctor.catalogue import as_markdown as page; print(page(), end="")' \
 	  > docs/findings.md
+	@$(BIN)/python -c 'from wsgifast.metrics.catalogue import as_markdown as page; print(page(), end="")' \
+	  > docs/reference/metrics.md
 
 clean:
 	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis reports build dist

@@ -26,6 +26,7 @@ EXPORTED = {
         ByteRange Header Plan Representation RequestFacts content_etag describe http_date
         parse_http_date stat_etag
     """,
+    "wsgifast.metrics": "CATALOGUE Distribution Metric Point Recorder Source Tally",
     "wsgifast.sockets": """
         AsyncCoalescingWriter ClosedEarly CoalescingWriter FileSegment FileTruncated
         IncompleteReceive ReceiveCount ReceiveTimedOut SendFailed SharedCoalescingWriter
@@ -74,6 +75,8 @@ def test_extras_are_those_that_pip_knows() -> None:
         "mail": ["aiosmtpd"],
         "django": ["django"],
         "bench": ["locust", "psutil"],
+        "prometheus": ["prometheus-client"],
+        "opentelemetry": ["opentelemetry-api"],
         "asgi": ["starlette", "uvicorn", "httptools", "h11"],
     }
     required = requires("wsgifast") or []

@@ -1,0 +1,149 @@
+"""The tally of requests: exact, bounded, and each process's own."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from wsgifast.metrics import Distribution, Point, Tally
+from wsgifast.metrics import tally as tallies
+
+_DURATION = "http_server_request_duration_seconds"
+
+
+def _record(
+    tally: Tally,
+    *,
+    method: str = "GET",
+    status: int = 200,
+    pattern: str | None = "/items/<id>",
+    route: str = "as-is",
+    seconds: float = 0.003,
+    size: int = 2000,
+) -> None:
+    tally.record(method, "http", status, pattern, route, seconds, size)
+
+
+def _points(tally: Tally, name: str) -> dict[tuple[str, ...], Point]:
+    return {each.labels: each for each in tally.points() if each.metric.name == name}
+
+
+def _value(tally: Tally, name: str, *labels: str) -> float:
+    value = _points(tally, name)[labels].value
+    assert isinstance(value, (int, float))
+    return value
+
+
+def _distribution(tally: Tally, name: str, *labels: str) -> Distribution:
+    value = _points(tally, name)[labels].value
+    assert isinstance(value, Distribution)
+    return value
+
+
+def test_a_request_is_counted_once_in_each_metric() -> None:
+    tally = Tally()
+    _record(tally, seconds=0.003, size=2000)
+    labels = ("GET", "http", "200", "/items/<id>")
+    duration = _distribution(tally, _DURATION, *labels)
+    assert duration.total == 0.003
+    assert [n for n, count in enumerate(duration.counts) if count] == [3]  # up to 5 ms
+    size = _distribution(tally, "http_server_response_body_size_bytes", *labels)
+    assert (sum(size.counts), size.total) == (1, 2000)
+    assert _value(tally, "wsgifast_responses_total", "as-is", "/items/<id>") == 1
+    assert _value(tally, "wsgifast_response_body_bytes_total", "as-is") == 2000
+
+
+def test_a_bound_belongs_to_its_bucket() -> None:
+    tally = Tally()
+    for seconds in (0.0005, 0.00051, 10.0, 10.1):
+        _record(tally, seconds=seconds)
+    (point,) = _points(tally, _DURATION).values()
+    assert isinstance(point.value, Distribution)
+    assert [n for n, count in enumerate(point.value.counts) if count] == [0, 1, 16, 17]
+
+
+def test_routes_of_one_pattern_share_its_duration() -> None:
+    tally = Tally()
+    for route in ("as-is", "joined", "joined", "rescued"):
+        _record(tally, route=route)
+    (point,) = _points(tally, _DURATION).values()
+    assert isinstance(point.value, Distribution)
+    assert sum(point.value.counts) == 4
+    assert _value(tally, "wsgifast_responses_repaired_total", "/items/<id>") == 3
+
+
+def test_without_a_route_only_the_request_is_told() -> None:
+    tally = Tally()
+    _record(tally, route="", pattern=None)
+    assert list(_points(tally, _DURATION)) == [("GET", "http", "200", "unknown")]
+    assert not _points(tally, "wsgifast_responses_total")
+
+
+def test_what_clients_invent_takes_no_memory() -> None:
+    tally = Tally()
+    for number in range(100):
+        _record(tally, method=f"M{number}")
+    assert list(_points(tally, _DURATION)) == [("_OTHER", "http", "200", "/items/<id>")]
+    assert len(tally._known) == 0
+
+
+def test_distinct_patterns_are_limited() -> None:
+    tally = Tally()
+    for number in range(tallies._MOST_PATTERNS + 50):
+        _record(tally, pattern=f"/made/{number}")
+    durations = _points(tally, _DURATION)
+    assert len(durations) == tallies._MOST_PATTERNS + 1
+    other = durations["GET", "http", "200", "_OTHER"].value
+    assert isinstance(other, Distribution)
+    assert sum(other.counts) == 50
+    assert len(tally._known) == tallies._MOST_PATTERNS
+
+
+def test_series_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tallies, "_MOST_SERIES", 3)
+    tally = Tally()
+    for status in (200, 201, 202, 203, 404, 404):
+        _record(tally, status=status)
+    labels = {labels[2:] for labels in _points(tally, _DURATION)}
+    pattern = "/items/<id>"
+    assert labels == {
+        *((str(status), pattern) for status in (200, 201, 202)), ("200", "_OTHER"),
+        ("400", "_OTHER"),
+    }  # fmt: skip
+
+
+def test_nothing_is_lost_between_threads() -> None:
+    tally = Tally()
+    each = 5 * tallies._FOLDED_TOGETHER
+
+    def work() -> None:
+        for _ in range(each):
+            _record(tally)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        list(tally.points())
+    for thread in threads:
+        thread.join()
+    (point,) = _points(tally, _DURATION).values()
+    assert isinstance(point.value, Distribution)
+    assert sum(point.value.counts) == 4 * each
+    assert _value(tally, "wsgifast_response_body_bytes_total", "as-is") == 4 * each * 2000
+
+
+def test_a_child_counts_from_nothing() -> None:
+    tally = Tally()
+    _record(tally)
+    tally.count_client_left()
+    tally.count_length_error("short")
+    pid = os.fork()
+    if pid == 0:
+        counted = [each.value for each in tally.points()]
+        os._exit(0 if counted == [0] else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert _value(tally, "wsgifast_clients_left_total") == 1
+    assert _value(tally, "wsgifast_content_length_errors_total", "short") == 1

@@ -1,0 +1,289 @@
+"""The metrics: what each is called, what it counts, and by what it is told apart.
+
+Where OpenTelemetry's semantic conventions have a name for what is measured, it is that one, as
+Prometheus spells it: `http.server.request.duration` in seconds is
+`http_server_request_duration_seconds`. What they have no name for begins with `wsgifast`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+__all__ = [
+    "ATTRIBUTES",
+    "CATALOGUE",
+    "CONNECTION_STATES",
+    "OTHER",
+    "UNKNOWN",
+    "Metric",
+    "as_markdown",
+]
+
+Kind = Literal["counter", "gauge", "histogram"]
+# What a gauge of several workers is: their sum, the greatest of them, or one for each `pid`.
+Across = Literal["sum", "max", "each"]
+# Who tells of it: WSGIFast and ASGIFast, FastWorker, asgifast's protocols for uvicorn.
+Teller = Literal["middleware", "worker", "protocol"]
+
+
+class Metric(NamedTuple):
+    """One metric.
+
+    :ivar name: in Prometheus's spelling, with its unit, and `_total` for a counter.
+    :ivar unit: in OpenTelemetry's spelling (UCUM): "s", "By", or what is counted, in braces.
+    :ivar labels: in Prometheus's spelling; :data:`ATTRIBUTES` has OpenTelemetry's.
+    :ivar bounds: of a histogram's buckets, each inclusive, without the last, infinite one.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    labels: tuple[str, ...]
+    help: str
+    told_by: tuple[Teller, ...]
+    across: Across = "sum"
+    bounds: tuple[float, ...] = ()
+
+    @property
+    def opentelemetry_name(self) -> str:
+        """As OpenTelemetry spells it: without unit and kind, with dots between namespaces."""
+        name = self.name.removesuffix("_total").removesuffix("_bytes").removesuffix("_seconds")
+        if name.startswith("http_"):
+            return name.replace("_", ".")
+        return name.replace("wsgifast_", "wsgifast.", 1)
+
+
+# Labels, and the attributes of OpenTelemetry that they are.
+ATTRIBUTES: Final = {
+    "http_request_method": "http.request.method",
+    "http_response_status_code": "http.response.status_code",
+    "http_route": "http.route",
+    "url_scheme": "url.scheme",
+    "wsgifast_route": "wsgifast.route",
+    "kind": "wsgifast.kind",
+    "reason": "wsgifast.reason",
+    "state": "wsgifast.state",
+    "status": "http.response.status_code",
+}
+
+# What stands for a label's value that is outside a known list, or over a limit.
+OTHER: Final = "_OTHER"
+# The http_route of a request for which the framework has none, or does not tell it.
+UNKNOWN: Final = "unknown"
+
+# The states of a connection: `head` and `body` wait for the rest of a request, `running` has its
+# app, or waits for a thread; `closing` has sent all, and the client closes first.
+CONNECTION_STATES: Final = (
+    "handshake", "idle", "head", "body", "running", "sending", "closing", "http2",
+)  # fmt: skip
+
+# Those that the conventions advise, and three below them: a short response takes less.
+_DURATION_S = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
+    7.5, 10.0,
+)  # fmt: skip
+_WAIT_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0)
+_SIZE_BYTES = tuple(float(1 << bits) for bits in (10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30))
+
+_REQUEST = ("http_request_method", "url_scheme", "http_response_status_code", "http_route")
+_ANY_SERVER: tuple[Teller, ...] = ("middleware", "worker")
+_WORKER: tuple[Teller, ...] = ("worker",)
+_SOCKETS: tuple[Teller, ...] = ("worker", "protocol")
+
+_METRICS = (
+    # Requests
+    Metric(
+        "http_server_request_duration_seconds", "histogram", "s", _REQUEST,
+        "From a request's head to the end of its response.",
+        _ANY_SERVER, bounds=_DURATION_S,
+    ),
+    Metric(
+        "http_server_response_body_size_bytes", "histogram", "By", _REQUEST,
+        "Bytes of a response's body.",
+        _ANY_SERVER, bounds=_SIZE_BYTES,
+    ),
+    # Bodies
+    Metric(
+        "wsgifast_responses_total", "counter", "{response}", ("wsgifast_route", "http_route"),
+        "Responses by the route of their body: as-is, rescued, joined, file, stream, ...",
+        _ANY_SERVER,
+    ),
+    Metric(
+        "wsgifast_response_body_bytes_total", "counter", "By", ("wsgifast_route",),
+        "Bytes of bodies by their route.",
+        _ANY_SERVER,
+    ),
+    Metric(
+        "wsgifast_responses_repaired_total", "counter", "{response}", ("http_route",),
+        "Responses whose body the app had made in a slow or wrong shape, which was mended.",
+        _ANY_SERVER,
+    ),
+    Metric(
+        "wsgifast_content_length_errors_total", "counter", "{response}", ("kind",),
+        "Bodies that broke their Content-Length: short, long, or corrected before they were sent.",
+        _ANY_SERVER,
+    ),
+    Metric(
+        "wsgifast_clients_left_total", "counter", "{response}", (),
+        "Responses whose client left, or was given up, before it had all of them.",
+        _ANY_SERVER,
+    ),
+    Metric(
+        "wsgifast_sendfile_bytes_total", "counter", "By", (),
+        "Bytes that the kernel has sent from files by itself.",
+        _SOCKETS,
+    ),
+    # Threads
+    Metric(
+        "wsgifast_threads", "gauge", "{thread}", (),
+        "Threads that run the app.",
+        _WORKER,
+    ),
+    Metric(
+        "wsgifast_threads_busy", "gauge", "{thread}", (),
+        "Those of them that are in a request.",
+        _WORKER,
+    ),
+    Metric(
+        "wsgifast_requests_waiting", "gauge", "{request}", (),
+        "Requests that are here whole, and for which no thread is free.",
+        _WORKER,
+    ),
+    Metric(
+        "wsgifast_thread_wait_seconds", "histogram", "s", (),
+        "How long a request has waited for a thread.",
+        _WORKER, bounds=_WAIT_S,
+    ),
+    Metric(
+        "wsgifast_saturated_seconds_total", "counter", "s", (),
+        "Time in which no thread of a worker was free.",
+        _WORKER,
+    ),
+    # Connections
+    Metric(
+        "wsgifast_connections", "gauge", "{connection}", ("state",),
+        f"Open connections by their state: {', '.join(CONNECTION_STATES)}.",
+        _SOCKETS,
+    ),
+    Metric(
+        "wsgifast_connections_limit", "gauge", "{connection}", (),
+        "How many connections there may be: worker_connections of all workers.",
+        _WORKER,
+    ),
+    Metric(
+        "wsgifast_connections_accepted_total", "counter", "{connection}", (),
+        "Connections accepted.",
+        _SOCKETS,
+    ),
+    Metric(
+        "wsgifast_accept_backlog", "gauge", "{connection}", (),
+        "Connections that wait in the kernel to be accepted (Linux, TCP).",
+        _WORKER, across="max",
+    ),
+    Metric(
+        "wsgifast_accept_backlog_limit", "gauge", "{connection}", (),
+        "How many may wait there; beyond it the kernel drops them (Linux, TCP).",
+        _WORKER, across="max",
+    ),
+    Metric(
+        "wsgifast_slow_clients", "gauge", "{connection}", (),
+        "Clients that do not take their response as fast as it comes.",
+        _SOCKETS,
+    ),
+    Metric(
+        "wsgifast_output_queued_bytes", "gauge", "By", (),
+        "Bytes in memory that wait for slow clients.",
+        _SOCKETS,
+    ),
+    Metric(
+        "wsgifast_output_spooled_bytes", "gauge", "By", (),
+        "Bytes in temporary files that wait for slow clients.",
+        _WORKER,
+    ),
+    Metric(
+        "wsgifast_request_bodies_spooled_bytes", "gauge", "By", (),
+        "Bytes of request bodies in temporary files.",
+        _WORKER,
+    ),
+    Metric(
+        "wsgifast_timeouts_total", "counter", "{connection}", ("kind",),
+        "Connections ended because time was over: handshake, head, body, send, keepalive.",
+        _WORKER,
+    ),
+    Metric(
+        "wsgifast_requests_refused_total", "counter", "{request}", ("status",),
+        "Requests that the worker has answered with an error by itself, without the app.",
+        _WORKER,
+    ),
+    # Workers
+    Metric(
+        "wsgifast_workers", "gauge", "{process}", (),
+        "Workers that serve.",
+        _WORKER,
+    ),
+    Metric(
+        "wsgifast_worker_starts_total", "counter", "{process}", (),
+        "Workers that have begun to serve.",
+        _WORKER,
+    ),
+    Metric(
+        "wsgifast_worker_ends_total", "counter", "{process}", ("reason",),
+        "Workers that have ended in order: max_requests, stuck, failed, or stopped by gunicorn.",
+        _WORKER,
+    ),
+    Metric(
+        "wsgifast_worker_memory_bytes", "gauge", "By", (),
+        "Resident memory of each worker, by its pid.",
+        _WORKER, across="each",
+    ),
+    Metric(
+        "wsgifast_worker_cpu_seconds_total", "counter", "s", (),
+        "Processor time of the workers.",
+        _WORKER,
+    ),
+)  # fmt: skip
+
+CATALOGUE: Final = {metric.name: metric for metric in _METRICS}
+
+_GROUPS: tuple[tuple[str, tuple[Teller, ...]], ...] = (
+    ("Of any server: WSGIFast, ASGIFast and FastWorker", _ANY_SERVER),
+    ("FastWorker, and asgifast's protocols for uvicorn", _SOCKETS),
+    ("FastWorker", _WORKER),
+)
+
+
+def as_markdown() -> str:
+    """The page of the documentation that is made of this catalogue."""
+    lines = [
+        "# Metrics",
+        "",
+        "Where OpenTelemetry's semantic conventions have a name, it is that one, in Prometheus's "
+        "spelling here. A label's value is never taken from a request: `http_route` is the "
+        f"framework's URL pattern (`{UNKNOWN}` where there is none, `{OTHER}` beyond the limit of "
+        f"distinct ones), and methods outside RFC 9110's and PATCH are `{OTHER}`. This page is "
+        "made of the list that the code uses.",
+    ]
+    for title, told_by in _GROUPS:
+        lines += ["", f"## {title}", "", "| metric | labels | |", "|---|---|---|"]
+        for metric in _METRICS:
+            if metric.told_by == told_by:
+                labels = ", ".join(f"`{label}`" for label in _labels(metric))
+                row = f"| `{metric.name}` ({metric.kind}) | {labels} | {metric.help} |"
+                lines.append(row.replace("|  |", "| |"))
+    lines += [
+        "",
+        "## OpenTelemetry's names",
+        "",
+        'The same with `metrics="opentelemetry"`:',
+        "",
+        "| metric | unit | in Prometheus |",
+        "|---|---|---|",
+    ]
+    for metric in _METRICS:
+        if "middleware" in metric.told_by:
+            lines.append(f"| `{metric.opentelemetry_name}` | `{metric.unit}` | `{metric.name}` |")
+    return "\n".join(lines) + "\n"
+
+
+def _labels(metric: Metric) -> tuple[str, ...]:
+    return (*metric.labels, "pid") if metric.across == "each" else metric.labels

@@ -1,0 +1,44 @@
+"""How a thing reports: it hands over points when it is asked, and counts plainly until then.
+
+A *source* is asked at a scrape, or once a second where the figures of several processes are put
+together; never at a request. So whoever has a number already does nothing else for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from .catalogue import CATALOGUE, Metric
+
+__all__ = ["Distribution", "Point", "Source", "point"]
+
+
+class Distribution(NamedTuple):
+    """The value of a histogram.
+
+    :ivar counts: of each bucket alone, one more than the metric has bounds.
+    :ivar total: the sum of all that was observed.
+    """
+
+    counts: tuple[int, ...]
+    total: float
+
+
+class Point(NamedTuple):
+    """One value of one metric.
+
+    :ivar labels: values in the order of the metric's labels.
+    """
+
+    metric: Metric
+    labels: tuple[str, ...]
+    value: float | Distribution
+
+
+Source = Callable[[], Iterable[Point]]
+
+
+def point(name: str, value: float | Distribution, *labels: str) -> Point:
+    """A point of a metric of the catalogue."""
+    return Point(CATALOGUE[name], labels, value)
