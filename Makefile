@@ -1,11 +1,13 @@
 # Everything runs from one virtual environment in this checkout, made on first use.
 #   make demo      serve the bundled app raw and wrapped, drive both with Locust, print the ratios
 #   make test      run every test
+#   make docs      build the documentation
 #   make servers   install the servers that some tests talk to, for Debian and Ubuntu
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 # What FastWorker and `wsgifast files` say to a gunicorn that is too old is tested with one.
 UNSUPPORTED_GUNICORN := $(VENV)/unsupported-gunicorn
 # Worker processes for the tests; the live servers wait more than they compute.
@@ -97,12 +99,17 @@ coverage: $(READY) $(UNSUPPORTED_GUNICORN)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report
 
-# The pages of docs/ that are made of the code.
-docs: $(READY)
-	@$(BIN)/python -c 'from wsgifast.doctor.catalogue import as_markdown as page; print(page(), end="")' \
-	  > docs/findings.md
-	@$(BIN)/python -c 'from wsgifast.metrics.catalogue import as_markdown as page; print(page(), end="")' \
-	  > docs/reference/metrics.md
+# The documentation in build/site: the pages that are made of the code first, then all of them; what
+# Sphinx warns of (a reference, an anchor or a page that is not there) is an error.
+docs: $(DOCS_READY)
+	@$(BIN)/python -m docs.pages
+	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env \
+	  -b html -d build/doctrees docs build/site
+	@echo "build/site/index.html"
+
+$(DOCS_READY): $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group docs
+	@touch $@
 
 clean:
 	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis reports build dist

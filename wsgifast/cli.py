@@ -22,7 +22,7 @@ from .running import command as running
 from .static import StaticFiles
 from .terminal import progress_line
 
-__all__ = ["main"]
+__all__ = ["command_parser", "main"]
 
 _DEFAULT_BIND = "127.0.0.1:8000"
 # Requests at once: what a page asks for together (browsers open six connections), and two more.
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     :param argv: without the program's name; by default the process's own.
     :returns: the exit status: 0; 1 where some files could not be done; 2 for a wrong option.
     """
-    parser = _parser()
+    parser = command_parser()
     arguments = list(sys.argv[1:] if argv is None else argv)
     # argparse takes "--" for itself; what follows it is another program's.
     at = arguments.index("--") if "--" in arguments else len(arguments)
@@ -64,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _STATUS_CUT_OFF
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
     parser = argparse.ArgumentParser(
         prog="wsgifast", description="Look at a web app, measure it, serve it; and its files."
     )

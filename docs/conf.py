@@ -1,0 +1,62 @@
+"""Sphinx's configuration: `make docs` builds the site with it, every warning an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from wsgifast import __version__
+
+ROOT = Path(__file__).resolve().parents[1]
+REPOSITORY = "https://github.com/wsgifast/wsgifast"
+
+project = "wsgifast"
+author = "The wsgifast developers"
+copyright = f"{author}; MIT licence"
+release = version = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.extlinks",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build"]
+
+# Pages are Markdown; the docstrings are reStructuredText, in which `name` is code here.
+myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist"]
+myst_heading_anchors = 3
+default_role = "code"
+extlinks = {"source": (f"{REPOSITORY}/blob/main/%s", "%s")}
+myst_url_schemes = {
+    "http": None,
+    "https": None,
+    "source": {"url": f"{REPOSITORY}/blob/main/{{{{path}}}}", "title": "{{path}}"},
+}
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False
+# `from __future__ import annotations` leaves names that exist for type checkers alone.
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 88
+
+html_theme = "furo"
+html_title = "wsgifast"
+html_static_path = ["_static", "assets"]
+html_css_files = ["wsgifast.css"]
+html_theme_options = {
+    "source_repository": REPOSITORY,
+    "source_branch": "main",
+    "source_directory": "docs/",
+    "navigation_with_keys": False,
+}
+html_copy_source = False
+html_show_sourcelink = False
+
+# A prompt is not part of the command.
+copybutton_prompt_text = r"\$ |>>> "
+copybutton_prompt_is_regexp = True
+
+linkcheck_ignore = [r"http://(localhost|127\.0\.0\.1)", REPOSITORY]

@@ -1,0 +1,93 @@
+"""The pages that are made of the code: `make docs` writes them, a test finds one that is old."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from wsgifast.cli import command_parser
+from wsgifast.doctor import catalogue as findings
+from wsgifast.metrics import catalogue as metrics
+
+__all__ = ["PAGES", "command_line"]
+
+DOCS = Path(__file__).resolve().parent
+
+
+def command_line() -> str:
+    """Every command with every option, from the parsers themselves."""
+    parser = command_parser()
+    parts = [
+        "# Command line",
+        f"{parser.description} This page is made of what the commands themselves print for "
+        "`--help`.",
+        "\n".join(
+            f"- [`wsgifast {action.dest}`](#wsgifast-{action.dest}): {action.help}"
+            for action in _commands(parser)._choices_actions
+        ),
+    ]
+    for name, command in _commands(parser).choices.items():
+        usage = " ".join(command.format_usage().removeprefix("usage: ").split())
+        parts += [f"## wsgifast {name}", " ".join(str(command.description).split())]
+        parts.append(f"```text\n{usage if command.usage else _short_usage(command)}\n```")
+        for title, rows in _groups(command):
+            parts.append(f"| {title} | |\n|---|---|\n" + "\n".join(rows))
+        examples = str(command.epilog).removeprefix("examples:\n")
+        lines = "\n".join(line.strip() for line in examples.splitlines())
+        parts.append(f"Examples:\n\n```text\n{lines}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def _commands(parser: argparse.ArgumentParser) -> _Commands:
+    (action,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return action
+
+
+def _short_usage(command: argparse.ArgumentParser) -> str:
+    """As argparse's is, whose form is another in each Python, without the options' names."""
+    shown = {None: "{}", "?": "[{}]", "*": "[{} ...]"}
+    positional = [a for a in command._actions if not a.option_strings]
+    values = [shown[a.nargs].format(_value(a)) for a in positional]  # type: ignore[index]
+    return " ".join([command.prog, "[OPTION ...]", *values])
+
+
+def _groups(command: argparse.ArgumentParser) -> Iterator[tuple[str, list[str]]]:
+    for group in command._action_groups:
+        rows = []
+        for action in group._group_actions:
+            if isinstance(action, argparse._HelpAction):
+                continue
+            name = " ".join([", ".join(action.option_strings), _value(action)]).strip()
+            text = (action.help or "").replace("%(default)s", str(action.default))
+            rows.append(f"| `{name}` | {text} |".replace("  |", " |"))
+        if rows:
+            yield str(group.title), rows
+
+
+def _value(action: argparse.Action) -> str:
+    if action.nargs == 0:
+        return ""
+    if action.metavar is not None:
+        value = str(action.metavar)
+    elif action.choices is not None:
+        value = f"{{{','.join(map(str, action.choices))}}}"
+    else:
+        value = action.dest.upper()
+    value = value.replace("|", " or ")  # a bar would part the columns
+    return f"[{value}]" if action.option_strings and action.nargs == "?" else value
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "reference/findings.md": findings.as_markdown,
+    "reference/metrics.md": metrics.as_markdown,
+    "reference/command-line.md": command_line,
+}
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page(), encoding="utf-8")
