@@ -26,6 +26,7 @@ exclude_patterns = ["_build"]
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 default_role = "code"
+highlight_language = "text"  # of blocks that name none
 extlinks = {"source": (f"{REPOSITORY}/blob/main/%s", "%s")}
 myst_url_schemes = {
     "http": None,
