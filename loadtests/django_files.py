@@ -8,6 +8,7 @@ middleware or another application around it.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from .bench import (
 )
 from .command import main
 from .peers import FAST, uvicorn
-from .shapes import FILE_BYTES, PAYLOADS, payload_file, payload_files
+from .shapes import FILE_BYTES, LARGE_FOLDER_VARIABLE, PAYLOADS, payload_file, payload_files
 from .static_files import MILLISECONDS
 
 __all__ = ["TABLES", "asgi", "fast_asgi", "wsgi"]
@@ -93,6 +94,13 @@ def file(request: object) -> Any:
     return FileResponse(payload_file(FILE_BYTES).open("rb"))
 
 
+def large(request: object, size: int) -> Any:
+    """A download of a file of the run."""
+    from django.http import FileResponse
+
+    return FileResponse(Path(os.environ[LARGE_FOLDER_VARIABLE], f"{size}.bin").open("rb"))
+
+
 def lines(request: object) -> Any:
     """An export: a generator of 1,000 lines."""
     from django.http import StreamingHttpResponse
@@ -115,7 +123,12 @@ def __getattr__(name: str) -> Any:
     if name == "urlpatterns":
         from django.urls import path
 
-        return [path("file", file), path("lines", lines), path("page", page)]
+        return [
+            path("file", file),
+            path("large/<int:size>", large),
+            path("lines", lines),
+            path("page", page),
+        ]
     raise AttributeError(name)
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FILE_BYTES",
+    "LARGE_FOLDER_VARIABLE",
     "PAYLOADS",
     "REPORT_BYTES",
     "SHAPES",
@@ -55,6 +56,8 @@ TICK_S = 0.1
 SLEEP_S, COMPUTE_S = 0.010, 0.003
 # Names a file on a slow disk to the servers, which are processes of their own.
 SLOW_FILE_VARIABLE = "WSGIFAST_SLOW_FILE"
+# And the folder of the large files of a run.
+LARGE_FOLDER_VARIABLE = "WSGIFAST_LARGE_FOLDER"
 
 # environ, size in bytes -> what the app returns.
 Make = Callable[["WSGIEnvironment", int], object]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import os
 import re
 import secrets
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 from django.apps import apps
 from django.contrib.auth import get_user_model
+from django.core.management import call_command
 from django.test import Client
 
 from tests.support.http import Connection, Response
@@ -153,6 +156,23 @@ def test_a_connection_to_the_database_is_one_threads(server: LiveServer) -> None
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert list(pool.map(ask, range(16))) == [10] * 16
+
+
+def test_users_of_locust(server: LiveServer) -> None:
+    """The scenario of the load tests meets no failure."""
+    call_command("loaddata", "sample", verbosity=0)
+    users = get_user_model().objects
+    users.create_superuser("locust", "locust@example.com", "locust")
+    command = [sys.executable, "-m", "locust", "-f", "loadtests/django_project.py", "--headless"]
+    host = "http://{}:{}".format(*server.address)
+    command += ["-u", "1", "-t", "2s", "--json", "-H", host]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    users.get(username="locust").delete()
+    assert ran.returncode == 0, (
+        f"{ran.stdout[-3000:]}\n{ran.stderr[-3000:]}\n{server.log()[-3000:]}"
+    )
+    rows = json.loads(ran.stdout)
+    assert {row["name"] for row in rows} >= {"/", "/admin/login/", "/documents/"}
 
 
 def test_events_arrive_one_by_one(browser: Browser) -> None:
