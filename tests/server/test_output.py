@@ -7,6 +7,7 @@ import errno
 import math
 import os
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 
 from tests.support.effort import effort
 from tests.support.eviction import evict
+from wsgifast.http.framing import chunk
 from wsgifast.server import output, output_memory, sending
 from wsgifast.server.disk import DiskThreads
 from wsgifast.server.disk_budget import DiskBudget
@@ -248,7 +250,7 @@ def test_a_file_is_looked_for_in_memory_further_ahead_for_a_quick_client_only(
 CONTENT = bytes(range(256)) * 4096
 PIECES = st.lists(
     st.tuples(
-        st.sampled_from(["write", "more", "all", "file"]),
+        st.sampled_from(["write", "more", "next", "all", "file"]),
         st.one_of(st.integers(0, 2), st.integers(0, 200_000)),
         st.integers(0, len(CONTENT) - 200_000),
     ),
@@ -292,6 +294,8 @@ def test_whatever_is_written_arrives_in_order(
                 expected = expected[: len(expected) - size] + b"head" + data
             elif kind == "all":
                 queue.write_all([data[: size // 2], b"", data[size // 2 :]])
+            elif kind == "next":
+                queue.write_next(data)
             else:
                 (queue.write_more if kind == "more" else queue.write)(data)
             if read:
@@ -339,10 +343,11 @@ def test_what_is_coalesced_waits_for_company_up_to_a_size(near: Near) -> None:
     [
         lambda queue, fd: queue.write(b"more"),
         lambda queue, fd: queue.write_more(b"more"),
+        lambda queue, fd: queue.write_next(b"more"),
         lambda queue, fd: queue.write_all([b"more"]),
         lambda queue, fd: queue.write_file(b"more", fd, 0, 10),
     ],
-    ids=["write", "write_more", "write_all", "write_file"],
+    ids=["write", "write_more", "write_next", "write_all", "write_file"],
 )
 def test_nothing_follows_what_an_error_has_dropped(
     near: Near, content: int, write: Callable[[OutputQueue, int], object]
@@ -496,8 +501,9 @@ def test_nobody_waits_for_what_is_only_coalesced(near: Near) -> None:
     assert near.receive(6) == b"onetwo"
 
 
+@pytest.mark.parametrize("write", [OutputQueue.write_more, OutputQueue.write_next])
 def test_blocks_in_quick_succession_wait_for_the_next_tick(
-    near: Near, monkeypatch: pytest.MonkeyPatch
+    near: Near, monkeypatch: pytest.MonkeyPatch, write: Callable[[OutputQueue, bytes], None]
 ) -> None:
     now, ticking = 1000.0, True
     monkeypatch.setattr(output, "_COALESCE_S", 0.0005)
@@ -506,7 +512,7 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(
     near.queue = OutputQueue(near.sock, near, dataclasses.replace(rules(), coalescing=coalescing))
 
     def written(block: bytes) -> bytes:
-        near.queue.write_more(block)
+        write(near.queue, block)
         return near.receive_all_there_is()
 
     assert [written(block) for block in (b"1", b"2", b"3")] == [b"1", b"", b""]
@@ -514,8 +520,10 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(
     assert near.receive_all_there_is() == b"23"
     now += 0.01  # later: nothing to wait for
     assert [written(b"4"), written(b"5")] == [b"4", b""]
-    ticking = False  # nobody would come
-    assert written(b"6") == b"56"
+    ticking = False  # nobody will come any more
+    assert coalescing.tick()
+    assert near.receive_all_there_is() == b"5"
+    assert written(b"6") == b"6"
     ticking = True
     assert written(b"7") == b""
     near.queue.flush()
@@ -532,6 +540,81 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(
 
     coalescing.queues = Last()
     assert written(b"8") == b"8"
+
+
+def test_blocks_of_a_stream_that_leave_together_are_framed_together(
+    near: Near, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "_COALESCE_S", math.inf)
+    queue = near.queue
+    queue.frame = chunk
+    queue.write(b"head")
+    for block in (b"first", b"second", b"third"):
+        queue.write_next(block)
+    assert near.receive_all_there_is() == b"head"
+    assert queue.waits_for_company
+    assert queue.bytes_left() == len(b"firstsecondthird")
+    queue.write(b"end")  # does not overtake them
+    assert near.receive_all_there_is() == b"10\r\nfirstsecondthird\r\nend"
+    queue.write_next(b"a")
+    queue.write_next(b"x" * (1 << 16))
+    assert near.receive(9) == b"10001\r\nax"
+
+
+def test_ticks_may_come_while_a_stream_is_written() -> None:
+    """From another thread, whenever they like: nothing is lost, doubled or out of order."""
+    shared = rules()
+    near = Near(shared)
+    blocks = [b"%d\n" % number for number in range(effort(50_000))]
+    expected = b"".join(blocks)
+    received: list[bytes] = []
+    done = threading.Event()
+
+    def tick() -> None:
+        while not done.is_set():
+            shared.coalescing.tick()
+
+    def receive() -> None:
+        received.append(near.receive(len(expected)))
+
+    threads = [threading.Thread(target=tick), threading.Thread(target=receive)]
+    switched = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for block in blocks:
+            near.queue.write_next(block)
+            if near.queue.draining:
+                near.queue.on_writable()
+        near.queue.flush()
+        while near.queue.bytes_left():
+            near.queue.on_writable()
+        threads[1].join(30)
+        assert received == [expected]
+    finally:
+        sys.setswitchinterval(switched)
+        done.set()
+        for thread in threads:
+            thread.join()
+        near.close()
+
+
+def test_a_stream_that_never_pauses_hears_of_the_end() -> None:
+    """However little of it comes from tick to tick."""
+    shared = rules()
+    near = Near(shared)
+    try:
+        near.queue.write_next(b"a")
+        near.queue.write_next(b"b")
+        near.queue.fail(TimeoutError("the client took no byte in time"))
+        with pytest.raises(ClientGone, match="took no byte"):
+            near.queue.write_next(b"c")
+        shared.coalescing.tick()
+        with pytest.raises(ClientGone, match="took no byte"):
+            near.queue.write_next(b"d")
+    finally:
+        near.close()
 
 
 def test_a_tick_waits_for_nobody_who_is_sending() -> None:

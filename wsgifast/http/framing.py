@@ -9,6 +9,7 @@ __all__ = [
     "LAST_CHUNK",
     "BodyCounter",
     "Framing",
+    "chunk",
     "chunk_size_line",
     "frame_response",
     "has_body",
@@ -115,6 +116,14 @@ class BodyCounter:
     def complete(self) -> bool:
         """Whether nothing that still comes could be sent."""
         return self.length is not None and self.sent >= self.length
+
+
+def chunk(data: bytes) -> bytes:
+    """Data as one chunk (RFC 9112 7.1).
+
+    :param data: not empty: an empty chunk would be the last one.
+    """
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def chunk_size_line(size: int) -> bytes:

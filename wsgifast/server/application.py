@@ -114,9 +114,7 @@ class Application:
             elif (file := known_file(held)) is not None:
                 resp.write_file(body, file)
             else:
-                for block in body:
-                    resp.write(block)
-                resp.close()
+                resp.write_stream(body)
         finally:
             close = getattr(body, "close", None)
             if close is not None:

@@ -316,7 +316,7 @@ class Connection:
 
     def app_is_done(self) -> None:
         """The app has done what it will: finish now, or leave it to whoever sends the last byte."""
-        if self.output.backlog is not None:  # its last blocks may wait for company
+        if self.output.waits_for_company:
             self.output.flush()
         self._finish_when_sent(ANSWERED)
 

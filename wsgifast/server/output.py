@@ -11,11 +11,13 @@ object must not be used by two threads at once.
     empty --write--> (sent at once) empty
                      (kernel full)  draining --writable--> draining | empty
                      (file not in memory)  draining --disk thread--> draining | empty
-    empty --write_more, behind another--> coalescing --tick, or enough--> as above
+    empty --write_more, write_next, behind another--> coalescing --tick, or enough--> as above
 
 *Coalescing*: a generator's chunk that comes right behind another waits for company, at most until
 the monitor's next tick, in which another thread sends it while the app works on (PEP 3333,
-"Buffering and Streaming"). A writer that is more than `ahead_bytes` before its client waits.
+"Buffering and Streaming"). The chunks of a stream are gathered without the lock, since each is a
+moment's work, and framed together: whoever takes the lock next puts them behind what waits. A
+writer that is more than `ahead_bytes` before its client waits.
 
 *Disk*: a run of a file is sent by the thread that has the event only as far as it is in memory.
 What is not, or not known to be, is a disk thread's: it makes one step, outside of the lock, and
@@ -37,11 +39,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..sockets.sendfile import FileSegment
 from .backlog import Backlog
+from .gathered import Gathered
 from .output_rules import OutputRules
 from .sending import Sender, Turn
 from .transport import WOULD_BLOCK
@@ -79,12 +82,14 @@ class OutputQueue:
     :param sock: non-blocking, plain or TLS.
     :ivar backlog: what is left to send; None as long as nothing of a response ever was.
     :ivar draining: somebody will go on sending: whoever has the socket's event, or a disk thread.
+    :ivar frame: what goes around the blocks of a stream that leave together; None: nothing.
     :ivar may_run_ahead: what is more than `ahead_bytes` may wait in a temporary file.
     :ivar closing: the response is whole: whoever sends its last byte finishes it.
     """
 
     __slots__ = (
         "_dropped",
+        "_gathered",
         "_last_block",
         "_owner",
         "_room",
@@ -95,6 +100,7 @@ class OutputQueue:
         "closing",
         "draining",
         "error",
+        "frame",
         "lock",
         "may_run_ahead",
     )
@@ -106,6 +112,8 @@ class OutputQueue:
         self.may_run_ahead = False
         self.error: BaseException | None = None
         self.backlog: Backlog | None = None  # most responses need none
+        self.frame: Callable[[bytes], bytes] | None = None
+        self._gathered = Gathered()
         self._dropped = 0  # bytes that were queued when an error came
         self._last_block = 0.0  # when the app handed its last block over
         self._owner = owner
@@ -116,6 +124,7 @@ class OutputQueue:
 
     def reset(self) -> None:
         """Begin a new response; the queue is empty."""
+        self.frame = None
         self._dropped = 0
         self.closing = False
         self.may_run_ahead = False
@@ -135,6 +144,11 @@ class OutputQueue:
     def bytes_queued(self) -> int:
         return 0 if self.backlog is None else self.backlog.size
 
+    @property
+    def waits_for_company(self) -> bool:
+        """Whether something of the writer's may be left that no event and no disk thread sends."""
+        return self.backlog is not None or bool(self._gathered.blocks)
+
     # Writers
 
     def write(self, data: bytes) -> None:
@@ -144,6 +158,8 @@ class OutputQueue:
         """
         rest: bytes | memoryview = data
         with self.lock:
+            if self._gathered.blocks:
+                self._queue_gathered()
             queued = 0 if self.backlog is None else self.backlog.size
             if queued > self._rules.ahead_bytes and not self._runs_ahead():
                 self._wait_for_room()
@@ -172,16 +188,45 @@ class OutputQueue:
 
     def _leave(self, block: bytes) -> bool:
         """Leave a block for the next one, or the next tick; False where that would win nothing."""
-        coalescing = self._rules.coalescing
         with self.lock:
+            self._queue_gathered()
             if self.draining or self.bytes_queued + len(block) >= _COALESCED_BYTES:
                 return False
             self._check()
             self._begin_backlog().append(block)
+        self._await_tick()
+        return True
+
+    def write_next(self, block: bytes) -> None:
+        """As :meth:`write_more`, for a block of a stream that has begun: `frame` is put around it.
+
+        :raises ClientGone: if the client has gone.
+        """
+        now = time.monotonic()
+        behind = now - self._last_block < _COALESCE_S
+        self._last_block = now
+        gathered = self._gathered
+        # In this order: whoever has taken the gathered blocks before this one has taken the queue
+        # out of those that the next tick sends.
+        gathered.blocks.append(block)
+        gathered.size = size = gathered.size + len(block)
+        if behind and size < _COALESCED_BYTES and not self.draining and self.error is None:
+            if self in self._rules.coalescing.queues:
+                return
+            if self._rules.coalescing.ticks_soon():
+                self._await_tick()
+                return
+        with self.lock:
+            data = gathered.take()
+            self._check()
+        if data:
+            self.write(data if self.frame is None else self.frame(data))
+
+    def _await_tick(self) -> None:
+        coalescing = self._rules.coalescing
         coalescing.queues.add(self)
         if not coalescing.ticks_soon():
             self.flush()  # the last tick came meanwhile: nobody else would send it
-        return True
 
     def write_all(self, buffers: Sequence[bytes | memoryview]) -> None:
         """Send several buffers in one call of the kernel where it takes them; never wait.
@@ -191,6 +236,7 @@ class OutputQueue:
         buffers = [buffer for buffer in buffers if buffer]
         with self.lock:
             self._check()
+            self._queue_gathered()
             backlog = self._begin_backlog()
             for buffer in buffers:
                 backlog.append(buffer)
@@ -229,6 +275,7 @@ class OutputQueue:
             self._check()
             # Before the head is queued: without a descriptor the answer is still a 500.
             segment = FileSegment(os.dup(fd), offset, size) if size > 0 else None
+            self._queue_gathered()
             backlog = self._begin_backlog()
             if head:
                 backlog.append(head)
@@ -246,6 +293,7 @@ class OutputQueue:
         if not self.lock.acquire(blocking=wait):
             return False
         try:
+            self._queue_gathered()
             if self.backlog is not None and self.backlog.size and not self.draining:
                 self._send()
         finally:
@@ -276,13 +324,23 @@ class OutputQueue:
     def bytes_left(self) -> int:
         """What has not been handed to the kernel; bytes that an error made pointless included."""
         with self.lock:
-            return self._dropped + self.bytes_queued
+            return self._dropped + self._gathered.size + self.bytes_queued
 
     # Everything below is called with the lock held, unless it says otherwise.
 
     def _check(self) -> None:
         if self.error is not None:
             raise ClientGone(str(self.error)) from self.error
+
+    def _queue_gathered(self) -> None:
+        """Put what was gathered behind what waits, framed; after an error it is dropped."""
+        data = self._gathered.take()
+        if not data:
+            return
+        if self.error is not None:
+            self._dropped += len(data)
+        else:
+            self._begin_backlog().append(data if self.frame is None else self.frame(data))
 
     def _begin_backlog(self) -> Backlog:
         if self.backlog is None:
@@ -308,6 +366,7 @@ class OutputQueue:
     def _fail(self, error: BaseException) -> None:
         if self.error is None:
             self.error = error
+        self._dropped += len(self._gathered.take())
         if self.backlog is not None:
             self._dropped += self.backlog.size
             self.backlog.clear()

@@ -8,7 +8,7 @@ what the client does not take at once waits in its queue, and holds no thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -16,7 +16,14 @@ from ..bodies.files import is_in_memory, read_whole, segment_of
 from ..bodies.streams import is_event_stream
 from ..errors import BodyError
 from ..files import http_date
-from ..http.framing import LAST_CHUNK, BodyCounter, Framing, chunk_size_line, frame_response
+from ..http.framing import (
+    LAST_CHUNK,
+    BodyCounter,
+    Framing,
+    chunk,
+    chunk_size_line,
+    frame_response,
+)
 from ..http.head import ResponseHead, check_field
 from ..sockets.sendfile import SMALL_FILE_BYTES, FileSegment
 from .output import ClientGone, OutputQueue
@@ -161,6 +168,7 @@ class Response:
         if not self.headers_sent:
             block = self._encoded_head() + block
             self.headers_sent = True
+            self._output.frame = chunk if self._framing.chunked else None
             self._output.may_run_ahead = self._head is not None and not is_event_stream(
                 self._head.headers
             )
@@ -185,6 +193,29 @@ class Response:
         else:
             self._output.write_all(parts)
 
+    def write_stream(self, body: Iterable[bytes]) -> None:
+        """Send blocks as they come, and what ends the response."""
+        blocks = iter(body)
+        for block in blocks:
+            self.write(block)
+            if self.headers_sent and self._counter.length is None:
+                self._write_rest(blocks)
+                break
+        self.close()
+
+    def _write_rest(self, blocks: Iterator[bytes]) -> None:
+        """Send the blocks behind the first, of which any number may come.
+
+        Nothing is left to decide for each of them, and there may be very many.
+        """
+        counter, write_next = self._counter, self._output.write_next
+        for block in blocks:
+            if type(block) is bytes and block:
+                counter.sent += len(block)
+                write_next(block)
+            else:
+                self.write(block)
+
     def write_file(self, body: Any, file: Any) -> None:
         """Send a file: by sendfile, from memory, or block by block.
 
@@ -196,9 +227,7 @@ class Response:
         elif is_in_memory(file):
             self.write_all([file.read()])
         else:
-            for block in body:
-                self.write(block)
-            self.close()
+            self.write_stream(body)
 
     def write_segments(self, segments: Sequence[bytes | FileSegment]) -> None:
         """Send byte strings and runs of files in their order."""
@@ -268,7 +297,7 @@ class Response:
         return self._in_chunk(data) if self._framing.chunked else data
 
     def _in_chunk(self, data: bytes) -> bytes:
-        return b"%b%b\r\n" % (chunk_size_line(len(data)), data) if data else b""
+        return chunk(data) if data else b""
 
     def _unsent_head(self) -> bytes:
         return b"" if self.headers_sent else self._encoded_head()
