@@ -10,8 +10,8 @@ READY  := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 # What FastWorker and `wsgifast files` say to a gunicorn that is too old is tested with one.
 UNSUPPORTED_GUNICORN := $(VENV)/unsupported-gunicorn
-# Worker processes for the tests; the live servers wait more than they compute.
-JOBS   ?= 2
+# Runners of the tests: twice the cores, as tests of live servers wait as long as they compute.
+JOBS   ?= $(shell $(PYTHON) -c 'import os; print(2 * len(os.sched_getaffinity(0)))' 2>/dev/null || echo 4)
 
 # pytest rewrites and Python compiles the tests in every process, unless they may keep the outcome.
 unexport PYTHONDONTWRITEBYTECODE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator
@@ -39,6 +40,12 @@ def pytest_runtest_call() -> Generator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Thousands of tests live to the end: no collection of garbage is to look at them again."""
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:

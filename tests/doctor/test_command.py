@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.support import forkserver
 from tests.support.servers import ROOT
 from wsgifast.doctor.formats import JSON_VERSION
 
@@ -19,10 +20,7 @@ APP = "tests.doctor.apps:wsgi_app"
 
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "wsgifast", "doctor", *arguments],
-        capture_output=True, text=True, timeout=60, cwd=ROOT, check=False,
-    )  # fmt: skip
+    return forkserver.run([sys.executable, "-m", "wsgifast", "doctor", *arguments], cwd=ROOT)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import forkserver
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from wsgifast.running import ARGUMENTS, wrapped, wrapped_by_environment
 
@@ -31,10 +32,7 @@ def running(*arguments: str) -> Iterator[LiveServer]:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "wsgifast", "run", *arguments],
-        capture_output=True, text=True, timeout=60, cwd=ROOT, check=False,
-    )  # fmt: skip
+    return forkserver.run([sys.executable, "-m", "wsgifast", "run", *arguments], cwd=ROOT)
 
 
 def test_a_wsgi_app(tmp_path: Path) -> None:

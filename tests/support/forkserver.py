@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["ForkedProcess", "close", "start", "start_anew"]
+__all__ = ["ForkedProcess", "close", "run", "start", "start_anew"]
 
 # Nothing of an app under test; nor what asks at its import whether gevent has been there before.
 _PRELOADED = """
@@ -83,14 +83,24 @@ def start(
     """Run a command, its output in a file: in a fork if it is for this Python, else anew."""
     if not _can_run(command, env):
         return start_anew(command, cwd=cwd, env=env, output=output)
-    global _server
-    if _server is None:
-        _server = _start_server()
-    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with far:
-        request = json.dumps({"command": command, "cwd": str(cwd), "env": dict(env)})
-        socket.send_fds(_server[1], [request.encode()], [far.fileno(), output.fileno()])
-    return ForkedProcess(command, near)
+    return _fork(command, cwd, env, output, output)
+
+
+def run(
+    command: Sequence[str], *, cwd: Path, timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run a command until it ends, as subprocess.run does with its output captured."""
+    if not _can_run(command, os.environ):
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd)
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = _fork(command, cwd, os.environ, output, errors)
+        try:
+            status = process.wait(timeout)
+        finally:
+            process.kill()
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(command, status, output.read(), errors.read())
 
 
 def start_anew(
@@ -100,6 +110,20 @@ def start_anew(
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=cwd, env=env
     )
+
+
+def _fork(
+    command: Sequence[str], cwd: Path, env: Mapping[str, str], output: IO[Any], errors: IO[Any]
+) -> ForkedProcess:
+    global _server
+    if _server is None:
+        _server = _start_server()
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with far:
+        request = json.dumps({"command": command, "cwd": str(cwd), "env": dict(env)})
+        descriptors = [far.fileno(), output.fileno(), errors.fileno()]
+        socket.send_fds(_server[1], [request.encode()], descriptors)
+    return ForkedProcess(command, near)
 
 
 def close() -> None:
@@ -180,23 +204,25 @@ def _serve(control: socket.socket) -> dict[str, Any] | None:
     signal.signal(signal.SIGCHLD, children.reap)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests end what they have started
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 2)
+        message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 3)
         if not message:
             children.end()
             return None
-        told, output = descriptors
+        told, output, errors = descriptors
         with _without(signal.SIGCHLD):
             pid = os.fork()
             if pid:
                 children.add(pid, socket.socket(fileno=told))
                 os.close(output)
+                os.close(errors)
                 continue
             children.forget()
             control.close()
             os.close(told)
             os.dup2(output, 1)
-            os.dup2(output, 2)
+            os.dup2(errors, 2)
             os.close(output)
+            os.close(errors)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
         request: dict[str, Any] = json.loads(message)

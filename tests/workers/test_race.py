@@ -21,7 +21,7 @@ from tests.workers.serving import POLLERS, fast_worker, stats
 
 pytestmark = pytest.mark.long
 
-SECONDS = float(os.environ.get("WSGIFAST_RACE_SECONDS", "4"))
+SECONDS = float(os.environ.get("WSGIFAST_RACE_SECONDS", "2"))
 CLIENTS = 16
 
 _file = block(FILE_BYTES)
