@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import weakref
 from collections.abc import Iterable, Mapping
@@ -35,8 +36,12 @@ from .bodies.streams import ClosedWith, SizedStream, Stream, close_body
 from .errors import BodyError
 from .file_answers import plan_file_body, request_facts
 from .front_server import front_server_of
+from .metrics.backends import recorder_for, spans_for
+from .metrics.observed import HEAD, Observed
+from .metrics.patterns import note_django_pattern, noting_pattern
+from .metrics.recorder import RECORDER, Recorder
 from .options import check_switches
-from .routes import CHUNKS, ROUTE
+from .routes import CHUNKS, LENGTH_ERROR, ROUTE
 from .sockets.options import owned_socket, set_nodelay
 from .sockets.sendfile import FileSegment
 
@@ -93,8 +98,14 @@ class WSGIFast:
         ``{"/srv/files": "/protected/"}``: files in them are sent by nginx. See
         :func:`wsgifast.front_server.accel_redirect`, also for the headers that nginx drops.
     :param x_sendfile: folders whose files Apache or lighttpd sends.
+    :param metrics: "prometheus" or "opentelemetry": who is told of requests, their durations and
+        their bodies (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your
+        own.
+    :param traces: set what is known of a body as attributes of OpenTelemetry's current span: the
+        one of the instrumentation around this app.
     :raises ConfigurationError: if `app` can never be called as a WSGI app is, or an option has a
         value that cannot work.
+    :raises MissingExtra: if a package for `metrics` or `traces` is not installed.
     :raises BodyError: (to the server, for a request) if the app returns what cannot be a body.
     """
 
@@ -108,9 +119,17 @@ class WSGIFast:
         conditional: bool = True,
         accel_redirect: Mapping[str, str] | None = None,
         x_sendfile: Iterable[str] | None = None,
+        metrics: str | Recorder | None = None,
+        traces: bool = False,
     ) -> None:
         check_app(app, "WSGI")
-        check_switches(coalesce=coalesce, nodelay=nodelay, ranges=ranges, conditional=conditional)
+        check_switches(
+            coalesce=coalesce,
+            nodelay=nodelay,
+            ranges=ranges,
+            conditional=conditional,
+            traces=traces,
+        )
         self.app = app
         self.coalesce = coalesce
         self.nodelay = nodelay
@@ -118,12 +137,24 @@ class WSGIFast:
         self.conditional = conditional
         self.front_server = front_server_of(accel_redirect, x_sendfile)
         self._nodelay_set: set[weakref.ref[Any]] = set()
+        self._observed: Observed | None = None
+        recorder, spans = recorder_for(metrics), spans_for(traces)
+        if recorder is not None or spans is not None:
+            self._observed = Observed(copy.copy(self), recorder, spans)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if self._observed is not None:
+            return self._observed(environ, start_response)
         if self.nodelay:
             self._set_nodelay(environ)
         head = HeldHead(self.app, environ["REQUEST_METHOD"], start_response)
-        body: Any = self.app(environ, head.start)
+        start = head.start
+        observed = RECORDER in environ
+        if observed:
+            start = noting_pattern(environ, start)
+        body: Any = self.app(environ, start)
+        if observed:
+            environ[HEAD] = head  # in place of another's within
         head.holds = False
         try:
             shape, content = classify(body, environ.get("wsgi.file_wrapper"))
@@ -138,6 +169,8 @@ class WSGIFast:
         self, environ: WSGIEnvironment, head: HeldHead, body: object, shape: Shape, content: Any
     ) -> Iterable[bytes]:
         """Answer with what the server is to iterate; see :func:`classify`."""
+        if RECORDER in environ:
+            note_django_pattern(environ, body)  # the server sees no response of Django's any more
         if shape is STREAM:
             return self._send_stream(environ, head, content)
         if shape is REFUSED:
@@ -239,6 +272,7 @@ class WSGIFast:
             return None
         if plan.status != 200:  # the app's own phrase stays
             head.status = plan.status_line
+            head.code = plan.status
         head.headers = list(plan.headers)
         parts = plan.segments_of(segment.fd, segment.offset)
         if not parts:
@@ -283,6 +317,7 @@ def _send_whole(
             route = "joined" if count > 1 else "rescued"
     if head.length != size and (size or not head.no_body):
         if head.length is not None:
+            environ[LENGTH_ERROR] = "corrected"
             logger.warning(
                 "%s declared a Content-Length of %d for a body of %d bytes; corrected",
                 head.app_name,

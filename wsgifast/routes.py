@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "APP_US",
     "CHUNKS",
+    "LENGTH_ERROR",
     "ROUTE",
     "SAMPLED_CHUNKS",
     "SENDFILE_BYTES",
@@ -17,6 +18,8 @@ __all__ = [
 # body that is read has none. Of a stream both are known at its end.
 ROUTE = "wsgifast.route"
 CHUNKS = "wsgifast.chunks"
+# Of a body that broke its Content-Length: "short", "long", or "corrected" before it was sent.
+LENGTH_ERROR = "wsgifast.length_error"
 # Of a request that FastWorker has served, in whole microseconds as gunicorn's %(D)s is: how long it
 # waited for a thread, how long it had one without waiting for its client, and what was left then
 # until the kernel had the last byte. What D has beyond the three is the request's own body.

@@ -24,10 +24,13 @@ from wsgifast.file_answers import plan_file_body
 from wsgifast.files import ByteRange
 from wsgifast.http import has_body, parse_length
 from wsgifast.imports import needs
+from wsgifast.metrics.patterns import note_django_pattern
+from wsgifast.metrics.recorder import Recorder
 from wsgifast.sockets import FileSegment
 
 from .messages import Message, Receive, Scope, Send, response_start
 from .middleware import ASGIFast
+from .observed import OBSERVED
 from .requests import request_facts
 from .sending import Delivery
 
@@ -44,16 +47,24 @@ _AHEAD_BYTES = 256 * 1024
 
 
 def get_asgi_application(
-    *, coalesce: bool = True, ranges: bool = True, conditional: bool = True
+    *,
+    coalesce: bool = True,
+    ranges: bool = True,
+    conditional: bool = True,
+    metrics: str | Recorder | None = None,
+    traces: bool = False,
 ) -> ASGIFast:
     """Take the place of django.core.asgi's.
 
     :param coalesce: see :class:`asgifast.ASGIFast`, which is around Django then.
     :param ranges: answer Range for a FileResponse, as ASGIFast does for its files.
     :param conditional: answer the preconditions for it.
+    :param metrics: see :class:`asgifast.ASGIFast`.
+    :param traces: the same.
     """
     django.setup(set_prefix=False)
-    return ASGIFast(_Handler(ranges, conditional), coalesce=coalesce)
+    handler = _Handler(ranges, conditional)
+    return ASGIFast(handler, coalesce=coalesce, metrics=metrics, traces=traces)
 
 
 class _Channel(Delivery):
@@ -80,6 +91,8 @@ class _Handler(ASGIHandler):
         await super().__call__(scope, channel.receive, channel)
 
     async def send_response(self, response: Any, send: _Channel) -> None:
+        if OBSERVED in send.scope:
+            note_django_pattern(send.scope, response)
         # A class that is iterated asynchronously in its own way knows why.
         known = (StreamingHttpResponse.__aiter__, PlannedResponse.__aiter__)
         if not response.streaming or response.is_async or type(response).__aiter__ not in known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,6 +10,8 @@ from typing import Any, NamedTuple
 from wsgifast.apps import check_app
 from wsgifast.bodies.chunks import charset_of, to_bytes
 from wsgifast.file_answers import plan_file_body
+from wsgifast.metrics.backends import recorder_for, spans_for
+from wsgifast.metrics.recorder import Recorder
 from wsgifast.options import check_switches
 from wsgifast.sockets import FileSegment
 
@@ -24,6 +27,7 @@ from .messages import (
     Send,
     response_body,
 )
+from .observed import OBSERVED, Observed
 from .requests import UNCONDITIONAL, request_facts
 from .sending import (
     COALESCING,
@@ -67,7 +71,13 @@ class ASGIFast:
         for; asgifast's has it sent by sendfile.
     :param conditional: answer If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
         for the same files.
+    :param metrics: "prometheus" or "opentelemetry": who is told of requests, their durations and
+        their bodies (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your
+        own.
+    :param traces: set what is known of a body as attributes of OpenTelemetry's current span: the
+        one of the instrumentation around this app.
     :raises ConfigurationError: if `app` is no ASGI app, or an option has no such value.
+    :raises MissingExtra: if a package for `metrics` or `traces` is not installed.
     :raises BodyError: (to the app, from its send()) for what cannot be a body.
     """
 
@@ -78,23 +88,34 @@ class ASGIFast:
         coalesce: bool = True,
         ranges: bool = True,
         conditional: bool = True,
+        metrics: str | Recorder | None = None,
+        traces: bool = False,
     ) -> None:
         check_app(app, "ASGI")
-        check_switches(coalesce=coalesce, ranges=ranges, conditional=conditional)
+        check_switches(coalesce=coalesce, ranges=ranges, conditional=conditional, traces=traces)
         self.app = app
         self.coalesce = coalesce
         self.ranges = ranges
         self.conditional = conditional
+        self._observed: Observed | None = None
+        recorder, spans = recorder_for(metrics), spans_for(traces)
+        if recorder is not None or spans is not None:
+            self._observed = Observed(copy.copy(self), recorder, spans)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
+            return
+        if self._observed is not None:
+            await self._observed(scope, receive, send)
             return
         response = _Response(self, scope, receive, send)
         inner = scope
         offered = scope.get("extensions")
         if not offered or PLANNED not in offered:  # asgifast's own receivers have all three
             inner = {**scope, "extensions": {**_OFFERED, **offered} if offered else _OFFERED.copy()}
+        if OBSERVED in scope:
+            scope[OBSERVED].app_scope = inner
         try:
             await self.app(inner, response.receive, response.send)
         except Exception:
@@ -160,6 +181,7 @@ class _Response(Delivery):
                 await send(message)
                 return
             if type(body) is not bytes:
+                self._note_route("rescued")
                 body = to_bytes(body, self._charset, self._middleware.app)
                 message = {**message, "body": body}
             if start is not None:
@@ -254,11 +276,16 @@ class _Response(Delivery):
             self._may_coalesce = False
             if self._middleware.coalesce and not self.offers(COALESCING):
                 self._coalescer = Coalescer(self._server_send)
+                self._note_route("coalesced")
         return self._coalescer
 
     async def _flush(self) -> None:
         if self._coalescer is not None:
             await self._coalescer.flush()
+
+    def _note_route(self, route: str) -> None:
+        if OBSERVED in self._scope:
+            self._scope[OBSERVED].route = route
 
     # Files
 
@@ -314,6 +341,7 @@ class _Response(Delivery):
             await self._forward_start()
             await self._server_send(response_body())
             return
+        self._note_route("blocks")
         fd, size = open_for_pathsend(path)
         try:
             await self._forward_start()
@@ -340,6 +368,7 @@ class _Response(Delivery):
         if self.offers(ZEROCOPYSEND):
             await self._server_send(message)
             return
+        self._note_route("blocks")
         file = file_to_send(message)
         more = bool(message.get("more_body", False))
         if file.segment is None:

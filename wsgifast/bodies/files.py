@@ -107,6 +107,11 @@ class FileSlice:
     def closed(self) -> bool:
         return self._file is None
 
+    def also_close(self, other: Closeable) -> None:
+        """Have something closed behind the file."""
+        if self._file is not None:
+            self._file = _Both(self._file, other)
+
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         if self._file is None:
@@ -269,12 +274,37 @@ class FileReader:
     def __iter__(self) -> Iterator[bytes]:
         return iter(lambda: self.read(BLOCK_BYTES), b"")
 
+    @property
+    def sent(self) -> int:
+        """Bytes that were read so far."""
+        return self._counter.sent
+
+    def also_close(self, other: Closeable) -> None:
+        """Have something closed behind the owner."""
+        self._owner = _Both(self._owner, other)
+
     def close(self) -> None:
         """Close the owner; a second call does nothing."""
         owner, self._owner = self._owner, None
         close = getattr(owner, "close", None)
         if callable(close):
             close()
+
+
+class _Both:
+    """Closes one thing, whatever it is, and another behind it."""
+
+    def __init__(self, first: Any, other: Closeable) -> None:
+        self._first = first
+        self._other = other
+
+    def close(self) -> None:
+        try:
+            close = getattr(self._first, "close", None)
+            if callable(close):
+                close()
+        finally:
+            self._other.close()
 
 
 def _has_read1(file: object) -> bool:

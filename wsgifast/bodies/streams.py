@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BodyTooShort
-from ..routes import CHUNKS, ROUTE, SAMPLED_CHUNKS, stream_route
+from ..routes import CHUNKS, LENGTH_ERROR, ROUTE, SAMPLED_CHUNKS, stream_route
 from .chunks import coalesced
 from .held_head import HeldHead
 
@@ -87,6 +87,7 @@ class Stream:
                 total += size
                 if counter is not None:
                     if counter.admit(size) < size:
+                        self._environ[LENGTH_ERROR] = "long"
                         logger.error(
                             "%s returned more than its Content-Length of %d bytes; "
                             "the rest is dropped",
@@ -101,6 +102,7 @@ class Stream:
                 yield chunk
             else:
                 if counter is not None and counter.missing:
+                    self._environ[LENGTH_ERROR] = "short"
                     raise BodyTooShort(counter.missing)
                 return
             for chunk in chunks:

@@ -2,6 +2,7 @@
 
 from .catalogue import CATALOGUE, Metric
 from .points import Distribution, Point, Source
-from .tally import Recorder, Tally
+from .recorder import Recorder
+from .tally import Tally
 
 __all__ = ["CATALOGUE", "Distribution", "Metric", "Point", "Recorder", "Source", "Tally"]

@@ -1,4 +1,4 @@
-"""What is recorded of requests, and the tally that keeps it until it is asked for."""
+"""The tally of requests: counted until somebody asks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
-from typing import Literal, Protocol
+from collections.abc import Callable, Iterator
 
 from .catalogue import CATALOGUE, OTHER, UNKNOWN
 from .points import Distribution, Point, point
+from .recorder import LengthError
 
-__all__ = ["LengthError", "Recorder", "Tally", "known_method"]
-
-LengthError = Literal["short", "long", "corrected"]
+__all__ = ["REPAIRED", "Tally", "known_method"]
 
 # RFC 9110 section 9, and PATCH (RFC 5789): those that OpenTelemetry's conventions know.
 _METHODS = frozenset(
@@ -33,50 +31,19 @@ _SIZE = CATALOGUE["http_server_response_body_size_bytes"]
 _DURATION_BOUNDS = _DURATION.bounds
 _SIZE_BOUNDS = _SIZE.bounds
 # Routes on which a slow or wrong shape was mended.
-_REPAIRED = frozenset({"rescued", "joined", "coalesced"})
-
-
-class Recorder(Protocol):
-    """Where requests are recorded; what WSGIFast's `metrics` takes.
-
-    Whatever it raises is logged once, and costs no response.
-    """
-
-    def record(
-        self,
-        method: str,
-        scheme: str,
-        status: int,
-        pattern: str | None,
-        route: str,
-        seconds: float,
-        size: int,
-    ) -> object:
-        """A request has been answered.
-
-        :param method: as the client sent it.
-        :param scheme: "http" or "https".
-        :param status: 500 where the app has raised before it said one.
-        :param pattern: the framework's URL pattern; None where there is none.
-        :param route: the way of the body; "" where nothing tells it.
-        :param seconds: from its head to the end of its response.
-        :param size: bytes of the body.
-        """
-
-    def count_length_error(self, kind: LengthError) -> object:
-        """A body broke its Content-Length."""
-
-    def count_client_left(self) -> object:
-        """A client left before it had all of its response."""
+REPAIRED = frozenset({"rescued", "joined", "coalesced"})
 
 
 class Tally:
     """Counts requests; any thread may record.
 
     A recorded request costs a look-up and two appends.
+
+    :param on_new: called where requests have labels that no request had before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_new: Callable[[], object] | None = None) -> None:
+        self._on_new = on_new
         self._lock = threading.Lock()
         self._series: dict[tuple[str, str, int, str | None, str], _Series] = {}
         # What a request is looked up by; of one series there may be several.
@@ -133,7 +100,7 @@ class Tally:
             if route:
                 responses[route, pattern or UNKNOWN] += count
                 body_bytes[route] += int(size.total)
-            if route in _REPAIRED:
+            if route in REPAIRED:
                 repaired[pattern or UNKNOWN] += count
         for metric, distributions in ((_DURATION, durations), (_SIZE, sizes)):
             for request, value in distributions.items():
@@ -170,6 +137,8 @@ class Tally:
             # A client's own inventions are looked up here each time: they would fill the memory.
             if key == asked:
                 self._known[key] = series
+        if self._on_new is not None:
+            self._on_new()
         return series
 
     def _reset(self) -> None:

@@ -1,0 +1,160 @@
+"""Observed: what happens to a request under an ASGI app, told to a recorder at its end."""
+
+from __future__ import annotations
+
+import logging
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from wsgifast.http import has_body
+from wsgifast.metrics.patterns import asgi_pattern
+from wsgifast.metrics.recorder import LengthError, Recorder, Spans
+
+from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
+from .sending import PLANNED, declared_length
+
+if TYPE_CHECKING:
+    from .sending import PlannedBody
+
+__all__ = ["OBSERVED", "Observed"]
+
+logger = logging.getLogger("wsgifast")
+
+# Where the scope has the request that is observed.
+OBSERVED = "asgifast.observed"
+
+
+class Observed:
+    """An ASGI app whose requests are recorded, and which is not changed by it.
+
+    :param recorder: what it raises is logged, once.
+    :param spans: also told of each request, with the span that is current when it comes.
+    """
+
+    def __init__(self, app: ASGIApp, recorder: Recorder | None, spans: Spans | None) -> None:
+        self._app = app
+        self._recorder = recorder
+        self._spans = spans
+        self._has_failed = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        span = None if self._spans is None else self._spans.current()
+        request = ObservedRequest(scope, receive, send)
+        try:
+            await self._app({**scope, OBSERVED: request}, request.receive, request.send)
+        except OSError:
+            request.left = not request.is_complete
+            raise
+        except Exception:
+            if not request.is_complete:
+                request.status = 500
+            raise
+        finally:
+            self._tell(request, span)
+
+    def _tell(self, request: ObservedRequest, span: object | None) -> None:
+        try:
+            pattern = request.pattern()
+            length_error = request.length_error()
+            if span is not None and self._spans is not None:
+                self._spans.describe(
+                    span,
+                    pattern=pattern,
+                    route=request.route,
+                    chunks=request.chunks,
+                    size=request.size,
+                    length_error=length_error,
+                    left=request.left,
+                )
+            recorder = self._recorder
+            if recorder is None:
+                return
+            recorder.record(
+                request.scope["method"],
+                request.scope.get("scheme", "http"),
+                request.status,
+                pattern,
+                request.route,
+                perf_counter() - request.began,
+                request.size,
+            )
+            if length_error is not None:
+                recorder.count_length_error(length_error)
+            if request.left:
+                recorder.count_client_left()
+        except Exception:
+            if not self._has_failed:
+                self._has_failed = True
+                logger.exception("Metrics have failed, and are told of no more than this once")
+
+
+class ObservedRequest:
+    """One request, from the call of the app on, as the server sees its messages.
+
+    :ivar app_scope: the scope that the app was given, in which its framework notes the route.
+    :ivar route: which way the body went; ASGIFast says what the server cannot see of it.
+    """
+
+    __slots__ = (
+        "_receive", "_root_path", "_send", "app_scope", "began", "chunks", "headers",
+        "is_complete", "left", "route", "scope", "size", "status",
+    )  # fmt: skip
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.began = perf_counter()
+        self.scope = self.app_scope = scope
+        # A Mount changes it in the scope that it hands on.
+        self._root_path = str(scope.get("root_path", ""))
+        self._receive = receive
+        self._send = send
+        self.status = 500
+        self.headers: Any = ()
+        self.size = self.chunks = 0
+        self.route = ""
+        self.is_complete = self.left = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self.is_complete:
+            self.left = True
+        return message
+
+    async def send(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.body":
+            self.chunks += 1
+            self.size += len(message.get("body", b""))
+            more = message.get("more_body", False)
+            if not self.route:
+                self.route = "stream" if more else "as-is"
+            self.is_complete = not more
+        elif kind == "http.response.start":
+            self.status = message["status"]
+            self.headers = message.get("headers", ())
+        elif kind in (PATHSEND, ZEROCOPYSEND):
+            self.route = "file"
+            self._count_file(message)
+        await self._send(message)
+
+    def _count_file(self, message: Message) -> None:
+        planned: PlannedBody | None = message.get(PLANNED)
+        if planned is not None:
+            self.route = "file" if len(planned.segments) == 1 else "segments"
+            self.size += sum(len(s) if isinstance(s, bytes) else s.size for s in planned.segments)
+        elif message.get("count") is not None:
+            self.size += message["count"]
+        else:
+            self.size = declared_length(self.headers) or self.size
+        self.is_complete = not message.get("more_body", False)
+
+    def pattern(self) -> str | None:
+        return asgi_pattern(self.app_scope, self._root_path)
+
+    def length_error(self) -> LengthError | None:
+        """Whether the body was another than its Content-Length; not where the client has left."""
+        if self.left or not self.is_complete or not has_body(self.scope["method"], self.status):
+            return None
+        declared = declared_length(self.headers)
+        if declared is None or declared == self.size:
+            return None
+        return "short" if self.size < declared else "long"

@@ -1,0 +1,63 @@
+"""Django's URL patterns, as metrics are labelled with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from django.core.wsgi import get_wsgi_application as djangos_own
+from django.http import FileResponse, HttpResponse, StreamingHttpResponse
+from django.test import override_settings
+from django.urls import path as url
+from gunicorn.http.wsgi import FileWrapper
+
+from tests.asgi.support import call, scope_of
+from tests.metrics.test_observed import Notes, answer, new_environ
+from wsgifast import WSGIFast
+from wsgifast.django import get_asgi_application, get_wsgi_application
+
+
+@pytest.fixture
+def urls(tmp_path: Path) -> Any:
+    file = tmp_path / "file.bin"
+    file.write_bytes(b"x" * 100_000)
+    module = ModuleType("urls")
+    module.urlpatterns = [  # type: ignore[attr-defined]
+        url("items/<int:number>", lambda request, number: HttpResponse(str(number))),
+        url("files/<str:name>", lambda request, name: FileResponse(file.open("rb"))),
+        url("lines/<int:count>", lambda request, count: StreamingHttpResponse(["x"] * count)),
+    ]
+    with override_settings(ROOT_URLCONF=module):
+        yield
+
+
+PATHS = {
+    "/items/7": "items/<int:number>",
+    "/files/a.bin": "files/<str:name>",
+    "/lines/3": "lines/<int:count>",
+    "/nowhere": None,
+}
+
+
+@pytest.mark.usefixtures("urls")
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("wrapper", [None, FileWrapper])
+@pytest.mark.parametrize("make", [djangos_own, get_wsgi_application])
+def test_wsgi(path: str, wrapper: Any, make: Any) -> None:
+    notes = Notes()
+    environ = {**new_environ(), "PATH_INFO": path, "HTTP_HOST": "localhost"}
+    if wrapper is not None:
+        environ["wsgi.file_wrapper"] = wrapper
+    answer(WSGIFast(make(), metrics=notes), environ)
+    assert [request.pattern for request in notes.requests] == [PATHS[path]]
+
+
+@pytest.mark.usefixtures("urls")
+@pytest.mark.parametrize("path", PATHS)
+def test_asgi(path: str) -> None:
+    notes = Notes()
+    app = get_asgi_application(metrics=notes)
+    call(app, scope_of(path, host="localhost"), body=b"")
+    assert [request.pattern for request in notes.requests] == [PATHS[path]]

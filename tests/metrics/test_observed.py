@@ -1,0 +1,246 @@
+"""What WSGIFast records of a request, and that it changes nothing by it."""
+
+from __future__ import annotations
+
+import io
+import logging
+import wsgiref.util
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from wsgifast import ConfigurationError, WSGIFast
+from wsgifast.bodies.files import FileReader
+from wsgifast.bodies.streams import close_body
+from wsgifast.metrics import Tally
+from wsgifast.metrics.recorder import RECORDER, LengthError
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+
+class Recorded(NamedTuple):
+    method: str
+    scheme: str
+    status: int
+    pattern: str | None
+    route: str
+    seconds: float
+    size: int
+
+
+class Notes:
+    """A recorder that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.requests: list[Recorded] = []
+        self.length_errors: list[LengthError] = []
+        self.clients_left = 0
+
+    def record(self, *request: Any) -> None:
+        self.requests.append(Recorded(*request))
+
+    def count_length_error(self, kind: LengthError) -> None:
+        self.length_errors.append(kind)
+
+    def count_client_left(self) -> None:
+        self.clients_left += 1
+
+
+class Failing(Notes):
+    def record(self, *request: Any) -> None:
+        raise RuntimeError("the back end is down")
+
+
+def new_environ(method: str = "GET") -> dict[str, Any]:
+    environ: dict[str, Any] = {"REQUEST_METHOD": method, "wsgi.file_wrapper": None}
+    wsgiref.util.setup_testing_defaults(environ)
+    del environ["wsgi.file_wrapper"]
+    return environ
+
+
+def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None, /) -> Any:
+    return lambda data: None
+
+
+def returning(body: Any, status: str = "200 OK", *headers: tuple[str, str]) -> WSGIApplication:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        start_response(status, [("Content-Type", "text/plain"), *headers])
+        return body  # type: ignore[no-any-return]
+
+    return app
+
+
+def ask(app: WSGIApplication, environ: dict[str, Any] | None = None, **options: Any) -> Notes:
+    """One request, answered whole."""
+    notes = Notes()
+    answer(WSGIFast(app, metrics=notes, **options), environ or new_environ())
+    return notes
+
+
+def answer(app: WSGIApplication, environ: dict[str, Any]) -> bytes:
+    body = app(environ, start)
+    try:
+        return b"".join(body)
+    finally:
+        close_body(body)
+
+
+def test_a_list_is_recorded_when_the_app_returns() -> None:
+    notes = Notes()
+    body = [b"abc"]
+    app = WSGIFast(returning(body), metrics=notes)
+    assert app(new_environ(), start) is body
+    (request,) = notes.requests
+    assert request[:5] == ("GET", "http", 200, None, "as-is")
+    assert request.size == 3
+    assert 0 < request.seconds < 10
+
+
+@pytest.mark.parametrize(
+    ("body", "route", "size"),
+    [
+        ("text", "rescued", 4),
+        ([b"x"] * 1000, "joined", 1000),
+        ((b"x" for _ in range(1000)), "stream-crumbs", 1000),
+        (io.BytesIO(b"12345"), "blocks", 5),
+    ],
+)
+def test_the_route_and_the_size(body: Any, route: str, size: int) -> None:
+    (request,) = ask(returning(body)).requests
+    assert (request.route, request.size) == (route, size)
+
+
+@pytest.mark.parametrize("wrapper", [None, wsgiref.util.FileWrapper])
+def test_a_file_is_recorded_when_it_is_closed(tmp_path: Path, wrapper: Any) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100_000)
+    environ = new_environ()
+    if wrapper is not None:
+        environ["wsgi.file_wrapper"] = wrapper
+    notes = Notes()
+    file = path.open("rb")
+    body: Any = WSGIFast(returning(file), metrics=notes)(environ, start)
+    assert wrapper is None or type(body) is wrapper
+    assert not notes.requests
+    body.close()
+    body.close()
+    assert file.closed
+    (request,) = notes.requests
+    assert (request.route, request.size) == ("file" if wrapper else "blocks", 100_000)
+
+
+def test_what_is_read_by_its_wrapper_is_counted() -> None:
+    environ = new_environ()
+    environ["wsgi.file_wrapper"] = wsgiref.util.FileWrapper
+    notes = Notes()
+    body: Any = WSGIFast(returning(io.BytesIO(b"12345")), metrics=notes)(environ, start)
+    assert type(body.filelike) is FileReader
+    assert b"".join(body) == b"12345"
+    body.close()
+    assert notes.requests[0].size == 5
+
+
+def test_several_ranges(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    environ = new_environ()
+    environ["HTTP_RANGE"] = "bytes=0-1,5-6"
+    notes = Notes()
+    sent = answer(WSGIFast(returning(path.open("rb")), metrics=notes), environ)
+    (request,) = notes.requests
+    assert (request.status, request.route, request.size) == (206, "segments", len(sent))
+
+
+def test_head_has_no_body() -> None:
+    (request,) = ask(returning(iter([b"abc"])), new_environ("HEAD")).requests
+    assert (request.method, request.route, request.size) == ("HEAD", "no-body", 0)
+
+
+class Crumb:
+    """A sequence of one chunk, of a class of its own."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter([b"x"])
+
+
+def test_a_servers_look_at_a_body_is_left_as_it_is() -> None:
+    body: Any = WSGIFast(returning(Crumb()), metrics=Notes())(new_environ(), start)
+    assert len(body) == 1
+    stream = WSGIFast(returning(iter([b"x"])), metrics=Notes())(new_environ(), start)
+    assert not hasattr(stream, "__len__")
+
+
+def test_bodies_that_break_their_length() -> None:
+    assert ask(returning([b"abc"], "200 OK", ("Content-Length", "5"))).length_errors == [
+        "corrected"
+    ]
+    too_long = returning(iter([b"abc", b"def"]), "200 OK", ("Content-Length", "5"))
+    assert ask(too_long).length_errors == ["long"]
+    notes = Notes()
+    app = WSGIFast(returning(iter([b"abc"]), "200 OK", ("Content-Length", "5")), metrics=notes)
+    with pytest.raises(EOFError):
+        answer(app, new_environ())
+    assert notes.length_errors == ["short"]
+    assert not notes.clients_left
+
+
+def test_a_client_that_leaves() -> None:
+    notes = Notes()
+    app = WSGIFast(returning(iter([b"a", b"b"])), metrics=notes)
+    body: Any = app(new_environ(), start)
+    assert next(iter(body)) == b"a"
+    body.close()
+    assert (notes.clients_left, len(notes.requests)) == (1, 1)
+    assert notes.requests[0].size == 1
+
+
+def test_an_app_that_raises_is_a_500() -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        raise ZeroDivisionError
+
+    notes = Notes()
+    with pytest.raises(ZeroDivisionError):
+        WSGIFast(app, metrics=notes)(new_environ(), start)
+    assert [request.status for request in notes.requests] == [500]
+
+
+def test_a_lazy_app_says_its_status_late() -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        start_response("404 Not Found", [])
+        yield b"no"
+
+    assert [request.status for request in ask(app).requests] == [404]
+
+
+def test_a_back_end_that_raises_costs_no_response(caplog: pytest.LogCaptureFixture) -> None:
+    app = WSGIFast(returning([b"abc"]), metrics=Failing())
+    with caplog.at_level(logging.ERROR):
+        assert [answer(app, new_environ()) for _ in range(3)] == [b"abc"] * 3
+    assert len(caplog.records) == 1
+    assert "the back end is down" in caplog.text
+
+
+def test_who_records_already_is_not_helped() -> None:
+    tally = Tally()
+    inner = WSGIFast(returning([b"abc"]), metrics=tally)
+    environ = new_environ()
+    environ[RECORDER] = tally  # a server's
+    answer(inner, environ)
+    answer(WSGIFast(inner, metrics=tally), new_environ())
+    counts = [
+        point.value for point in tally.points() if point.metric.name == "wsgifast_responses_total"
+    ]
+    assert counts == [1]
+
+
+@pytest.mark.parametrize("metrics", ["statsd", True, 1, object()])
+def test_what_is_no_back_end_is_refused(metrics: Any) -> None:
+    with pytest.raises(ConfigurationError, match="expected 'prometheus', 'opentelemetry'"):
+        WSGIFast(returning([]), metrics=metrics)

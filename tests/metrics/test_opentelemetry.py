@@ -1,0 +1,118 @@
+"""OpenTelemetry: what its SDK receives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asgifast import ASGIFast
+from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from tests.asgi.support import call, scope_of
+from wsgifast import WSGIFast
+from wsgifast.metrics import CATALOGUE
+from wsgifast.metrics.opentelemetry import Instruments
+
+from .test_observed import answer, new_environ, returning
+
+
+def exported(reader: InMemoryMetricReader) -> dict[str, Any]:
+    data = reader.get_metrics_data()
+    assert data is not None
+    (resource,) = data.resource_metrics
+    (scope,) = resource.scope_metrics
+    assert scope.scope.name == "wsgifast"
+    return {metric.name: metric for metric in scope.metrics}
+
+
+def test_metrics() -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    instruments = Instruments(provider)
+    environ = {**new_environ("BREW"), "wsgifast.pattern": "/items/<id>"}
+    app = returning([b"x"] * 1000, "503 Service Unavailable", ("Content-Length", "7"))
+    answer(WSGIFast(app, metrics=instruments), environ)
+    body: Any = WSGIFast(returning(iter([b"a", b"b"])), metrics=instruments)(
+        new_environ(), lambda *args: lambda data: None
+    )
+    next(iter(body))
+    body.close()
+
+    metrics = exported(reader)
+    duration = metrics["http.server.request.duration"]
+    assert (duration.unit, type(duration.data).__name__) == ("s", "Histogram")
+    failed, left = duration.data.data_points
+    assert dict(failed.attributes) == {
+        "http.request.method": "_OTHER",
+        "url.scheme": "http",
+        "http.response.status_code": 503,
+        "http.route": "/items/<id>",
+        "error.type": "503",
+    }
+    assert "http.route" not in left.attributes
+    assert failed.explicit_bounds == CATALOGUE["http_server_request_duration_seconds"].bounds
+    size = metrics["http.server.response.body.size"]
+    assert [each.sum for each in size.data.data_points] == [1000, 1]
+    (repaired,) = metrics["wsgifast.responses_repaired"].data.data_points
+    assert (repaired.value, dict(repaired.attributes)) == (1, {"http.route": "/items/<id>"})
+    (length_error,) = metrics["wsgifast.content_length_errors"].data.data_points
+    assert dict(length_error.attributes) == {"wsgifast.kind": "corrected"}
+    (clients,) = metrics["wsgifast.clients_left"].data.data_points
+    assert clients.value == 1
+    provider.shutdown()
+
+
+def spans() -> tuple[Any, InMemorySpanExporter]:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return provider.get_tracer("tests"), exporter
+
+
+def test_attributes_of_the_span_around_a_wsgi_app() -> None:
+    tracer, exporter = spans()
+    app = WSGIFast(returning(iter([b"x"] * 100)), traces=True)
+    with tracer.start_as_current_span("GET"):
+        answer(app, new_environ())
+    (span,) = exporter.get_finished_spans()
+    assert dict(span.attributes or {}) == {
+        "http.response.body.size": 100,
+        "wsgifast.route": "stream-crumbs",
+        "wsgifast.chunks": 100,
+    }
+
+
+def test_a_span_that_ends_within_is_left_alone() -> None:
+    tracer, exporter = spans()
+    app = WSGIFast(returning(iter([b"x"])), traces=True)
+    span = tracer.start_span("GET")
+    with trace.use_span(span):
+        body: Any = app(new_environ(), lambda *args: lambda data: None)
+    span.end()
+    assert b"".join(body) == b"x"
+    body.close()
+    assert not exporter.get_finished_spans()[0].attributes
+
+
+def test_attributes_of_the_span_around_an_asgi_app() -> None:
+    async def item(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("item")
+
+    tracer, exporter = spans()
+    app = ASGIFast(Starlette(routes=[Route("/items/{number}", item)]), traces=True)
+    with tracer.start_as_current_span("GET"):
+        call(app, scope_of("/items/7"))
+    (span,) = exporter.get_finished_spans()
+    assert dict(span.attributes or {}) == {
+        "http.route": "/items/{number}",
+        "http.response.body.size": 4,
+        "wsgifast.route": "as-is",
+        "wsgifast.chunks": 1,
+    }

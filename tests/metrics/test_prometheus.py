@@ -1,0 +1,213 @@
+"""Points as prometheus_client's metrics, scraped and parsed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.parser import text_string_to_metric_families
+
+from wsgifast.metrics import CATALOGUE, Distribution, Point, Tally, prometheus
+from wsgifast.metrics.points import point
+from wsgifast.metrics.prometheus import FileReporter, SourceCollector
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def parsed(registry: CollectorRegistry) -> Samples:
+    text = generate_latest(registry).decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def scraped(source: Any) -> Samples:
+    registry = CollectorRegistry()
+    registry.register(SourceCollector([source]))
+    return parsed(registry)
+
+
+def read_files(directory: Path) -> Samples:
+    registry = CollectorRegistry()
+    collector: Any = MultiProcessCollector  # has no types
+    collector(registry, str(directory))
+    return parsed(registry)
+
+
+def some_requests() -> Tally:
+    tally = Tally()
+    for size in (10, 2000):
+        tally.record("GET", "http", 200, "/items/<id>", "joined", 0.003, size)
+    tally.count_client_left()
+    return tally
+
+
+LABELS = (
+    ("http_request_method", "GET"),
+    ("http_response_status_code", "200"),
+    ("http_route", "/items/<id>"),
+    ("url_scheme", "http"),
+)
+
+
+def check_requests(samples: Samples) -> None:
+    duration = "http_server_request_duration_seconds"
+    assert samples[f"{duration}_count", LABELS] == 2
+    assert samples[f"{duration}_sum", LABELS] == 0.006
+
+    def bucket(name: str, bound: str) -> float:
+        return samples[f"{name}_bucket", tuple(sorted((*LABELS, ("le", bound))))]
+
+    assert [bucket(duration, bound) for bound in ("0.0025", "0.005", "+Inf")] == [0, 2, 2]
+    size = "http_server_response_body_size_bytes"
+    assert [bucket(size, bound) for bound in ("1024.0", "4096.0", "+Inf")] == [1, 2, 2]
+    assert samples["wsgifast_responses_repaired_total", (("http_route", "/items/<id>"),)] == 2
+    assert samples["wsgifast_clients_left_total", ()] == 1
+
+
+def test_a_process_by_itself() -> None:
+    check_requests(scraped(some_requests().points))
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(prometheus.DIRECTORY, str(tmp_path))
+    return tmp_path
+
+
+def test_files_of_a_process(directory: Path) -> None:
+    tally = some_requests()
+    reporter = FileReporter()
+    reporter.add(tally.points)
+    reporter.report()
+    check_requests(read_files(directory))
+    tally.count_client_left()
+    reporter.report()
+    assert read_files(directory)["wsgifast_clients_left_total", ()] == 2
+
+
+def every_metric() -> Iterator[Point]:
+    for metric in CATALOGUE.values():
+        labels = tuple(f"a {label}" for label in metric.labels)
+        value: float | Distribution = 3
+        if metric.kind == "histogram":
+            value = Distribution(tuple(range(len(metric.bounds) + 1)), 4.5)
+        yield Point(metric, labels, value)
+
+
+def test_every_metric_is_the_same_both_ways(directory: Path) -> None:
+    reporter = FileReporter()
+    reporter.add(every_metric)
+    reporter.report()
+    found = {
+        (name, tuple(label for label in labels if label[0] != "pid")): value
+        for (name, labels), value in read_files(directory).items()
+    }
+    assert found == scraped(every_metric)
+    assert {name for name, _ in found if name in CATALOGUE} == {
+        name for name, metric in CATALOGUE.items() if metric.kind != "histogram"
+    }
+
+
+def test_processes_are_added_up_by_the_kind_of_the_gauge(directory: Path) -> None:
+    values = {
+        "wsgifast_threads": [4, 8],
+        "wsgifast_accept_backlog": [4, 8],
+        "wsgifast_worker_memory_bytes": [4, 8],
+        "wsgifast_worker_starts_total": [4, 8],
+    }
+    for number in range(2):
+        pid = os.fork()
+        if pid == 0:
+            points = [point(name, each[number]) for name, each in values.items()]
+            reporter = FileReporter()
+            reporter.add(lambda: points)  # noqa: B023
+            reporter.report()
+            os._exit(0)
+        os.waitpid(pid, 0)
+    samples = read_files(directory)
+    assert samples["wsgifast_threads", ()] == 12
+    assert samples["wsgifast_accept_backlog", ()] == 8
+    assert samples["wsgifast_worker_starts_total", ()] == 12
+    each = [value for (name, _), value in samples.items() if name == "wsgifast_worker_memory_bytes"]
+    assert sorted(each) == [4, 8]
+
+
+def test_a_directory_without_room_is_told_of_once(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(prometheus, "_LEFT_FREE_BYTES", 1 << 60)
+    reporter = FileReporter()
+    reporter.add(some_requests().points)
+    for _ in range(3):
+        reporter.report()
+    assert len(caplog.records) == 1
+    assert f"Metrics cannot be written to {directory}" in caplog.text
+    monkeypatch.undo()
+    monkeypatch.setenv(prometheus.DIRECTORY, str(directory))
+    reporter.report()
+    check_requests(read_files(directory))
+
+
+def test_a_source_that_raises_is_told_of(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def source() -> Iterator[Point]:
+        raise OSError(errno.EIO, "cannot be asked")
+
+    reporter = FileReporter()
+    reporter.add(source)
+    reporter.report()
+    assert "cannot be asked" in caplog.text
+
+
+SCRIPT = """
+import sys
+from prometheus_client import REGISTRY, generate_latest
+from wsgifast import WSGIFast
+
+def app(environ, start_response):
+    start_response("200 OK", [])
+    return [b"x"]
+
+for _ in range(2):  # two apps, one tally
+    wrapped = WSGIFast(app, metrics="prometheus")
+    wrapped({"REQUEST_METHOD": "GET", "wsgi.url_scheme": "http"}, lambda *args: None)
+sys.stdout.write(generate_latest(REGISTRY).decode())
+"""
+
+
+def test_the_default_registry_has_what_middleware_records() -> None:
+    environment = {k: v for k, v in os.environ.items() if k != prometheus.DIRECTORY}
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=environment
+    )
+    samples = {
+        (sample.name, sample.labels.get("wsgifast_route")): sample.value
+        for family in text_string_to_metric_families(run.stdout)
+        for sample in family.samples
+    }
+    assert samples["wsgifast_responses_total", "as-is"] == 2
+
+
+@pytest.mark.parametrize(
+    ("metrics", "package"), [("prometheus", "prometheus_client"), ("opentelemetry",) * 2]
+)
+def test_what_is_missing_is_told_when_the_app_is_wrapped(metrics: str, package: str) -> None:
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        f"from wsgifast import WSGIFast\n"
+        f"WSGIFast(lambda environ, start_response: [], metrics={metrics!r})"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stderr.rstrip().endswith(
+        f"needs {package}, which is not installed: pip install 'wsgifast[{metrics}]'"
+    )

@@ -1,0 +1,46 @@
+"""Who is told: the back ends by their names, each imported when it is asked for."""
+
+from __future__ import annotations
+
+from ..errors import ConfigurationError
+from .recorder import Recorder, Spans
+
+__all__ = ["recorder_for", "spans_for"]
+
+_CALLED = ("record", "count_length_error", "count_client_left")
+
+
+def recorder_for(metrics: object) -> Recorder | None:
+    """The recorder that an option `metrics` means.
+
+    :raises ConfigurationError: if it means none.
+    :raises MissingExtra: if its package is not installed.
+    """
+    if metrics is None:
+        return None
+    if metrics == "prometheus":
+        from .prometheus import recorder
+
+        return recorder()
+    if metrics == "opentelemetry":
+        from .opentelemetry import instruments
+
+        return instruments()
+    if all(callable(getattr(metrics, name, None)) for name in _CALLED):
+        return metrics  # type: ignore[return-value]
+    raise ConfigurationError(
+        f"metrics={metrics!r}: expected 'prometheus', 'opentelemetry', or an object with "
+        f"{', '.join(_CALLED)}"
+    )
+
+
+def spans_for(traces: bool) -> Spans | None:
+    """What sets attributes of spans, if that is wanted.
+
+    :raises MissingExtra: if OpenTelemetry's API is not installed.
+    """
+    if not traces:
+        return None
+    from .opentelemetry import CurrentSpans
+
+    return CurrentSpans()

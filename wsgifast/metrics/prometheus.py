@@ -1,0 +1,209 @@
+"""Prometheus: points as prometheus_client's metrics, of one process or of several.
+
+A process by itself is asked at each scrape. In prometheus_client's multiprocess mode
+(PROMETHEUS_MULTIPROC_DIR) a thread writes the points into the process's files once a second, from
+which whoever is scraped adds all of them up.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import Any
+
+from ..imports import needs
+from .catalogue import Metric
+from .points import Distribution, Point, Source
+from .processes import name_of_process
+from .tally import Tally
+
+with needs("wsgifast.metrics.prometheus", "prometheus_client", "prometheus"):
+    from prometheus_client import REGISTRY
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+    from prometheus_client.utils import floatToGoString
+    from prometheus_client.values import MultiProcessValue
+
+__all__ = ["DIRECTORY", "FileReporter", "SourceCollector", "recorder", "reporter"]
+
+logger = logging.getLogger("wsgifast")
+
+# The environment variable that switches prometheus_client to its multiprocess mode.
+DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
+
+_REPORT_EVERY_S = 1.0
+# What the files leave free on their file system: beyond its end they would end the process.
+_LEFT_FREE_BYTES = 16 * 1024 * 1024
+_MODES = {"sum": "livesum", "max": "livemax", "each": "liveall"}
+
+
+def recorder() -> Tally:
+    """This process's tally of requests; the first call has it reported."""
+    global _recorder
+    with _lock:
+        if _recorder is None:
+            _recorder = Tally(on_new=_reporter.start if DIRECTORY in os.environ else None)
+            if DIRECTORY in os.environ:
+                _reporter.add(_recorder.points)
+            else:
+                REGISTRY.register(SourceCollector([_recorder.points]))
+    return _recorder
+
+
+def reporter() -> FileReporter:
+    """What writes this process's files in multiprocess mode."""
+    return _reporter
+
+
+class SourceCollector:
+    """A collector for prometheus_client's registries: asks sources at each scrape."""
+
+    def __init__(self, sources: Iterable[Source]) -> None:
+        self._sources = list(sources)
+
+    def collect(self) -> Iterator[Any]:
+        families: dict[str, Any] = {}
+        for source in self._sources:
+            for metric, labels, value in source():
+                family = families.get(metric.name)
+                if family is None:
+                    family = families[metric.name] = _family(metric)
+                if isinstance(value, Distribution):
+                    family.add_metric(labels, _buckets(metric, value), value.total)
+                else:
+                    family.add_metric(labels, value)
+        yield from families.values()
+
+
+def _family(metric: Metric) -> Any:
+    kinds = {
+        "counter": CounterMetricFamily,
+        "gauge": GaugeMetricFamily,
+        "histogram": HistogramMetricFamily,
+    }
+    return kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
+
+
+def _buckets(metric: Metric, value: Distribution) -> list[tuple[str, float]]:
+    return list(zip(_bounds(metric), accumulate(value.counts), strict=True))
+
+
+def _bounds(metric: Metric) -> list[str]:
+    as_text: Any = floatToGoString  # has no types
+    return [as_text(bound) for bound in (*metric.bounds, float("inf"))]
+
+
+class FileReporter:
+    """Has the points of sources in this process's files, a second old at most.
+
+    A thread of its own writes them. After a fork the child begins anew, with files of its own.
+    """
+
+    def __init__(self) -> None:
+        self._sources: list[Source] = []
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._files: _Files | None = None
+        self._has_failed = False
+
+    def add(self, source: Source) -> None:
+        """Report a source too."""
+        self._sources.append(source)
+
+    def start(self) -> None:
+        """Begin, if that was not done in this process."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="wsgifast-metrics", daemon=True
+                )
+                self._thread.start()
+
+    def report(self) -> None:
+        """Report now; the last word of a process."""
+        with self._lock:
+            try:
+                if self._files is None:
+                    self._files = _Files()
+                self._files.write(point for source in self._sources for point in source())
+            except Exception:
+                if not self._has_failed:
+                    self._has_failed = True
+                    logger.exception("Metrics cannot be written to %s", os.environ.get(DIRECTORY))
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_REPORT_EVERY_S):
+            self.report()
+
+
+class _Files:
+    """The files of one process."""
+
+    def __init__(self) -> None:
+        name = name_of_process(os.getpid())
+        make_class: Any = MultiProcessValue  # has no types
+        self._value_class = make_class(lambda: name)
+        # Of each metric and its labels: prometheus_client's values, and what they are.
+        self._values: dict[tuple[str, tuple[str, ...]], tuple[list[Any], list[float]]] = {}
+
+    def write(self, points: Iterable[Point]) -> None:
+        """:raises OSError: if there is no room for more."""
+        at = os.statvfs(os.environ[DIRECTORY])
+        if at.f_bavail * at.f_frsize < _LEFT_FREE_BYTES:
+            raise OSError(f"less than {_LEFT_FREE_BYTES} bytes are free there")
+        for metric, labels, value in points:
+            key = (metric.name, labels)
+            found = self._values.get(key)
+            if found is None:
+                values = self._make(metric, labels)
+                found = self._values[key] = (values, [0.0] * len(values))
+            numbers = (*value.counts, value.total) if isinstance(value, Distribution) else (value,)
+            values, written = found
+            for index, number in enumerate(numbers):
+                if number != written[index]:
+                    values[index].set(number)
+                    written[index] = number
+
+    def _make(self, metric: Metric, labels: tuple[str, ...]) -> list[Any]:
+        """The values of a metric, as prometheus_client's own classes make theirs."""
+        kind, name = metric.kind, metric.name
+        if kind == "counter":
+            family = name.removesuffix("_total")
+            samples = [(family, name, metric.labels, labels)]
+        elif kind == "gauge":
+            samples = [(name, name, metric.labels, labels)]
+        else:
+            samples = [
+                (name, f"{name}_bucket", (*metric.labels, "le"), (*labels, bound))
+                for bound in _bounds(metric)
+            ]
+            samples.append((name, f"{name}_sum", metric.labels, labels))
+        mode = _MODES[metric.across] if kind == "gauge" else ""
+        return [
+            self._value_class(kind, *sample, metric.help, multiprocess_mode=mode)
+            for sample in samples
+        ]
+
+
+_lock = threading.Lock()
+_recorder: Tally | None = None
+_reporter = FileReporter()
+
+
+def _begin_anew_after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _reporter._begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew_after_fork)
