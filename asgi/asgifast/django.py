@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from wsgifast.bodies.files import FileSlice, Segment, SegmentedBody, segment_of
-from wsgifast.bodies.wrappers import held_in, known_file
+from wsgifast.bodies.wrappers import held_in, iterated, known_file
 from wsgifast.django.responses import PlannedResponse
 from wsgifast.file_answers import plan_file_body
 from wsgifast.files import ByteRange
@@ -110,7 +110,7 @@ class _Handler(ASGIHandler):
                 segment = segment._replace(size=declared)
             await self._send_instead(response, partial(self._send_file, send, file, segment))
             return
-        running = _RunningIterator(iter(response.streaming_content))
+        running = _RunningIterator(iter(iterated(response)))
         response.streaming_content = running.blocks()
         try:
             await super().send_response(response, send)

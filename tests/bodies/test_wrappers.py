@@ -296,6 +296,37 @@ def test_django_streams(path: Path) -> None:
             check(django_app(make), route, server_wrapper=wrapper)
 
 
+def test_django_looks_up_no_charset_for_each_chunk() -> None:
+    from django.http import StreamingHttpResponse
+    from django.utils.safestring import mark_safe
+
+    class Bytes(bytes):
+        pass
+
+    chunks = ["zwölf", mark_safe("zwölf"), b"bytes", Bytes(b"more"), memoryview(b"view"), 7]
+    types: list[str | None] = ["text/csv", "text/csv; charset=latin-1", None]
+    for content_type in types:
+
+        def make(content_type: str | None = content_type) -> Any:
+            return StreamingHttpResponse((c for c in chunks), content_type=content_type)
+
+        check(django_app(make), "stream-crumbs")
+    asked: list[object] = []
+
+    class Counted(StreamingHttpResponse):
+        @property
+        def charset(self) -> Any:
+            asked.append(self)
+            return super().charset
+
+        @charset.setter
+        def charset(self, value: str) -> None: ...
+
+    app = django_app(lambda: Counted(("zwölf" for _ in range(99)), content_type="text/csv"))
+    Server(WSGIFast(app), new_environ()).finish()
+    assert len(asked) == 1
+
+
 def test_django_files_of_models_go_out_as_what_they_wrap(path: Path) -> None:
     from django.core.files.storage import FileSystemStorage
     from django.http import FileResponse

@@ -12,6 +12,7 @@ from ..errors import BodyTooShort
 from ..routes import CHUNKS, LENGTH_ERROR, ROUTE, SAMPLED_CHUNKS, stream_route
 from .chunks import coalesced
 from .held_head import HeldHead
+from .wrappers import iterated
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
@@ -59,7 +60,7 @@ class Stream:
     def _chunks(self) -> Iterator[bytes]:
         head = self._head
         convert = head.convert
-        chunks = iter(self._body)
+        chunks = iter(iterated(self._body))
         first = b""
         # A lazy app calls start_response at the first chunk, and any app may replace the head (with
         # exc_info) until the first byte is out: up to there HEAD runs what GET runs.

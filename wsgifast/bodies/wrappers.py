@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from types import GeneratorType
 from typing import Any
@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from ..errors import ConfigurationError
 from .files import FileSlice, segment_of
 
-__all__ = ["held_in", "holds_all", "known_file", "register_file_wrapper"]
+__all__ = ["held_in", "holds_all", "iterated", "known_file", "register_file_wrapper"]
 
 # Wrappers around a file, and the attribute that holds the file.
 _FILE_WRAPPERS = {
@@ -107,6 +107,22 @@ def holds_all(held: object) -> bool:
     return type(held) in _WHOLE
 
 
+def iterated(body: Any) -> Iterable[Any]:
+    """What gives the chunks that a body gives, without what its framework does anew for each.
+
+    Django looks up a response's charset for every chunk of text, which takes ten times as long as
+    to encode it. The body's own close() is still what closes it.
+    """
+    held_in(body)  # knows the class afterwards
+    if _getters[type(body)] is _streamed_by_django:
+        return body if body.is_async else _encoded_as_by_django(body, body._iterator)
+    if _name(body) == "werkzeug.wsgi.ClosingIterator":
+        inner: Iterator[Any] = body._next.args[0]
+        return inner
+    iterable: Iterable[Any] = body
+    return iterable
+
+
 def known_file(held: object) -> object | None:
     """The file whose rest is what iterating an object of a known class gives; None for others."""
     file = _unwrapped(held)
@@ -158,6 +174,18 @@ def _django_getter(kind: type) -> Callable[[Any], object] | None:
 def _streamed_by_django(response: Any) -> object:
     file = getattr(response, "file_to_stream", None)
     return response._iterator if file is None else file
+
+
+def _encoded_as_by_django(response: Any, chunks: Iterable[Any]) -> Iterator[bytes]:
+    """What its make_bytes() does; the charset stays what it is once the head has been sent."""
+    charset = response.charset
+    for value in chunks:
+        if type(value) is bytes:
+            yield value
+        elif isinstance(value, str):
+            yield value.encode(charset)
+        else:
+            yield response.make_bytes(value)
 
 
 def _unwrapped(body: object) -> object | None:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..bodies.files import SegmentedBody
-from ..bodies.wrappers import held_in, holds_all, known_file
+from ..bodies.wrappers import held_in, holds_all, iterated, known_file
 from ..errors import RequestError
 from ..routes import APP_US, SEND_US, SENDFILE_BYTES, WAIT_US
 from .backlog import Backlog
@@ -114,7 +114,7 @@ class Application:
             elif (file := known_file(held)) is not None:
                 resp.write_file(body, file)
             else:
-                resp.write_stream(body)
+                resp.write_stream(iterated(body))
         finally:
             close = getattr(body, "close", None)
             if close is not None:

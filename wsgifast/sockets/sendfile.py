@@ -174,7 +174,10 @@ def _wait_writable(sock: socket.socket, timeout: float | None) -> None:
 
 def _reads_its_descriptor(file: object) -> bool:
     """Whether a file object's class reads as the standard class does that it is made from."""
-    for base in (io.FileIO, io.BufferedReader, io.BufferedRandom):
+    bases = (io.FileIO, io.BufferedReader, io.BufferedRandom)
+    if type(file) in bases:
+        return True
+    for base in bases:
         if isinstance(file, base):
             return all(getattr(type(file), name) is getattr(base, name) for name in _READING)
     return False
