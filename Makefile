@@ -42,7 +42,7 @@ demo: $(READY)
 field-reports: $(READY)
 	@$(BIN)/python -m loadtests.field_reports --profile $(or $(PROFILE),quick) $(ARGS)
 
-# nginx, Dovecot, Exim and curl by apt-get, for root or by sudo; tests without theirs are skipped.
+# nginx, Dovecot, Exim, curl and Prometheus by apt-get, for root or by sudo; tests without theirs are skipped.
 servers:
 	@$(PYTHON) tests/support/programs.py
 

@@ -21,6 +21,7 @@ from .files.lookup import SIBLING_SUFFIXES
 from .running import command as running
 from .static import StaticFiles
 from .terminal import progress_line
+from .top import command as top
 
 __all__ = ["command_parser", "main"]
 
@@ -123,6 +124,7 @@ def command_parser() -> argparse.ArgumentParser:
     doctor.add_command(commands)
     benchmark.add_command(commands)
     running.add_command(commands)
+    top.add_command(commands)
     return parser
 
 

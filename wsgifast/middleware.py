@@ -42,6 +42,8 @@ from .metrics.patterns import note_django_pattern, noting_pattern
 from .metrics.recorder import RECORDER, Recorder
 from .options import check_switches
 from .routes import CHUNKS, LENGTH_ERROR, ROUTE
+from .shapes.examined import Examined
+from .shapes.reports import Reports, check_rate
 from .sockets.options import owned_socket, set_nodelay
 from .sockets.sendfile import FileSegment
 
@@ -103,6 +105,9 @@ class WSGIFast:
         own.
     :param traces: set what is known of a body as attributes of OpenTelemetry's current span: the
         one of the instrumentation around this app.
+    :param report_slow_shapes: the share of the responses whose shape is looked at, such as 0.01; of
+        a slow one the id of the doctor's finding is logged, at most once an hour for each URL
+        pattern of the framework. 0: none, at no cost.
     :raises ConfigurationError: if `app` can never be called as a WSGI app is, or an option has a
         value that cannot work.
     :raises MissingExtra: if a package for `metrics` or `traces` is not installed.
@@ -121,6 +126,7 @@ class WSGIFast:
         x_sendfile: Iterable[str] | None = None,
         metrics: str | Recorder | None = None,
         traces: bool = False,
+        report_slow_shapes: float = 0.0,
     ) -> None:
         check_app(app, "WSGI")
         check_switches(
@@ -137,6 +143,11 @@ class WSGIFast:
         self.conditional = conditional
         self.front_server = front_server_of(accel_redirect, x_sendfile)
         self._nodelay_set: set[weakref.ref[Any]] = set()
+        self._call = app
+        check_rate(report_slow_shapes)
+        if report_slow_shapes:
+            mended = {"WF001", "WF003"} if coalesce else {"WF001"}
+            self._call = Examined(app, Reports(report_slow_shapes, mended=frozenset(mended)))
         self._observed: Observed | None = None
         recorder, spans = recorder_for(metrics), spans_for(traces)
         if recorder is not None or spans is not None:
@@ -152,7 +163,7 @@ class WSGIFast:
         observed = RECORDER in environ
         if observed:
             start = noting_pattern(environ, start)
-        body: Any = self.app(environ, start)
+        body: Any = self._call(environ, start)
         if observed:
             environ[HEAD] = head  # in place of another's within
         head.holds = False

@@ -13,9 +13,11 @@ from wsgifast.file_answers import plan_file_body
 from wsgifast.metrics.backends import recorder_for, spans_for
 from wsgifast.metrics.recorder import Recorder
 from wsgifast.options import check_switches
+from wsgifast.shapes.reports import Reports, check_rate
 from wsgifast.sockets import FileSegment
 
 from .coalescing import SMALL_MESSAGE_BYTES, Coalescer
+from .examined import Examined
 from .loops import BackgroundTask, Loop, running_loop
 from .messages import (
     PATHSEND,
@@ -76,6 +78,9 @@ class ASGIFast:
         own.
     :param traces: set what is known of a body as attributes of OpenTelemetry's current span: the
         one of the instrumentation around this app.
+    :param report_slow_shapes: the share of the responses whose shape is looked at, such as 0.01; of
+        a slow one the id of the doctor's finding is logged, at most once an hour for each URL
+        pattern of the framework. 0: none, at no cost.
     :raises ConfigurationError: if `app` is no ASGI app, or an option has no such value.
     :raises MissingExtra: if a package for `metrics` or `traces` is not installed.
     :raises BodyError: (to the app, from its send()) for what cannot be a body.
@@ -90,6 +95,7 @@ class ASGIFast:
         conditional: bool = True,
         metrics: str | Recorder | None = None,
         traces: bool = False,
+        report_slow_shapes: float = 0.0,
     ) -> None:
         check_app(app, "ASGI")
         check_switches(coalesce=coalesce, ranges=ranges, conditional=conditional, traces=traces)
@@ -97,6 +103,11 @@ class ASGIFast:
         self.coalesce = coalesce
         self.ranges = ranges
         self.conditional = conditional
+        self._call = app
+        check_rate(report_slow_shapes)
+        if report_slow_shapes:
+            mended = frozenset({"WF030"} if coalesce else ())
+            self._call = Examined(app, Reports(report_slow_shapes, mended=mended))
         self._observed: Observed | None = None
         recorder, spans = recorder_for(metrics), spans_for(traces)
         if recorder is not None or spans is not None:
@@ -117,7 +128,7 @@ class ASGIFast:
         if OBSERVED in scope:
             scope[OBSERVED].app_scope = inner
         try:
-            await self.app(inner, response.receive, response.send)
+            await self._call(inner, response.receive, response.send)
         except Exception:
             await response.abandon()
             raise

@@ -21,6 +21,8 @@ PACKAGES = {
     "dovecot": "dovecot-imapd",
     "exim4": "exim4-daemon-light",
     "curl": "curl",
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
 }
 # invoke-rc.d asks it whether a package may start its service (/usr/share/doc/init-system-helpers).
 _POLICY = Path("/usr/sbin/policy-rc.d")
@@ -46,7 +48,8 @@ def program(name: str) -> str:
 
 def install_missing() -> int:
     """Install the packages of all programs that are missing, by apt-get; return the exit status."""
-    packages = [package for name, package in PACKAGES.items() if _find(name) is None]
+    missing = [package for name, package in PACKAGES.items() if _find(name) is None]
+    packages = list(dict.fromkeys(missing))
     if importlib.util.find_spec("ensurepip") is None:  # Debian has parted it from Python
         packages.append("python3-venv")
     if not packages:

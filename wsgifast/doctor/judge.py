@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..bodies.streams import is_event_stream
+from ..shapes.rule import BodySeen, is_crumbs, size_text, slow_shape
 from .catalogue import CATALOGUE
-from .model import Chunks, Cost, Finding, Observation, Recording
+from .model import Cost, Finding, Observation, Recording
 
 __all__ = ["findings_of", "why_not_reached"]
 
-# Fewer chunks, or larger ones, cost no server more than the app itself.
-_MANY_CHUNKS = 16
-_SMALL_CHUNK_BYTES = 4096
-# A file in blocks of this size or less pays more for the blocks than for the bytes.
-_SMALL_BLOCK_BYTES = 128 * 1024
 # What is not a fifth quicker, and by this much, is not worth a word: it may be noise.
 _WORTH = 1.2
 _WORTH_S = 0.00005
-# A body in memory that is worth a word.
-_LARGE_BYTES = 16 * 1024 * 1024
 # A turn of the event loop that takes longer keeps every other client waiting, in seconds.
 _BLOCKED_S = 0.1
 
@@ -76,8 +70,11 @@ def _failure(seen: Observation) -> Finding | None:
     if raw.timed_out:
         if is_event_stream(raw.headers):
             return _finding("WF023", seen, "a stream of events, without end", "nothing")
-        if _is_crumbs(raw.chunks) and not _pauses(raw.chunks):
-            return _unfinished(seen)
+        id_ = slow_shape(_body(seen))
+        if id_ in ("WF003", "WF030"):  # so many that the time was over before they were
+            what = f"{raw.chunks.count:,} chunks so far, median {size_text(raw.chunks.median)}"
+            fix = _ASGI_WRAP if id_ == "WF030" else _COALESCE
+            return _finding(id_, seen, what, fix, "no end in time")
         return _finding("WF016", seen, _what(raw), "see what it waits for")
     if raw.error is not None and raw.problem is None:
         return _finding("WF015", seen, raw.error, "see its traceback")
@@ -99,47 +96,32 @@ def _failure(seen: Observation) -> Finding | None:
     return _finding("WF014", seen, raw.problem, "return a list of bytes", cost)
 
 
-def _unfinished(seen: Observation) -> Finding:
-    """Small chunks, so many that the time was over before they were."""
-    chunks = seen.raw.chunks
-    what = f"{chunks.count:,} chunks so far, median {_size(chunks.median)}"
-    if seen.raw.returned == "messages":
-        return _finding("WF030", seen, what, _ASGI_WRAP, "no end in time")
-    return _finding("WF003", seen, what, _COALESCE, "no end in time")
-
-
 def _shape(seen: Observation) -> Iterator[Finding | None]:
     """At most one finding about the shape of the body."""
-    raw, wrapped = seen.raw, seen.wrapped
+    raw = seen.raw
     chunks = raw.chunks
-    if _pauses(chunks) or is_event_stream(raw.headers):
-        if chunks.count > 1:
-            yield _finding("WF023", seen, f"{chunks.count} chunks, with pauses", "nothing")
-        return
-    file = raw.files[0] if raw.files else None
-    by_file = wrapped.route in ("file", "blocks", "segments") and not raw.by_sendfile
-    if by_file and chunks.count > 1:
-        what = f"a file, read {_size(chunks.median)} at a time"
+    id_ = slow_shape(_body(seen))
+    if id_ == "WF023":
+        yield _finding(id_, seen, f"{chunks.count} chunks, with pauses", "nothing")
+    elif id_ == "WF007" and chunks.count > 1:
+        what = f"a file, read {size_text(chunks.median)} at a time"
         fix = f"{_WRAP}, or {_own_file(seen)}"
         # All of its lines are the server's work: there is something to gain, however small.
-        yield _worth("WF007", seen, what, fix, "wrapped", certain=_is_crumbs(chunks))
-    elif by_file and raw.returned.rpartition(".")[2] == "FileWrapper":
-        # Small today: one block.
-        yield _finding("WF007", seen, "a file in a foreign wrapper", f"{_WRAP}; {_own_file(seen)}")
-    elif file is not None and not raw.by_sendfile and chunks.count == 1:
-        if file.size >= _LARGE_BYTES:
-            yield _finding(
-                "WF009", seen, f"a file of {_size(file.size)}, whole in memory", _own_file(seen)
-            )
-    elif file is not None and not raw.by_sendfile and chunks.median <= _SMALL_BLOCK_BYTES:
-        what = f"a file behind a {_kind(raw)}, {_size(chunks.median)} at a time"
-        yield _finding("WF008", seen, what, _own_file(seen), _cost_as_it_is(seen))
-    elif _is_crumbs(chunks):
-        what = f"{chunks.count:,} chunks, median {_size(chunks.median)}"
-        if wrapped.route == "joined":
-            yield _worth("WF001", seen, what, f"{_WRAP}, or return [b''.join(parts)]", "wrapped")
+        yield _worth(id_, seen, what, fix, "wrapped", certain=is_crumbs(chunks))
+    elif id_ == "WF007":  # small today: one block
+        yield _finding(id_, seen, "a file in a foreign wrapper", f"{_WRAP}; {_own_file(seen)}")
+    elif id_ == "WF009":
+        what = f"a file of {size_text(raw.files[0].size)}, whole in memory"
+        yield _finding(id_, seen, what, _own_file(seen))
+    elif id_ == "WF008":
+        what = f"a file behind a {_kind(raw)}, {size_text(chunks.median)} at a time"
+        yield _finding(id_, seen, what, _own_file(seen), _cost_as_it_is(seen))
+    elif id_ is not None:
+        what = f"{chunks.count:,} chunks, median {size_text(chunks.median)}"
+        if id_ == "WF001":
+            yield _worth(id_, seen, what, f"{_WRAP}, or return [b''.join(parts)]", "wrapped")
         else:
-            yield _worth("WF003", seen, what, _COALESCE, "coalesced")
+            yield _worth(id_, seen, what, _COALESCE, "coalesced")
 
 
 def _messages(seen: Observation) -> Iterator[Finding | None]:
@@ -151,24 +133,39 @@ def _messages(seen: Observation) -> Iterator[Finding | None]:
     if blocked_s > _BLOCKED_S:
         what = f"{_ms(blocked_s)} ms without a turn of the loop"
         yield _finding("WF032", seen, what, "def in place of async def, or a thread")
-    if _pauses(chunks) or is_event_stream(raw.headers):
-        if chunks.count > 1:
-            yield _finding("WF023", seen, f"{chunks.count} messages, with pauses", "nothing")
-    elif raw.files and chunks.count > 1:
-        what = f"a file, {_size(chunks.median)} at a time"
-        yield _worth("WF031", seen, what, _PROTOCOL, "sendfile")
-    elif raw.files and raw.files[0].size >= _LARGE_BYTES:
-        what = f"a file of {_size(raw.files[0].size)}, whole in memory"
-        yield _finding("WF009", seen, what, "FileResponse")
-    elif _is_crumbs(chunks):
-        what = f"{chunks.count:,} messages, median {_size(chunks.median)}"
-        yield _worth("WF030", seen, what, _ASGI_WRAP, "wrapped")
+    id_ = slow_shape(_body(seen))
+    if id_ == "WF023":
+        yield _finding(id_, seen, f"{chunks.count} messages, with pauses", "nothing")
+    elif id_ == "WF031":
+        what = f"a file, {size_text(chunks.median)} at a time"
+        yield _worth(id_, seen, what, _PROTOCOL, "sendfile")
+    elif id_ == "WF009":
+        what = f"a file of {size_text(raw.files[0].size)}, whole in memory"
+        yield _finding(id_, seen, what, "FileResponse")
+    elif id_ is not None:
+        what = f"{chunks.count:,} messages, median {size_text(chunks.median)}"
+        yield _worth(id_, seen, what, _ASGI_WRAP, "wrapped")
+
+
+def _body(seen: Observation) -> BodySeen:
+    """What the rule is asked about."""
+    raw, route = seen.raw, seen.wrapped.route
+    is_events = is_event_stream(raw.headers)
+    if raw.returned == "messages":
+        return BodySeen(raw.chunks, "messages", is_events, raw.files[0].size if raw.files else None)
+    if raw.by_sendfile:
+        return BodySeen(raw.chunks, "iterator", is_events)
+    file_bytes = raw.files[0].size if raw.files else None
+    if route in ("file", "blocks", "segments"):
+        is_foreign = _kind(raw) == "FileWrapper"
+        return BodySeen(raw.chunks, "wrapped-file" if is_foreign else "file", is_events, file_bytes)
+    return BodySeen(raw.chunks, "list" if route == "joined" else "iterator", is_events, file_bytes)
 
 
 def _remarks(seen: Observation) -> Iterator[Finding | None]:
     raw = seen.raw
     if raw.held and raw.returned != "messages":  # a task that waits costs no thread
-        yield _finding("WF010", seen, f"{_size(raw.declared or raw.chunks.total)}", _FASTWORKER)
+        yield _finding("WF010", seen, f"{size_text(raw.declared or raw.chunks.total)}", _FASTWORKER)
     coding = raw.header("Content-Encoding")
     if coding is not None and coding.lower() != "identity":
         yield _finding("WF022", seen, f"a body in {coding}", "compress static files beforehand")
@@ -206,25 +203,11 @@ def _ms(seconds: float) -> str:
     return f"{ms:.0f}" if ms >= 20 else f"{ms:.1f}" if ms >= 1 else f"{ms:.2f}"
 
 
-def _size(size: float) -> str:
-    if size < 2048:
-        return f"{size:.0f} B"
-    return f"{size / 1024:.0f} KiB" if size < 2 * 1024**2 else f"{size / 1024**2:.1f} MiB"
-
-
 def _own_file(seen: Observation) -> str:
     returned = seen.raw.returned
     if returned.startswith("werkzeug"):
         return "return send_file(path)"
     return "return FileResponse(f)" if returned.startswith("django") else "return the file itself"
-
-
-def _is_crumbs(chunks: Chunks) -> bool:
-    return chunks.count >= _MANY_CHUNKS and chunks.median < _SMALL_CHUNK_BYTES
-
-
-def _pauses(chunks: Chunks) -> bool:
-    return chunks.pauses * 4 > chunks.count
 
 
 def _what(raw: Recording) -> str:

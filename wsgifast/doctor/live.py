@@ -14,8 +14,9 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 from ..errors import ConfigurationError, WSGIFastError
+from ..shapes.rule import Chunks
 from .catalogue import CATALOGUE
-from .model import Chunks, Endpoint, Finding, Observation, Recording, Report, Unreached
+from .model import Endpoint, Finding, Observation, Recording, Report, Unreached
 
 __all__ = ["NoAnswer", "look_at"]
 

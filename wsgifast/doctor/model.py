@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any, Literal
 
 from ..apps import Interface
+from ..shapes.rule import Chunks
 
 __all__ = [
-    "Chunks",
     "Cost",
     "Endpoint",
     "FileSeen",
@@ -53,43 +52,6 @@ class Unreached:
     name: str
     reason: str
     method: str = "GET"
-
-
-@dataclass
-class Chunks:
-    """The chunks of a body, or the body messages of an ASGI response.
-
-    :ivar sizes: bytes of each.
-    :ivar waits_s: seconds that the app took for each.
-    """
-
-    sizes: list[int] = field(default_factory=list)
-    waits_s: list[float] = field(default_factory=list)
-
-    def add(self, size: int, wait_s: float) -> None:
-        self.sizes.append(size)
-        self.waits_s.append(wait_s)
-
-    @property
-    def count(self) -> int:
-        return len(self.sizes)
-
-    @property
-    def total(self) -> int:
-        return sum(self.sizes)
-
-    @property
-    def median(self) -> float:
-        return median(self.sizes) if self.sizes else 0.0
-
-    @property
-    def pauses(self) -> int:
-        """How often the app took so long for a chunk that a client is to see the one before."""
-        return sum(wait > PAUSE_S for wait in self.waits_s[1:])
-
-
-# An app that takes longer than this for its next chunk has paused: it streams on purpose.
-PAUSE_S = 0.005
 
 
 @dataclass(frozen=True)

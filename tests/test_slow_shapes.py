@@ -1,0 +1,350 @@
+"""`report_slow_shapes`: which responses are looked at, what is said of them, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import wsgiref.util
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import flask
+import pytest
+from asgifast import ASGIFast
+from starlette.applications import Starlette
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+
+from wsgifast import ConfigurationError, WSGIFast
+from wsgifast.shapes import examined as wsgi_module
+from wsgifast.shapes import reports as module
+from wsgifast.shapes.reports import Reports
+from wsgifast.shapes.rule import BodySeen, Chunks, slow_shape
+
+CRUMB = b"0123456789"
+BLOCK = b"b" * 8192
+
+
+# The rule.
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (BodySeen(Chunks([10] * 20), "list"), "WF001"),
+        (BodySeen(Chunks([10] * 20), "iterator"), "WF003"),
+        (BodySeen(Chunks([10] * 20), "messages"), "WF030"),
+        (BodySeen(Chunks([10] * 15), "list"), None),
+        (BodySeen(Chunks([5000] * 20), "list"), None),
+        (BodySeen(Chunks([10] * 20), "file"), "WF007"),
+        (BodySeen(Chunks([10]), "file"), None),
+        (BodySeen(Chunks([10]), "wrapped-file"), "WF007"),
+        (BodySeen(Chunks([8192] * 20), "iterator", file_bytes=20 * 8192), "WF008"),
+        (BodySeen(Chunks([8192] * 20), "messages", file_bytes=20 * 8192), "WF031"),
+        (BodySeen(Chunks([1 << 20] * 20), "iterator", file_bytes=20 << 20), None),
+        (BodySeen(Chunks([20 << 20]), "iterator", file_bytes=20 << 20), "WF009"),
+        (BodySeen(Chunks([8192]), "iterator", file_bytes=8192), None),
+        (BodySeen(Chunks([10] * 20), "iterator", is_events=True), "WF023"),
+        (BodySeen(Chunks([10] * 20, [0.0, *[0.1] * 19]), "iterator"), "WF023"),
+        (BodySeen(Chunks([10], [0.1]), "iterator", is_events=True), None),
+        (BodySeen(Chunks(), "iterator"), None),
+    ],
+)
+def test_the_rule(seen: BodySeen, expected: str | None) -> None:
+    assert slow_shape(seen) == expected
+
+
+# WSGI.
+
+
+def crumbs_in_a_list() -> Iterable[bytes]:
+    return [CRUMB] * 300
+
+
+def crumbs() -> Iterator[bytes]:
+    yield from [CRUMB] * 300
+
+
+def blocks() -> Iterator[bytes]:
+    yield from [BLOCK] * 40
+    yield b"end"
+
+
+def one() -> Iterable[bytes]:
+    return [CRUMB * 30]
+
+
+def bare(make: Callable[[], Iterable[bytes]], *headers: tuple[str, str]) -> Any:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain"), *headers])
+        return make()
+
+    return app
+
+
+def call(app: Any, path: str = "/") -> tuple[str, list[tuple[str, str]], bytes]:
+    """A response: its status, headers and body."""
+    environ: dict[str, Any] = {"PATH_INFO": path}
+    wsgiref.util.setup_testing_defaults(environ)
+    head: Any = []
+    result = app(environ, lambda status, headers, *_: head.extend((status, headers)))
+    body = b"".join(result)
+    if hasattr(result, "close"):
+        result.close()
+    return head[0], head[1], body
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    return [(record.levelno, record.getMessage()) for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("make", "level", "text"),
+    [
+        (crumbs_in_a_list, logging.INFO, "WF001: {} returns a list of 300 chunks, median 10 B; "),
+        (crumbs, logging.WARNING, "WF003: {} returns an iterator of 300 chunks, median 10 B; "),
+        (
+            blocks,
+            logging.WARNING,
+            "WF008: {} returns an iterator of 41 chunks, median 8 KiB, as a file is read; ",
+        ),
+    ],
+)
+def test_a_slow_shape_is_told_once(
+    make: Any, level: int, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "wsgifast")
+    app = WSGIFast(bare(make), report_slow_shapes=1)
+    for _ in range(3):
+        assert call(app, "/some/path")[2] == b"".join(make())
+    ((found, message),) = said(caplog)
+    assert found == level
+    endpoint = "a URL without a pattern (GET /some/path)"
+    assert message.startswith(text.format(endpoint))
+    assert message.endswith(f"wsgifast doctor --explain {message[:5]} says more")
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+@pytest.mark.parametrize("make", [crumbs_in_a_list, crumbs, blocks, one])
+def test_the_answer_is_the_same(make: Any, rate: float) -> None:
+    assert call(WSGIFast(bare(make), report_slow_shapes=rate)) == call(WSGIFast(bare(make)))
+
+
+def test_what_is_well_shaped_or_waits_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "wsgifast")
+    for app in (bare(one), bare(crumbs, ("X-Accel-Buffering", "no"))):
+        call(WSGIFast(app, report_slow_shapes=1))
+    assert said(caplog) == []
+
+
+def test_crumbs_that_are_coalesced_are_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "wsgifast")
+    call(WSGIFast(bare(crumbs), report_slow_shapes=1, coalesce=True))
+    ((level, message),) = said(caplog)
+    assert level == logging.INFO
+    assert message.startswith("WF003")
+
+
+def test_flasks_pattern_is_the_endpoint(caplog: pytest.LogCaptureFixture) -> None:
+    app = flask.Flask("shop")
+
+    @app.route("/export/<int:year>")
+    def export(year: int) -> flask.Response:
+        return flask.Response(crumbs())
+
+    @app.route("/list/<int:year>")
+    def listed(year: int) -> flask.Response:
+        return flask.Response([CRUMB] * 300)
+
+    caplog.set_level(logging.INFO, "wsgifast")
+    wrapped = WSGIFast(app, report_slow_shapes=1)
+    for year in range(5):
+        assert call(wrapped, f"/export/{year}")[2] == CRUMB * 300
+        assert call(wrapped, f"/list/{year}")[2] == CRUMB * 300
+    exported, in_a_list = (message for _, message in said(caplog))
+    assert exported.startswith("WF003: /export/<int:year> (GET /export/0) returns an iterator")
+    assert in_a_list.startswith("WF001: /list/<int:year> (GET /list/0) returns a list of 300")
+
+
+def test_a_clients_text_stays_on_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    app = WSGIFast(bare(crumbs), report_slow_shapes=1)
+    call(app, "/a\r\nforged\x1b[31m" + "x" * 200)
+    ((_, message),) = said(caplog)
+    assert message.isprintable()
+    assert len(message) < 300
+
+
+def test_a_body_is_closed_once_and_told_although_its_client_leaves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    closed: list[str] = []
+
+    class Body:
+        def __iter__(self) -> Iterator[bytes]:
+            yield from [CRUMB] * 300
+
+        def close(self) -> None:
+            closed.append("once")
+
+    app = WSGIFast(bare(Body), report_slow_shapes=1)
+    body: Any = app({"REQUEST_METHOD": "GET"}, lambda *_: lambda data: None)
+    chunks = iter(body)
+    assert [next(chunks) for _ in range(20)] == [CRUMB] * 20
+    body.close()
+    body.close()
+    assert closed == ["once"]
+    ((_, message),) = said(caplog)
+    assert "an iterator of 20 chunks" in message
+
+
+def test_each_chunk_comes_as_the_app_makes_it() -> None:
+    made: list[int] = []
+
+    def counted() -> Iterator[bytes]:
+        for number in range(50):
+            made.append(number)
+            yield CRUMB
+
+    app = WSGIFast(bare(counted), report_slow_shapes=1)
+    body = app({"REQUEST_METHOD": "GET"}, lambda *_: lambda data: None)
+    for number, chunk in enumerate(body):
+        assert chunk == CRUMB
+        assert made[-1] == number
+
+
+def test_what_is_looked_at_of_an_endless_body_is_bounded() -> None:
+    seen: list[tuple[BodySeen, int]] = []
+    reports: Any = SimpleNamespace(
+        picks=lambda: True, report=lambda *args: seen.append((args[3], args[4]))
+    )
+    app = wsgi_module.Examined(bare(lambda: (CRUMB for _ in range(5000))), reports)
+    body: Any = app({"REQUEST_METHOD": "GET"}, lambda *_: lambda data: None)
+    assert sum(map(len, body)) == 50_000
+    body.close()
+    ((found, count),) = seen
+    assert count == 5000
+    assert found.chunks.count == len(found.chunks.waits_s) == module.LOOKED_AT_CHUNKS
+
+
+# How often.
+
+
+def test_as_many_are_looked_at_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("random.random", iter([0.0, 0.009, 0.01, 0.5]).__next__)
+    reports = Reports(0.01, mended=frozenset())
+    assert [reports.picks() for _ in range(4)] == [True, True, False, False]
+
+
+def test_once_an_hour_for_each_endpoint_and_not_for_too_many(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    reports = Reports(1, mended=frozenset())
+    seen = BodySeen(Chunks([10] * 20), "list")
+
+    def report(pattern: str) -> int:
+        before = len(caplog.records)
+        reports.report("GET", pattern, "/", seen, 20)
+        return len(caplog.records) - before
+
+    assert [report("/a"), report("/a"), report("/b")] == [1, 0, 1]
+    now += 3599
+    assert report("/a") == 0
+    now += 1
+    assert [report("/a"), report("/a")] == [1, 0]
+    told = sum(report(f"/{number}") for number in range(2000))
+    assert told == 999
+    now += 3600
+    assert report("/late") == 1
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.1, math.nan, "0.01", None, True])
+@pytest.mark.parametrize("wrap", [WSGIFast, ASGIFast])
+def test_what_is_no_share_is_refused(wrap: Any, rate: Any) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        pass
+
+    with pytest.raises(ConfigurationError, match="report_slow_shapes"):
+        wrap(app if wrap is ASGIFast else bare(one), report_slow_shapes=rate)
+
+
+# ASGI.
+
+
+def sent_by(app: Any, path: str = "/") -> bytes:
+    """The body that an ASGI app sends."""
+    body = b""
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(30)
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        nonlocal body
+        body += message.get("body", b"")
+
+    scope = {
+        "type": "http", "method": "GET", "path": path, "root_path": "", "headers": [],
+        "query_string": b"", "asgi": {"version": "3.0", "spec_version": "2.4"},
+    }  # fmt: skip
+    asyncio.run(app(scope, receive, send))
+    return body
+
+
+@pytest.mark.parametrize(
+    ("make", "coalesce", "level", "text"),
+    [
+        (crumbs, True, logging.INFO, "WF030: {} returns 300 body messages, median 10 B; "),
+        (crumbs, False, logging.WARNING, "WF030: {} returns 300 body messages, median 10 B; "),
+        (
+            blocks,
+            True,
+            logging.WARNING,
+            "WF031: {} returns 41 body messages, median 8 KiB, as a file is read; ",
+        ),
+    ],
+)
+def test_an_asgi_apps_messages(
+    make: Any, coalesce: bool, level: int, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def export(request: Any) -> StreamingResponse:
+        async def chunks() -> Any:
+            for chunk in make():
+                yield chunk
+
+        return StreamingResponse(chunks())
+
+    caplog.set_level(logging.INFO, "wsgifast")
+    app = ASGIFast(
+        Starlette(routes=[Route("/export/{year}", export)]),
+        report_slow_shapes=1,
+        coalesce=coalesce,
+    )
+    for year in range(3):
+        assert sent_by(app, f"/export/{year}") == b"".join(make())
+    ((found, message),) = said(caplog)
+    assert found == level
+    pattern = "/export/{year} (GET /export/0)"
+    unknown = "a URL without a pattern (GET /export/0)"  # what older versions of Starlette tell
+    assert message.startswith((text.format(pattern), text.format(unknown)))
+
+
+def test_other_scopes_and_unpicked_requests_pass(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["type"])
+
+    wrapped = ASGIFast(app, report_slow_shapes=1e-12)
+    for kind in ("lifespan", "websocket"):
+        asyncio.run(wrapped({"type": kind}, None, None))  # type: ignore[arg-type]
+    sent_by(wrapped)
+    assert seen == ["lifespan", "websocket", "http"]
+
+
+def test_nothing_stands_before_the_app_when_it_is_off() -> None:
+    app = bare(one)
+    assert WSGIFast(app)._call is app

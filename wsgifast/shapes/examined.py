@@ -1,0 +1,94 @@
+"""An app of which now and then a response's shape is looked at, as the app gave it."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..bodies.classify import HELD_WHOLE, STREAM, WHOLE, classify
+from ..bodies.streams import close_body, is_event_stream
+from ..bodies.wrappers import held_in
+from ..metrics.patterns import PATTERN, note_django_pattern, noting_pattern
+from .reports import LOOKED_AT_CHUNKS, Reports
+from .rule import BodySeen, Chunks
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+__all__ = ["Examined"]
+
+
+class Examined:
+    """Stands between WSGIFast and its app.
+
+    What the app returns goes on as it is; but an iterator that is looked at goes on in another
+    one, which gives the same chunks at the same moments.
+    """
+
+    def __init__(self, app: WSGIApplication, reports: Reports) -> None:
+        self._app = app
+        self._reports = reports
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if not self._reports.picks():
+            return self._app(environ, start_response)
+        headers: list[tuple[str, str]] = []
+
+        def start(status: str, fields: list[tuple[str, str]], *exc_info: Any) -> Any:
+            headers[:] = fields
+            return start_response(status, fields, *exc_info)
+
+        def report(kind: Any, chunks: Chunks, count: int) -> None:
+            self._reports.report(
+                environ["REQUEST_METHOD"],
+                environ.get(PATTERN),
+                environ.get("PATH_INFO", ""),
+                BodySeen(chunks, kind, is_event_stream(headers)),
+                count,
+            )
+
+        body: Any = self._app(environ, noting_pattern(environ, start))
+        note_django_pattern(environ, body)
+        shape, _ = classify(body, environ.get("wsgi.file_wrapper"))
+        if shape is WHOLE or shape is HELD_WHOLE:
+            held: Any = held_in(body)
+            # An iterator of the list is left where it stands.
+            listed = held if isinstance(held, (list, tuple)) else list(copy.copy(held))
+            sizes = [_size(chunk) for chunk in listed[:LOOKED_AT_CHUNKS]]
+            report("list", Chunks(sizes), len(listed))
+        elif shape is STREAM and not hasattr(body, "__len__"):
+            return _Watched(body, report)
+        return body  # type: ignore[no-any-return]
+
+
+class _Watched:
+    """An app's iterator, its chunks measured as they pass."""
+
+    def __init__(self, body: Iterable[Any], report: Callable[[str, Chunks, int], None]) -> None:
+        self._body = body
+        self._report = report
+        self._chunks = Chunks()
+        self._count = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        seen = self._chunks
+        before = time.perf_counter()
+        for chunk in self._body:
+            if chunk:  # an empty one says nothing
+                if self._count < LOOKED_AT_CHUNKS:
+                    seen.add(_size(chunk), time.perf_counter() - before)
+                self._count += 1
+            yield chunk
+            before = time.perf_counter()  # what the server took to send it is not the app's time
+
+    def close(self) -> None:
+        try:
+            close_body(self._body)
+        finally:
+            self._report("iterator", self._chunks, self._count)
+
+
+def _size(chunk: Any) -> int:
+    return len(chunk) if hasattr(chunk, "__len__") else 0

@@ -1,0 +1,119 @@
+"""Findings about shapes in production: which responses are looked at, and what is logged."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from typing import Final
+
+from ..errors import ConfigurationError
+from ..options import is_number
+from ..routes import stream_route
+from .rule import BodySeen, Chunks, size_text, slow_shape
+
+__all__ = ["LOOKED_AT_CHUNKS", "Reports", "check_rate"]
+
+logger = logging.getLogger("wsgifast")
+
+# Of a response that is looked at, so many chunks tell what it is; the others are counted.
+LOOKED_AT_CHUNKS: Final = 200
+# One finding for each endpoint in so many seconds.
+_EVERY_S = 3600.0
+# Endpoints that are remembered; while all of them have had their finding, others have none.
+_MOST_ENDPOINTS = 1000
+_SHOWN_CHARACTERS = 80
+
+_KINDS = {
+    "list": "a list of {} chunks",
+    "iterator": "an iterator of {} chunks",
+    "messages": "{} body messages",
+}
+
+
+def check_rate(rate: object) -> None:
+    """:raises ConfigurationError: if it is no share of responses."""
+    if not is_number(rate, least=0, most=1):
+        raise ConfigurationError(
+            f"report_slow_shapes={rate!r}: expected a share of the responses, from 0 (none) to 1, "
+            "such as 0.01 for one in a hundred"
+        )
+
+
+class Reports:
+    """Chooses the responses that are looked at, and logs what is found, seldom.
+
+    :param rate: the share of the responses, from 0 to 1.
+    :param mended: the findings that the middleware mends by itself: they are logged as INFO, the
+        others as WARNING.
+    """
+
+    def __init__(self, rate: float, *, mended: frozenset[str]) -> None:
+        self._rate = rate
+        self._mended = mended
+        self._lock = threading.Lock()
+        # When each endpoint had its finding, oldest first.
+        self._told: dict[str, float] = {}
+
+    def picks(self) -> bool:
+        """Whether to look at the response that begins now."""
+        return random.random() < self._rate
+
+    def report(
+        self, method: str, pattern: str | None, path: str, seen: BodySeen, count: int
+    ) -> None:
+        """Log what is slow about a body, if its endpoint has not had a finding of late.
+
+        :param pattern: the framework's URL pattern; None where there is none.
+        :param path: as the client sent it.
+        :param seen: the body's first chunks. Here no file is seen to be opened: blocks of one round
+            size are taken for one.
+        :param count: of all its chunks.
+        """
+        if seen.kind != "list" and _looks_like_a_file(seen.chunks):
+            seen = seen._replace(file_bytes=seen.chunks.total)
+        id_ = slow_shape(seen)
+        if id_ is None or id_ == "WF023":  # events are as they are to be
+            return
+        endpoint = pattern or "a URL without a pattern"
+        if not self._is_due(endpoint):
+            return
+        logger.log(
+            logging.INFO if id_ in self._mended else logging.WARNING,
+            "%s: %s (%s %s) returns %s; wsgifast doctor --explain %s says more",
+            id_,
+            endpoint,
+            _shown(method),
+            _shown(path),
+            _described(id_, seen, count),
+            id_,
+        )
+
+    def _is_due(self, endpoint: str) -> bool:
+        now = time.monotonic()
+        told = self._told
+        with self._lock:
+            while told and now - next(iter(told.values())) >= _EVERY_S:
+                del told[next(iter(told))]
+            if endpoint in told or len(told) >= _MOST_ENDPOINTS:
+                return False
+            told[endpoint] = now
+        return True
+
+
+def _looks_like_a_file(chunks: Chunks) -> bool:
+    sizes = chunks.sizes
+    return len(sizes) > 1 and stream_route(len(sizes), sizes[0], chunks.total) == "stream-blocks"
+
+
+def _described(id_: str, seen: BodySeen, count: int) -> str:
+    what = _KINDS[seen.kind].format(f"{count:,}")
+    text = f"{what}, median {size_text(seen.chunks.median)}"
+    return f"{text}, as a file is read" if id_ in ("WF008", "WF031") else text
+
+
+def _shown(text: str) -> str:
+    """A client's text in a line of a log: no control characters, and not too long."""
+    text = ascii(text)[1:-1]
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."

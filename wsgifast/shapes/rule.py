@@ -1,0 +1,104 @@
+"""The rule that says when a body's shape is slow: pure, by what was seen of its chunks.
+
+What it returns are ids of the doctor's findings, whose catalogue says what they cost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Literal, NamedTuple
+
+__all__ = ["BodySeen", "Chunks", "is_crumbs", "size_text", "slow_shape"]
+
+# An app that takes longer than this for its next chunk has paused: it streams on purpose.
+PAUSE_S = 0.005
+# Fewer chunks, or larger ones, cost no server more than the app itself.
+_MANY_CHUNKS = 16
+_SMALL_CHUNK_BYTES = 4096
+# A file in blocks of this size or less pays more for the blocks than for the bytes.
+_SMALL_BLOCK_BYTES = 128 * 1024
+# A body in memory that is worth a word.
+_LARGE_BYTES = 16 * 1024 * 1024
+
+
+@dataclass
+class Chunks:
+    """The chunks of a body, or the body messages of an ASGI response.
+
+    :ivar sizes: bytes of each.
+    :ivar waits_s: seconds that the app took for each.
+    """
+
+    sizes: list[int] = field(default_factory=list)
+    waits_s: list[float] = field(default_factory=list)
+
+    def add(self, size: int, wait_s: float) -> None:
+        self.sizes.append(size)
+        self.waits_s.append(wait_s)
+
+    @property
+    def count(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def total(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def median(self) -> float:
+        return median(self.sizes) if self.sizes else 0.0
+
+    @property
+    def pauses(self) -> int:
+        """How often the app took so long for a chunk that a client is to see the one before."""
+        return sum(wait > PAUSE_S for wait in self.waits_s[1:])
+
+
+class BodySeen(NamedTuple):
+    """What was seen of a body, before any repair.
+
+    :ivar kind: what the app gave: a list or tuple, an iterator, a file that the server reads, the
+        same in a wrapper that no server knows, or ASGI's messages.
+    :ivar is_events: whether its head says that each chunk is waited for.
+    :ivar file_bytes: the size of the file that the body comes from, where one was seen.
+    """
+
+    chunks: Chunks
+    kind: Literal["list", "iterator", "file", "wrapped-file", "messages"]
+    is_events: bool = False
+    file_bytes: int | None = None
+
+
+_CRUMBS = {"list": "WF001", "messages": "WF030"}
+
+
+def slow_shape(seen: BodySeen) -> str | None:
+    """The id of the finding about a body's shape; None if there is nothing to say."""
+    chunks = seen.chunks
+    if chunks.pauses * 4 > chunks.count or seen.is_events:
+        return "WF023" if chunks.count > 1 else None
+    if seen.kind == "wrapped-file" or (seen.kind == "file" and chunks.count > 1):
+        return "WF007"
+    if seen.file_bytes is not None:
+        if chunks.count > 1 and seen.kind == "messages":
+            return "WF031"
+        if chunks.count > 1 and chunks.median <= _SMALL_BLOCK_BYTES:
+            return "WF008"
+        if chunks.count <= 1:
+            return "WF009" if seen.file_bytes >= _LARGE_BYTES else None
+    if is_crumbs(chunks):
+        return _CRUMBS.get(seen.kind, "WF003")
+    return None
+
+
+def is_crumbs(chunks: Chunks) -> bool:
+    """Whether there are many chunks, and small ones."""
+    return chunks.count >= _MANY_CHUNKS and chunks.median < _SMALL_CHUNK_BYTES
+
+
+def size_text(size: float) -> str:
+    """Bytes, as people read them."""
+    if size < 2048:
+        return f"{size:.0f} B"
+    return f"{size / 1024:.0f} KiB" if size < 2 * 1024**2 else f"{size / 1024**2:.1f} MiB"

@@ -1,0 +1,112 @@
+"""The command line of `wsgifast top`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from ..arguments import add_parser, count, seconds
+from ..errors import WSGIFastError
+from .reading import checked_address, scrape
+from .text import lines
+from .view import View, view
+
+__all__ = ["add_command"]
+
+_DEFAULT_ADDRESS = "127.0.0.1:9100"
+_INTERVAL_S = 2.0
+
+_EXAMPLES = """\
+  wsgifast top
+  wsgifast top 10.0.0.5:9100 --interval 5
+  wsgifast top --once --json | jq .threads_busy
+"""
+
+
+def add_command(commands: Any) -> None:
+    """Add `top` to the command line's subcommands."""
+    parser = add_parser(
+        commands,
+        "top",
+        help="show a running server live: threads, rates, slow endpoints and clients, memory",
+        description="Ask a server's metrics address again and again, and show what has changed: "
+        "FastWorker's, started with WSGIFAST_METRICS=HOST:PORT, or any other that serves the "
+        "metrics of wsgifast. On a terminal the picture is live, and q ends it.",
+        examples=_EXAMPLES,
+    )
+    parser.add_argument(
+        "address",
+        nargs="?",
+        metavar="ADDRESS",
+        help=f"HOST:PORT; default: the variable WSGIFAST_METRICS, else {_DEFAULT_ADDRESS}",
+    )
+    parser.add_argument(
+        "--interval",
+        type=seconds,
+        metavar="SECONDS",
+        default=_INTERVAL_S,
+        help="between two looks (default: 2)",
+    )
+    parser.add_argument("--once", action="store_true", help="one comparison of two looks, then end")
+    parser.add_argument("--json", action="store_true", help="an object a line, for scripts")
+    parser.add_argument("--endpoints", type=count, metavar="N", help="at most so many of them")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    address = checked_address(
+        options.address or os.environ.get("WSGIFAST_METRICS") or _DEFAULT_ADDRESS
+    )
+    watch = _Watch(address, options.endpoints)
+    if not (options.once or options.json) and sys.stdout.isatty():
+        try:
+            from .screen import show
+        except ImportError:  # a Python without curses
+            pass
+        else:
+            show(watch.lines_or_error, f"Looking at {watch.name} ...", interval_s=options.interval)
+            return 0
+    while True:
+        time.sleep(options.interval)
+        if options.json:
+            print(json.dumps(dataclasses.asdict(watch.look())), flush=True)
+        else:
+            print("\n".join(watch.lines()), flush=True)
+        if options.once:
+            return 0
+        if not options.json:
+            print()
+
+
+class _Watch:
+    """A server that is looked at again and again.
+
+    :raises WSGIFastError: if it cannot be, at the first look.
+    """
+
+    def __init__(self, address: tuple[str, int], most: int | None) -> None:
+        self.name = f"{address[0]}:{address[1]}"
+        self._address = address
+        self._most = most
+        self._before = scrape(address)
+
+    def look(self) -> View:
+        """What has changed since the last look."""
+        after = scrape(self._address)
+        before, self._before = self._before, after
+        return view(before, after)
+
+    def lines(self) -> list[str]:
+        return lines(self.look(), self.name, most=self._most)
+
+    def lines_or_error(self) -> list[str]:
+        """The same of a server that may be started again meanwhile."""
+        try:
+            return self.lines()
+        except WSGIFastError as error:
+            return [str(error), "", "Trying again."]

@@ -1,0 +1,141 @@
+"""What a server's metrics address tells: asked over HTTP, parsed by prometheus_client."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ..errors import ConfigurationError, WSGIFastError
+from ..imports import needs
+
+__all__ = ["Histogram", "Scrape", "checked_address", "parsed", "scrape"]
+
+# A server that is asked on its own address answers in milliseconds.
+_TIMEOUT_S = 5.0
+_PORT = re.compile(r"[0-9]{1,5}")
+
+# The labels of a value, by name.
+Labels = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Observations by their size.
+
+    :ivar buckets: upper bound -> how many are at most that; the last bound is infinite.
+    """
+
+    buckets: Mapping[float, float]
+    total: float
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """All values at one moment.
+
+    :ivar at: monotonic, in seconds.
+    """
+
+    at: float
+    values: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
+    histograms: Mapping[str, Mapping[Labels, Histogram]] = field(default_factory=dict)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values or name in self.histograms
+
+
+def checked_address(text: str) -> tuple[str, int]:
+    """HOST:PORT, or PORT alone for this machine's; an http URL too.
+
+    :raises ConfigurationError: if it is none.
+    """
+    host, _, port = text.removeprefix("http://").partition("/")[0].rpartition(":")
+    if not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
+        raise ConfigurationError(f"{text!r} is no address: write HOST:PORT, as 127.0.0.1:9100")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
+
+
+def scrape(address: tuple[str, int], path: str = "/metrics") -> Scrape:
+    """Ask a server for its metrics.
+
+    :raises WSGIFastError: if nothing listens there, or something else does.
+    """
+    at = time.monotonic()
+    return parsed(_get(address, path), at)
+
+
+def _get(address: tuple[str, int], path: str) -> str:
+    host, port = address
+    shown = f"{host}:{port}"
+    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", path, headers={"Accept": "text/plain"})
+        answer = connection.getresponse()
+        body = answer.read()
+    except ConnectionRefusedError:
+        raise WSGIFastError(
+            f"nothing listens on {shown}: start the server with WSGIFAST_METRICS={shown}, or name "
+            "its metrics address"
+        ) from None
+    except TimeoutError:
+        raise WSGIFastError(f"{shown} does not answer within {_TIMEOUT_S:.0f} s") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise WSGIFastError(f"{shown} cannot be asked: {error or type(error).__name__}") from None
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise WSGIFastError(
+            f"{shown}{path} answers {answer.status} {answer.reason}: that is no metrics address"
+        )
+    return body.decode("utf-8", "replace")
+
+
+def parsed(text: str, at: float) -> Scrape:
+    """Parse Prometheus's text format.
+
+    :raises WSGIFastError: if it is none.
+    :raises MissingExtra: if prometheus_client is not installed.
+    """
+    with needs("wsgifast top", "prometheus_client", "prometheus"):
+        from prometheus_client.parser import text_string_to_metric_families
+    values: dict[str, dict[Labels, float]] = {}
+    buckets: dict[str, dict[Labels, dict[float, float]]] = {}
+    sums: dict[tuple[str, Labels], float] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for name, labels, value, *_ in family.samples:
+                key = frozenset(labels.items())
+                if family.type != "histogram":
+                    values.setdefault(name, {})[key] = value
+                elif name.endswith("_bucket"):
+                    bound = float(labels["le"])
+                    key = frozenset(pair for pair in labels.items() if pair[0] != "le")
+                    buckets.setdefault(family.name, {}).setdefault(key, {})[bound] = value
+                elif name.endswith("_sum"):
+                    sums[family.name, key] = value
+    except (ValueError, KeyError) as error:
+        raise WSGIFastError(f"that is not Prometheus's text format: {error}") from None
+    histograms = {
+        name: {key: Histogram(found, sums.get((name, key), 0.0)) for key, found in series.items()}
+        for name, series in buckets.items()
+    }
+    return Scrape(at, values, histograms)
+
+
+def label(labels: Labels, name: str) -> str:
+    """The value of a label; "" where there is none."""
+    return next((value for key, value in labels if key == name), "")
+
+
+def summed(histograms: Iterable[Histogram]) -> Histogram:
+    """Several histograms with the same bounds as one."""
+    buckets: dict[float, float] = {}
+    total = 0.0
+    for each in histograms:
+        total += each.total
+        for bound, count in each.buckets.items():
+            buckets[bound] = buckets.get(bound, 0.0) + count
+    return Histogram(buckets, total)

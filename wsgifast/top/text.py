@@ -1,0 +1,96 @@
+"""A view as lines of text."""
+
+from __future__ import annotations
+
+from ..terminal import table
+from .view import View
+
+__all__ = ["lines"]
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def lines(view: View, address: str, *, most: int | None = None) -> list[str]:
+    """The lines of a view; the caller cuts them to its width.
+
+    :param most: endpoints.
+    """
+    text = [f"{address}: {_counted(view.workers, 'worker')}, over {view.seconds:.1f} s", ""]
+    if view.threads is not None:
+        text.append(
+            f"threads   {view.threads_busy} of {view.threads} busy, "
+            f"{_counted(view.requests_waiting, 'request')} waiting"
+            f"{_optional(', none free %s of the time', _percent(view.none_free))}"
+            f"{_optional(', wait p99 %s', _time(view.wait_p99_s))}"
+        )
+    text.append(
+        f"requests  {_rate(view.requests_per_s)}, {_rate(view.errors_per_s)} with 5xx"
+        f"{_optional(', p50 %s', _time(view.p50_s))}{_optional(', p99 %s', _time(view.p99_s))}"
+    )
+    text.append(
+        f"bytes     {_bytes(view.body_bytes_per_s)}/s of bodies, "
+        f"{_bytes(view.sendfile_bytes_per_s)}/s by sendfile"
+    )
+    if view.connections:
+        states = ", ".join(f"{n:,} {state}" for state, n in view.connections.items() if n)
+        text.append(
+            f"clients   {sum(view.connections.values()):,} connected{_optional(': %s', states)}"
+            f"{_optional('; %s in the accept queue', view.accept_backlog)}"
+        )
+    if view.slow_clients is not None:
+        text.append(
+            f"slow      {view.slow_clients:,} clients, {_bytes(view.queued_bytes)} queued, "
+            f"{_bytes(view.spooled_bytes)} in files, {_rate(view.clients_left_per_s)} left, "
+            f"{_rate(view.timeouts_per_s)} timed out"
+        )
+    if view.memory_bytes:
+        each = ", ".join(_bytes(size) for size in view.memory_bytes.values())
+        cpu = "" if view.cpu is None else f", {view.cpu:.2f} processors in use"
+        text.append(f"memory    {_bytes(sum(view.memory_bytes.values()))} ({each}){cpu}")
+    if view.endpoints:
+        rows = [
+            (
+                each.pattern,
+                f"{each.requests_per_s:,.1f}",
+                f"{each.errors_per_s:,.1f}",
+                _time(each.p50_s),
+                _time(each.p99_s),
+                _bytes(each.body_bytes_per_s),
+            )
+            for each in view.endpoints[:most]
+        ]
+        columns = ("slowest endpoints", "requests/s", "5xx/s", "p50", "p99", "bytes/s")
+        text += ["", *table(columns, rows).splitlines()]
+    return text
+
+
+def _counted(count: int | None, what: str) -> str:
+    return f"- {what}s" if count is None else f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _optional(text: str, value: object) -> str:
+    return "" if value in (None, "", "-", 0) else text % value
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}/s"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _bytes(size: float | None) -> str:
+    if size is None:
+        return "-"
+    for unit in _UNITS[:-1]:
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} {_UNITS[-1]}"
