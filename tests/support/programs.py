@@ -23,6 +23,9 @@ PACKAGES = {
     "curl": "curl",
     "prometheus": "prometheus",
     "promtool": "prometheus",
+    "apache2": "apache2-bin",
+    "caddy": "caddy",
+    "systemd-analyze": "systemd",
 }
 # invoke-rc.d asks it whether a package may start its service (/usr/share/doc/init-system-helpers).
 _POLICY = Path("/usr/sbin/policy-rc.d")

@@ -1,0 +1,92 @@
+"""The blocks of a page of the documentation, as a reader meets them.
+
+A block's language says what is done with it: `python` and `console` run, configuration is read by
+the program that it is for, and `text` is what something prints. What a page has no need to show is
+in comments: ``<!-- files`` writes files, ``<!-- python`` is Python. There is always a shop.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["DOCS", "PAGES", "Block", "blocks", "files_in"]
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+# Those that tell what to do.
+PAGES = [
+    path.relative_to(DOCS).as_posix()
+    for path in [DOCS / "tutorial.md", *DOCS.glob("how-to/*.md"), *DOCS.glob("moving/*.md")]
+]
+_FENCE = re.compile(
+    r"^```(?P<language>[^\n`]*)\n(?P<text>.*?)^```$"
+    r"|^<!-- (?P<comment>files|python)\n(?P<hidden>.*?)^-->$",
+    re.MULTILINE | re.DOTALL,
+)
+# A file's name: the first line of a Python block ("# shop.py", or "# shop.py, at the end"); among
+# hidden files a line of its own.
+_NAME = re.compile(r"(?:# )?(?P<name>[\w/.-]+\.(?:py|txt|log|html))(?P<end>, at the end)?")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One of them.
+
+    :ivar language: as the page names it; "files" or "python" of a comment.
+    :ivar line: where it begins.
+    :ivar hidden: it is in a comment.
+    """
+
+    page: str
+    line: int
+    language: str
+    text: str
+    hidden: bool
+
+    @property
+    def name(self) -> str | None:
+        """The file that a Python block is."""
+        found = self._first_line()
+        return found["name"] if found else None
+
+    @property
+    def at_the_end(self) -> bool:
+        """It belongs to a file that is there."""
+        found = self._first_line()
+        return found is not None and found["end"] is not None
+
+    def _first_line(self) -> re.Match[str] | None:
+        return _NAME.fullmatch(self.text.partition("\n")[0]) if self.text[:2] == "# " else None
+
+    def __str__(self) -> str:
+        return f"docs/{self.page}:{self.line}"
+
+
+def blocks(page: str) -> list[Block]:
+    """All of them, in their order."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return [
+        Block(
+            page,
+            text.count("\n", 0, found.start()) + 1,
+            found["comment"] or found["language"].strip(),
+            found["hidden"] or found["text"] or "",
+            found["comment"] is not None,
+        )
+        for found in _FENCE.finditer(text)
+    ]
+
+
+def files_in(block: Block) -> Iterator[tuple[str, str]]:
+    """The names and the contents of hidden files."""
+    name, lines = "", list[str]()
+    for line in block.text.splitlines(keepends=True):
+        if found := _NAME.fullmatch(line.rstrip("\n")):
+            if name:
+                yield name, "".join(lines)
+            name, lines = found["name"], []
+        else:
+            lines.append(line)
+    yield name, "".join(lines)

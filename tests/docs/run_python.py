@@ -1,0 +1,48 @@
+"""Run the Python of a page in the current folder: `python -m tests.docs.run_python PAGE`.
+
+All blocks share one namespace. Those that name a file are that file too, which others may import;
+one without a name belongs to the file above it.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+from .blocks import Block, blocks, files_in
+
+
+def main(page: str) -> None:
+    sys.path.insert(0, str(Path.cwd()))
+    module = sys.modules["page"] = types.ModuleType("page")
+    last = None
+    for block in blocks(page):
+        if block.language == "files":
+            for name, text in files_in(block):
+                Path(name).write_text(text)
+        elif block.language == "python" and not block.at_the_end:  # which its file's commands run
+            if not block.hidden:
+                last = block.name or last
+                _write(block, last)
+                module.__file__ = str(last and Path(last).absolute())
+            _run(block, module)
+
+
+def _write(block: Block, name: str | None) -> None:
+    if name is not None:
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a" if block.name is None else "w") as file:
+            file.write(block.text)
+
+
+def _run(block: Block, module: types.ModuleType) -> None:
+    padding = "\n" * block.line  # so that the lines of a traceback are the page's
+    exec(compile(padding + block.text, str(block), "exec"), vars(module))
+    for name in [name for name in vars(module) if name.startswith("test_")]:
+        vars(module).pop(name)()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

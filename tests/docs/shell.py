@@ -1,0 +1,154 @@
+"""A page's commands, run in a folder as its reader would: servers in the background, on free ports.
+
+What installs something is looked at and not run: the extras that it names are there, and so are the
+packages. `wsgifast bench` is parsed, and so is `wsgifast doctor` where its page is not about it:
+they take their time and have tests of their own. Lines that begin with `#` are for root, Docker or
+a cluster, and are not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from tests.support import forkserver
+from tests.support.programs import program
+from tests.support.servers import ROOT, LiveServer, free_port, live_server
+from wsgifast.cli import command_parser
+
+__all__ = ["Shell"]
+
+_BIN = Path(sys.executable).parent
+# How each server is told where to listen.
+_SERVERS = {
+    "gunicorn": ("--bind", "--no-control-socket"),
+    "uvicorn": ("--port",),
+    "flask": ("--port",),
+    "wsgifast run": ("--bind",),
+    "wsgifast files": ("--bind",),
+}
+_PORT_IN_DOCS = "8000"
+# The doctor's: nothing found, and something found.
+_GOOD = {"doctor": {0, 1}}
+_ANOTHER_SHELLS = re.compile(r"[|><&;]")
+
+
+class Shell(contextlib.ExitStack):
+    """A folder, and the server that was started last.
+
+    :param asks_doctor: run `wsgifast doctor`.
+    """
+
+    def __init__(self, folder: Path, *, asks_doctor: bool) -> None:
+        super().__init__()
+        self.folder = folder
+        self._parsed = ["bench"] if asks_doctor else ["bench", "doctor"]
+        self.output = ""
+        self._server: LiveServer | None = None
+        self._port = free_port()
+
+    def write(self, name: str, text: str, *, append: bool = False) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a" if append else "w") as file:
+            file.write(text)
+
+    def run(self, lines: str) -> None:
+        """Run the lines that begin with a prompt."""
+        for line in lines.replace("\\\n", " ").splitlines():
+            assert line.startswith(("$ ", "# ")), f"{line!r}: '$ ' or '# ' begins a command"
+            if line.startswith("$ "):
+                self._run(re.sub(r" +# .*", "", line.removeprefix("$ ")))
+
+    def _run(self, line: str) -> None:
+        words = shlex.split(line)
+        if words[0] in ("pip", "python3"):
+            _check_installation(words)
+        elif _ANOTHER_SHELLS.search(line):
+            self._run_by_shell(line)
+        elif words[0] in _SERVERS or " ".join(words[:2]) in _SERVERS:
+            self._serve(words)
+        elif words[0] == "wsgifast" and words[1] in self._parsed:
+            rest = words.index("--") if "--" in words else len(words)
+            command_parser().parse_args(words[1:rest])
+        elif words[0] == "wsgifast":
+            self._run_command(["-m", *words], _GOOD.get(words[1], {0}))
+        elif words[:2] == ["python", "manage.py"]:
+            self._run_command(words[1:], {0})
+        elif words[0] == "django-admin":
+            self._run_command(["-m", "django", *words[1:]], {0})
+        elif words[0] in ("curl", "openssl", "mkdir"):
+            self._run_by_shell(line)
+        else:
+            raise AssertionError(f"{line!r}: tests/docs/shell.py does not know this program")
+
+    def _run_command(self, words: list[str], good: set[int]) -> None:
+        words = [self._here(word) for word in words]
+        with (self.folder / "output").open("w+") as output:
+            process = forkserver.start(
+                [sys.executable, *words], cwd=self.folder, env=self._environment(), output=output
+            )
+            status = process.wait(60)
+            output.seek(0)
+            self.output = output.read()
+        assert status in good, f"{words}: {status}\n{self.output}"
+
+    def _run_by_shell(self, line: str) -> None:
+        if "curl" in line:
+            program("curl")
+            line = line.replace("curl ", "curl --fail --max-time 20 ")
+        done = subprocess.run(
+            self._here(line),
+            shell=True,
+            cwd=self.folder,
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        self.output = done.stdout + done.stderr
+        good = _GOOD.get("doctor" if "doctor" in line else "", {0})
+        assert done.returncode in good, f"{line}: {done.returncode}\n{self.output}"
+
+    def _serve(self, words: list[str]) -> None:
+        self._server = None
+        self.close()  # the one before
+        self._port = free_port()
+        name = words[0] if words[0] in _SERVERS else " ".join(words[:2])
+        option, *more = _SERVERS[name]
+        where = str(self._port) if option == "--port" else f"127.0.0.1:{self._port}"
+        at = words.index("--bind") if "--bind" in words else len(words)
+        words = [*words[:at], *words[at + 2 :], option, where, *more]
+        command = (
+            [str(_BIN / "gunicorn"), *words[1:]] if name == "gunicorn" else ["python", "-m", *words]
+        )
+        server = live_server(
+            command, ("127.0.0.1", self._port), env=self._environment(), cwd=self.folder
+        )
+        self._server = self.enter_context(server)
+        if "--certfile" not in words:
+            answer = self._server.get("/")
+            assert answer.status < 500, f"{words}: {answer}\n{self._server.log()}"
+
+    def _here(self, text: str) -> str:
+        return text.replace(f":{_PORT_IN_DOCS}", f":{self._port}")
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "PATH": f"{_BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+
+def _check_installation(words: list[str]) -> None:
+    if words[:2] != ["pip", "install"]:
+        return
+    extras = {*metadata.metadata("wsgifast").get_all("Provides-Extra", [])}
+    for word in words[2:]:
+        name, _, wanted = word.rstrip("]").partition("[")
+        metadata.version(name)
+        if name == "wsgifast" and wanted:
+            assert {*wanted.split(",")} <= extras, word

@@ -1,0 +1,85 @@
+"""Every block of code in the tutorial, the how-to guides and the pages on moving."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import PAGES, Block, blocks, files_in
+from tests.docs.configurations import CHECKS
+from tests.docs.shell import Shell
+from tests.support import forkserver
+from tests.support.servers import ROOT
+
+CODE = {page: blocks(page) for page in PAGES}
+CONFIGURATIONS = [block for page in PAGES for block in CODE[page] if block.language in CHECKS]
+ABOUT_THE_DOCTOR = ("tutorial.md", "how-to/doctor.md")
+KNOWN = {"python", "console", "files", *CHECKS}
+# Output, and Sphinx's own.
+SHOWN = ("text", "diff", "{")
+# What a page's commands serve that has no app of its own.
+SHOP = """\
+def app(environ, start_response):
+    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "6")])
+    return [b"hello\\n"]
+"""
+
+
+def test_every_block_says_what_it_is() -> None:
+    every = [block for page in PAGES for block in CODE[page]]
+    unknown = [b for b in every if b.language not in KNOWN and not b.language.startswith(SHOWN)]
+    assert not unknown, [str(block) for block in unknown]
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if {"python", "console"} & {b.language for b in CODE[p]}]
+)
+def test_page(page: str, tmp_path: Path) -> None:
+    """Its commands in their order, in the middle of its files; then its Python.
+
+    To the commands, Python without a name belongs to the file above it.
+    """
+    last = ""
+    with Shell(tmp_path, asks_doctor=page in ABOUT_THE_DOCTOR) as shell:
+        shell.write("shop.py", SHOP)
+        for block in CODE[page]:
+            if block.language == "files":
+                for name, text in files_in(block):
+                    shell.write(name, text)
+            elif block.language == "python" and not block.hidden and (block.name or last):
+                append = block.name is None or block.at_the_end
+                shell.write(block.name or last, block.text, append=append)
+                last = block.name or last
+            elif block.language == "console":
+                shell.run(block.text)
+            elif block.language == "text":
+                _compare(block, shell.output)
+    _run_python(page, tmp_path)
+
+
+def _compare(block: Block, output: str) -> None:
+    """Figures differ; what the doctor finds does not."""
+    for finding in re.findall(r"^WF\d{3} ", block.text, re.MULTILINE):
+        assert finding in output, f"{block}: {finding}\n{output}"
+
+
+def _run_python(page: str, folder: Path) -> None:
+    with (folder / "output").open("w+") as output:
+        process = forkserver.start(
+            [sys.executable, "-m", "tests.docs.run_python", page],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            output=output,
+        )
+        status = process.wait(60)
+        output.seek(0)
+        assert status == 0, output.read()
+
+
+@pytest.mark.parametrize("block", CONFIGURATIONS, ids=str)
+def test_configuration(block: Block, tmp_path: Path) -> None:
+    CHECKS[block.language](block.text, tmp_path)
