@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,46 @@ def test_a_worker_that_is_replaced_loses_no_request_of_many_clients() -> None:
             thread.join()
         assert not failures
         assert server.log().count("Booting worker") >= 2
+
+
+GROWING = """
+import tests.workers.app
+
+kept = []
+
+def app(environ, start_response):
+    if environ["PATH_INFO"] == "/grow":
+        kept.append(b"x" * 300_000_000)
+    return tests.workers.app.app(environ, start_response)
+"""
+
+
+def test_a_worker_that_has_grown_or_is_old_is_replaced_and_loses_no_request(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "growing.py").write_text(GROWING)
+    limits = {"max_rss_bytes": 250_000_000, "max_lifetime_s": 4.0}
+    with (
+        fast_worker(f"--pythonpath={tmp_path}", app="growing:app", attributes=limits) as server,
+        Connection(server.address) as slow,
+    ):
+        first = stats(server)["pid"]
+        slow.send_request("/file")
+        assert slow.read_head().status == 200
+        server.get("/grow")
+        wait_for(lambda: "max_rss_bytes=250,000,000." in server.log(), "it is told")
+        assert stats(server)["pid"] == first  # which goes on while others are served
+        assert slow.read(FILE_BYTES) == block(FILE_BYTES)
+        slow.close()
+        wait_for(lambda: stats(server)["pid"] != first, "it is replaced")
+        wait_for(lambda: "max_lifetime_s is over" in server.log(), "the second one is old")
+
+
+def test_a_limit_that_the_app_alone_exceeds_ends_the_start() -> None:
+    with fast_worker(attributes={"max_rss_bytes": 1_000_000}) as server:
+        assert server.process.wait(20) == 4  # gunicorn's status where an app cannot be loaded
+        assert "FastWorker.max_rss_bytes=1,000,000: with this app a worker has" in server.log()
+        assert server.log().count("Booting worker") == 1
 
 
 def test_threads_that_are_all_stuck_are_told_with_their_stacks() -> None:

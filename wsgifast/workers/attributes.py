@@ -28,10 +28,12 @@ _SECONDS = (
     "send_timeout_s",
     "stuck_after_s",
     "kill_stuck_after_s",
+    "max_lifetime_s",
 )
 _RATES = ("send_least_bytes_per_s",)
+_MEMORY = ("max_rss_bytes",)
 _FLAGS = ("buffer_bodies", "check_host")
-ATTRIBUTES = (*_FLAGS, *_BYTES, *_SECONDS, *_RATES, "parser", "poller_kind")
+ATTRIBUTES = (*_FLAGS, *_BYTES, *_SECONDS, *_RATES, *_MEMORY, "parser", "poller_kind")
 PARSERS = ("auto", "gunicorn", "httptools")
 # difflib's measure of two names. Slips are above it; a name that a subclass has for something of
 # its own is below it, even memory_limit_bytes (0.82) or db_timeout_s (0.85).
@@ -63,6 +65,12 @@ def check_attributes(worker: Any, base: type) -> None:
         if not is_number(value, least=0, most=math.inf):
             raise InvalidWorkerOption(
                 f"FastWorker.{name}={value!r}: expected bytes a second, 0 for no limit"
+            )
+    for name in _MEMORY:
+        value = getattr(worker, name)
+        if not is_number(value, least=1, most=math.inf):
+            raise InvalidWorkerOption(
+                f"FastWorker.{name}={value!r}: expected bytes above 0, math.inf for no limit"
             )
     for name in _BYTES:
         value = getattr(worker, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,13 +15,13 @@ from .gunicorn_support import Settings
 
 __all__ = ["options", "parsers"]
 
-# What is the parsers' to know.
-_OF_PARSERS = ("check_host", "parser")
+# The worker's attributes that the server is told; the others are the parsers' and the worker's own.
+_OF_THE_SERVER = [field.name for field in fields(Options) if field.name in ATTRIBUTES]
 
 
 def options(worker: Any, settings: Settings) -> Options:
     """The server's options."""
-    own = {name: getattr(worker, name) for name in ATTRIBUTES if name not in _OF_PARSERS}
+    own = {name: getattr(worker, name) for name in _OF_THE_SERVER}
     return Options(
         threads=settings.threads,
         worker_connections=settings.worker_connections,

@@ -26,6 +26,7 @@ from .error_page import ErrorPage
 from .gunicorn_support import Settings, environ_part, patched_threads
 from .gunicorn_version import check_gunicorn
 from .http2 import HTTP2, HTTP2Streams
+from .recycling import Recycling, resident_bytes
 from .tls import TLSContexts
 from .wiring import options, parsers
 
@@ -76,6 +77,10 @@ class FastWorker(HTTP2Streams):
         logged what each of them is doing.
     :cvar kill_stuck_after_s: after so many, the worker ends, and the arbiter starts another one.
         `math.inf`: never. A stream without end, and an HTTP/2 connection, are such requests too.
+    :cvar max_rss_bytes: with more resident memory than this, shared pages included, a worker is
+        replaced as after max_requests: it serves until what is under way is over.
+    :cvar max_lifetime_s: so is one that has served for so many seconds (each up to a tenth less, so
+        that not all are replaced at once).
     :cvar parser: "gunicorn" for its own parsers, "httptools" to parse by that what is plain, and
         only the rest by them; "auto" for httptools where it is installed, unless gunicorn's setting
         http_parser names one of its own.
@@ -98,6 +103,8 @@ class FastWorker(HTTP2Streams):
     responses_on_disk_bytes = 16 * 1024 * 1024 * 1024
     stuck_after_s = 30.0
     kill_stuck_after_s = math.inf
+    max_rss_bytes: float = math.inf
+    max_lifetime_s = math.inf
     parser = "auto"
     poller_kind = "auto"
 
@@ -148,11 +155,18 @@ class FastWorker(HTTP2Streams):
     def load_wsgi(self) -> None:
         """Load the app.
 
-        :raises AppImportError: also if it has replaced threads, which would stop all of ours.
+        :raises AppImportError: also if it has replaced threads, which would stop all of ours, and
+            if the worker has more memory than max_rss_bytes by now.
         """
         super().load_wsgi()
         if problem := patched_threads():
             raise AppImportError(problem)
+        self._recycling = Recycling(self.max_rss_bytes, self.max_lifetime_s)
+        if self._recycling.is_too_large_to_begin():
+            raise AppImportError(
+                f"FastWorker.max_rss_bytes={self.max_rss_bytes:,}: with this app a worker has "
+                f"{resident_bytes():,} bytes before its first request; allow for more"
+            )
 
     def run(self) -> None:
         """Serve until gunicorn, or the server by itself, finds that it is enough."""
@@ -179,6 +193,9 @@ class FastWorker(HTTP2Streams):
     def _beat(self) -> bool:
         """Give gunicorn a sign of life; whether the worker is to go on."""
         self.notify()
+        reason = self._recycling.reason()
+        if reason is not None and self.server is not None and self.server.end_soon():
+            self.log.info("Autorestarting worker: %s.", reason)
         return bool(self.alive and self.is_parent_alive())
 
     # Its server.

@@ -1,0 +1,51 @@
+"""When a worker is to be replaced, beside gunicorn's max_requests: by its memory, by its age."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import sys
+import time
+
+__all__ = ["Recycling", "resident_bytes"]
+
+# Of its lifetime, each worker takes up to this part less: those that were started together are not
+# to end together.
+_JITTER = 0.1
+
+
+class Recycling:
+    """The limits of one worker, from now on.
+
+    :param max_rss_bytes: of resident memory, shared pages included; `math.inf` for none.
+    :param max_lifetime_s: seconds; `math.inf` for none.
+    """
+
+    def __init__(self, max_rss_bytes: float, max_lifetime_s: float) -> None:
+        self._max_rss_bytes = max_rss_bytes
+        self._has_rss_limit = max_rss_bytes < float("inf")
+        self._end = time.monotonic() + max_lifetime_s * (1 - _JITTER * random.random())
+
+    def is_too_large_to_begin(self) -> bool:
+        """Whether the memory of a worker that has served nobody is beyond the limit already."""
+        return self._has_rss_limit and resident_bytes() > self._max_rss_bytes
+
+    def reason(self) -> str | None:
+        """Why the worker is to be replaced now, as the log says it; None if it may go on."""
+        if self._has_rss_limit and (rss := resident_bytes()) > self._max_rss_bytes:
+            return f"{rss:,} bytes of memory, max_rss_bytes={self._max_rss_bytes:,}"
+        if time.monotonic() > self._end:
+            return "max_lifetime_s is over"
+        return None
+
+
+def resident_bytes() -> int:
+    """The resident memory of this process; where the system does not tell, the most it ever had."""
+    try:
+        with open("/proc/self/statm", "rb", 0) as file:
+            pages = int(file.read(256).split()[1])  # proc_pid_statm(5)
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
