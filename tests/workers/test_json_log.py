@@ -62,11 +62,13 @@ def fields(log: Any, **more: Any) -> dict[str, Any]:
 
 
 def test_the_fields_of_a_request(settings: Config) -> None:
-    found = fields(JSONLogger(settings), **{"wsgifast.route": "joined", "wsgifast.chunks": 20})
+    ours = {"wsgifast.route": "joined", "wsgifast.chunks": 20, "wsgifast.pattern": "/<name>"}
+    found = fields(JSONLogger(settings), **ours)
     assert found.pop("time").endswith("Z")
     assert found.pop("process.pid") > 0
     assert found == {
         "client.address": "192.0.2.1",
+        "http.route": "/<name>",
         "http.request.method": "GET",
         "url.scheme": "http",
         "url.path": "/caf%C3%A9",
@@ -106,6 +108,14 @@ def test_whatever_a_client_sends_is_one_line_and_its_value(settings: Config, sen
 @pytest.mark.parametrize("status", ["404 Not Found", b"404 Not Found", 404])
 def test_the_status_of_every_kind_of_worker(settings: Config, status: Any) -> None:
     assert fields(JSONLogger(settings), status=status)["http.response.status_code"] == 404
+
+
+def test_the_time_of_every_kind_of_worker(settings: Config) -> None:
+    log = JSONLogger(settings)
+    resp, req = SimpleNamespace(status=200, headers=[]), SimpleNamespace(headers=[])
+    of_asgi: Any = SimpleNamespace(seconds=3, microseconds=4)  # gunicorn's _RequestTime
+    for time, expected in ((of_asgi, 3_000_004), (timedelta(days=1, seconds=1), 86_401_000_000)):
+        assert log.fields(resp, req, ENVIRON, time)["wsgifast.duration_us"] == expected
 
 
 def test_bytes_that_nobody_has_counted_are_left_out(settings: Config) -> None:
@@ -233,18 +243,24 @@ def test_fast_worker_logs_json() -> None:
     assert missing["user_agent.original"] == '"quoted"'
 
 
-def test_gthread_and_wsgifast_log_json() -> None:
+@pytest.mark.parametrize(
+    ("worker", "app", "path"),
+    [
+        ("gthread", "tests.support.shapes:app", "/generator"),
+        ("asgi", "examples.starlette_app:app", "/nowhere"),
+    ],
+)
+def test_gunicorns_own_workers_log_json(worker: str, app: str, path: str) -> None:
     port = free_port()
-    command = gunicorn_command(
-        "-kgthread",
-        f"-b127.0.0.1:{port}",
-        "--logger-class=wsgifast.workers.JSONLogger",
-        "tests.support.shapes:app",
-    )
+    options = ("--logger-class=wsgifast.workers.JSONLogger", "--threads=2")
+    command = gunicorn_command(f"-k{worker}", f"-b127.0.0.1:{port}", *options, app)
     with live_server(command, ("127.0.0.1", port)) as server:
-        server.get("/generator")
-        wait_for(lambda: '"wsgifast.route":"stream-crumbs"' in server.log(), "the route is logged")
+        answer = server.get(path)
+        wait_for(lambda: "\n{" in server.log(), f"the request is logged\n{server.log()}")
         (text,) = [text for text in server.log().splitlines() if text.startswith("{")]
     found = json.loads(text)
-    assert found["wsgifast.chunks"] == 20_000
-    assert found["http.response.body.size"] == 140_000
+    assert found["http.response.status_code"] == answer.status
+    assert found["http.response.body.size"] == len(answer.body)
+    assert found["url.path"] == path
+    assert found["wsgifast.duration_us"] >= 0
+    assert found.get("wsgifast.chunks") == (20_000 if worker == "gthread" else None)

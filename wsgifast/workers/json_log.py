@@ -9,6 +9,7 @@ from typing import Any
 from gunicorn.glogging import Logger
 
 from ..json_lines import json_line, sent_text
+from ..metrics.patterns import PATTERN
 from ..routes import APP_US, CHUNKS, ROUTE, SEND_US, SENDFILE_BYTES, WAIT_US
 
 __all__ = ["JSONLogger"]
@@ -71,6 +72,7 @@ class JSONLogger(Logger):  # type: ignore[misc]
             "process.pid": os.getpid(),
             "client.address": environ.get("REMOTE_ADDR"),
             "user.name": self._get_user(environ),
+            "http.route": environ.get(PATTERN),
             "http.request.method": environ.get("REQUEST_METHOD"),
             "url.scheme": environ.get("wsgi.url_scheme"),
             "url.path": path,
@@ -81,8 +83,14 @@ class JSONLogger(Logger):  # type: ignore[misc]
             "user_agent.original": sent_text(environ.get("HTTP_USER_AGENT", "")),
             # A list, as OpenTelemetry has the values of any header.
             "http.request.header.referer": [sent_text(referer)] if referer else None,
-            "wsgifast.duration_us": request_time // timedelta(microseconds=1),
+            "wsgifast.duration_us": _microseconds(request_time),
         }
         for name in _OURS:
             fields[name] = environ.get(name)
         return fields
+
+
+def _microseconds(time: Any) -> int:
+    """Of a timedelta, or of what gunicorn's ASGI worker has in its place, without days."""
+    seconds = getattr(time, "days", 0) * 86_400 + time.seconds
+    return int(seconds * 1_000_000 + time.microseconds)

@@ -1,0 +1,134 @@
+"""What examples/monitoring/ has for Prometheus and Grafana, checked by their own tools."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.programs import program
+from tests.support.servers import ROOT
+from wsgifast.metrics import CATALOGUE
+
+FOLDER = ROOT / "examples" / "monitoring"
+DASHBOARD: dict[str, Any] = json.loads((FOLDER / "grafana-dashboard.json").read_text())
+ALERTS = (FOLDER / "wsgifast-alerts.yml").read_text()
+# Prometheus's own words among the names in its queries.
+_NAME = re.compile(r"\b((?:http|wsgifast)_[a-z0-9_]+)\b")
+_SELECTED = re.compile(r"\{([^}]*)\}")
+_LABEL = re.compile(r"([a-z_]+)\s*(?:=~|!~|!=|=)")
+_BY = re.compile(r"\bby \(([^)]*)\)")
+# Labels that Prometheus and its multiprocess mode add.
+_ADDED = {"job", "instance", "le", "pid"}
+
+
+def panels() -> Iterator[dict[str, Any]]:
+    yield from (panel for panel in DASHBOARD["panels"] if panel["type"] != "row")
+
+
+def queries() -> list[str]:
+    """Every query of the dashboard, and every expression of an alert."""
+    found = [target["expr"] for panel in panels() for target in panel["targets"]]
+    alerts = re.findall(r"expr: (?:>-\n)?((?:.|\n)*?)\n        (?:for|labels):", ALERTS)
+    assert len(alerts) == ALERTS.count("alert:")
+    return found + [" ".join(text.split()) for text in alerts]
+
+
+def metric_of(name: str) -> str:
+    """The metric whose series has this name."""
+    for suffix in ("_bucket", "_count", "_sum"):
+        if name not in CATALOGUE and name.removesuffix(suffix) in CATALOGUE:
+            return name.removesuffix(suffix)
+    return name
+
+
+def labels_in(query: str) -> set[str]:
+    selected = {label for part in _SELECTED.findall(query) for label in _LABEL.findall(part)}
+    grouped = {label.strip() for part in _BY.findall(query) for label in part.split(",")}
+    return (selected | grouped) - {""}
+
+
+@pytest.mark.parametrize("query", queries())
+def test_every_query_asks_for_metrics_and_labels_that_there_are(query: str) -> None:
+    labels = labels_in(query)
+    names = set(_NAME.findall(query)) - labels
+    assert names or query.startswith("up{")
+    unknown = {name for name in names if metric_of(name) not in CATALOGUE}
+    assert not unknown
+    known = {label for name in names for label in CATALOGUE[metric_of(name)].labels}
+    assert labels <= known | _ADDED
+
+
+def test_the_dashboard_tells_every_group_of_metrics() -> None:
+    asked = {metric_of(name) for query in queries() for name in _NAME.findall(query)}
+    # What is left out has a panel that says the same.
+    assert CATALOGUE.keys() - asked == set()
+
+
+def test_prometheus_accepts_the_configuration_and_the_alerts() -> None:
+    promtool = program("promtool")
+    for arguments in (
+        ("check", "config", "prometheus.yml"),
+        ("check", "rules", "wsgifast-alerts.yml"),
+        ("test", "rules", "wsgifast-alerts-test.yml"),
+    ):
+        ended = subprocess.run(
+            [promtool, *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=60
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_every_alert_is_tested_and_says_what_to_do() -> None:
+    names = re.findall(r"alert: (\w+)", ALERTS)
+    assert len(names) == len(set(names)) == 10
+    tested = (FOLDER / "wsgifast-alerts-test.yml").read_text()
+    fired = re.findall(r"alertname: (\w+)\n +exp_alerts", tested)
+    assert set(fired) == set(names)
+    for part in ("summary:", "description:", "severity:"):
+        assert ALERTS.count(part) == len(names)
+
+
+def test_grafanas_own_types_know_all_of_the_dashboard() -> None:
+    """They are made of the schema that Grafana publishes; what they do not know, they drop."""
+    models = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+
+    register_default_plugins()
+    known = json.loads(JSONEncoder().encode(models.Dashboard.from_json(DASHBOARD)))
+    assert not list(lost(DASHBOARD, known))
+
+
+def lost(given: Any, known: Any, path: str = "") -> Iterator[str]:
+    """What of one value is not, or is another, in a second one, which may have more."""
+    if isinstance(given, dict) and isinstance(known, dict):
+        for key, value in given.items():
+            yield from lost(value, known.get(key), f"{path}/{key}")
+    elif isinstance(given, list) and isinstance(known, list) and len(given) == len(known):
+        for index, (value, other) in enumerate(zip(given, known, strict=True)):
+            yield from lost(value, other, f"{path}/{index}")
+    elif given != known:
+        yield f"{path}: {given!r} is {known!r}"
+
+
+def test_the_panels_have_a_place_of_their_own() -> None:
+    taken: dict[tuple[int, int], str] = {}
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(ids) == len(set(ids))
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert taken.setdefault((x, y), panel["title"]) == panel["title"]
+
+
+def test_the_readme_names_every_file() -> None:
+    readme = (FOLDER / "README.md").read_text()
+    files = {path.name for path in Path(FOLDER).iterdir()} - {"README.md"}
+    assert all(f"`{name}`" in readme for name in files)
