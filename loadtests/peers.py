@@ -76,11 +76,11 @@ def uvicorn(app: str, *options: str, ours: bool = False) -> Server:
     )
 
 
-def granian(app: str) -> Server:
+def granian(app: str, *, interface: str = "asgi", workers: int = 1) -> Server:
     return Server(
         (
-            *("python", "-m", "granian", "--interface=asgi", "--no-ws", "--log-level=warning"),
-            *("--workers=1", "--port={port}", app),
+            *("python", "-m", "granian", f"--interface={interface}", "--no-ws"),
+            *("--log-level=warning", f"--workers={workers}", "--port={port}", app),
         )
     )
 

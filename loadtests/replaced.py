@@ -1,0 +1,370 @@
+"""What clients lose while a server's processes are replaced under them: nothing, or how much.
+
+    python -m loadtests.replaced [--requests 20000] [--times 20] [--seconds 120] [--only WORD]
+    python -m loadtests.replaced --requests 1000000 --times 100 --seconds 1200 --only FastWorker
+
+Clients ask on connections that are kept alive, others download; meanwhile the server is reloaded
+(HUP), gets and loses a worker (TTIN, TTOU), is replaced by a new one on the same listeners (USR2,
+then TERM for the old one: a graceful stop), and recycles its workers (max_requests). All requests
+are GETs. A client that follows RFC 9112 section 9.3.1 repeats one, once and on a new connection, if
+the connection is closed before any byte of its answer: the server may have closed an idle
+connection at that moment. Everything else is lost: a refused connection, a status other than 200,
+an answer that is cut off or not the right bytes. Both counts are told. granian knows HUP alone.
+Ends with status 1 if FastWorker has lost one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from wsgifast.arguments import count, seconds, write_file
+from wsgifast.benchmark.report import as_json
+
+from .bench import HOST, REPORTS, Address, Server, free_port, gunicorn, running, table
+from .bench import temporary_folder as folder_for
+from .command import command_line
+from .peers import FAST, granian
+from .shapes import payload, payload_file
+
+__all__ = ["CONTENDERS", "Client", "Contender", "Outcome", "measure"]
+
+ROOT = Path(__file__).resolve().parents[1]
+GIVE_UP_S = 30.0
+SMALL_BYTES = 1024
+DOWNLOAD_BYTES = 100 * 1024 * 1024
+# So slow that some are under way at each replacement. gunicorn's arbiter does nothing else until
+# the workers that it replaces have ended, so that each replacement takes as long as a download.
+DOWNLOAD_BYTES_PER_S = 64 * 1024 * 1024
+WORKERS = 2
+# Beyond so many, a server is not looked at any longer.
+_MOST_LOST = 1000
+# What a signal asks for is done by then.
+_DONE_S = 90.0
+# A new worker has begun to accept so long after it was started.
+_BOOT_S = 2.0
+
+
+class _Lost(Exception):
+    """The message is what the client saw."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A server, and what can be done to it while it serves.
+
+    :ivar deeds: signals, each done in turn; USR2 stands for the whole replacement.
+    """
+
+    name: str
+    server: Server
+    deeds: tuple[signal.Signals, ...]
+
+
+_ALL = (*[signal.SIGHUP] * 3, signal.SIGTTIN, signal.SIGHUP, signal.SIGTTOU, signal.SIGUSR2)
+_GUNICORN = (
+    f"--workers={WORKERS}", "--keep-alive=60", "--graceful-timeout=30", "--max-requests=20000",
+    "--max-requests-jitter=5000", "--pid={folder}/pid", "--log-level=warning",
+)  # fmt: skip
+APP = "loadtests.app:app"
+
+
+def _gunicorn(worker_class: str) -> Server:
+    server = gunicorn(APP, *_GUNICORN, worker_class=worker_class)
+    # What USR2 starts is this command line again: as `python -m gunicorn` it would find the folder
+    # of gunicorn's modules on its path, where one is called http.
+    script = str(Path(sys.executable).with_name("gunicorn"))
+    return dataclasses.replace(server, argv=(script, *server.argv[3:]))
+
+
+CONTENDERS = (
+    Contender("FastWorker", _gunicorn(FAST), _ALL),
+    Contender("gthread", _gunicorn("gthread"), _ALL),
+    Contender("granian", granian(APP, interface="wsgi", workers=WORKERS), (signal.SIGHUP,)),
+)
+
+
+@dataclass
+class Outcome:
+    """What became of the requests of one server's clients."""
+
+    name: str = ""
+    seconds: float = 0.0
+    answered: int = 0
+    downloads: int = 0
+    repeated: int = 0  # and answered then
+    deeds: dict[str, int] = field(default_factory=dict)
+    lost: dict[str, int] = field(default_factory=dict)
+
+    def lose(self, reason: str) -> None:
+        self.lost[reason] = self.lost.get(reason, 0) + 1
+
+    @property
+    def times_lost(self) -> int:
+        return sum(self.lost.values())
+
+
+class Client:
+    """One connection at a time, asked again and again for a body of known bytes."""
+
+    def __init__(self, address: Address, path: str, body: bytes, outcome: Outcome) -> None:
+        self._address = address
+        self._request = f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
+        self._body = body
+        self._outcome = outcome
+        self._sock: socket.socket | None = None
+        self._buffer = bytearray(256 * 1024)
+
+    def ask(self, bytes_per_s: float = 0.0) -> bool:
+        """Ask once, or twice where that is allowed; whether the answer came whole."""
+        repeated = False
+        while True:
+            was_used = self._sock is not None
+            try:
+                stays = self._exchange(bytes_per_s)
+            except _Closed:
+                self.close()
+                if was_used and not repeated:
+                    repeated = True
+                    continue
+                self._outcome.lose("closed without an answer")
+                return False
+            except (_Lost, OSError) as error:
+                self.close()
+                self._outcome.lose(_named(error))
+                return False
+            if not stays:
+                self.close()
+            self._outcome.repeated += repeated
+            return True
+
+    def close(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def _exchange(self, bytes_per_s: float) -> bool:
+        """Returns whether the connection stays open."""
+        if self._sock is None:
+            self._sock = socket.create_connection(self._address, GIVE_UP_S)
+        sock = self._sock
+        try:
+            sock.sendall(self._request)
+            data = sock.recv(64 * 1024)
+        except (BrokenPipeError, ConnectionResetError):
+            raise _Closed from None
+        if not data:
+            raise _Closed
+        while b"\r\n\r\n" not in data:
+            more = sock.recv(64 * 1024)
+            if not more:
+                raise _Lost("half a head")
+            data += more
+        head, _, rest = data.partition(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200 "):
+            raise _Lost(f"status {head[9:12].decode('latin-1')}")
+        lower = head.lower()
+        if b"content-length: %d" % len(self._body) not in lower:
+            raise _Lost("another Content-Length")
+        self._check(rest, 0)
+        self._receive(sock, len(rest), bytes_per_s)
+        return b"connection: close" not in lower
+
+    def _receive(self, sock: socket.socket, done: int, bytes_per_s: float) -> None:
+        begun = time.monotonic()
+        whole = len(self._body)
+        while done < whole:
+            received = sock.recv_into(self._buffer, min(len(self._buffer), whole - done))
+            if not received:
+                raise _Lost(f"cut off after {done // 2**20} MiB" if done > 2**20 else "cut off")
+            self._check(memoryview(self._buffer)[:received], done)
+            done += received
+            if bytes_per_s:
+                time.sleep(max(0.0, begun + done / bytes_per_s - time.monotonic()))
+
+    def _check(self, received: bytes | memoryview, offset: int) -> None:
+        if received != memoryview(self._body)[offset : offset + len(received)]:
+            raise _Lost("other bytes")
+
+
+class _Closed(Exception):
+    """Before any byte of the answer."""
+
+
+def _named(error: Exception) -> str:
+    return "no byte in time" if isinstance(error, TimeoutError) else str(error)
+
+
+def measure(
+    contender: Contender, *, requests: int, times: int, longest_s: float, clients: int = 16,
+    downloads: int = 3,
+) -> Outcome:  # fmt: skip
+    """Ask so often while processes are replaced so many times, spread over the requests.
+
+    :param requests: at least so many, if they are answered in time; they go on meanwhile.
+    :param longest_s: no signal is sent, and no more answers are waited for, after these seconds.
+    :param clients: how many ask at once; so many others download.
+    """
+    outcome = Outcome(contender.name)
+    payload_file(DOWNLOAD_BYTES)
+    with folder_for("replaced") as folder:
+        address = (HOST, free_port())
+        places = {"{host}": HOST, "{port}": str(address[1]), "{folder}": folder}
+        command, env = contender.server.placed(places)
+        with running(command, address, name=contender.name, env=env, cwd=ROOT) as process:
+            deeds = itertools.cycle(contender.deeds)
+            pid = process.pid
+            begun = time.monotonic()
+            deadline = begun + longest_s
+
+            def have_answered(share: float) -> bool:
+                """Wait for so much of all requests; False if that is not to be."""
+                while outcome.answered < requests * share:
+                    if time.monotonic() > deadline or outcome.times_lost > _MOST_LOST:
+                        return False
+                    time.sleep(0.02)
+                return True
+
+            with _asking(address, outcome, clients, downloads):
+                for number in range(times):
+                    if not have_answered((number + 1) / (times + 1)):
+                        break
+                    deed = next(deeds)
+                    pid = _do(deed, pid, Path(folder, "pid.2"))
+                    outcome.deeds[deed.name] = outcome.deeds.get(deed.name, 0) + 1
+                have_answered(1)
+            outcome.seconds = time.monotonic() - begun
+    return outcome
+
+
+@contextlib.contextmanager
+def _asking(address: Address, outcome: Outcome, clients: int, downloads: int) -> Iterator[None]:
+    """Ask in threads, until the end of the block."""
+    over = threading.Event()
+    lock = threading.Lock()
+
+    def ask() -> None:
+        client = Client(address, f"/small/{SMALL_BYTES}", payload(SMALL_BYTES), outcome)
+        while not over.is_set():
+            if client.ask():
+                with lock:
+                    outcome.answered += 1
+        client.close()
+
+    def download() -> None:
+        path = f"/server-wrapper/{DOWNLOAD_BYTES}"
+        client = Client(address, path, payload(DOWNLOAD_BYTES), outcome)
+        while not over.is_set():
+            if client.ask(DOWNLOAD_BYTES_PER_S):
+                with lock:
+                    outcome.downloads += 1
+        client.close()
+
+    kinds = [ask] * clients + [download] * downloads
+    threads = [threading.Thread(target=kind) for kind in kinds]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def _do(deed: signal.Signals, pid: int, second_pid_file: Path) -> int:
+    """Send a signal to a server, and wait until it has done what the signal asks for.
+
+    :param second_pid_file: where gunicorn's second arbiter writes its pid.
+    :returns: the pid that the server has then.
+    """
+    before = _workers(pid)
+    os.kill(pid, deed)
+    if deed == signal.SIGUSR2:
+        return _upgrade(pid, second_pid_file)
+    if deed == signal.SIGHUP:
+        old = min(WORKERS, len(before))  # one may be between two of them
+        _wait_until(lambda: len(before - _workers(pid)) >= old, "has no new workers")
+    else:
+        _wait_until(lambda: len(_workers(pid)) != len(before), f"has done nothing at {deed.name}")
+    return pid
+
+
+def _upgrade(pid: int, second_pid_file: Path) -> int:
+    """The second arbiter has been asked for: wait for it, and end the first one gracefully."""
+
+    def has_begun() -> bool:
+        with contextlib.suppress(OSError, ValueError):
+            ages = [time.time() - begun for begun in _workers(int(second_pid_file.read_text()))]
+            return len(ages) >= WORKERS and min(ages) > _BOOT_S
+        return False
+
+    _wait_until(has_begun, "has no successor")
+    new = int(second_pid_file.read_text())
+    os.kill(pid, signal.SIGTERM)
+    # The second one renames it when the first one has ended.
+    _wait_until(lambda: not second_pid_file.exists(), "goes on after TERM")
+    return new
+
+
+def _workers(pid: int) -> set[float]:
+    """The children of a server, by when they were started."""
+    found = set()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.add(child.create_time())
+    return found
+
+
+def _wait_until(condition: Callable[[], bool], fault: str) -> None:
+    deadline = time.monotonic() + _DONE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the server {fault} after {_DONE_S:.0f} s")
+        time.sleep(0.05)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = command_line("loadtests.replaced", __doc__)
+    parser.add_argument("--requests", type=count, default=20_000, help="of each server (20,000)")
+    parser.add_argument("--times", type=count, default=20, help="signals (20)")
+    parser.add_argument("--seconds", type=seconds, default=120.0, help="the longest (120)")
+    parser.add_argument("--only", default="", help="servers whose names contain this")
+    given = parser.parse_args(arguments)
+    outcomes = [
+        measure(each, requests=given.requests, times=given.times, longest_s=given.seconds)
+        for each in CONTENDERS
+        if given.only in each.name
+    ]
+    rows = [
+        [
+            o.name, f"{o.answered:,}", o.downloads, o.times_lost, o.times_lost + o.repeated,
+            " ".join(f"{name} {n}" for name, n in o.deeds.items()), f"{o.seconds:.0f}",
+        ]
+        for o in outcomes
+    ]  # fmt: skip
+    head = ["", "answered", "downloads", "lost", "lost if never repeated", "signals", "s"]
+    print(table(head, rows))
+    for outcome in outcomes:
+        for reason, times in outcome.lost.items():
+            print(f"{outcome.name}: {times}x {reason}")
+    REPORTS.mkdir(exist_ok=True)
+    write_file(REPORTS / "replaced.json", as_json({"outcomes": outcomes}))
+    return int(any(o.lost and o.name == "FastWorker" for o in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""The client that counts what is lost: it repeats only what may be repeated, and sees the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from loadtests.replaced import CONTENDERS, Client, Outcome, measure
+
+BODY = b"0123456789"
+GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n" + BODY
+
+
+@contextlib.contextmanager
+def answering(*connections: list[bytes]) -> Iterator[tuple[str, int]]:
+    """A server whose connections each give these answers, one a request, and then are closed."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for answers in connections:
+                sock = listener.accept()[0]
+                with sock:
+                    for answer in answers:
+                        sock.recv(1000)
+                        if answer == b"reset":
+                            linger = struct.pack("ii", 1, 0)
+                            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                            break
+                        sock.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()
+        thread.join()
+
+
+@pytest.mark.parametrize("end", [[], [b""], [b"reset"]])
+def test_an_idle_connection_that_is_closed_is_asked_again_on_a_new_one(end: list[bytes]) -> None:
+    outcome = Outcome()
+    with answering([GOOD, *end], [GOOD]) as address:
+        client = Client(address, "/", BODY, outcome)
+        assert client.ask()
+        assert client.ask()
+        client.close()
+    assert (outcome.repeated, outcome.lost) == (1, {})
+
+
+@pytest.mark.parametrize(
+    ("connections", "reason"),
+    [
+        ([[GOOD], []], "closed without an answer"),  # it is asked twice at the most
+        ([[GOOD, GOOD[:20]]], "half a head"),
+        ([[GOOD, GOOD[:-3]]], "cut off"),
+        ([[GOOD, b"HTTP/1.1 503 No\r\nContent-Length: 10\r\n\r\n" + BODY]], "status 503"),
+        ([[GOOD, GOOD.replace(b"5", b"6")]], "other bytes"),
+        ([[GOOD, GOOD.replace(b": 10", b": 9")]], "another Content-Length"),
+    ],
+)
+def test_everything_else_is_lost(connections: list[list[bytes]], reason: str) -> None:
+    outcome = Outcome()
+    with answering(*connections) as address:
+        client = Client(address, "/", BODY, outcome)
+        assert client.ask()
+        assert not client.ask()
+        client.close()
+    assert outcome.lost == {reason: 1}
+    assert outcome.repeated == 0
+
+
+def test_the_first_request_of_a_connection_is_not_repeated() -> None:
+    outcome = Outcome()
+    with answering([]) as address:
+        assert not Client(address, "/", BODY, outcome).ask()
+    assert outcome.lost == {"closed without an answer": 1}
+
+
+@pytest.mark.long
+def test_fastworker_loses_nothing() -> None:
+    outcome = measure(CONTENDERS[0], requests=50, times=1, longest_s=60, clients=4, downloads=1)
+    assert outcome.lost == {}
+    assert outcome.answered >= 50
+    assert outcome.deeds == {"SIGHUP": 1}
