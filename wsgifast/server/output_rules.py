@@ -68,3 +68,14 @@ class OutputRules:
     memory: OutputMemory
     disk: DiskThreads
     coalescing: Coalescing
+
+    def patience_s(self, waited_s: float, taken: int) -> float:
+        """For how many more seconds a client is waited for.
+
+        :param waited_s: how long it has been already.
+        :param taken: bytes that it has taken meanwhile.
+        """
+        if not self.least_bytes_per_s:
+            return self.timeout_s
+        left_s = self.timeout_s + taken / self.least_bytes_per_s - waited_s
+        return min(self.timeout_s, left_s)

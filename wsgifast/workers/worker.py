@@ -1,7 +1,7 @@
 """FastWorker: gunicorn's gthread worker, with another way of doing input and output.
 
-It is a ThreadWorker for gunicorn: the same settings, hooks, logs and HTTP/2 code. What it replaces
-is everything between the listeners and the app: that is wsgifast.server's, which knows no gunicorn.
+It is a ThreadWorker for gunicorn: the same settings, hooks and logs. What it replaces is everything
+between the listeners and the app: that is wsgifast.server's, which knows no gunicorn.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
 from ..server.application import Application
-from ..server.connection import Connection
+from ..server.carrier import Carrier
 from ..server.environ import EnvironFactory
 from ..server.server import Server
 from .attributes import InvalidWorkerOption, check_attributes
 from .error_page import ErrorPage
 from .gunicorn_support import Settings, environ_part, patched_threads
 from .gunicorn_version import check_gunicorn
-from .http2 import HTTP2, HTTP2Streams
 from .recycling import Recycling, resident_bytes
 from .tls import TLSContexts
-from .wiring import options, parsers
+from .wiring import http2, options, parsers
 
 __all__ = ["FastWorker"]
 
 
-class FastWorker(HTTP2Streams):
+class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     """A threaded gunicorn worker that no slow client can hold.
 
     ``gunicorn -k wsgifast.workers.FastWorker --threads 4 module:app``
@@ -76,7 +75,7 @@ class FastWorker(HTTP2Streams):
     :cvar stuck_after_s: after so many seconds in which no thread has ended its request, it is
         logged what each of them is doing.
     :cvar kill_stuck_after_s: after so many, the worker ends, and the arbiter starts another one.
-        `math.inf`: never. A stream without end, and an HTTP/2 connection, are such requests too.
+        `math.inf`: never. A stream without end is such a request too.
     :cvar max_rss_bytes: with more resident memory than this, shared pages included, a worker is
         replaced as after max_requests: it serves until what is under way is over.
     :cvar max_lifetime_s: so is one that has served for so many seconds (each up to a tenth less, so
@@ -218,14 +217,13 @@ class FastWorker(HTTP2Streams):
             may_stay=self._may_stay,
             answer_error=self._answer_error,
         )
-        self.http2 = HTTP2(self)
         return Server(
             self.application,
             options(self, settings),
             listeners=self.sockets,
             parser_for=parsers(self, settings),
             secure=None if self._tls is None else self._secure,
-            run_http2=self.http2.run,
+            http2=http2(settings),
             log=self.log,
         )
 
@@ -255,14 +253,14 @@ class FastWorker(HTTP2Streams):
             and len(server.connections) <= self.max_keepalived
         )
 
-    def _answer_error(self, connection: Connection, req: Any, error: Any) -> None:
+    def _answer_error(self, carrier: Carrier, req: Any, error: Any) -> None:
         """Let gunicorn log an error and answer it; without a request it logs less."""
-        page = ErrorPage(connection.output.write)
+        page = ErrorPage(carrier.send_error)
         try:
-            self.handle_error(req, page, connection.peer, error)
+            self.handle_error(req, page, carrier.peer, error)
         except Exception:  # it logs first: nothing has been sent
             self.log.exception("Error in the access log")
-            self.handle_error(None, page, connection.peer, error)
+            self.handle_error(None, page, carrier.peer, error)
 
     @property
     def nr_conns(self) -> int:
