@@ -22,11 +22,10 @@ from wsgifast.server.states import (
     SECURED,
     SENDING,
     STAYS,
-    SWITCHES,
     TRANSITIONS,
 )  # fmt: skip
 
-EVENTS = {ANSWERED, BEGUN, GONE, LEAVES, READY, REFUSED, SECURED, STAYS, SWITCHES}
+EVENTS = {ANSWERED, BEGUN, GONE, LEAVES, READY, REFUSED, SECURED, STAYS}
 
 
 def after(state: str, *events: str) -> str:
@@ -57,8 +56,6 @@ def test_every_event_leads_somewhere() -> None:
         ((BEGUN, READY, ANSWERED, LEAVES, GONE), CLOSED),
         ((BEGUN, REFUSED, LEAVES, GONE), CLOSED),
         ((REFUSED, LEAVES), LINGERING),
-        ((SWITCHES, LEAVES, GONE), CLOSED),
-        ((BEGUN, SWITCHES, GONE), CLOSED),
     ],
 )
 def test_ways_through(events: tuple[str, ...], end: str) -> None:
