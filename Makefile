@@ -16,7 +16,7 @@ JOBS   ?= $(shell $(PYTHON) -c 'import os; print(2 * len(os.sched_getaffinity(0)
 # pytest rewrites and Python compiles the tests in every process, unless they may keep the outcome.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo field-reports servers test test-long test-all test-oldest test-oldest-gunicorn test-oldest-uvicorn test-oldest-django lint format coverage docs clean
+.PHONY: demo field-reports servers test test-long test-all test-oldest test-oldest-gunicorn test-oldest-uvicorn test-oldest-django test-django lint format coverage docs clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml
@@ -82,6 +82,10 @@ test-oldest-django: $(READY)
 	  --target $(VENV)/oldest-django 'django==4.2.*'
 	@PYTHONPATH=$(abspath $(VENV))/oldest-django $(BIN)/python -m pytest -n $(JOBS) \
 	  tests/django tests/bodies/test_wrappers.py tests/mail/test_django.py $(ARGS)
+
+# Django's own tests of what wsgifast.django takes the place of; pip downloads them.
+test-django: $(READY)
+	@$(BIN)/python -m tests.django.own_suites $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff check .

@@ -177,6 +177,7 @@ def test_close_is_called_once_for_each_body(server: LiveServer) -> None:
     wait_for(
         lambda: counts() == [opened + 4, closed + 4],
         "four more bodies were opened and closed",
+        30,  # waitress hears of it between the blocks of the endless one
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import threading
 import wsgiref.util
@@ -394,8 +395,9 @@ def test_cherrypy(path: Path) -> None:
         return cherrypy_app(Source([b"a"] * 9))(environ, start_response)
 
     def file(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        return cherrypy_app(path.open("rb"))(environ, start_response)
+        return cherrypy_app(opened.enter_context(path.open("rb")))(environ, start_response)
 
     check(cherrypy_app(["a", b"b"]), "joined")
     check(streamed, "stream-crumbs")
-    check(file, "file")
+    with contextlib.ExitStack() as opened:  # CherryPy closes no file that is streamed
+        check(file, "file")

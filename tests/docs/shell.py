@@ -83,7 +83,7 @@ class Shell(contextlib.ExitStack):
             self._run_command(words[1:], {0})
         elif words[0] == "django-admin":
             self._run_command(["-m", "django", *words[1:]], {0})
-        elif words[0] in ("curl", "openssl", "mkdir"):
+        elif words[0] in ("curl", "openssl", "mkdir", "truncate"):
             self._run_by_shell(line)
         else:
             raise AssertionError(f"{line!r}: tests/docs/shell.py does not know this program")

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import trustme
 
+from tests.support import http2
 from tests.workers.bench import Bench, echo, make_bench
 from wsgifast.server.poller import READ, WRITE
-from wsgifast.server.states import CLOSED, LINGERING, RUNNING
+from wsgifast.server.states import CLOSED, LINGERING, STREAMS
 from wsgifast.workers.worker import FastWorker
 
 __all__ = ["make_bench"]
@@ -108,19 +109,28 @@ def test_tls_ends_with_a_goodbye(tls_bench: TLSBench, pem: tuple[str, ssl.SSLCon
     assert client.is_in(CLOSED)
 
 
-def test_http2_is_for_a_thread_of_its_own(
-    tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext]
-) -> None:
-    bench = tls_bench(http_protocols="h2,h1")
+def test_http2_is_agreed_on(tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext]) -> None:
+    bench = tls_bench(http_protocols="h2,h1", keepalive=5)
     context = pem[1]
     context.set_alpn_protocols(["h2"])
-    served: list[Any] = []
-    bench.server._run_http2 = served.append
     try:
         client = bench.connect(tls=context)
         bench.run()
     finally:
         context.set_alpn_protocols(["http/1.1"])
-    assert served == [client.near]
-    assert client.is_in(RUNNING)
-    assert client.near.fd not in bench.server.registry.waiting
+    assert client.is_in(STREAMS)
+    speaker = http2.Client()
+    speaker.begin()
+    bodies = [bytes(30_000), b"second"]
+    streams = [speaker.ask(method="POST", body=body) for body in bodies]
+    client.send(speaker.state.data_to_send())
+    while not all(speaker.answers[stream].ended for stream in streams):
+        bench.run()
+        speaker.take(client.sock.recv(1 << 20))
+        client.send(speaker.state.data_to_send())
+    assert [speaker.answers[stream].body for stream in streams] == bodies
+    # It waits in no thread.
+    assert client.near.fd in bench.server.registry.waiting
+    client.close()
+    bench.run()
+    assert client.is_in(CLOSED)

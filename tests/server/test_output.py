@@ -25,7 +25,6 @@ from tests.support.effort import effort
 from tests.support.eviction import evict
 from wsgifast.http.framing import chunk
 from wsgifast.server import output, output_memory, sending
-from wsgifast.server.counters import Counters
 from wsgifast.server.disk import DiskThreads
 from wsgifast.server.disk_budget import DiskBudget
 from wsgifast.server.output import ClientGone, OutputQueue
@@ -62,7 +61,6 @@ def rules(
         ),
         disk=disk or DiskThreads(lambda error: told.append(repr(error))),
         coalescing=Coalescing(lambda: True),
-        counters=Counters(),
     )
 
 
@@ -82,7 +80,10 @@ class Near:
         self.resumed = 0
         self.refusal: Exception | None = None
         self.changed = threading.Condition()
-        self.queue = OutputQueue(self.sock, self, rules)
+        self.queue = self.make_queue(rules)
+
+    def make_queue(self, rules: OutputRules) -> OutputQueue:
+        return OutputQueue(sending.Sender(self.sock, rules), self, rules)
 
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
         if self.refusal is not None:
@@ -390,7 +391,7 @@ def test_only_the_last_byte_of_a_whole_response_finishes_it(near: Near) -> None:
 
 
 def test_a_writer_far_ahead_of_its_client_waits_for_room(near: Near) -> None:
-    near.queue = queue = OutputQueue(near.sock, near, rules(ahead_bytes=SIZE // 2))
+    near.queue = queue = near.make_queue(rules(ahead_bytes=SIZE // 2))
     queue.write(bytes(4 * SIZE))  # of which the kernel takes a part only
     assert queue.bytes_queued > SIZE // 2
     written = threading.Event()
@@ -422,7 +423,7 @@ def test_a_kernel_that_cannot_watch_the_socket_ends_the_queue(near: Near, file: 
     with pytest.raises(ClientGone, match="Cannot allocate memory"):
         queue.write(b"more")
     near.receive(SIZE - queue.bytes_left())
-    near.queue = queue = OutputQueue(near.sock, near, rules())
+    near.queue = queue = near.make_queue(rules())
     with pytest.raises(ClientGone, match="Cannot allocate memory"):
         queue.write_file(b"", file, 0, SIZE)
     assert len(os.listdir("/proc/self/fd")) == descriptors
@@ -476,7 +477,7 @@ def test_a_socket_that_has_taken_something_is_waited_for(
 
 
 def test_a_writer_that_waits_for_room_is_told_of_the_end(near: Near) -> None:
-    near.queue = queue = OutputQueue(near.sock, near, rules(ahead_bytes=0))
+    near.queue = queue = near.make_queue(rules(ahead_bytes=0))
     queue.write(bytes(SIZE))
     told = threading.Event()
 
@@ -496,7 +497,7 @@ def test_a_writer_that_waits_for_room_is_told_of_the_end(near: Near) -> None:
 
 def test_nobody_waits_for_what_is_only_coalesced(near: Near) -> None:
     """With no room at all: there is no event that would make some."""
-    near.queue = queue = OutputQueue(near.sock, near, rules(ahead_bytes=0))
+    near.queue = queue = near.make_queue(rules(ahead_bytes=0))
     queue.write_more(b"one")
     queue.write_more(b"two")
     queue.flush()
@@ -511,7 +512,7 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(
     monkeypatch.setattr(output, "_COALESCE_S", 0.0005)
     monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: now))
     coalescing = Coalescing(lambda: ticking)
-    near.queue = OutputQueue(near.sock, near, dataclasses.replace(rules(), coalescing=coalescing))
+    near.queue = near.make_queue(dataclasses.replace(rules(), coalescing=coalescing))
 
     def written(block: bytes) -> bytes:
         write(near.queue, block)

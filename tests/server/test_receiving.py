@@ -83,7 +83,7 @@ def test_requests_in_any_pieces(sizes: list[int]) -> None:
 def test_a_head_in_pieces_is_not_parsed_again_for_each_of_them() -> None:
     taking = receiver()
     sizes: list[int] = []
-    parser = taking._parser
+    parser = taking.parser
 
     class Counting:
         def __getattr__(self, name: str) -> Any:
@@ -93,7 +93,7 @@ def test_a_head_in_pieces_is_not_parsed_again_for_each_of_them() -> None:
             sizes.append(len(data))
             return parser.parse(data, peer, number)
 
-    taking._parser = Counting()
+    taking.parser = Counting()
     head = b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: %b\r\n" % (b"a" * 93) * 90 + b"\r\n"
     for _ in range(2):  # nor those of the next request
         steps = [taking.take(head[start : start + 50]) for start in range(0, len(head), 50)]

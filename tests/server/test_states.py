@@ -22,10 +22,11 @@ from wsgifast.server.states import (
     SECURED,
     SENDING,
     STAYS,
+    SWITCHES,
     TRANSITIONS,
 )  # fmt: skip
 
-EVENTS = {ANSWERED, BEGUN, GONE, LEAVES, READY, REFUSED, SECURED, STAYS}
+EVENTS = {ANSWERED, BEGUN, GONE, LEAVES, READY, REFUSED, SECURED, STAYS, SWITCHES}
 
 
 def after(state: str, *events: str) -> str:
@@ -56,6 +57,8 @@ def test_every_event_leads_somewhere() -> None:
         ((BEGUN, READY, ANSWERED, LEAVES, GONE), CLOSED),
         ((BEGUN, REFUSED, LEAVES, GONE), CLOSED),
         ((REFUSED, LEAVES), LINGERING),
+        ((SWITCHES, LEAVES, GONE), CLOSED),
+        ((BEGUN, SWITCHES, GONE), CLOSED),
     ],
 )
 def test_ways_through(events: tuple[str, ...], end: str) -> None:

@@ -24,8 +24,13 @@ from gunicorn.workers import base
 
 from tests.support.http import Connection
 from wsgifast.server import application, connection, exchange, output, sending, server
+from wsgifast.server.http2 import incoming, multiplexer, outgoing, patience, stream, streamed_upload
 from wsgifast.workers import FastWorker
 
+_WITH_A_CLOCK = (
+    application, connection, exchange, incoming, multiplexer, outgoing, output, patience, sending,
+    server, stream, streamed_upload,
+)  # fmt: skip
 PEER = ("192.0.2.1", 4711)
 # More than a Unix socket's buffers take.
 LARGE = 1024 * 1024
@@ -147,7 +152,7 @@ class Bench:
         cfg = Config()
         for name, value in settings.items():
             cfg.set(name, value)
-        for module in (application, connection, exchange, output, sending, server):
+        for module in _WITH_A_CLOCK:
             self._undo.enter_context(mock.patch.object(module, "time", self.clock))
         made = type("BenchWorker", (FastWorker,), attributes or {})
         self.worker = made(0, os.getppid(), [], SimpleNamespace(), 30, cfg, self.log)

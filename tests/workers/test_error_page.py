@@ -15,15 +15,17 @@ HEAD = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 6\r\n\
     "head", [HEAD, HEAD[:-2] + b"\n", HEAD.replace(b"\r", b"")], ids=["right", "last", "all"]
 )
 def test_the_head_is_repaired_and_the_page_left_alone(head: bytes, page: bytes) -> None:
-    written: list[bytes] = []
-    ErrorPage(written.append).sendall(head + page)
-    assert written == [HEAD + page]
+    sent: list[tuple[int, bytes]] = []
+    ErrorPage(lambda *said: sent.append(said)).sendall(head + page)
+    assert sent == [(400, HEAD + page)]
 
 
 def test_gunicorns_own_page() -> None:
-    written: list[bytes] = []
-    util.write_error(ErrorPage(written.append), 400, "Bad Request", "what <came>\n\n")
-    (answer,) = written
+    sent: list[tuple[int, bytes]] = []
+    page_socket = ErrorPage(lambda *said: sent.append(said))
+    util.write_error(page_socket, 400, "Bad Request", "what <came>\n\n")
+    ((status, answer),) = sent
+    assert status == 400
     head, _, page = answer.partition(b"\r\n\r\n")
     assert b"\n" not in head.replace(b"\r\n", b"")
     assert f"Content-Length: {len(page)}".encode() in head.splitlines()

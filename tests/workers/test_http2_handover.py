@@ -1,18 +1,16 @@
-"""The ways of a connection to gunicorn's HTTP/2 code, which is a stand-in here, and its end."""
+"""The ways of a connection into HTTP/2 in the clear, as gunicorn's settings allow them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gunicorn.workers.gthread import ThreadWorker
 
-from tests.workers.bench import Bench, make_bench
+from tests.support import http2
+from tests.workers.bench import Bench, echo, make_bench
 from tests.workers.serving import has_setting
-from wsgifast.server.streamed_body import receive_blocking
-from wsgifast.workers import http2
+from wsgifast.server.states import RECEIVING, STREAMS
 
 __all__ = ["make_bench"]
 
@@ -37,47 +35,17 @@ def hello(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     return [b"hello"]
 
 
-class Served:
-    """What has come to gunicorn's code.
-
-    :param error: raised there.
-    """
-
-    def __init__(self, bench: Bench, error: Exception | None = None) -> None:
-        self.connections: list[Any] = []
-        self.upgrades: list[tuple[bytes, bytes, bytes]] = []
-        self._error = error
-        bench.worker.handle_http2 = self._serve
-        bench.worker.handle_h2c_upgrade = self._upgrade
-
-    def _serve(self, conn: Any) -> None:
-        assert conn.is_http2
-        assert conn.sock.getblocking()
-        self.connections.append(conn)
-        if self._error is not None:
-            raise self._error
-
-    def _upgrade(self, conn: Any, req: Any, settings: bytes) -> None:
-        assert conn.sock.getblocking()
-        body = req.body.read()
-        self.upgrades.append((settings, body, conn.parser.unreader.take_buffered()))
-        if self._error is not None:
-            raise self._error
-
-
 @pytest.mark.parametrize("mode", ["prior-knowledge", "both"])
 @pytest.mark.parametrize("step", [1, 1000])
 def test_prior_knowledge(make_bench: MakeBench, mode: str, step: int) -> None:
     bench = make_bench(hello, **ALLOWED, http2_cleartext=mode)
-    served = Served(bench)
     client = bench.connect()
     data = PREFACE + SETTINGS
     for start in range(0, len(data), step):
-        assert not served.connections or start >= len(PREFACE)
+        assert client.is_in(STREAMS) is (0 < len(PREFACE) <= start)
         client.send(data[start : start + step])
         bench.run()
-    assert len(served.connections) == 1
-    # What came with the preface has been taken note of: our settings, and the answer to theirs.
+    # Our settings, and the answer to theirs, which came with the preface.
     assert client.receive_all_there_is()[3:4] == b"\4"
     client.close()
     bench.run()
@@ -87,14 +55,12 @@ def test_prior_knowledge(make_bench: MakeBench, mode: str, step: int) -> None:
 
 def test_only_a_connection_s_first_bytes_are_its_preface(make_bench: MakeBench) -> None:
     bench = make_bench(hello, **ALLOWED, http2_cleartext="both", keepalive=5)
-    served = Served(bench)
     client = bench.connect()
     client.send_request()
     bench.run()
     assert client.read_response().body == b"hello"
     client.send(PREFACE + SETTINGS)
     bench.run()
-    assert not served.connections
     assert client.read_response().status >= 400
 
 
@@ -102,7 +68,6 @@ def test_only_a_connection_s_first_bytes_are_its_preface(make_bench: MakeBench) 
 def test_peers_that_are_not_trusted_speak_http_1(make_bench: MakeBench, mode: str) -> None:
     options = {**ALLOWED, "forwarded_allow_ips": "192.0.2.9"}
     bench = make_bench(hello, http2_cleartext=mode, **options)
-    served = Served(bench)
     client = bench.connect()
     client.send(PREFACE)
     bench.run()
@@ -111,8 +76,6 @@ def test_peers_that_are_not_trusted_speak_http_1(make_bench: MakeBench, mode: st
     client.send(UPGRADE + b"body")
     bench.run()
     assert client.read_response().body == b"hello"
-    assert not served.connections
-    assert not served.upgrades
 
 
 def test_what_is_no_preface_is_refused_at_once(make_bench: MakeBench) -> None:
@@ -134,89 +97,36 @@ def test_what_is_no_preface_is_refused_at_once(make_bench: MakeBench) -> None:
 
 @pytest.mark.parametrize("mode", ["upgrade", "both"])
 @pytest.mark.parametrize("early", [0, 2, 4])
-def test_upgrade(make_bench: MakeBench, mode: str, early: int) -> None:
-    """gunicorn's code reads the body, and finds what came behind it."""
-    bench = make_bench(hello, **ALLOWED, http2_cleartext=mode)
-    served = Served(bench)
+@pytest.mark.parametrize("buffers", [True, False])
+def test_upgrade(make_bench: MakeBench, mode: str, early: int, buffers: bool) -> None:
+    """The request is the first of HTTP/2 once all of it is here, and what came behind it too."""
+    attributes = {"buffer_bodies": buffers}
+    bench = make_bench(echo, attributes=attributes, **ALLOWED, http2_cleartext=mode)
     client = bench.connect()
-    behind = PREFACE if early == 4 else b""
-    connection = client.near
-
-    def late(*args: Any) -> bytes:
+    speaker = http2.Client()
+    speaker.state.initiate_upgrade_connection()
+    speaker.answers[1] = http2.Answer()
+    behind = speaker.state.data_to_send()
+    client.send(UPGRADE + b"body"[:early])
+    bench.run()
+    if early < 4:
+        assert client.is_in(RECEIVING)
         client.send(b"body"[early:])
-        return receive_blocking(*args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(http2, "receive_blocking", late)
-        client.send(UPGRADE + b"body"[:early] + behind)
         bench.run()
-    ((settings, body, rest),) = served.upgrades
-    assert settings == b"AAMAAABkAARAAAAAAAIAAAAA"
-    assert body == b"body"
-    assert rest == behind
-    assert bench.worker.nr == 0  # it was not for the app as well
-    assert connection.hijacked
-
-
-@pytest.mark.parametrize("way", ["prior-knowledge", "upgrade"])
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [(BrokenPipeError("gone"), "connection lost: gone"), (ValueError("ours"), "connection error")],
-)
-def test_an_error_there_ends_the_connection_only(
-    make_bench: MakeBench, way: str, error: Exception, said: str
-) -> None:
-    bench = make_bench(hello, **ALLOWED, http2_cleartext=way)
-    Served(bench, error)
-    client = bench.connect()
-    client.send(PREFACE if way == "prior-knowledge" else UPGRADE + b"body")
+    client.send(behind)
     bench.run()
-    client.receive_all_there_is()
-    client.close()
-    bench.run()
-    assert not bench.server.registry.connections
-    assert bench.log.says(f"HTTP/2 {said}")
-    assert not bench.log.says("Error in a connection")
+    switch, _, rest = client.receive_all_there_is().partition(b"\r\n\r\n")
+    assert switch.startswith(b"HTTP/1.1 101 ")
+    speaker.take(rest)
+    assert (speaker.answers[1].body, speaker.answers[1].ended) == (b"body", True)
+    environ = bench.log.environs[0]
+    assert environ["SERVER_PROTOCOL"] == "HTTP/2.0"
+    assert not {"HTTP_UPGRADE", "HTTP_CONNECTION", "HTTP_HTTP2_SETTINGS"} & {*environ}
+    assert bench.worker.nr == 1
 
 
-@pytest.mark.parametrize("error", [ValueError, SystemExit, None])
-def test_streams_that_came_with_the_preface(
-    make_bench: MakeBench, error: type[BaseException] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What an app has raised is not for its client."""
-    bench = make_bench(hello, **ALLOWED, http2_cleartext="prior-knowledge")
-    served = Served(bench)
-    calls: list[tuple[Any, ...]] = []
-
-    class Parser:
-        """gunicorn's, to which two requests have come."""
-
-        def initiate_connection(self) -> None:
-            calls.append(("begin",))
-
-        def receive_data(self, data: bytes) -> list[Any]:
-            assert data == PREFACE + b"two requests"
-            return [SimpleNamespace(stream=SimpleNamespace(stream_id=n)) for n in (1, 3)]
-
-        def send_error(self, stream: int, status: int, message: str) -> None:
-            calls.append(("error", stream, status))
-            assert "secret" not in message
-
-        def cleanup_stream(self, stream: int) -> None:
-            calls.append(("end", stream))
-
-    def answer(req: Any, conn: Any, parser: Any) -> None:
-        calls.append(("request", req.stream.stream_id))
-        if error is not None and req.stream.stream_id == 1:
-            raise error("a secret of the app")
-
-    parser = Parser()
-    monkeypatch.setattr("gunicorn.http.get_parser", lambda *args, **options: parser)
-    monkeypatch.setattr(ThreadWorker, "handle_http2_request", lambda worker, *args: answer(*args))
-    client = bench.connect()
-    client.send(PREFACE + b"two requests")
-    bench.run()
-    answered = [("error", 1, 500)] if error else []
-    assert calls == [("begin",), ("request", 1), *answered, ("end", 1), ("request", 3), ("end", 3)]
-    assert len(served.connections) == 1  # and then the others are waited for
-    assert bench.log.says("Error handling HTTP/2 request") is (error is not None)
+def test_an_upgrade_with_a_body_that_is_too_large_is_refused(make_bench: MakeBench) -> None:
+    attributes = {"body_limit_bytes": 3}
+    bench = make_bench(echo, attributes=attributes, **ALLOWED, http2_cleartext="upgrade")
+    client = bench.begin(UPGRADE + b"body")
+    assert client.read_response().status == 413

@@ -93,8 +93,13 @@ def test_hup_and_usr1(tmp_path: Path) -> None:
 
 def test_max_requests_replaces_the_worker_and_loses_no_request() -> None:
     with fast_worker("--max-requests=20", "--max-requests-jitter=5") as server:
-        pids = {stats(server)["pid"] for _ in range(60)}
-        assert len(pids) >= 3
+        pids = set()
+
+        def has_had_three() -> bool:
+            pids.add(stats(server)["pid"])
+            return len(pids) >= 3
+
+        wait_for(has_had_three, "a third worker has answered", 30, 0)
         assert "Autorestarting" in server.log()
 
 

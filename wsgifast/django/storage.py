@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from django.contrib.staticfiles.storage import ManifestStaticFilesStorage, StaticFilesStorage
@@ -69,10 +70,16 @@ def _compressed(directory: str) -> _Processed:
     report = compress(
         directory, codings=options["codings"], skip_extensions=options["skip_extensions"]
     )
-    for sibling in report.written:
-        yield sibling.rpartition(".")[0], sibling, True
+    # Each file once: collectstatic counts what it is told of.
+    written = sorted(report.written, key=_original_of)
+    for original, siblings in groupby(written, _original_of):
+        yield original, ", ".join(sorted(siblings)), True
     for path, why in report.failed.items():
         yield path, None, OSError(f"{path}: {why}")
+
+
+def _original_of(sibling: str) -> str:
+    return sibling.rpartition(".")[0]
 
 
 def _files_below(directory: str) -> Iterator[str]:

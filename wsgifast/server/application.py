@@ -13,7 +13,7 @@ from ..bodies.wrappers import held_in, holds_all, iterated, known_file
 from ..errors import RequestError
 from ..routes import APP_US, SEND_US, SENDFILE_BYTES, WAIT_US
 from .backlog import Backlog
-from .connection import Connection
+from .carrier import Carrier
 from .environ import EnvironFactory
 from .exchange import AppSocket, Exchange
 from .output import ClientGone
@@ -38,8 +38,6 @@ class Application:
         another one after it.
     :param answer_error: answers and logs what the app has raised, given the connection and the
         request, as long as nothing has been sent.
-    :param on_answered: called when a response has been sent, as far as it ever will be; before it
-        is logged. Must not raise.
     """
 
     def __init__(
@@ -54,8 +52,7 @@ class Application:
         pre_request: Callable[[Any], object],
         post_request: Callable[[Any, dict[str, Any], Response | None], object],
         may_stay: Callable[[], bool],
-        answer_error: Callable[[Connection, Any, BaseException], object],
-        on_answered: Callable[[Connection, Exchange], object] | None = None,
+        answer_error: Callable[[Carrier, Any, BaseException], object],
     ) -> None:
         self.app = app
         self._environs = environs
@@ -67,11 +64,10 @@ class Application:
         self._post_request = post_request
         self._may_stay = may_stay
         self._answer_error = answer_error
-        self._on_answered = on_answered
 
-    def run(self, connection: Connection) -> None:
-        """Call the app for a connection's request, and give the connection up."""
-        exchange = connection.exchange
+    def run(self, carrier: Carrier) -> None:
+        """Call the app for a request, and give its carrier up."""
+        exchange = carrier.exchange
         assert exchange is not None
         req = exchange.req
         resp = None
@@ -79,9 +75,9 @@ class Application:
         try:
             try:
                 self._pre_request(req)
-                exchange.resp = resp = Response(req, connection.output, self._settings)
-                environ = self._environ(connection, exchange)
-                environ["wsgi.early_hints"] = resp.early_hints
+                exchange.resp = resp = carrier.response_class(req, carrier.output, self._settings)
+                environ = self._environ(carrier, exchange)
+                resp.offer(environ)
                 exchange.environ = environ
                 if not self._may_stay():
                     resp.force_close()
@@ -94,7 +90,7 @@ class Application:
                 if resp is not None:
                     resp.force_close()
             except BaseException as error:  # noqa: BLE001 - sys.exit() in an app ends no thread
-                self._answer_failure(connection, exchange, resp, error)
+                self._answer_failure(carrier, exchange, resp, error)
         finally:
             if self._logs_access:
                 exchange.answered = time.monotonic()
@@ -102,7 +98,7 @@ class Application:
                 self._post_request(req, environ, resp)
             except Exception:
                 self.log.exception("Exception in post_request hook")
-            connection.app_is_done()
+            carrier.app_is_done()
 
     def _respond(self, resp: Response, body: Any) -> None:
         try:
@@ -143,25 +139,25 @@ class Application:
             )
 
     def _environ(
-        self, connection: Connection, exchange: Exchange, *, check: bool = True
+        self, carrier: Carrier, exchange: Exchange, *, check: bool = True
     ) -> dict[str, Any]:
-        part = connection.environ_part
+        part = carrier.environ_part
         if part is None:
-            sock = AppSocket(connection.sock, connection.hijack)
-            part = self._environs.for_connection(sock, connection.peer, connection.address)
+            sock = AppSocket(carrier.sock, carrier.hijack)
+            part = self._environs.for_connection(sock, carrier.peer, carrier.address)
             part.update(exchange.proxy or {})
-            connection.environ_part = part
+            carrier.environ_part = part
         return self._environs.for_request(part, exchange, check=check)
 
     def _answer_failure(
-        self, connection: Connection, exchange: Exchange, resp: Response | None, error: Any
+        self, carrier: Carrier, exchange: Exchange, resp: Response | None, error: Any
     ) -> None:
         """An app (or its body) has raised: an error if nothing is sent yet, else the end."""
         # Whatever an app makes of a body that cannot be read, that was the reason.
         unread = exchange.streamed and exchange.streamed.failure
         error = unread or error
         if isinstance(error, ConnectionError) and (
-            connection.output.error is not None or error is unread
+            carrier.output.error is not None or error is unread
         ):
             self.log.debug("Ignoring a lost connection: %s", error)
             exchange.resp = None if resp is not None and not resp.headers_sent else resp
@@ -179,47 +175,45 @@ class Application:
                 self.log.exception("Error handling request")
             return
         exchange.resp = None  # the answer is logged by itself
-        self.refuse(connection, exchange, error)
+        self.refuse(carrier, exchange, error)
 
-    def refuse(self, connection: Connection, exchange: Exchange | None, error: Exception) -> None:
+    def refuse(self, carrier: Carrier, exchange: Exchange | None, error: Exception) -> None:
         """Answer a request that will not run, or what is none, and log it."""
         if not isinstance(error, RequestError):
-            self._answer_error(connection, exchange and exchange.req, error)
+            self._answer_error(carrier, exchange and exchange.req, error)
             return
         if error.status not in (408, 413):
-            self.log.warning("Invalid request from %s: %s", connection.peer, error)
+            self.log.warning("Invalid request from %s: %s", carrier.peer, error)
         try:
-            connection.output.write(_error_page(error))
+            carrier.send_error(error.status, _error_page(error))
         except ClientGone as gone:
             self.log.debug("Failed to send error message: %s", gone)
         if exchange is not None:
-            self._log_refusal(connection, exchange, f"{error.status} {error.reason}")
+            self._log_refusal(carrier, exchange, f"{error.status} {error.reason}")
 
     # The access log.
 
-    def log_exchange(self, connection: Connection, exchange: Exchange) -> None:
+    def log_exchange(self, carrier: Carrier, exchange: Exchange) -> None:
         """Log a request whose response has been sent, as far as it ever will be."""
-        if self._on_answered is not None:
-            self._on_answered(connection, exchange)
         resp = exchange.resp
         if resp is None or not self._logs_access or exchange.environ is None:
             return
         if resp.status is None:
             return
-        left = connection.output.bytes_left()
+        left = carrier.output.bytes_left()
         if left:
             resp.sent = max(0, resp.sent - left)
         if exchange.begun:
-            _tell_times(exchange, exchange.environ, connection.output.backlog)
+            _tell_times(exchange, exchange.environ, carrier.output.backlog)
         self._log_access(resp, exchange, exchange.environ)
 
-    def _log_refusal(self, connection: Connection, exchange: Exchange, status: str) -> None:
+    def _log_refusal(self, carrier: Carrier, exchange: Exchange, status: str) -> None:
         """Log a request that never reached the app."""
         if not self._logs_access:
             return
-        resp = Response(exchange.req, connection.output, self._settings)
+        resp = carrier.response_class(exchange.req, carrier.output, self._settings)
         resp.status = status
-        environ = self._environ(connection, exchange, check=False)
+        environ = self._environ(carrier, exchange, check=False)
         self._log_access(resp, exchange, environ)
 
     def _log_access(self, resp: Response, exchange: Exchange, environ: dict[str, Any]) -> None:

@@ -27,14 +27,17 @@ from typing import Any, Protocol
 
 from ..errors import RequestError
 from ..sockets.sendfile import FileTruncated
-from .counters import Counters
+from .carrier import Carrier
 from .exchange import Exchange
 from .options import Options
 from .output import ClientGone, OutputQueue
 from .output_rules import OutputRules
+from .parser import Parser
 from .poller import READ, WRITE
 from .receiving import ASKED, COMPLETE, HTTP2, Receiver
 from .registry import Registry
+from .response import Response
+from .sending import Sender
 from .states import (
     ANSWERED,
     BEGUN,
@@ -51,6 +54,8 @@ from .states import (
     SECURED,
     SENDING,
     STAYS,
+    STREAMS,
+    SWITCHES,
     TRANSITIONS,
 )
 from .streamed_body import StreamedBody
@@ -70,7 +75,6 @@ class Core(Protocol):
     """What a connection asks of its server."""
 
     options: Options
-    counters: Counters
     output_rules: OutputRules
     registry: Registry[Connection]
     log: Any
@@ -81,11 +85,47 @@ class Core(Protocol):
     def resume(self, connection: Connection) -> object:
         """Have a thread go on with a connection that has something to do already."""
 
-    def refuse(self, connection: Connection, exchange: Exchange | None, error: Exception) -> object:
+    def refuse(self, carrier: Carrier, exchange: Exchange | None, error: Exception) -> object:
         """Answer an error, and log it; with the request, if there is one."""
 
-    def on_sent(self, connection: Connection, exchange: Exchange) -> object:
+    def on_sent(self, carrier: Carrier, exchange: Exchange) -> object:
         """The response to a request has been sent, as far as it ever will be."""
+
+    def run_soon(self, task: Callable[[], Carrier | None]) -> object:
+        """Have a thread do something, and run what it returns."""
+
+    def is_ending(self) -> bool:
+        """Whether clients should make their next requests elsewhere."""
+
+    def begin_http2(self, connection: Connection, parser: Parser) -> Streams:
+        """Make what speaks HTTP/2 on a connection that has agreed on it."""
+
+
+class Streams(Protocol):
+    """What speaks HTTP/2 on a connection; its output queue takes the place of the other one."""
+
+    output: OutputQueue
+
+    def begin(self, received: bytes, exchange: Exchange | None) -> Carrier | None:
+        """Begin, with what has come already, and perhaps with a request that has asked for it."""
+
+    def on_event(self, event: int) -> Carrier | None:
+        """As :meth:`Connection.on_event`."""
+
+    def on_overdue(self) -> None:
+        """As :meth:`Connection.on_overdue`."""
+
+    def retry(self) -> None:
+        """As :meth:`Connection.retry`."""
+
+    def let_go(self) -> bool:
+        """The connection is to be closed: whether that can be now, since no app runs on it."""
+
+    def is_sending(self) -> bool:
+        """Whether something is on its way, and no app has to run for it."""
+
+    def is_to_say_goodbye(self) -> bool:
+        """Whether the client does not know yet that the server ends."""
 
 
 class Connection:
@@ -97,7 +137,7 @@ class Connection:
     :param receiver: of its requests.
     :ivar exchange: the request that runs, or is answered.
     :ivar environ_part: of the environ, what its requests share.
-    :ivar http2: HTTP/2 is agreed on, or asked for: whoever runs it speaks that.
+    :ivar streams: what speaks HTTP/2 here, once that is agreed on.
     :ivar hijacked: the app has taken the socket over.
 
     For `deadline`, `known` and `retries` see :class:`~.registry.Waiting`.
@@ -114,14 +154,16 @@ class Connection:
         "exchange",
         "fd",
         "hijacked",
-        "http2",
         "known",
         "output",
         "peer",
         "retries",
         "sock",
         "state",
+        "streams",
     )
+
+    response_class = Response
 
     def __init__(
         self, core: Core, sock: socket.socket, peer: Any, address: Any, receiver: Receiver
@@ -133,11 +175,12 @@ class Connection:
         self.exchange: Exchange | None = None
         self.environ_part: dict[str, Any] | None = None
         self.hijacked = False
-        self.http2 = False
+        self.streams: Streams | None = None
         self.known = False
         self.retries = False
         self.deadline = time.monotonic() + core.options.head_timeout_s
-        self.output = OutputQueue(sock, self, core.output_rules)
+        rules = core.output_rules
+        self.output = OutputQueue(Sender(sock, rules), self, rules)
         self._core = core
         self._receiver = receiver
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
@@ -151,14 +194,21 @@ class Connection:
         """Go on to the state that an event leads to."""
         self.state = TRANSITIONS[self.state][event]
 
-    @property
-    def receives_body(self) -> bool:
-        """Whether a request's head has come, and its body has not."""
-        return self.state is RECEIVING and self._receiver.exchange is not None
-
     def is_idle(self) -> bool:
         """Whether it is kept alive, and no request has begun."""
         return self.state is IDLE
+
+    def is_sending(self) -> bool:
+        """Whether something is on its way, and no app has to run for it."""
+        if self.streams is not None and self.state is STREAMS:
+            return self.streams.is_sending()
+        return self.state is SENDING
+
+    def is_to_say_goodbye(self) -> bool:
+        """Whether its client can be told that the server ends, and has not been."""
+        return (
+            self.streams is not None and self.state is STREAMS and self.streams.is_to_say_goodbye()
+        )
 
     # Waiting
 
@@ -184,48 +234,46 @@ class Connection:
     def retry(self) -> None:
         """Wait for writability after all; the sweep owns it."""
         self.retries = False
-        self.wait(WRITE)
+        if self.streams is not None and self.state is STREAMS:
+            self.streams.retry()
+        else:
+            self.wait(WRITE)
 
     # Events
 
-    def on_event(self, events: int) -> bool:
+    def on_event(self, events: int) -> Carrier | None:
         """Do what an event calls for; the caller owns the connection.
 
         :param events: 0 for a connection that has something to do already.
-        :returns: whether it is ready to run.
+        :returns: what is ready to run: itself, or a stream.
         """
         return _ON_EVENT[self.state](self, events)
 
     def on_overdue(self) -> None:
         """End a connection whose time is over; the sweep owns it."""
-        waited_for = "body" if self.receives_body else _WAITED_FOR.get(self.state)
-        if waited_for is not None:
-            self._core.counters.timeouts[waited_for] += 1
         _ON_OVERDUE[self.state](self)
 
-    def _shake_hands(self, events: int) -> bool:
+    def _shake_hands(self, events: int) -> Carrier | None:
         assert self._tls is not None
         try:
             awaited = shake_hands(self._tls)
         except (OSError, ValueError) as error:
             self._core.log.debug("TLS handshake failed: %s", error)
             self.close()
-            return False
+            return None
         if awaited:
             self.wait(awaited)
-            return False
+            return None
         self.move(SECURED)
         if self._tls.selected_alpn_protocol() == "h2":
-            self.http2 = True
-            self.move(READY)
-            return True
+            return self._speak_http2(None)
         return self._receive(READ)
 
-    def _receive(self, events: int) -> bool:
+    def _receive(self, events: int) -> Carrier | None:
         if self.output.draining:  # "100 Continue" goes first
             self.output.on_writable()
             if self.output.draining:
-                return False
+                return None
             events = 0
         receiver = self._receiver
         data = b""
@@ -234,30 +282,31 @@ class Connection:
                 data = self.sock.recv(receiver.wanted)
             except WOULD_BLOCK:
                 self.wait(READ)
-                return False
+                return None
             except OSError as error:
                 self._core.log.debug("Ignoring a lost connection: %s", error)
             if not data:
                 self.close()
-                return False
+                return None
         try:
             step = receiver.take(data)
         except Exception as error:  # noqa: BLE001 - each has its answer
             self.refuse(error)
-            return False
-        if step is COMPLETE or step is HTTP2:
+            return None
+        if step is COMPLETE:
             self.exchange = exchange = receiver.exchange
+            assert exchange is not None
             self.move(READY)
-            if exchange is None or exchange.upgrade is not None:
-                self.http2 = True
-            elif exchange.body is None:
+            if exchange.body is None:
                 self._stream_body(exchange)
-            return True
+            return self
+        if step is HTTP2:
+            return self._speak_http2(receiver.exchange)
         if self.state is IDLE:
             self.move(BEGUN)
             self.deadline = time.monotonic() + self._core.options.head_timeout_s
         self._receive_more(asked=step is ASKED)
-        return False
+        return None
 
     def _receive_more(self, *, asked: bool) -> None:
         """Wait for the rest of a request, or go on with what is here of it.
@@ -276,7 +325,7 @@ class Connection:
                 return  # it waits under the queue's own event; the body is asked for after that
         if deadline is not None:
             self.deadline = deadline
-        if self._receiver.has_more_to_do() or self._has_more_in_tls():
+        if self._receiver.has_more_to_do() or self.has_more_in_tls():
             self._core.resume(self)
         else:
             self.wait(READ)
@@ -300,21 +349,44 @@ class Connection:
             except ClientGone:
                 pass  # the first read will tell
 
-    def _has_more_in_tls(self) -> bool:
+    def has_more_in_tls(self) -> bool:
         """Whether TLS has decrypted more than was received: no event would tell of it."""
         return self._tls is not None and self._tls.pending() > 0
 
-    def _send(self, events: int) -> bool:
+    def _send(self, events: int) -> None:
         if self.output.on_writable():
             self._finish()
-        return False
+
+    # HTTP/2
+
+    def _speak_http2(self, exchange: Exchange | None) -> Carrier | None:
+        """Leave all that comes to whoever speaks HTTP/2, and all that waits too.
+
+        :param exchange: the request that has asked for it.
+        """
+        receiver = self._receiver
+        self.move(SWITCHES)
+        self.streams = streams = self._core.begin_http2(self, receiver.parser)
+        self.output = streams.output
+        received, receiver.rest, receiver.exchange = receiver.rest, b"", None
+        return streams.begin(received, exchange)
+
+    def _on_streams(self, events: int) -> Carrier | None:
+        assert self.streams is not None
+        return self.streams.on_event(events)
+
+    def _on_overdue_streams(self) -> None:
+        assert self.streams is not None
+        self.streams.on_overdue()
 
     # The app's thread
 
-    def take_received(self) -> bytes:
-        """What has come behind the request; for whoever takes the socket over."""
-        data, self._receiver.rest = self._receiver.rest, b""
-        return data
+    def is_wanted(self) -> bool:
+        """Whether the app is to run for it."""
+        return True
+
+    def send_error(self, status: int, page: bytes) -> None:
+        self.output.write(page)
 
     def hijack(self) -> socket.socket:
         """Hand the socket to the app; what is queued goes out first."""
@@ -362,13 +434,13 @@ class Connection:
             if exchange.body is not None:
                 exchange.body.close()
         if not stays:
-            self._close_gracefully()
+            self.leave()
             return
         self.output.reset()
         self.move(STAYS)
         self.deadline = time.monotonic() + self._core.keepalive_s()
         # No event will come for what is here already: a pipelined request.
-        if self._receiver.rest or self._has_more_in_tls():
+        if self._receiver.rest or self.has_more_in_tls():
             self._core.resume(self)
         else:
             self.wait(READ)
@@ -387,7 +459,7 @@ class Connection:
             self._receiver.rest = rest
         return True
 
-    def _close_gracefully(self) -> None:
+    def leave(self) -> None:
         """Say goodbye, and let the client read all of it before the kernel may reset it.
 
         Closing a socket with unread data sends a reset, which may destroy the response on its way
@@ -406,18 +478,19 @@ class Connection:
         self._left_to_discard = _LINGER_BYTES
         self._discard(READ)
 
-    def _discard(self, events: int) -> bool:
+    def _discard(self, events: int) -> None:
         self._left_to_discard = discard(self.sock, self._left_to_discard)
         if self._left_to_discard:
             self.wait(READ)
         else:
             self.close()
-        return False
 
     def close(self) -> None:
         """Close at once; only for the owner, and never while the app runs."""
         if self.state is CLOSED:
             return
+        if self.streams is not None and not self.streams.let_go():
+            return  # the last of its apps closes it
         self.move(GONE)
         registry = self._core.registry
         self.exchange = None
@@ -440,22 +513,15 @@ class Connection:
             self._finish()
 
 
-_ON_EVENT: dict[str, Callable[[Connection, int], bool]] = {
+_ON_EVENT: dict[str, Callable[[Connection, int], Carrier | None]] = {
     HANDSHAKE: Connection._shake_hands,
     IDLE: Connection._receive,
     RECEIVING: Connection._receive,
     RUNNING: Connection._send,
     SENDING: Connection._send,
+    STREAMS: Connection._on_streams,
     LINGERING: Connection._discard,
-    CLOSED: lambda connection, events: False,
-}
-# What is waited for in a state, other than for a client to close its side.
-_WAITED_FOR = {
-    HANDSHAKE: "handshake",
-    IDLE: "keepalive",
-    RECEIVING: "head",
-    RUNNING: "send",
-    SENDING: "send",
+    CLOSED: lambda connection, events: None,
 }
 _ON_OVERDUE: dict[str, Callable[[Connection], None]] = {
     HANDSHAKE: Connection.close,
@@ -463,6 +529,7 @@ _ON_OVERDUE: dict[str, Callable[[Connection], None]] = {
     RECEIVING: Connection._time_out,
     RUNNING: Connection._stall,
     SENDING: Connection._stall,
+    STREAMS: Connection._on_overdue_streams,
     LINGERING: Connection.close,
     CLOSED: Connection.close,
 }

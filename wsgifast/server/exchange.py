@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .streamed_body import StreamedBody
-
 __all__ = ["AppSocket", "Exchange"]
 
 
@@ -22,11 +20,12 @@ class Exchange:
     :ivar script_name: what a trusted proxy has said of SCRIPT_NAME; None for nothing.
     :ivar expects_continue: whether the client waits for "100 Continue" (RFC 9110 section 10.1.1).
     :ivar upgrade: the settings of a request that asks for HTTP/2 in its place; None for the others.
-        Its body is left to whoever speaks HTTP/2.
+        Its answer goes out in HTTP/2.
     :ivar proxy: what a proxy has said of the connection before its first request: for the environ
         of each of its requests.
     :ivar body: for `wsgi.input`, once there is one.
-    :ivar streamed: what is under it, where the app receives it by itself.
+    :ivar streamed: what is under it, where the app reads it as it comes; its `failure` says why it
+        cannot be read to its end.
     :ivar started: when it was made; monotonic, as the times below, which are 0.0 where there is
         none.
     :ivar queued: when it began to wait for a thread, with all that the app needs.
@@ -76,7 +75,7 @@ class Exchange:
         self.resp: Any = None
         self.environ: dict[str, Any] | None = None
         self.body: Any = None
-        self.streamed: StreamedBody | None = None
+        self.streamed: Any = None
         self.started = time.monotonic()
         self.queued = self.begun = self.answered = 0.0
 

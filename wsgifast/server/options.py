@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Options"]
+__all__ = ["HTTP2Options", "Options"]
 
 
 @dataclass(frozen=True)
@@ -44,3 +44,19 @@ class Options:
     stuck_after_s: float
     kill_stuck_after_s: float
     poller_kind: str
+
+
+@dataclass(frozen=True)
+class HTTP2Options:
+    """What a server says to clients of HTTP/2 (RFC 9113 section 6.5.2).
+
+    :ivar max_concurrent_streams: of one connection.
+    :ivar initial_window_bytes: of a stream.
+    :ivar max_frame_bytes: that a client may send; 16384 or more.
+    :ivar max_header_list_bytes: of a request, decompressed; 0 for any number.
+    """
+
+    max_concurrent_streams: int
+    initial_window_bytes: int
+    max_frame_bytes: int
+    max_header_list_bytes: int

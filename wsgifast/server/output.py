@@ -36,7 +36,6 @@ writability again would spin, so the queue is *tried again* some time later.
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -46,10 +45,10 @@ from ..sockets.sendfile import FileSegment
 from .backlog import Backlog
 from .gathered import Gathered
 from .output_rules import OutputRules
-from .sending import Sender, Turn
+from .sending import Turn
 from .transport import WOULD_BLOCK
 
-__all__ = ["ClientGone", "OutputOwner", "OutputQueue"]
+__all__ = ["ClientGone", "OutputOwner", "OutputQueue", "Sends"]
 
 # A block that comes so soon after the one before waits for more, until the next tick at most.
 _COALESCE_S = 0.0005
@@ -76,10 +75,39 @@ class OutputOwner(Protocol):
         """Have :meth:`OutputQueue.on_writable` called soon."""
 
 
-class OutputQueue:
-    """The output side of one connection.
+class Sends(Protocol):
+    """What a queue sends by: a socket's :class:`Sender`, or a stream's of HTTP/2.
 
-    :param sock: non-blocking, plain or TLS.
+    Called under the queue's lock, but for a disk's step.
+    """
+
+    @property
+    def send(self) -> Callable[[bytes], int]:
+        """Sends what it can of a block right now, and returns how many bytes that were.
+
+        It raises as :meth:`take_turn`, or what says that it would block.
+        """
+
+    def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
+        """Send until no more is taken, the turn is over, or the disk is needed.
+
+        :raises OSError: if the client has gone, or a file cannot be read.
+        """
+
+    def wait_until(self, *, again: bool) -> float:
+        """When the client is to be given up, if it is waited for from now on."""
+
+    def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
+        """Send or read the next bytes of the file in front, and wait for its disk."""
+
+    def note_file(self, backlog: Backlog, done: int | bytes) -> None:
+        """Take note of what `step_from_disk` has done."""
+
+
+class OutputQueue:
+    """The output side of one connection, or of a stream of HTTP/2.
+
+    :param lock: by default one of its own.
     :ivar backlog: what is left to send; None as long as nothing of a response ever was.
     :ivar draining: somebody will go on sending: whoever has the socket's event, or a disk thread.
     :ivar frame: what goes around the blocks of a stream that leave together; None: nothing.
@@ -105,8 +133,14 @@ class OutputQueue:
         "may_run_ahead",
     )
 
-    def __init__(self, sock: socket.socket, owner: OutputOwner, rules: OutputRules) -> None:
-        self.lock = threading.Lock()
+    def __init__(
+        self,
+        sender: Sends,
+        owner: OutputOwner,
+        rules: OutputRules,
+        lock: threading.Lock | threading.RLock | None = None,
+    ) -> None:
+        self.lock = lock or threading.Lock()
         self.draining = False
         self.closing = False
         self.may_run_ahead = False
@@ -118,8 +152,8 @@ class OutputQueue:
         self._last_block = 0.0  # when the app handed its last block over
         self._owner = owner
         self._rules = rules
-        self._send_now = sock.send
-        self._sender = Sender(sock, rules)
+        self._send_now = sender.send
+        self._sender = sender
         self._room: threading.Condition | None = None
 
     def reset(self) -> None:

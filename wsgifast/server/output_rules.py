@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from .counters import Counters
 from .disk import DiskThreads
 from .output_memory import OutputMemory
 
@@ -59,7 +58,6 @@ class OutputRules:
     :ivar sendfile: whether the kernel may send files by itself.
     :ivar memory: what all queues hold.
     :ivar disk: for files that are not in memory.
-    :ivar counters: of the server.
     """
 
     ahead_bytes: int
@@ -70,4 +68,14 @@ class OutputRules:
     memory: OutputMemory
     disk: DiskThreads
     coalescing: Coalescing
-    counters: Counters
+
+    def patience_s(self, waited_s: float, taken: int) -> float:
+        """For how many more seconds a client is waited for.
+
+        :param waited_s: how long it has been already.
+        :param taken: bytes that it has taken meanwhile.
+        """
+        if not self.least_bytes_per_s:
+            return self.timeout_s
+        left_s = self.timeout_s + taken / self.least_bytes_per_s - waited_s
+        return min(self.timeout_s, left_s)

@@ -32,6 +32,17 @@ class Parser(Protocol):
         :raises Exception: for what is no request; who made the parser knows how to answer it.
         """
 
+    def parse_stream(
+        self, head: bytes, peer: Any, number: int, *, scheme: str, has_body: bool
+    ) -> Exchange:
+        """Parse the head of an HTTP/2 request, which is here whole, in HTTP/1's words.
+
+        :param number: not 1.
+        :param scheme: what the client says of it.
+        :param has_body: whether a body follows it, and perhaps trailers.
+        :raises Exception: as :meth:`parse`.
+        """
+
     def take_trailers(self, req: Any, lines: list[bytes]) -> None:
         """Take note of the trailers of a request of this parser's; their syntax has been checked.
 

@@ -37,7 +37,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 MORE: Final = "receive more, or go on with what is here"
 ASKED: Final = "the same, and the client waits for 100 Continue"
 COMPLETE: Final = "run the request; without a body, where the app is to read it"
-HTTP2: Final = "all that comes from now on is HTTP/2"
+HTTP2: Final = "all that comes from now on is HTTP/2; a request may have asked for it"
 
 
 class Receiver:
@@ -54,17 +54,17 @@ class Receiver:
         "_disk",
         "_number",
         "_options",
-        "_parser",
         "_peer",
         "_scanner",
         "exchange",
+        "parser",
         "rest",
     )
 
     def __init__(self, parser: Parser, peer: Any, options: Options, disk: DiskBudget) -> None:
         self.exchange: Exchange | None = None
         self.rest = b""
-        self._parser = parser
+        self.parser = parser
         self._peer = peer
         self._options = options
         self._disk = disk
@@ -96,7 +96,7 @@ class Receiver:
             if data.endswith(_END_OF_HEAD) or _END_OF_HEAD in data:
                 return self._parse(data)
             scanner = self._scanner = HeadScanner()
-        parser = self._parser
+        parser = self.parser
         looks = scanner.add(data) or len(scanner.data) <= parser.eager_bytes
         if looks or len(scanner.data) > parser.head_limit_bytes:
             return self._parse(bytes(scanner.data))
@@ -125,7 +125,7 @@ class Receiver:
     def take_trailers(self, lines: list[bytes]) -> None:
         """Take note of what has come behind a chunked body."""
         if self.exchange is not None:
-            self._parser.take_trailers(self.exchange.req, lines)
+            self.parser.take_trailers(self.exchange.req, lines)
 
     def close(self) -> None:
         """Give up what has not come whole."""
@@ -137,9 +137,9 @@ class Receiver:
 
     def _parse(self, data: bytes) -> str:
         try:
-            exchange = self._parser.parse(data, self._peer, self._number + 1)
+            exchange = self.parser.parse(data, self._peer, self._number + 1)
         except NeedMoreData:
-            if len(data) > self._parser.head_limit_bytes:
+            if len(data) > self.parser.head_limit_bytes:
                 raise RequestError(431, "The request's head is too large") from None
             if self._scanner is None:
                 self._scanner = HeadScanner(data)
@@ -153,8 +153,8 @@ class Receiver:
         if exchange.length == 0:
             self.rest = exchange.rest
             exchange.body = io.BytesIO()
-            return COMPLETE
-        if not self._options.buffer_bodies:
+            return _run(exchange)
+        if not self._options.buffer_bodies and exchange.upgrade is None:
             return COMPLETE
         return self._begin_body(exchange)
 
@@ -184,4 +184,9 @@ class Receiver:
         self.rest = body.rest
         exchange.body = body.open()
         self._body = None
-        return COMPLETE
+        return _run(exchange)
+
+
+def _run(exchange: Exchange) -> str:
+    """What is to be done with a request that is here whole."""
+    return COMPLETE if exchange.upgrade is None else HTTP2

@@ -93,6 +93,18 @@ class Registry(Generic[C]):
                     self.log.warning("cannot wait for a connection: %s", error)
                     raise
 
+    def change(self, connection: C, events: int) -> None:
+        """Let a connection wait for other events, if it waits; any thread may call it.
+
+        An event that is under way already may then come a second time: it finds that nothing has
+        happened, as whoever claims a connection must be able to.
+
+        :raises OSError, ValueError: as :meth:`wait`.
+        """
+        with self._lock:
+            if self.waiting.get(connection.fd) is connection:
+                self._poller.arm(connection.fd, events)
+
     def forget(self, connection: C) -> None:
         """A connection is about to be closed.
 

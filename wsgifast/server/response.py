@@ -133,28 +133,25 @@ class Response:
         self._head = head = ResponseHead(status, headers)
         self.status = status
         self.status_code = head.code
-        req = self.req
-        self._framing = framing = frame_response(
-            req.method,
-            head.code,
-            head.content_length,
-            chunks=req.version > (1, 0) and self.cfg.sends_chunks,
-        )
+        self._framing = framing = self._frame(head)
         self._ends_itself = framing.ends_itself
         self._counter = BodyCounter(framing)
         return self.write
+
+    def offer(self, environ: dict[str, Any]) -> None:
+        """Put into an environ what the app may ask of its response."""
+        environ["wsgi.early_hints"] = self.early_hints
 
     def early_hints(self, headers: list[tuple[str | bytes, str | bytes]]) -> None:
         """Send a 103 response (RFC 8297); ignored once the head is sent, and for HTTP/1.0."""
         if self.headers_sent or self.req.version < (1, 1):
             return
-        lines = ["HTTP/1.1 103 Early Hints\r\n"]
+        fields = []
         for raw_name, raw_value in headers:
             name = raw_name.decode("latin-1") if isinstance(raw_name, bytes) else raw_name
             value = raw_value.decode("latin-1") if isinstance(raw_value, bytes) else raw_value
-            lines.append(f"{name}: {check_field(name, value)}\r\n")
-        lines.append("\r\n")
-        self._output.write("".join(lines).encode("latin-1"))
+            fields.append((name, check_field(name, value)))
+        self._send_hints(fields)
 
     def write(self, data: bytes) -> None:
         """Send a block of the body, or have it sent while the app works on (PEP 3333)."""
@@ -185,8 +182,7 @@ class Response:
             block = self._framed(data)
             if block:
                 parts.append(block)
-        if self._framing.chunked:
-            parts.append(LAST_CHUNK)
+        parts.append(self._end())
         self.headers_sent = True
         if sum(map(len, parts)) <= _JOIN_BYTES:
             self._output.write(b"".join(parts))
@@ -256,18 +252,15 @@ class Response:
                 raise
             self.headers_sent = True
             before = b"\r\n" if self._framing.chunked else b""
-        if self._framing.chunked:
-            before += LAST_CHUNK
+        before += self._end()
         self.headers_sent = True
         if before:
             output.write_all([before])
 
     def close(self) -> None:
         """End the response after its last block."""
-        end = self._unsent_head()
+        end = self._unsent_head() + self._end()
         self.headers_sent = True
-        if self._framing.chunked:
-            end += LAST_CHUNK
         if end:
             self._output.write(end)
 
@@ -283,6 +276,24 @@ class Response:
     def has_no_place_for_a_body(self) -> bool:
         """Whether all of the body was dropped, if there was any."""
         return not self._framing.has_body
+
+    # How HTTP/1 says it.
+
+    def _frame(self, head: ResponseHead) -> Framing:
+        return frame_response(
+            self.req.method,
+            head.code,
+            head.content_length,
+            chunks=self.req.version > (1, 0) and self.cfg.sends_chunks,
+        )
+
+    def _send_hints(self, fields: list[tuple[str, str]]) -> None:
+        lines = "".join([f"{name}: {value}\r\n" for name, value in fields])
+        self._output.write(f"HTTP/1.1 103 Early Hints\r\n{lines}\r\n".encode("latin-1"))
+
+    def _end(self) -> bytes:
+        """What ends the body; nothing follows it."""
+        return LAST_CHUNK if self._framing.chunked else b""
 
     def _framed(self, data: bytes) -> bytes:
         if not isinstance(data, bytes):
@@ -303,9 +314,7 @@ class Response:
         return b"" if self.headers_sent else self._encoded_head()
 
     def _encoded_head(self) -> bytes:
-        head = self._head
-        if head is None:
-            raise BodyError("the app returned a body without calling start_response")
+        head = self._checked_head()
         if head.upgrades:
             connection = "upgrade"
         elif self.should_close():
@@ -313,12 +322,17 @@ class Response:
         else:
             connection = "keep-alive"
         major, minor = self.req.version
-        server, date = self.cfg.server_name, _clock.now()
+        server, date = self.cfg.server_name, clock.now()
         return head.encode(
             f"{major}.{minor}",
             self._framing,
             f"Server: {server}\r\nDate: {date}\r\nConnection: {connection}\r\n",
         )
+
+    def _checked_head(self) -> ResponseHead:
+        if self._head is None:
+            raise BodyError("the app returned a body without calling start_response")
+        return self._head
 
 
 class _Clock:
@@ -335,4 +349,4 @@ class _Clock:
         return self.date
 
 
-_clock = _Clock()
+clock = _Clock()

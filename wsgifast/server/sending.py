@@ -61,6 +61,7 @@ class Sender:
     """The sending end of one connection; called under its queue's lock, but for a disk's step.
 
     :param sock: non-blocking, plain or TLS.
+    :ivar send: sends a block as far as the kernel takes it.
     :ivar sends_files: whether the kernel sends files by itself; with TLS it never does.
     """
 
@@ -78,10 +79,12 @@ class Sender:
         "_sock",
         "_taken",
         "_waiting_since",
+        "send",
         "sends_files",
     )
 
     def __init__(self, sock: socket.socket, rules: OutputRules) -> None:
+        self.send = sock.send
         self._sock = sock
         self._rules = rules
         self._is_tls = isinstance(sock, ssl.SSLSocket)
@@ -142,14 +145,10 @@ class Sender:
             self._full_since = now
         if again:
             return self._deadline
-        rules = self._rules
         if self._waiting_since is None:
             self._waiting_since = now
             self._taken = 0
-        self._deadline = now + rules.timeout_s
-        if rules.least_bytes_per_s:
-            earned_s = self._taken / rules.least_bytes_per_s
-            self._deadline = min(self._deadline, self._waiting_since + rules.timeout_s + earned_s)
+        self._deadline = now + self._rules.patience_s(now - self._waiting_since, self._taken)
         return self._deadline
 
     # Bytes
@@ -187,7 +186,6 @@ class Sender:
         """Take note of what was sent of the file in front, or read of it, to be sent next."""
         if isinstance(done, int):
             self._taken += done
-            self._rules.counters.sendfile_bytes += done
             backlog.advance_file(done)
         else:
             backlog.insert_read(done)

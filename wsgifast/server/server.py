@@ -15,13 +15,12 @@ from typing import Any
 
 from .acceptor import Acceptor
 from .application import Application
-from .connection import LINGER_S, Connection
-from .counters import Counters
+from .carrier import Carrier
+from .connection import LINGER_S, Connection, Streams
 from .disk import DiskThreads
 from .disk_budget import DiskBudget
 from .drain import Drain
-from .exchange import Exchange
-from .options import Options
+from .options import HTTP2Options, Options
 from .output_memory import OutputMemory
 from .output_rules import Coalescing, OutputRules
 from .parser import Parser
@@ -29,7 +28,7 @@ from .poller import HUNG_UP, Event, make_poller
 from .pool import Pool, Task
 from .receiving import Receiver
 from .registry import Registry
-from .states import LINGERING, SENDING
+from .states import LINGERING
 from .watchdog import Watchdog
 
 __all__ = ["Server"]
@@ -48,7 +47,7 @@ class Server:
     :param listeners: whoever made them closes them.
     :param parser_for: the parser of a peer's requests, by its address.
     :param secure: wraps an accepted socket for TLS, its handshake still to come; None without TLS.
-    :param run_http2: serves a connection on which HTTP/2 is agreed, in a thread of the pool.
+    :param http2: what clients of HTTP/2 are told.
     :ivar connections: those that are open.
     """
 
@@ -60,18 +59,16 @@ class Server:
         listeners: Iterable[socket.socket],
         parser_for: Callable[[Any], Parser],
         secure: Callable[[socket.socket], socket.socket] | None,
-        run_http2: Callable[[Connection], object],
+        http2: HTTP2Options,
         log: Any,
     ) -> None:
         self.options = options
         self.log = log
-        self.counters = Counters()
-        self.listeners = list(listeners)
         self._application = application
         self._parser_for = parser_for
         self._secure = secure
-        self._run_http2 = run_http2
-        self._ends_soon = ""  # or why
+        self._http2 = http2
+        self._ends_soon = False
         self._stopping = False
         self._killed = False
         self._sweep_pushed = False
@@ -81,7 +78,7 @@ class Server:
         )
         self.connections = self.registry.connections
         self.coalescing = Coalescing(lambda: self.pool.ticks_soon())
-        self.pool: Pool[Connection] = Pool(
+        self.pool: Pool[Carrier] = Pool(
             size=options.threads,
             poller=self.poller,
             receive=self._receive,
@@ -90,10 +87,9 @@ class Server:
             on_failure=self._on_pool_failure,
             on_saturation=lambda: self._acceptor.update(),
             on_queued=self._on_queued,
-            on_taken=self._on_taken,
         )
         self._acceptor = Acceptor(
-            self.listeners,
+            listeners,
             self.poller,
             connect=self._connect,
             count=self.connections.__len__,
@@ -108,7 +104,7 @@ class Server:
             kill_after_s=options.kill_stuck_after_s,
             kill=self._kill,
         )
-        self.bodies_on_disk = DiskBudget(options.bodies_on_disk_bytes)
+        self._bodies_on_disk = DiskBudget(options.bodies_on_disk_bytes)
         # What connections ask for, beside options, registry and log: see connection.Core.
         self.output_rules = OutputRules(
             ahead_bytes=options.output_ahead_bytes,
@@ -123,8 +119,8 @@ class Server:
             ),
             disk=DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error)),
             coalescing=self.coalescing,
-            counters=self.counters,
         )
+        self.refuse = application.refuse
         self.on_sent = application.log_exchange
 
     # Its life; the main thread.
@@ -133,15 +129,6 @@ class Server:
     def has_failed(self) -> bool:
         """Whether it has ended because it could not go on."""
         return self.pool.failed or self._killed
-
-    @property
-    def end(self) -> str:
-        """Why it has ended: "failed", "stuck", what :meth:`end_soon` was told, or "stopped"."""
-        if self.pool.failed:
-            return "failed"
-        if self._killed:
-            return "stuck"
-        return self._ends_soon or "stopped"
 
     def serve(self, beat: Callable[[], bool]) -> None:
         """Serve until it is to end: the pool's monitor, and time limits.
@@ -155,6 +142,7 @@ class Server:
             if self._ends_soon:
                 now = time.monotonic()
                 self.registry.cap_deadlines(now + LINGER_S, Connection.is_idle)
+                self._say_goodbye(now)
                 drain = drain or self._drain(now)
                 if drain.is_over(now):
                     break
@@ -174,6 +162,7 @@ class Server:
         self.registry.cap_deadlines(now + LINGER_S, Connection.is_idle)
         while self._is_unfinished() and not self.pool.failed:
             now = time.monotonic()
+            self._say_goodbye(now)
             if now >= deadline:
                 self.log.info("%d connections cut off", len(self.connections))
                 break
@@ -187,16 +176,17 @@ class Server:
         self._stopping = True
         self.pool.interrupt()
 
-    def end_soon(self, reason: str) -> bool:
-        """Have it end at a good moment; False if that is so already.
-
-        :param reason: the name of the limit that was reached.
-        """
+    def end_soon(self) -> bool:
+        """Have it end at a good moment; False if that is so already."""
         if self._ends_soon:
             return False
-        self._ends_soon = reason
+        self._ends_soon = True
         self.pool.interrupt()
         return True
+
+    def _say_goodbye(self, now: float) -> None:
+        """Have clients of HTTP/2 told, by the next sweep, that the server ends."""
+        self.registry.cap_deadlines(now, Connection.is_to_say_goodbye)
 
     def _drain(self, now: float) -> Drain[Connection]:
         return Drain(
@@ -209,7 +199,7 @@ class Server:
     def _is_unfinished(self) -> bool:
         """Whether it has to wait before it ends."""
         if self._killed:  # apps that are stuck never end
-            return any(each.state == SENDING for each in list(self.connections))
+            return any(each.is_sending() for each in list(self.connections))
         return self._acceptor.is_accepting or bool(self.connections)
 
     def _kill(self) -> None:
@@ -232,13 +222,12 @@ class Server:
             sock.setblocking(False)
             if self._secure is not None:
                 sock = self._secure(sock)
-            receiver = Receiver(self._parser_for(peer), peer, self.options, self.bodies_on_disk)
+            receiver = Receiver(self._parser_for(peer), peer, self.options, self._bodies_on_disk)
             connection = Connection(self, sock, peer, address, receiver)
         except Exception:
             self.log.debug("A connection has failed at once", exc_info=True)
             sock.close()
             return None
-        self.counters.accepted += 1
         self.connections.add(connection)
         return connection
 
@@ -252,17 +241,24 @@ class Server:
     def resume(self, connection: Connection) -> None:
         self.pool.push_behind(partial(self._go_on, connection, 0))
 
-    def refuse(self, connection: Connection, exchange: Exchange | None, error: Exception) -> None:
-        self.counters.refused[getattr(error, "status", 400)] += 1
-        self._application.refuse(connection, exchange, error)
+    def run_soon(self, task: Task[Carrier]) -> None:
+        self.pool.push_behind(task)
+
+    def begin_http2(self, connection: Connection, parser: Parser) -> Streams:
+        from .http2.multiplexer import Multiplexer  # needs h2
+
+        return Multiplexer(self, connection, parser, self._http2, self._bodies_on_disk)
+
+    def is_ending(self) -> bool:
+        return self._stopping or self._ends_soon
 
     def keepalive_s(self) -> float:
         keepalive_s = self.options.keepalive_s
-        return min(keepalive_s, LINGER_S) if self._stopping or self._ends_soon else keepalive_s
+        return min(keepalive_s, LINGER_S) if self.is_ending() else keepalive_s
 
     # What the pool calls.
 
-    def _receive(self, item: Event | Task[Connection]) -> Connection | None:
+    def _receive(self, item: Event | Task[Carrier]) -> Carrier | None:
         """Take an event or a task up; returns the connection if it is ready to run."""
         if not isinstance(item, tuple):
             return item()
@@ -281,31 +277,25 @@ class Server:
             return None
         return ready
 
-    def _go_on(self, connection: Connection, events: int) -> Connection | None:
+    def _go_on(self, connection: Connection, events: int) -> Carrier | None:
         try:
-            return connection if connection.on_event(events) else None
+            return connection.on_event(events)
         except Exception:
             self.log.exception("Error in a connection")
             connection.close()
             return None
 
-    def _on_queued(self, connection: Connection) -> None:
-        if connection.exchange is not None:
-            connection.exchange.queued = time.monotonic()
+    def _on_queued(self, carrier: Carrier) -> None:
+        if carrier.exchange is not None:
+            carrier.exchange.queued = time.monotonic()
 
-    def _on_taken(self, connection: Connection) -> None:
-        if connection.exchange is not None:
-            self.counters.count_wait(time.monotonic() - connection.exchange.queued)
-
-    def _run(self, connection: Connection) -> None:
+    def _run(self, carrier: Carrier) -> None:
         try:
-            if connection.http2:
-                self._run_http2(connection)
-            else:
-                self._application.run(connection)
+            if carrier.is_wanted():
+                self._application.run(carrier)
         except Exception:
             self.log.exception("Error in a connection")
-            connection.close()
+            carrier.close()
 
     def _sweep_soon(self) -> None:
         """Let a thread of the pool sweep: the main thread does nothing that could block."""

@@ -16,6 +16,7 @@ IDLE: Final = "idle"  # nothing has come of the next request
 RECEIVING: Final = "receiving"  # in the middle of a request, which is to be here whole
 RUNNING: Final = "running"  # the app has it, or it waits for a thread
 SENDING: Final = "sending"  # the app is done, or never had it; the output queue goes on by itself
+STREAMS: Final = "streams"  # HTTP/2 is spoken: its streams have states of their own (http2/)
 LINGERING: Final = "lingering"  # all is sent; the client closes first (RFC 9112 section 9.6)
 CLOSED: Final = "closed"
 
@@ -26,14 +27,22 @@ REFUSED: Final = "an error is the answer"
 ANSWERED: Final = "the app is done"
 STAYS: Final = "sent, and another request may come"
 LEAVES: Final = "sent, and no other request may come"
+SWITCHES: Final = "HTTP/2 is agreed on"
 GONE: Final = "lost, given up, or closed by the client"
 
 TRANSITIONS: Final[dict[str, dict[str, str]]] = {
     HANDSHAKE: {SECURED: IDLE, GONE: CLOSED},
-    IDLE: {BEGUN: RECEIVING, READY: RUNNING, REFUSED: SENDING, GONE: CLOSED},
-    RECEIVING: {READY: RUNNING, REFUSED: SENDING, GONE: CLOSED},
+    IDLE: {
+        BEGUN: RECEIVING,
+        READY: RUNNING,
+        SWITCHES: STREAMS,
+        REFUSED: SENDING,
+        GONE: CLOSED,
+    },
+    RECEIVING: {READY: RUNNING, SWITCHES: STREAMS, REFUSED: SENDING, GONE: CLOSED},
     RUNNING: {ANSWERED: SENDING, GONE: CLOSED},
     SENDING: {STAYS: IDLE, LEAVES: LINGERING, GONE: CLOSED},
+    STREAMS: {LEAVES: LINGERING, GONE: CLOSED},
     LINGERING: {GONE: CLOSED},
     CLOSED: {},
 }

@@ -48,7 +48,7 @@ class StreamedBody(io.RawIOBase):
     def __init__(
         self,
         sock: socket.socket,
-        lock: threading.Lock,
+        lock: threading.Lock | threading.RLock,
         *,
         length: int | None,
         decoder: ChunkDecoder,
@@ -147,7 +147,7 @@ class StreamedBody(io.RawIOBase):
 
 
 def receive_blocking(
-    sock: socket.socket, lock: threading.Lock, size: int, timeout_s: float
+    sock: socket.socket, lock: threading.Lock | threading.RLock, size: int, timeout_s: float
 ) -> bytes:
     """Receive once from a non-blocking socket, and wait until something has come.
 

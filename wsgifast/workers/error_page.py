@@ -17,17 +17,18 @@ class ErrorPage:
     server send: textwrap.dedent() takes the CR of the template's empty line for white space
     (gunicorn.util.write_error).
 
-    :param write: sends the page on.
+    :param send: sends a page on, given its status too.
     """
 
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        self._write = write
+    def __init__(self, send: Callable[[int, bytes], object]) -> None:
+        self._send = send
 
     def gettimeout(self) -> float:
         return 0.0
 
     def sendall(self, data: bytes) -> None:
         head, body = _END_OF_HEAD.split(data, maxsplit=1)
-        self._write(b"\r\n".join((*head.splitlines(), b"", body)))
+        status = int(head.split(b" ", 2)[1])
+        self._send(status, b"\r\n".join((*head.splitlines(), b"", body)))
 
     send = sendall

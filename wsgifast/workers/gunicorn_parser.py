@@ -42,6 +42,9 @@ _TAKEN_FOR_OUR_FAULT = tuple(
     if hasattr(module, name)
 )
 
+# Headers of a request that asks for HTTP/2 which are none of its own.
+_OF_UPGRADES = frozenset({"CONNECTION", "HTTP2-SETTINGS", "UPGRADE"})
+
 # The most bytes of a uwsgi packet: its head, and the size that this can tell.
 _UWSGI_BYTES = 4 + 0xFFFF
 
@@ -59,6 +62,7 @@ class GunicornParser:
     def __init__(self, settings: Settings, *, trusted: bool, checks_host: bool) -> None:
         self._settings = settings
         self._checks_host = checks_host and not settings.uses_uwsgi
+        self._hears_scheme = trusted
         # The ways into HTTP/2 in the clear: a client begins with its preface (prior knowledge, RFC
         # 9113 section 3.3) or asks for an upgrade (RFC 7540 section 3.2).
         may_be_http2 = trusted and negotiation is not None
@@ -90,11 +94,11 @@ class GunicornParser:
             if hosts != self._hosts:
                 check_host(hosts, http11=req.version >= (1, 1))
                 self._hosts = hosts or None  # none at all is in order for HTTP/1.0 only
+        upgrade = negotiation.upgrade_settings(req) if self._may_upgrade else None
+        if upgrade is not None:
+            req.version = (2, 0)
+            req.headers = [each for each in req.headers if each[0] not in _OF_UPGRADES]
         fields = header_fields(req.headers)
-        if self._may_upgrade:
-            upgrade = negotiation.upgrade_settings(req)
-            if upgrade is not None:
-                return Exchange(req, 0, b"", fields, upgrade=upgrade)
         script_name = None
         if "HTTP_SCRIPT_NAME" in fields:
             # With an underscore: gunicorn lets that through from trusted peers only.
@@ -109,8 +113,29 @@ class GunicornParser:
             fields,
             script_name=script_name,
             expects_continue=req._expected_100_continue,
+            upgrade=upgrade,
             proxy=_proxy(req) if number == 1 else None,
         )
+
+    def parse_stream(
+        self, head: bytes, peer: Any, number: int, *, scheme: str, has_body: bool
+    ) -> Exchange:
+        return self.as_stream(self.parse(head, peer, number), scheme)
+
+    def as_stream(self, exchange: Exchange | None, scheme: str) -> Exchange:
+        """Make a request that was parsed in HTTP/1's words one of HTTP/2.
+
+        :param scheme: what the client says of it: heard as a header that says so would be.
+        """
+        if exchange is None:
+            raise MalformedRequest("a preface in place of a request")
+        req = exchange.req
+        req.version = (2, 0)
+        if self._hears_scheme and scheme in ("http", "https"):
+            said = [name for name, _ in req.headers if name in self._settings.secure_scheme_headers]
+            if not said:
+                req.scheme = scheme
+        return exchange
 
     def take_trailers(self, req: Any, lines: list[bytes]) -> None:
         if lines:

@@ -1,8 +1,8 @@
 """What is used of gunicorn beyond its documented interface.
 
-FastWorker takes gunicorn's request parsers, its loggers and its HTTP/2 code as
-they are. They are not a public interface, so the range of versions is stated (gunicorn_version.py),
-checked when the server starts, and tested at both ends.
+FastWorker takes gunicorn's request parsers and its loggers as they are. They are not a public
+interface, so the range of versions is stated (gunicorn_version.py), checked when the server starts,
+and tested at both ends.
 """
 
 from __future__ import annotations

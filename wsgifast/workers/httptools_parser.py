@@ -76,6 +76,13 @@ class HttptoolsParser:
                 return exchange
         return self._gunicorn.parse(data, peer, number)
 
+    def parse_stream(
+        self, head: bytes, peer: Any, number: int, *, scheme: str, has_body: bool
+    ) -> Exchange:
+        # Trailers are taken by the request itself, if it is gunicorn's.
+        parser = self._gunicorn if has_body else self
+        return self._gunicorn.as_stream(parser.parse(head, peer, number), scheme)
+
     def _parse_plain(self, data: bytes, peer: Any) -> Exchange | None:
         """Parse a request; None if it is not plain.
 

@@ -7,13 +7,14 @@ from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any
 
-from ..server.options import Options
+from ..imports import needs
+from ..server.options import HTTP2Options, Options
 from ..server.parser import Parser
 from .attributes import ATTRIBUTES
 from .gunicorn_parser import GunicornParser
 from .gunicorn_support import Settings
 
-__all__ = ["options", "parsers"]
+__all__ = ["http2", "options", "parsers"]
 
 # The worker's attributes that the server is told; the others are the parsers' and the worker's own.
 _OF_THE_SERVER = [field.name for field in fields(Options) if field.name in ATTRIBUTES]
@@ -51,6 +52,22 @@ def parsers(worker: Any, settings: Settings) -> Callable[[Any], Parser]:
     plain = make(settings, trusted=False)
     trusted = make(settings.for_trusted_peers(), trusted=True)
     return lambda peer: trusted if settings.trusts(peer) else plain
+
+
+def http2(settings: Settings) -> HTTP2Options:
+    """What is said to clients of HTTP/2.
+
+    :raises MissingExtra: if it is to be spoken, and h2 is not installed.
+    """
+    if "h2" in settings.http_protocols:
+        with needs("HTTP/2 on FastWorker", "h2", "http2"):
+            import h2  # noqa: F401
+    return HTTP2Options(
+        max_concurrent_streams=settings.http2_max_concurrent_streams,
+        initial_window_bytes=settings.http2_initial_window_size,
+        max_frame_bytes=settings.http2_max_frame_size,
+        max_header_list_bytes=settings.http2_max_header_list_size,
+    )
 
 
 def _uses_httptools(parser: str, settings: Settings) -> bool:

@@ -1,7 +1,7 @@
 """FastWorker: gunicorn's gthread worker, with another way of doing input and output.
 
-It is a ThreadWorker for gunicorn: the same settings, hooks, logs and HTTP/2 code. What it replaces
-is everything between the listeners and the app: that is wsgifast.server's, which knows no gunicorn.
+It is a ThreadWorker for gunicorn: the same settings, hooks and logs. What it replaces is everything
+between the listeners and the app: that is wsgifast.server's, which knows no gunicorn.
 """
 
 from __future__ import annotations
@@ -18,24 +18,21 @@ from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
 from ..server.application import Application
-from ..server.connection import Connection
+from ..server.carrier import Carrier
 from ..server.environ import EnvironFactory
 from ..server.server import Server
 from .attributes import InvalidWorkerOption, check_attributes
 from .error_page import ErrorPage
 from .gunicorn_support import Settings, environ_part, patched_threads
 from .gunicorn_version import check_gunicorn
-from .http2 import HTTP2, HTTP2Streams
-from .metrics import Answers, WorkerSource, begin_to_tell
-from .metrics_setup import check_metrics, prepare_metrics, wants_metrics
 from .recycling import Recycling, resident_bytes
 from .tls import TLSContexts
-from .wiring import options, parsers
+from .wiring import http2, options, parsers
 
 __all__ = ["FastWorker"]
 
 
-class FastWorker(HTTP2Streams):
+class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     """A threaded gunicorn worker that no slow client can hold.
 
     ``gunicorn -k wsgifast.workers.FastWorker --threads 4 module:app``
@@ -78,14 +75,11 @@ class FastWorker(HTTP2Streams):
     :cvar stuck_after_s: after so many seconds in which no thread has ended its request, it is
         logged what each of them is doing.
     :cvar kill_stuck_after_s: after so many, the worker ends, and the arbiter starts another one.
-        `math.inf`: never. A stream without end, and an HTTP/2 connection, are such requests too.
+        `math.inf`: never. A stream without end is such a request too.
     :cvar max_rss_bytes: with more resident memory than this, shared pages included, a worker is
         replaced as after max_requests: it serves until what is under way is over.
     :cvar max_lifetime_s: so is one that has served for so many seconds (each up to a tenth less, so
         that not all are replaced at once).
-    :cvar metrics_bind: a host and a port such as "127.0.0.1:9100", at which Prometheus finds the
-        metrics of all workers (docs/reference/metrics.md). The environment variable
-        WSGIFAST_METRICS comes before it. None: no metrics, unless that is set.
     :cvar parser: "gunicorn" for its own parsers, "httptools" to parse by that what is plain, and
         only the rest by them; "auto" for httptools where it is installed, unless gunicorn's setting
         http_parser names one of its own.
@@ -110,7 +104,6 @@ class FastWorker(HTTP2Streams):
     kill_stuck_after_s = math.inf
     max_rss_bytes: float = math.inf
     max_lifetime_s = math.inf
-    metrics_bind: str | None = None
     parser = "auto"
     poller_kind = "auto"
 
@@ -118,13 +111,8 @@ class FastWorker(HTTP2Streams):
     alive: bool
 
     server: Server | None = None
-    _answers: Answers | None = None
 
     # What gunicorn calls before any worker is started.
-
-    @classmethod
-    def setup(cls) -> None:
-        prepare_metrics(cls)
 
     @classmethod
     def check_config(cls, cfg: Any, log: Any) -> None:
@@ -132,8 +120,7 @@ class FastWorker(HTTP2Streams):
 
         :raises UnsupportedGunicorn: for a version outside the supported range.
         :raises InvalidWorkerOption: for a class attribute with an impossible value or a misspelt
-            name, for `threads` below 1, for TLS files that cannot be used, and for metrics that
-            cannot be served.
+            name, for `threads` below 1, and for TLS files that cannot be used.
         """
         check_gunicorn()
         super().check_config(cfg, log)
@@ -149,7 +136,6 @@ class FastWorker(HTTP2Streams):
                 raise InvalidWorkerOption(
                     f"certfile={cfg.certfile!r}, keyfile={cfg.keyfile!r}: {error}"
                 ) from error
-        check_metrics(cls, cfg)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)  # in the arbiter still
@@ -183,18 +169,10 @@ class FastWorker(HTTP2Streams):
 
     def run(self) -> None:
         """Serve until gunicorn, or the server by itself, finds that it is enough."""
-        if wants_metrics(type(self)) is not None:
-            from ..metrics.prometheus import recorder
-
-            self._answers = Answers(recorder(), self.log)
         self.server = server = self.make_server()
-        source = WorkerSource(server, lambda: self.nr)
-        tell_the_last = begin_to_tell(source, self)
         server.serve(self._beat)
         self.alive = False
         server.finish(self._beat)
-        source.end(server.end)
-        tell_the_last()
         for sock in self.sockets:
             sock.close()
         if server.has_failed:
@@ -214,9 +192,9 @@ class FastWorker(HTTP2Streams):
     def _beat(self) -> bool:
         """Give gunicorn a sign of life; whether the worker is to go on."""
         self.notify()
-        reached = self._recycling.limit_reached()
-        if reached is not None and self.server is not None and self.server.end_soon(reached[0]):
-            self.log.info("Autorestarting worker: %s.", reached[1])
+        reason = self._recycling.reason()
+        if reason is not None and self.server is not None and self.server.end_soon():
+            self.log.info("Autorestarting worker: %s.", reason)
         return bool(self.alive and self.is_parent_alive())
 
     # Its server.
@@ -225,9 +203,8 @@ class FastWorker(HTTP2Streams):
         """The server of this process: its app, gunicorn's settings and hooks, TLS and HTTP/2."""
         self.settings = settings = Settings(self.cfg)
         environ = environ_part(settings)
-        answers = self._answers
         self.application = Application(
-            self.wsgi if answers is None else answers.observed(self.wsgi),
+            self.wsgi,
             environs=EnvironFactory(environ),
             file_wrapper=environ["wsgi.file_wrapper"],
             settings=settings,
@@ -239,16 +216,14 @@ class FastWorker(HTTP2Streams):
             post_request=partial(settings.post_request, self),
             may_stay=self._may_stay,
             answer_error=self._answer_error,
-            on_answered=None if answers is None else answers.record,
         )
-        self.http2 = HTTP2(self)
         return Server(
             self.application,
             options(self, settings),
             listeners=self.sockets,
             parser_for=parsers(self, settings),
             secure=None if self._tls is None else self._secure,
-            run_http2=self.http2.run,
+            http2=http2(settings),
             log=self.log,
         )
 
@@ -269,7 +244,7 @@ class FastWorker(HTTP2Streams):
         assert server is not None
         self.nr += 1
         if self.nr >= self.max_requests:
-            if self.alive and server.end_soon("max_requests"):
+            if self.alive and server.end_soon():
                 self.log.info("Autorestarting worker after current request.")
             return False
         return bool(
@@ -278,14 +253,14 @@ class FastWorker(HTTP2Streams):
             and len(server.connections) <= self.max_keepalived
         )
 
-    def _answer_error(self, connection: Connection, req: Any, error: Any) -> None:
+    def _answer_error(self, carrier: Carrier, req: Any, error: Any) -> None:
         """Let gunicorn log an error and answer it; without a request it logs less."""
-        page = ErrorPage(connection.output.write)
+        page = ErrorPage(carrier.send_error)
         try:
-            self.handle_error(req, page, connection.peer, error)
+            self.handle_error(req, page, carrier.peer, error)
         except Exception:  # it logs first: nothing has been sent
             self.log.exception("Error in the access log")
-            self.handle_error(None, page, connection.peer, error)
+            self.handle_error(None, page, carrier.peer, error)
 
     @property
     def nr_conns(self) -> int:

@@ -1,0 +1,123 @@
+"""A client of HTTP/2, by h2: on any socket, and in its hands alone when windows open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+from h2.settings import SettingCodes
+
+__all__ = ["Answer", "Client"]
+
+Fields = Iterable[tuple[str, str]]
+
+
+@dataclass
+class Answer:
+    """What has come on a stream."""
+
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    early: list[dict[str, str]] = field(default_factory=list)
+    trailers: dict[str, str] = field(default_factory=dict)
+    ended: bool = False
+    reset: int | None = None  # the error code
+
+    @property
+    def status(self) -> int:
+        return int(self.headers[":status"])
+
+
+class Client:
+    """Both directions without a socket: bytes in, answers; requests, bytes out.
+
+    :param window: bytes of a stream that the server may send at first.
+    :param reads: open windows again by what has come.
+    """
+
+    def __init__(self, *, window: int | None = None, reads: bool = True) -> None:
+        config = h2.config.H2Configuration(
+            client_side=True, validate_outbound_headers=False, normalize_outbound_headers=False
+        )
+        self.state = h2.connection.H2Connection(config)
+        self.reads = reads
+        self.answers: dict[int, Answer] = {}
+        self.goaways: list[tuple[int, int]] = []  # last stream, error code
+        self._window = window
+
+    def begin(self) -> None:
+        if self._window is not None:
+            values = {SettingCodes.INITIAL_WINDOW_SIZE: self._window}
+            self.state.local_settings = h2.settings.Settings(client=True, initial_values=values)
+        self.state.initiate_connection()
+
+    def ask(
+        self,
+        path: str = "/",
+        method: str = "GET",
+        *,
+        headers: Fields = (),
+        body: bytes | None = None,
+        trailers: Fields | None = None,
+        ends: bool = True,
+    ) -> int:
+        """Make the frames of a request, and of its body, which the window must have room for.
+
+        :param body: None for a request whose stream ends with its head.
+        :param ends: whether nothing else comes.
+        """
+        stream: int = self.state.get_next_available_stream_id()
+        head = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "a")]
+        self.state.send_headers(stream, [*head, *headers], end_stream=ends and body is None)
+        if body is not None:
+            most = self.state.max_outbound_frame_size
+            for start in range(0, max(len(body), 1), most):
+                last = start + most >= len(body)
+                part = body[start : start + most]
+                self.state.send_data(stream, part, end_stream=ends and last and trailers is None)
+        if trailers is not None:
+            self.state.send_headers(stream, list(trailers), end_stream=True)
+        self.answers[stream] = Answer()
+        return stream
+
+    def take(self, data: bytes) -> None:
+        """Take in what has come."""
+        for event in self.state.receive_data(data):
+            self._take(event)
+
+    def open(self, size: int, stream: int | None = None) -> None:
+        """Open a window."""
+        self.state.increment_flow_control_window(size, stream)
+
+    def _take(self, event: Any) -> None:
+        answer = self.answers.setdefault(getattr(event, "stream_id", None) or 0, Answer())
+        if isinstance(event, h2.events.ResponseReceived):
+            answer.headers = _text(event.headers)
+        elif isinstance(event, h2.events.InformationalResponseReceived):
+            answer.early.append(_text(event.headers))
+        elif isinstance(event, h2.events.TrailersReceived):
+            answer.trailers = _text(event.headers)
+        elif isinstance(event, h2.events.DataReceived):
+            answer.body += event.data
+            if self.reads:
+                self.state.acknowledge_received_data(
+                    event.flow_controlled_length, event.stream_id or 0
+                )
+        elif isinstance(event, h2.events.StreamEnded):
+            answer.ended = True
+        elif isinstance(event, h2.events.StreamReset):
+            answer.reset = int(event.error_code or 0)
+        elif isinstance(event, h2.events.ConnectionTerminated):
+            self.goaways.append((event.last_stream_id or 0, int(event.error_code or 0)))
+
+
+def _text(headers: Any) -> dict[str, str]:
+    return {_str(name): _str(value) for name, value in headers}
+
+
+def _str(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

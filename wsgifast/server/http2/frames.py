@@ -1,0 +1,125 @@
+"""The frames of one connection, by h2: bytes in, events out, and the other way round.
+
+No socket, no thread and no clock: whoever calls it holds the connection's lock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import ConnectionTerminated
+from h2.exceptions import DenialOfServiceError, FrameTooLargeError
+from h2.settings import SettingCodes, Settings
+from hyperframe.frame import GoAwayFrame
+
+from ..options import HTTP2Options
+
+__all__ = ["ALL_STREAMS", "Frames", "goaway"]
+
+# What the first of two GOAWAY frames says: no stream is refused yet (RFC 9113 section 6.8).
+ALL_STREAMS = 2**31 - 1
+# RFC 9113 section 6.9.2.
+_DEFAULT_WINDOW_BYTES = 65_535
+
+# Headers are bytes for HTTP/1's parser. Those of responses have been checked by then.
+_CONFIG = H2Configuration(
+    client_side=False,
+    header_encoding=None,
+    validate_outbound_headers=False,
+    normalize_outbound_headers=False,
+)
+
+
+class Frames(H2Connection):
+    """h2's connection, for a server that lets streams end well."""
+
+    # Streams that have ended, of which h2 remembers how: frames may be on their way to them still.
+    MAX_CLOSED_STREAMS = 128
+
+    def __init__(self, options: HTTP2Options) -> None:
+        super().__init__(_CONFIG)
+        window = options.initial_window_bytes
+        values = {
+            SettingCodes.MAX_CONCURRENT_STREAMS: options.max_concurrent_streams,
+            SettingCodes.MAX_FRAME_SIZE: options.max_frame_bytes,
+            # A smaller one holds once the client has said that it knows of it.
+            SettingCodes.INITIAL_WINDOW_SIZE: max(window, _DEFAULT_WINDOW_BYTES),
+        }
+        self._header_block_bytes = options.max_header_list_bytes
+        if options.max_header_list_bytes:
+            values[SettingCodes.MAX_HEADER_LIST_SIZE] = options.max_header_list_bytes
+        self._smaller_window = window if window < _DEFAULT_WINDOW_BYTES else None
+        self.local_settings = Settings(client=False, initial_values=values)
+        self.max_inbound_frame_size = options.max_frame_bytes
+        self.decoder.max_header_list_size = options.max_header_list_bytes or 2**31
+
+    def begin(self, upgrade: bytes | None = None) -> None:
+        """Say our settings.
+
+        :param upgrade: the client's own, where it has come by an upgrade; stream 1 is open then.
+        """
+        if upgrade is None:
+            self.initiate_connection()
+        else:
+            self.initiate_upgrade_connection(upgrade)
+        if self._smaller_window is not None:
+            self.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: self._smaller_window})
+
+    def take(self, data: bytes) -> list[Any]:
+        """Take in what has come.
+
+        :returns: h2's events.
+        :raises h2.exceptions.ProtocolError: if the connection is to end; why is ready to be sent.
+        """
+        events = self.receive_data(data)
+        # h2 looks at a frame, and at a header block, when all of it is here: what is too long is
+        # refused before that.
+        begun = self.incoming_buffer._data
+        if len(begun) >= 3 and int.from_bytes(begun[:3], "big") > self.max_inbound_frame_size:
+            self.close_connection(ErrorCodes.FRAME_SIZE_ERROR)
+            raise FrameTooLargeError("a frame that is too long")
+        block = self.incoming_buffer._headers_buffer
+        limit = self._header_block_bytes
+        if limit and block and sum(len(frame.data) for frame in block) > limit:
+            self.refuse_more()
+            raise DenialOfServiceError("a header block that is too long")
+        return events
+
+    def refuse_more(self) -> None:
+        """End the connection: the client asks for too much (RFC 9113 section 7)."""
+        self.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
+
+    @property
+    def window(self) -> int:
+        """Bytes that all streams together may send."""
+        return self.outbound_flow_control_window
+
+    def stream_window(self, stream: int) -> int:
+        """Bytes that a stream may send as far as its own window goes; 0 if it is closed."""
+        known = self.streams.get(stream)
+        return 0 if known is None else known.outbound_flow_control_window
+
+    def is_open(self, stream: int) -> bool:
+        """Whether anything more can be sent or reset on a stream."""
+        known = self.streams.get(stream)
+        return known is not None and not known.closed
+
+    def _receive_goaway_frame(self, frame: GoAwayFrame) -> Any:
+        """Go on with the streams that are open: a client may end so (RFC 9113 section 6.8).
+
+        h2 would send nothing any more, whatever the frame says.
+        """
+        if frame.error_code:
+            return super()._receive_goaway_frame(frame)
+        event = ConnectionTerminated()
+        event.error_code = ErrorCodes.NO_ERROR
+        event.last_stream_id = frame.last_stream_id
+        return [], [event]
+
+
+def goaway(last_stream: int) -> bytes:
+    """A GOAWAY frame after which the connection goes on; h2's own would be the end of it."""
+    return bytes(GoAwayFrame(0, last_stream_id=last_stream).serialize())

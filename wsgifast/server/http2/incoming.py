@@ -1,0 +1,219 @@
+"""What comes on a connection, dealt out among its streams; its owner does all of it."""
+
+from __future__ import annotations
+
+import io
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from h2 import events
+from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes
+
+from ...http.http2 import request_head
+from ..disk_budget import DiskBudget
+from ..options import HTTP2Options
+from ..output import ClientGone
+from ..parser import Parser
+from ..transport import WOULD_BLOCK
+from .floods import Flood
+from .frames import ALL_STREAMS
+from .outgoing import LEAVING, LOST, OPEN, Outgoing
+from .stream import RECEIVING, Stream
+
+if TYPE_CHECKING:
+    from ..connection import Connection, Core
+
+__all__ = ["Incoming"]
+
+# One receive: a TLS record's worth (RFC 8446 section 5.1), more while bodies come.
+_RECEIVE_BYTES = 16 * 1024
+_RECEIVE_BODIES_BYTES = 64 * 1024
+
+
+class Incoming(Outgoing, ABC):
+    """The receiving end of a connection.
+
+    :param bodies_on_disk: for the request bodies in temporary files.
+    :ivar ready: streams whose apps can run.
+    :ivar last_stream: the last one that is accepted.
+    """
+
+    __slots__ = ("bodies_on_disk", "last_stream", "options", "parser", "ready")
+
+    def __init__(
+        self,
+        core: Core,
+        connection: Connection,
+        parser: Parser,
+        http2: HTTP2Options,
+        bodies_on_disk: DiskBudget,
+    ) -> None:
+        super().__init__(core, connection, http2)
+        self.parser = parser
+        self.bodies_on_disk = bodies_on_disk
+        self.options = core.options
+        self.ready: list[Stream] = []
+        self.last_stream = ALL_STREAMS
+
+    def receive(self) -> None:
+        bodies = any(stream.state is RECEIVING for stream in list(self.streams.values()))
+        try:
+            with self.lock:  # TLS's object is one for both directions
+                data = self.connection.sock.recv(
+                    _RECEIVE_BODIES_BYTES if bodies else _RECEIVE_BYTES
+                )
+        except WOULD_BLOCK:
+            return
+        except OSError as error:
+            self.lose(error)
+            return
+        if data:
+            self.take(data)
+        else:
+            self.lose(ConnectionError("the client has left"))
+
+    def take(self, data: bytes) -> None:
+        try:
+            with self.lock:
+                found = self.frames.take(data)
+            for event in found:
+                handle = _HANDLERS.get(type(event))
+                if handle is not None:
+                    handle(self, event)
+        except ProtocolError as error:
+            self._end_badly(error)
+        except Flood as error:
+            with self.lock:
+                self.frames.refuse_more()
+            self._end_badly(error)
+
+    def _on_request(self, event: events.RequestReceived) -> None:
+        number = event.stream_id
+        if number > self.last_stream:
+            with self.lock:
+                self.frames.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+            return
+        self.streams[number] = stream = Stream(self, number)
+        try:
+            head, scheme = request_head(event.headers)
+            ends = event.stream_ended is not None
+            # Not the connection's first: nothing else than a request comes first on a stream.
+            exchange = self.parser.parse_stream(
+                head, self.connection.peer, number + 1, scheme=scheme, has_body=not ends
+            )
+            if ends:
+                exchange.body = io.BytesIO()
+                stream.exchange, stream.has_ended = exchange, True
+                self.make_ready(stream)
+            else:
+                length = exchange.length if "CONTENT_LENGTH" in exchange.fields else None
+                if stream.begin(exchange, length=length):
+                    self.make_ready(stream)
+        except Exception as error:  # noqa: BLE001 - each has its answer
+            stream.refuse(error)
+
+    def _on_data(self, event: events.DataReceived) -> None:
+        if not event.data and event.stream_ended is None:
+            self.floods.note_control_frame(time.monotonic())
+        stream = self.streams.get(event.stream_id)
+        if stream is None:
+            self.acknowledge(event.flow_controlled_length, event.stream_id)
+            return
+        try:
+            stream.take(event.data, event.flow_controlled_length)
+        except Exception as error:  # noqa: BLE001 - as above
+            stream.refuse(error)
+
+    def _on_trailers(self, event: events.TrailersReceived) -> None:
+        stream = self.streams.get(event.stream_id)
+        if stream is not None:
+            try:
+                stream.take_trailers(event.headers)
+            except Exception as error:  # noqa: BLE001 - as above
+                stream.refuse(error)
+
+    def _on_end(self, event: events.StreamEnded) -> None:
+        stream = self.streams.get(event.stream_id)
+        if stream is not None and stream.end_request():
+            self.make_ready(stream)
+
+    def _on_reset(self, event: events.StreamReset) -> None:
+        self.floods.note_reset(time.monotonic())
+        stream = self.streams.get(event.stream_id)
+        if stream is not None:
+            stream.fail(ClientGone("the stream is reset"))
+
+    def _on_window(self, event: events.WindowUpdated) -> None:
+        self.floods.note_window(time.monotonic())
+        with self.lock:
+            if event.stream_id:
+                stream = self.streams.get(event.stream_id)
+                if stream is not None:
+                    self.take_up(stream)
+            else:
+                self.take_up_all()
+
+    def _on_settings(self, event: events.RemoteSettingsChanged) -> None:
+        self.floods.note_control_frame(time.monotonic())
+        if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
+            with self.lock:
+                self.take_up_all()
+
+    def _on_goaway(self, event: events.ConnectionTerminated) -> None:
+        if event.error_code:
+            self.drop(ConnectionError("the client has ended the connection"))
+        else:
+            self.state = LEAVING if self.state is OPEN else self.state
+
+    def _on_control_frame(self, event: events.Event) -> None:
+        self.floods.note_control_frame(time.monotonic())
+
+    def make_ready(self, stream: Stream) -> None:
+        stream.make_ready()
+        self.ready.append(stream)
+
+    # What cannot go on.
+
+    @abstractmethod
+    def end(self, stream: Stream) -> None:
+        """A stream is over."""
+
+    def _end_badly(self, error: Exception) -> None:
+        """The client breaks the rules; why is ready to be sent (RFC 9113 section 5.4.1)."""
+        with self.lock:
+            self.transmit_or_wait()
+        self.drop(error)
+
+    def lose(self, error: Exception) -> None:
+        """Nothing can be sent any more."""
+        self.output.fail(error)
+        self.drop(error)
+
+    def drop(self, error: Exception) -> None:
+        """No stream has a client any more."""
+        self.core.log.debug("HTTP/2 connection lost: %s", error)
+        with self.lock:
+            self.state = LOST
+            self.ready.clear()
+            streams = list(self.streams.values())
+        for stream in streams:
+            stream.fail(error)
+
+
+_HANDLERS: dict[type[events.Event], Callable[[Incoming, Any], None]] = {
+    events.RequestReceived: Incoming._on_request,
+    events.DataReceived: Incoming._on_data,
+    events.TrailersReceived: Incoming._on_trailers,
+    events.StreamEnded: Incoming._on_end,
+    events.StreamReset: Incoming._on_reset,
+    events.WindowUpdated: Incoming._on_window,
+    events.RemoteSettingsChanged: Incoming._on_settings,
+    events.ConnectionTerminated: Incoming._on_goaway,
+    events.PingReceived: Incoming._on_control_frame,
+    events.PriorityUpdated: Incoming._on_control_frame,
+    events.UnknownFrameReceived: Incoming._on_control_frame,
+}

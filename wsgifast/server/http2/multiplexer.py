@@ -1,0 +1,234 @@
+"""All streams of one connection: what comes is dealt out, what they send goes out in turn.
+
+Theory of operation
+-------------------
+The connection's *owner*, the one thread that has claimed it (registry.py), receives, and changes
+which streams there are; between its turns the connection waits, while apps run on its streams.
+Everybody who sends does so under the connection's one lock: the owner, the threads of the apps, the
+monitor's ticks and disk threads. h2's state and the connection's output queue are under it too, so
+that frames leave in the order in which they were made. Nobody waits for a client under the lock.
+
+    open --an error, or the client has gone--> lost --no app runs--> closed
+         --GOAWAY to all streams, a moment later to new ones--> leaving --no stream--> closed
+
+A *lost* connection waits for no event: the thread that ends its last stream is its owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
+
+from ..carrier import Carrier
+from ..disk_budget import DiskBudget
+from ..exchange import Exchange
+from ..options import HTTP2Options
+from ..output import ClientGone
+from ..parser import Parser
+from ..poller import READ, WRITE
+from .frames import ALL_STREAMS
+from .incoming import Incoming
+from .outgoing import LEAVING, LOST, OPEN
+from .stream import RUNNING, Stream
+
+if TYPE_CHECKING:
+    from ..connection import Connection, Core
+
+__all__ = ["Multiplexer"]
+
+# How long new streams are accepted after the first GOAWAY: they were under way by then.
+_GOODBYE_S = 1.0
+
+_SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+
+
+class Multiplexer(Incoming):
+    """Speaks HTTP/2 on a connection that has agreed on it; see :class:`~..connection.Streams`."""
+
+    __slots__ = ("_deadline_of_idle", "_goodbye_at", "_is_in_turn")
+
+    def __init__(
+        self,
+        core: Core,
+        connection: Connection,
+        parser: Parser,
+        http2: HTTP2Options,
+        bodies_on_disk: DiskBudget,
+    ) -> None:
+        super().__init__(core, connection, parser, http2, bodies_on_disk)
+        self._is_in_turn = False  # somebody owns the connection, and sees what becomes of it
+        self._deadline_of_idle = time.monotonic() + core.options.head_timeout_s
+        self._goodbye_at: float | None = None  # the second GOAWAY
+
+    # What the connection calls; its owner.
+
+    def begin(self, received: bytes, exchange: Exchange | None) -> Carrier | None:
+        """Begin, with what has come already.
+
+        :param exchange: the request that has asked for HTTP/2, and is its first.
+        """
+        self._is_in_turn = True
+        self.connection.deadline = self._deadline_of_idle
+        with self.lock:
+            if exchange is not None:
+                self.output.write_all((_SWITCH,))
+                self.frames.begin(exchange.upgrade)
+                stream = self.streams[1] = Stream(self, 1)
+                stream.exchange = exchange
+                stream.has_ended = True
+                self.make_ready(stream)
+            else:
+                self.frames.begin()
+            self.transmit_or_wait()
+        if received:
+            self.take(received)
+        return self._end_turn()
+
+    def on_event(self, event: int) -> Carrier | None:
+        """Do what an event calls for; returns a stream whose app is to run."""
+        self._is_in_turn = True
+        if event & WRITE:
+            self.on_writable()
+        if event & ~WRITE or not event:
+            self.receive()
+        return self._end_turn()
+
+    def on_overdue(self) -> None:
+        """End what is overdue."""
+        self._is_in_turn = True
+        now = time.monotonic()
+        if self.until_sent < now or self.starved_until < now:
+            self.lose(TimeoutError("the client took no byte in time"))
+        for stream in [each for each in list(self.streams.values()) if each.deadline < now]:
+            stream.on_overdue()
+        if not self.streams and self._deadline_of_idle < now:
+            self._leave()
+        with self.lock:
+            deadlines = [stream.deadline for stream in self.streams.values()]
+            self.connection.deadline = min(
+                deadlines,
+                default=self._deadline_of_idle,
+            )
+            self.note_deadline(self.until_sent)
+            self.note_deadline(self.starved_until)
+            if self._goodbye_at is not None and self.state is OPEN:
+                self.note_deadline(self._goodbye_at)
+        self._run_soon(self._end_turn())
+
+    def retry(self) -> None:
+        """Wait for the socket after all."""
+        self._is_in_turn = True
+        self.wait_for_socket()
+        self._run_soon(self._end_turn())
+
+    def let_go(self) -> bool:
+        """The connection is to be closed: whether that can be now, since no app runs on it."""
+        with self.lock:
+            self._is_in_turn = True
+            if self.state is not LOST:
+                self.drop(ClientGone("closed"))
+            self._is_in_turn = False
+            return not self.streams
+
+    def is_sending(self) -> bool:
+        """Whether something is on its way, and no app has to run for it."""
+        return any(stream.state is not RUNNING for stream in list(self.streams.values()))
+
+    def is_to_say_goodbye(self) -> bool:
+        """Whether the client does not know yet that the server ends."""
+        return self._goodbye_at is None and self.state is OPEN
+
+    def _end_turn(self) -> Carrier | None:
+        """Send, wait for what comes next, and return what is to run; the owner's last step."""
+        self.pump()
+        if self.state is OPEN and self.core.is_ending():
+            self.say_goodbye()
+        connection = self.connection
+        with self.lock:
+            self._is_in_turn = False
+            ready, self.ready = self.ready, []
+            ends = self.state is LOST or (self.state is LEAVING and not self.output.draining)
+            if ends and self.state is LOST and self.streams:
+                return None  # whoever ends the last one goes on
+            if not ends or self.streams:
+                ends = False
+                awaited = self.awaited()
+                if awaited & READ and connection.has_more_in_tls():
+                    self.core.resume(connection)
+                else:
+                    connection.wait(awaited)
+        if ends:
+            connection.leave()
+            return None
+        for stream in ready[1:]:
+            self._run_soon(stream)
+        return ready[0] if ready else None
+
+    def _run_soon(self, stream: Carrier | None) -> None:
+        if stream is not None:
+            self.core.run_soon(partial(_itself, stream))
+
+    # Ends
+
+    def end(self, stream: Stream) -> None:
+        """A stream is over; whoever has ended it calls this, without the lock."""
+        if self._forget(stream):
+            self.connection.leave()
+
+    def _forget(self, stream: Stream) -> bool:
+        """Drop a stream that is over; whether that was the last one of a lost connection."""
+        with self.lock:
+            number = stream.number
+            del self.streams[number]
+            self._sending.pop(stream, None)
+            error = stream.output.error
+            stream.output.close()
+            if self.state is LOST:
+                return not self.streams and not self._is_in_turn
+            if self.frames.is_open(number):
+                code = ErrorCodes.CANCEL if error is not None else ErrorCodes.INTERNAL_ERROR
+                if stream.output.sender.has_ended:
+                    # It need not send the rest of its request (RFC 9113 section 8.1).
+                    code = ErrorCodes.NO_ERROR
+                with contextlib.suppress(ProtocolError):  # it is about to be lost
+                    self.frames.reset_stream(number, code)
+            self.transmit_or_wait()
+            if self.streams:
+                return False
+            if self.state is LEAVING:
+                self.wait_for_socket()
+                return False
+            if not self.output.draining:
+                self.output.reset()
+            now = time.monotonic()
+            self._deadline_of_idle = now + (self.core.keepalive_s() or self.options.head_timeout_s)
+            self.connection.deadline = self._deadline_of_idle
+            return False
+
+    def say_goodbye(self) -> None:
+        """Tell the client, in two steps, that it should make its next requests elsewhere."""
+        now = time.monotonic()
+        with self.lock:
+            if self._goodbye_at is None:
+                self._goodbye_at = now + _GOODBYE_S
+                self.note_deadline(self._goodbye_at)
+                self.announce_end(ALL_STREAMS)
+            elif self._goodbye_at <= now:
+                self._leave()
+
+    def _leave(self) -> None:
+        """Accept no stream any more; the connection ends after the last."""
+        with self.lock:
+            if self.state is OPEN:
+                self.state = LEAVING
+                self.last_stream = self.frames.highest_inbound_stream_id
+                self.announce_end(self.last_stream)
+
+
+def _itself(stream: Carrier) -> Carrier:
+    return stream

@@ -1,0 +1,89 @@
+"""A response on a stream: the rules are those of HTTP/1, the words differ (RFC 9113 section 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+from ...errors import BodyError
+from ...http.framing import Framing, frame_response
+from ...http.head import ResponseHead, check_field
+from ...sockets.sendfile import FileSegment
+from ..output import OutputQueue
+from ..response import Response, ResponseSettings, clock
+from .stream_output import Fields, StreamOutput
+
+__all__ = ["HTTP2Response"]
+
+
+class HTTP2Response(Response):
+    """As :class:`~..response.Response`; `output` is a :class:`StreamOutput`."""
+
+    def __init__(self, req: Any, output: OutputQueue, settings: ResponseSettings) -> None:
+        super().__init__(req, output, settings)
+        self._stream = cast(StreamOutput, output)
+        self._trailers: Fields = []
+
+    def offer(self, environ: dict[str, Any]) -> None:
+        super().offer(environ)
+        environ["HTTP_VERSION"] = "2"
+        environ["gunicorn.http2.send_trailers"] = self.send_trailers
+
+    def send_trailers(self, trailers: Iterable[tuple[str, str]]) -> None:
+        """Have trailers sent behind the body.
+
+        :raises BodyError: for what cannot be one.
+        """
+        self._trailers = _encoded([(name, check_field(name, value)) for name, value in trailers])
+
+    def should_close(self) -> bool:
+        return self.must_close  # the connection is that of other streams too
+
+    def write_all(self, blocks: list[bytes] | tuple[bytes, ...]) -> None:
+        length = self._counter.length
+        if not self._trailers and (length is None or length <= sum(map(len, blocks))):
+            self._stream.sender.is_whole = True  # the last frame of its data says so
+        super().write_all(blocks)
+        self._end_stream()
+
+    def write_segments(self, segments: Sequence[bytes | FileSegment]) -> None:
+        super().write_segments(segments)
+        self._end_stream()
+
+    def close(self) -> None:
+        super().close()
+        self._end_stream()
+
+    def _end_stream(self) -> None:
+        if not self.missing():  # else it is reset
+            self._stream.end(self._trailers)
+
+    def _frame(self, head: ResponseHead) -> Framing:
+        if head.code == 101:
+            raise BodyError(f"the status is {head.status!r}, which HTTP/2 does not have")
+        return frame_response(self.req.method, head.code, head.content_length, chunks=False)
+
+    def _send_hints(self, fields: list[tuple[str, str]]) -> None:
+        self._stream.send_interim([(b":status", b"103"), *_encoded(fields)])
+
+    def _encoded_head(self) -> bytes:
+        head = self._checked_head()
+        fields = _encoded(head.headers)
+        names = {name for name, _ in fields}
+        if b"server" not in names:
+            fields.append((b"server", self.cfg.server_name.encode("latin-1")))
+        if b"date" not in names:
+            fields.append((b"date", clock.now().encode()))
+        if self._framing.length is not None:
+            fields.append((b"content-length", b"%d" % self._framing.length))
+        self._stream.begin([(b":status", b"%d" % head.code), *fields])
+        return b""
+
+
+def _encoded(headers: Iterable[tuple[str, str]]) -> Fields:
+    """Header names are in lower case (RFC 9113 section 8.2); an upgrade has no place here."""
+    return [
+        (name.lower().encode(), value.encode("latin-1"))
+        for name, value in headers
+        if name.lower() != "upgrade"
+    ]

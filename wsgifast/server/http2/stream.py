@@ -1,0 +1,288 @@
+"""One stream: its request on the way in, its turn in a thread, its response on the way out.
+
+Theory of operation
+-------------------
+    receiving --whole--> ready --a thread takes it--> running --the app is done--> sending --> over
+
+While it *receives*, the connection's owner has it. It is *ready* in the pool's hands; whoever takes
+it up runs the app, and the stream is that thread's until the app is done. Then the queue sends by
+itself, as the connection lets it, and whoever sends the last byte ends the stream. All changes of
+the state are made under the connection's lock. A stream that is reset before its turn is over at
+once: the thread that comes for it finds nothing to run.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import socket
+import time
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+
+from ...errors import BodyTooLarge, RequestError
+from ...http.http2 import trailer_lines
+from ...sockets.sendfile import FileTruncated
+from ..exchange import Exchange
+from ..output import ClientGone
+from ..request_body import BODY_BYTES_PER_S, Spool
+from .response import HTTP2Response
+from .stream_output import StreamOutput
+from .streamed_upload import StreamedUpload
+
+if TYPE_CHECKING:
+    from .hub import Hub
+
+__all__ = ["Stream"]
+
+RECEIVING: Final = "receiving"
+READY: Final = "ready"
+RUNNING: Final = "running"
+SENDING: Final = "sending"
+OVER: Final = "over"
+
+_CONTINUE = [(b":status", b"100")]
+
+
+class Stream:
+    """A request and its response; see :class:`~..carrier.Carrier`.
+
+    :param number: of the stream.
+    :ivar deadline: when its client is given up; monotonic.
+    :ivar is_held_back: it has something to send, and no window for it.
+    :ivar has_ended: nothing more comes of its request.
+    """
+
+    __slots__ = (
+        "_hub",
+        "_received",
+        "_spool",
+        "deadline",
+        "exchange",
+        "has_ended",
+        "is_held_back",
+        "number",
+        "output",
+        "state",
+    )
+
+    response_class = HTTP2Response
+
+    def __init__(self, hub: Hub, number: int) -> None:
+        self._hub = hub
+        self.number = number
+        self.exchange: Exchange | None = None
+        self.output = StreamOutput(hub, self, number)
+        self.state = RECEIVING
+        self.deadline = math.inf
+        self.is_held_back = False
+        self.has_ended = False
+        self._spool: Spool | None = None
+        self._received = 0
+
+    # What it shares with its connection.
+
+    @property
+    def sock(self) -> socket.socket:
+        return self._hub.connection.sock
+
+    @property
+    def peer(self) -> Any:
+        return self._hub.connection.peer
+
+    @property
+    def address(self) -> Any:
+        return self._hub.connection.address
+
+    @property
+    def environ_part(self) -> dict[str, Any] | None:
+        return self._hub.connection.environ_part
+
+    @environ_part.setter
+    def environ_part(self, part: dict[str, Any] | None) -> None:
+        self._hub.connection.environ_part = part
+
+    def hijack(self) -> socket.socket:
+        raise OSError("the socket of an HTTP/2 connection cannot be taken over: others use it too")
+
+    # The request; the connection's owner.
+
+    def begin(self, exchange: Exchange, *, length: int | None) -> bool:
+        """Take the head in, behind which a body comes.
+
+        :param length: of the body, if the head says it.
+        :returns: whether the app can run already.
+        :raises RequestError: if it is refused.
+        """
+        self.exchange = exchange
+        options = self._hub.options
+        if not options.buffer_bodies:
+            upload = StreamedUpload(self._hub, self.number, timeout_s=options.body_timeout_s)
+            exchange.streamed = upload
+            exchange.body = io.BufferedReader(upload)
+        elif length is not None and length > options.body_limit_bytes:
+            raise BodyTooLarge("The request body is too large")
+        else:
+            self._spool = Spool(
+                options.body_memory_bytes, options.body_limit_bytes, self._hub.bodies_on_disk
+            )
+            self._set_deadline(exchange)
+        if exchange.expects_continue:
+            try:
+                self.output.send_interim(_CONTINUE)
+            except ClientGone:
+                pass  # the next event tells
+        return self._spool is None
+
+    def take(self, data: bytes, size: int) -> None:
+        """Take a part of the body in.
+
+        :param size: what it counts for the windows.
+        :raises RequestError: if it is refused.
+        :raises OSError: if the temporary file cannot be written.
+        """
+        exchange = self.exchange
+        if exchange is not None and exchange.streamed is not None:
+            exchange.streamed.feed(data, size)
+            return
+        self._hub.acknowledge(size, self.number)
+        if self.state is RECEIVING and self._spool is not None and exchange is not None:
+            self._received += size
+            self._spool.write(data)
+            self._set_deadline(exchange)
+
+    def take_trailers(self, fields: list[tuple[bytes, bytes]]) -> None:
+        """:raises Exception: as the parser's."""
+        if self.exchange is not None:
+            self._hub.parser.take_trailers(self.exchange.req, trailer_lines(fields))
+
+    def end_request(self) -> bool:
+        """All of the request has come; returns whether the app can run now."""
+        self.has_ended = True
+        exchange = self.exchange
+        if exchange is not None and exchange.streamed is not None:
+            exchange.streamed.end()
+        if self._spool is None or exchange is None or self.state is not RECEIVING:
+            return False
+        exchange.body = self._spool.open()
+        self._spool = None
+        return True
+
+    def make_ready(self) -> None:
+        self.state = READY
+        self.deadline = math.inf
+        if self.exchange is not None:
+            self.exchange.queued = time.monotonic()
+
+    def _set_deadline(self, exchange: Exchange) -> None:
+        now, timeout_s = time.monotonic(), self._hub.options.body_timeout_s
+        earned_s = self._received / BODY_BYTES_PER_S
+        self.deadline = min(now + timeout_s, exchange.started + timeout_s + earned_s)
+        self._hub.note_deadline(self.deadline)
+
+    # Its turn.
+
+    def is_wanted(self) -> bool:
+        """Begin its turn; False if there is nobody to answer any more."""
+        with self._hub.lock:
+            if self.state is not READY:
+                return False
+            self.state = RUNNING
+            return True
+
+    def send_error(self, status: int, page: bytes) -> None:
+        body = HTTPStatus(status).phrase.encode()
+        if self.output.sender.has_head:
+            return  # it is reset
+        self.output.begin(
+            [
+                (b":status", b"%d" % status),
+                (b"content-type", b"text/plain; charset=utf-8"),
+                (b"content-length", b"%d" % len(body)),
+            ]
+        )
+        self.output.write(body)
+        self.output.end()
+
+    def app_is_done(self) -> None:
+        output = self.output
+        if output.waits_for_company:
+            output.flush()
+        with self._hub.lock:
+            self.state = SENDING
+            if output.draining:
+                output.closing = True
+                return
+        self.finish()
+
+    # Ends.
+
+    def refuse(self, error: Exception) -> None:
+        """Answer a request that will not run, or tell the app that reads its body; the owner."""
+        if self.state is RECEIVING:
+            self._hub.core.refuse(self, self.exchange, error)
+            self.app_is_done()
+        elif self.exchange is not None and self.exchange.streamed is not None:
+            self.exchange.streamed.fail(error)
+
+    def on_overdue(self) -> None:
+        """Its client has not done its part in time; the connection's owner."""
+        if self.state is RECEIVING:
+            self.refuse(RequestError(408, "The request did not come in time"))
+        else:
+            self.fail(TimeoutError("the client took no byte in time"))
+
+    def fail(self, error: Exception) -> None:
+        """Nobody waits for its response any more."""
+        with self._hub.lock:
+            state = self.state
+            self.deadline = math.inf
+            self.output.fail(error)
+            if self.exchange is not None and self.exchange.streamed is not None:
+                self.exchange.streamed.fail(ClientGone(str(error)))
+            if state is READY or state is RECEIVING:
+                self.state = OVER
+        if state is SENDING:
+            self.finish()
+        elif state is READY or state is RECEIVING:
+            self._drop_body()
+            self._hub.end(self)
+
+    def close(self) -> None:
+        """Give up after an error of our own."""
+        with self._hub.lock:
+            if self.state is not OVER:
+                self.state = SENDING
+        self.finish()
+
+    def finish(self) -> None:
+        """The response has been sent, as far as it ever will be."""
+        with self._hub.lock:
+            if self.state is OVER:
+                return
+            self.state = OVER
+        exchange = self.exchange
+        if exchange is not None:
+            core, error = self._hub.core, self.output.error
+            core.on_sent(self, exchange)
+            if isinstance(error, FileTruncated):
+                core.log.warning("Cutting off %s: %s", exchange.req.uri, error)
+        self._drop_body()
+        self._hub.end(self)
+
+    def _drop_body(self) -> None:
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None and exchange.body is not None:
+            exchange.body.close()
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
+
+    # What its queue asks for, under the lock.
+
+    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
+        self.deadline = deadline
+        self._hub.queue(self)
+
+    def resume_sending(self) -> None:
+        self._hub.queue(self, is_over=True)

@@ -1,0 +1,247 @@
+"""The output of one stream: HTTP/1's queue, over a sender that makes frames under flow control.
+
+What a socket is to the queue of HTTP/1, the windows of the stream and of its connection are to this
+one (RFC 9113 section 5.2), and the connection's own queue, into which the frames go. All of it is
+done under the connection's lock.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from h2.exceptions import ProtocolError
+
+from ...sockets.page_cache import read_cached
+from ...sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated
+from ..backlog import Backlog
+from ..output import ClientGone, OutputOwner, OutputQueue
+from ..sending import Turn
+from .patience import Patience
+
+if TYPE_CHECKING:
+    from .hub import Hub
+
+__all__ = ["Fields", "StreamOutput", "StreamSender"]
+
+# What clients allow at least (RFC 9113 section 6.5.2), and the most in one frame: other streams
+# come between two of them.
+_FRAME_BYTES = 64 * 1024
+
+Fields = list[tuple[bytes, bytes]]
+
+
+class StreamSender:
+    """The sending end of one stream; see :class:`~..output.Sends`.
+
+    :param number: of the stream.
+    :ivar head: of the response, as long as it has not been sent.
+    :ivar trailers: behind its body.
+    :ivar is_whole: whether all of the body is with the queue.
+    :ivar has_ended: whether the stream's end has been sent.
+    """
+
+    __slots__ = (
+        "_hub",
+        "_number",
+        "_patience",
+        "has_ended",
+        "has_head",
+        "head",
+        "is_whole",
+        "trailers",
+    )
+
+    def __init__(self, hub: Hub, number: int) -> None:
+        self._hub = hub
+        self._number = number
+        self._patience: Patience | None = None  # most streams need none
+        self.head: Fields | None = None
+        self.has_head = False  # it has been sent
+        self.trailers: Fields = []
+        self.is_whole = False
+        self.has_ended = False
+
+    def send(self, data: bytes) -> int:
+        """Send what can be sent of a block right now."""
+        hub = self._hub
+        self._send_head()
+        size = len(data)
+        if size:
+            size = 0 if hub.is_congested else min(size, self._room(), hub.quantum)
+        self._send_data(data[:size], ends=self.is_whole and size == len(data), of=len(data))
+        hub.transmit()
+        return size
+
+    def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
+        hub = self._hub
+        if self._patience is not None:
+            self._patience.end()
+        left = hub.quantum
+        try:
+            self._send_head()
+            while (first := backlog.first) is not None:
+                room = 0 if hub.is_congested else min(left, self._room())
+                if room <= 0:
+                    return Turn.FULL
+                if isinstance(first, FileSegment):
+                    offset = first.offset + backlog.file_sent
+                    size = min(room, first.size - backlog.file_sent, BLOCK_BYTES)
+                    read = read_cached(first.fd, offset, size)
+                    if read is None:
+                        return Turn.DISK
+                    self._note_read(backlog, first, read)
+                data = _gather(backlog, room)
+                left -= len(data)
+                self._send_data(
+                    data,
+                    ends=self.is_whole and not backlog.size,
+                    of=len(data) + backlog.size,
+                )
+            if self.is_whole and not self.has_ended:
+                self._send_data(b"", ends=True, of=0)
+            return Turn.DONE
+        finally:
+            hub.on_framed(hub.quantum - left)
+
+    def send_interim(self, head: Fields) -> None:
+        self._hub.check(self._number)
+        self._frame_head(head)
+        self._hub.transmit()
+
+    def is_held_back(self) -> bool:
+        """Whether it waits for its own window, or that of the connection."""
+        return self._room() <= 0
+
+    def wait_until(self, *, again: bool) -> float:
+        if self._hub.frames.stream_window(self._number) > 0:
+            return math.inf  # its connection is waited for
+        if self._patience is None:
+            self._patience = Patience(self._hub.rules)
+        return self._patience.begin()
+
+    def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
+        size = min(segment.size - backlog.file_sent, BLOCK_BYTES)
+        data = os.pread(segment.fd, size, segment.offset + backlog.file_sent)
+        if not data:
+            raise FileTruncated(segment.size - backlog.file_sent, segment.size)
+        return data
+
+    def note_file(self, backlog: Backlog, done: int | bytes) -> None:
+        if isinstance(done, bytes):
+            backlog.insert_read(done)
+
+    def _note_read(self, backlog: Backlog, segment: FileSegment, data: bytes) -> None:
+        if not data:
+            raise FileTruncated(segment.size - backlog.file_sent, segment.size)
+        backlog.insert_read(data)
+
+    def _room(self) -> int:
+        frames = self._hub.frames
+        return min(frames.window, frames.stream_window(self._number))
+
+    def _send_head(self) -> None:
+        self._hub.check(self._number)
+        if self.head is not None:
+            head, self.head = self.head, None
+            self.has_head = True
+            self._frame_head(head)
+
+    def _frame_head(self, head: Fields, *, ends: bool = False) -> None:
+        try:
+            self._hub.frames.send_headers(self._number, head, end_stream=ends)
+        except ProtocolError as error:  # the client has broken the rules just now
+            raise ClientGone(str(error)) from error
+
+    def _send_data(self, data: bytes | memoryview, *, ends: bool, of: int) -> None:
+        """Frame a part of the body.
+
+        :param ends: nothing follows it.
+        :param of: bytes, of which it is what the window takes.
+        """
+        frames, number = self._hub.frames, self._number
+        most = min(frames.max_outbound_frame_size, _FRAME_BYTES)
+        ends_here = ends and not self.trailers
+        start = 0
+        while start < len(data) or (ends_here and not start and not data):
+            part = data[start : start + most]
+            start += most
+            try:
+                frames.send_data(number, part, end_stream=ends_here and start >= len(data))
+            except ProtocolError as error:  # as above
+                raise ClientGone(str(error)) from error
+            held_back = len(part) < min(most, of)
+            self._hub.floods.earn_windows(len(part), held_back=held_back)
+        if ends and self.trailers:
+            self._frame_head(self.trailers, ends=True)
+        self.has_ended = self.has_ended or ends
+        if self._patience is not None:
+            self._patience.taken += len(data)
+
+
+class StreamOutput(OutputQueue):
+    """The output of one stream.
+
+    :ivar sender: what makes its frames.
+    """
+
+    __slots__ = ("sender",)
+
+    def __init__(self, hub: Hub, owner: OutputOwner, number: int) -> None:
+        self.sender = sender = StreamSender(hub, number)
+        super().__init__(sender, owner, hub.rules, hub.lock)
+
+    def begin(self, head: Fields) -> None:
+        """Have the head sent before the next bytes."""
+        self.sender.head = head
+
+    def send_interim(self, head: Fields) -> None:
+        """Send the head of an interim response (RFC 9110 section 15.2).
+
+        :raises ClientGone: if the client has gone.
+        """
+        with self.lock:
+            self._check()
+            self._or_fail(lambda: self.sender.send_interim(head))
+
+    def end(self, trailers: Fields | None = None) -> None:
+        """All has been written; its end is sent with the last of it.
+
+        :raises ClientGone: if the client has gone.
+        """
+        with self.lock:
+            self._check()
+            if self.sender.has_ended:
+                return
+            self._queue_gathered()
+            self.sender.trailers = trailers or []
+            self.sender.is_whole = True
+            if self.bytes_queued:
+                self._send_or_raise()
+            elif not self.draining:
+                self._or_fail(lambda: self.sender.send(b""))
+
+    def _or_fail(self, send: Callable[[], object]) -> None:
+        try:
+            send()
+        except OSError as error:
+            self._fail(error)
+            raise ClientGone(str(error)) from error
+
+
+def _gather(backlog: Backlog, room: int) -> bytes | memoryview:
+    """Take bytes from the front: of as many buffers as there is room for."""
+    parts: list[memoryview] = []
+    left: list[memoryview] = []
+    for buffer in backlog.buffers()[0]:
+        part = buffer[:room]
+        parts.append(part)
+        room -= len(part)
+        if len(part) < len(buffer):
+            left.append(buffer[len(part) :])
+        if not room:
+            break
+    backlog.replace_buffers(len(parts), left)
+    return parts[0] if len(parts) == 1 else b"".join(parts)

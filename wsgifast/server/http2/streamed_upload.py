@@ -1,0 +1,107 @@
+"""Request bodies on streams that the app's thread reads, where they are not buffered."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ...errors import RequestError
+from ..request_body import BODY_BYTES_PER_S
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+    from .hub import Hub
+
+__all__ = ["StreamedUpload"]
+
+
+class StreamedUpload(io.RawIOBase):
+    """The raw stream under `wsgi.input`; wrap it in an io.BufferedReader.
+
+    The connection's owner feeds it with what comes. There is never more in it than the stream's
+    window: that is opened again by as much as the app has read.
+
+    :param number: of the stream.
+    :param timeout_s: the longest wait for a byte; and for all of them together, beside one second
+        for each 500 of them.
+    :ivar failure: what has kept the body from being read to its end.
+    """
+
+    def __init__(self, hub: Hub, number: int, *, timeout_s: float) -> None:
+        self.failure: Exception | None = None
+        self._hub = hub
+        self._number = number
+        self._timeout_s = timeout_s
+        self._came = threading.Condition(hub.lock)
+        self._parts: deque[tuple[memoryview, int]] = deque()  # and what each counts beyond its size
+        self._has_ended = False
+        self._received = 0
+        self._waited_s = 0.0
+
+    # The connection's owner.
+
+    def feed(self, data: bytes, size: int) -> None:
+        """Take in a part.
+
+        :param size: what it counts for the windows, its padding included.
+        """
+        with self._came:
+            # That of the connection is opened at once: other streams' bodies need it.
+            self._hub.open_window(size, None)
+            self._received += len(data)
+            if self.closed or not data:
+                self._hub.open_window(size, self._number)
+            else:
+                self._parts.append((memoryview(data), size - len(data)))
+                self._came.notify_all()
+
+    def end(self) -> None:
+        with self._came:
+            self._has_ended = True
+            self._came.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        with self._came:
+            if not self._has_ended:
+                self.failure = self.failure or error
+            self._came.notify_all()
+
+    # The app's thread.
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """:raises RequestError: if the client sends nothing for too long.
+
+        :raises ClientGone: if the stream ends before the body does.
+        """
+        view = memoryview(buffer).cast("B")
+        with self._came:
+            while view and not self._parts and not self._has_ended:
+                self._wait()
+            if not self._parts:
+                return 0
+            part, padding = self._parts.popleft()
+            size = min(len(view), len(part))
+            view[:size] = part[:size]
+            if size < len(part):
+                self._parts.appendleft((part[size:], padding))
+                padding = 0
+            self._hub.open_window(size + padding, self._number)
+            return size
+
+    def _wait(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        began = time.monotonic()
+        patience_s = self._timeout_s + self._received / BODY_BYTES_PER_S - self._waited_s
+        came = self._came.wait(max(0.0, min(self._timeout_s, patience_s)))
+        self._waited_s += time.monotonic() - began
+        if not came:
+            self.failure = RequestError(408, "The request body did not come in time")
+            raise self.failure
