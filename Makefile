@@ -2,12 +2,15 @@
 #   make demo      serve the bundled app raw and wrapped, drive both with Locust, print the ratios
 #   make test      run every test
 #   make docs      build the documentation
+#   make benchmarks  measure its figures
+#   make release   build wheel and source archive, and check them
 #   make servers   install the servers that some tests talk to, for Debian and Ubuntu
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
+RELEASE_READY := $(VENV)/.release-ready
 # What FastWorker and `wsgifast files` say to a gunicorn that is too old is tested with one.
 UNSUPPORTED_GUNICORN := $(VENV)/unsupported-gunicorn
 # Runners of the tests: twice the cores, as tests of live servers wait as long as they compute.
@@ -16,7 +19,8 @@ JOBS   ?= $(shell $(PYTHON) -c 'import os; print(2 * len(os.sched_getaffinity(0)
 # pytest rewrites and Python compiles the tests in every process, unless they may keep the outcome.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo field-reports servers test test-long test-all test-oldest test-oldest-gunicorn test-oldest-uvicorn test-oldest-django test-django lint format coverage docs clean
+.PHONY: demo benchmarks field-reports servers test test-long test-all test-oldest test-oldest-gunicorn \
+  test-oldest-uvicorn test-oldest-django test-django lint format coverage docs docs-links release clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml
@@ -37,6 +41,12 @@ $(UNSUPPORTED_GUNICORN): $(READY)
 
 demo: $(READY)
 	@$(BIN)/python -m loadtests.demo
+
+# Every figure of the documentation, measured and published: an hour and a half on a quiet machine,
+# four hours at most. ARGS='worker. --profile quick' measures less.
+benchmarks: $(READY)
+	@$(BIN)/python -m loadtests $(or $(ARGS),all --profile release --row-seconds 120)
+	@$(BIN)/python -m loadtests.publish
 
 # The five field reports measured again; PROFILE=release for as many messages and bytes as then.
 field-reports: $(READY)
@@ -114,6 +124,25 @@ docs: $(DOCS_READY)
 $(DOCS_READY): $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group docs
 	@touch $@
+
+# The links of the documentation that lead elsewhere.
+docs-links: $(DOCS_READY)
+	@$(BIN)/python -m sphinx --quiet -b linkcheck -d build/doctrees docs build/links
+
+$(RELEASE_READY): $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group release
+	@touch $@
+
+# Wheel, source archive and bill of materials in dist/, checked.
+release: $(RELEASE_READY)
+	@rm -rf dist build/sbom
+	@$(BIN)/python -m hatchling build -d dist
+	@$(BIN)/python -m twine check --strict dist/*.whl dist/*.tar.gz
+	@$(BIN)/python -m venv --without-pip build/sbom
+	@$(BIN)/python -m pip --python build/sbom/bin/python install --quiet --no-index dist/*.whl
+	@$(BIN)/cyclonedx-py environment build/sbom/bin/python --pyproject pyproject.toml --mc-type library \
+	  --output-reproducible --output-file dist/wsgifast.cdx.json
+	@ls dist
 
 clean:
 	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis reports build dist

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from loadtests.publish import CHARTS, benchmarks_page, ratios
 from wsgifast.cli import command_parser
 from wsgifast.doctor import catalogue as findings
 from wsgifast.metrics import catalogue as metrics
@@ -83,6 +85,8 @@ def _value(action: argparse.Action) -> str:
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
+    "benchmarks.md": benchmarks_page,
+    **{name: partial(ratios, theme) for theme, name in CHARTS.items()},
     "reference/findings.md": findings.as_markdown,
     "reference/metrics.md": metrics.as_markdown,
     "reference/command-line.md": command_line,

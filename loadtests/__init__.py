@@ -1,4 +1,4 @@
-"""The load tests: `python -m loadtests` runs those whose figures the README gives.
+"""The load tests: `python -m loadtests` runs those whose figures the documentation gives.
 
 They stand on :mod:`wsgifast.benchmark`, which `wsgifast bench` runs on anybody's app. Each module
 of tables (`worker`, `asgi`, ...) says which contenders stand beside each other; `app` and

@@ -1,7 +1,7 @@
-"""Every figure of the README, measured again.
+"""Every figure of the documentation, measured again.
 
     python -m loadtests all                          quickly: that each row runs, and rough ratios
-    python -m loadtests all --profile release        for publication, on a quiet machine
+    python -m loadtests all --profile release        for publication: make benchmarks
     python -m loadtests worker.tls asgi --profile release
 
 A KEY names rows: it is told beside each row, and is its key in reports/*.json.
@@ -16,7 +16,7 @@ from .bench import Table
 from .command import main
 from .demo import LOCUST
 
-# In the order of the README.
+# From bodies to servers.
 MODULES = (
     "demo", "frameworks", "calls", "static_files", "django_files", "memory", "worker", "slow",
     "slow_attack", "asgi", "nodelay", "field_reports.__main__",

@@ -76,7 +76,7 @@ before, start = most_mb(), time.perf_counter()
 StaticFiles(directory=sys.argv[1])
 print(time.perf_counter() - start, before, most_mb())
 """
-MILLISECONDS = Unit("ms", lambda m: m.load.seconds * 1e3)
+MILLISECONDS = Unit("start, ms", lambda m: m.load.seconds * 1e3)
 
 
 ROWS = [

@@ -1,4 +1,4 @@
-"""Run the Python of a page in the current folder: `python -m tests.docs.run_python PAGE`.
+"""Run the Python of a page in a folder: `python -m tests.docs.run_python PAGE FOLDER`.
 
 All blocks share one namespace. Those that name a file are that file too, which others may import;
 one without a name belongs to the file above it.
@@ -6,6 +6,7 @@ one without a name belongs to the file above it.
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from pathlib import Path
@@ -13,8 +14,9 @@ from pathlib import Path
 from .blocks import Block, blocks, files_in
 
 
-def main(page: str) -> None:
-    sys.path.insert(0, str(Path.cwd()))
+def main(page: str, folder: str) -> None:
+    os.chdir(folder)
+    sys.path.insert(0, folder)
     module = sys.modules["page"] = types.ModuleType("page")
     last = None
     for block in blocks(page):
@@ -45,4 +47,4 @@ def _run(block: Block, module: types.ModuleType) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.support import forkserver
 from tests.support.programs import program
-from tests.support.servers import ROOT, LiveServer, free_port, live_server
+from tests.support.servers import LiveServer, free_port, live_server
 from wsgifast.cli import command_parser
 
 __all__ = ["Shell"]
@@ -125,11 +125,11 @@ class Shell(contextlib.ExitStack):
         where = str(self._port) if option == "--port" else f"127.0.0.1:{self._port}"
         at = words.index("--bind") if "--bind" in words else len(words)
         words = [*words[:at], *words[at + 2 :], option, where, *more]
-        command = (
-            [str(_BIN / "gunicorn"), *words[1:]] if name == "gunicorn" else ["python", "-m", *words]
-        )
         server = live_server(
-            command, ("127.0.0.1", self._port), env=self._environment(), cwd=self.folder
+            ["python", "-m", *words],
+            ("127.0.0.1", self._port),
+            env=self._environment(),
+            cwd=self.folder,
         )
         self._server = self.enter_context(server)
         if "--certfile" not in words:
@@ -140,7 +140,7 @@ class Shell(contextlib.ExitStack):
         return text.replace(f":{_PORT_IN_DOCS}", f":{self._port}")
 
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, "PATH": f"{_BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        return {**os.environ, "PATH": f"{_BIN}:{os.environ['PATH']}"}
 
 
 def _check_installation(words: list[str]) -> None:

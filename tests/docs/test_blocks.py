@@ -70,9 +70,9 @@ def _compare(block: Block, output: str) -> None:
 def _run_python(page: str, folder: Path) -> None:
     with (folder / "output").open("w+") as output:
         process = forkserver.start(
-            [sys.executable, "-m", "tests.docs.run_python", page],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            [sys.executable, "-m", "tests.docs.run_python", page, str(folder)],
+            cwd=ROOT,
+            env=os.environ,
             output=output,
         )
         status = process.wait(60)

@@ -243,6 +243,8 @@ def _run(command: list[str], cwd: str, env: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     tempfile.tempdir = None  # TMPDIR is another
+    if "gunicorn.config" in sys.modules:  # it has asked for the folder when it was imported
+        importlib.import_module("gunicorn.config").Chdir.default = cwd
     if command[0] == sys.executable:
         _, _, module, *arguments = command
         sys.argv = [module, *arguments]

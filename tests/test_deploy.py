@@ -1,0 +1,83 @@
+"""examples/deploy: its files are read by the programs that they are for, and its parts run here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.docs.configurations import check_nginx, check_unit
+from tests.support.checkers import check
+from tests.support.servers import ROOT, free_port, live_server
+
+FOLDER = ROOT / "examples" / "deploy"
+
+
+def test_nginx(tmp_path: Path) -> None:
+    check_nginx((FOLDER / "nginx.conf").read_text(), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["shop.socket", "shop.service"])
+def test_systemd(name: str, tmp_path: Path) -> None:
+    check_unit(FOLDER / name, tmp_path)
+
+
+def test_dockerfile() -> None:
+    check("hadolint", FOLDER / "Dockerfile")
+
+
+def test_compose() -> None:
+    check("check-jsonschema", "--builtin-schema", "vendor.compose-spec", FOLDER / "compose.yaml")
+
+
+def test_kubernetes() -> None:
+    check("kubernetes-validate", "--strict", FOLDER / "kubernetes.yaml")
+
+
+def test_files_that_are_named_are_there() -> None:
+    dockerfile = (FOLDER / "Dockerfile").read_text()
+    copied = " ".join(re.findall(r"^COPY (?!--from)(.*) \./$", dockerfile, re.MULTILINE)).split()
+    services = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
+    mounted = [
+        volume.partition(":")[0]
+        for service in services.values()
+        for volume in service.get("volumes", [])
+        if volume.startswith("./")
+    ]
+    assert copied
+    assert mounted
+    assert all((FOLDER / name).is_file() for name in (*copied, *mounted))
+
+
+def test_kubernetes_names_agree() -> None:
+    deployment, service, budget = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text())
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"] == labels
+    assert service["spec"]["selector"] == labels
+    assert budget["spec"]["selector"]["matchLabels"] == labels
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"] for port in container["ports"]}
+    assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+    volumes = {volume["name"] for volume in deployment["spec"]["template"]["spec"]["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
+def test_what_visitors_do() -> None:
+    """The app with its configuration file, as the container starts it."""
+    port = free_port()
+    argv = ["python", "-m", "gunicorn", "--bind", f"127.0.0.1:{port}", "--no-control-socket"]
+    argv += ["--config", "gunicorn.conf.py", "--workers", "1", "shop:app"]
+    with live_server(argv, ("127.0.0.1", port), cwd=FOLDER) as server:
+        assert server.get("/").body == b"<h1>The shop</h1>"
+        assert server.get("/orders").body.count(b"<p>") == 5_000
+        assert server.get("/orders.csv").body.count(b"\n") == 5_000
+        part = server.get("/manual.bin", headers=[("Range", "bytes=0-1048575")])
+        assert (part.status, len(part.body)) == (206, 2**20)
+        upload = server.get("/upload", method="POST", body=b"x" * 100_000)
+        assert upload.body == b"100000\n"
+        log = server.log()
+    assert re.search(r'"GET /orders HTTP/1.1" 200 \d+ joined', log), log
+    assert re.search(r'"GET /orders.csv HTTP/1.1" 200 \d+ coalesced', log), log
+    assert re.search(r'"GET /manual.bin HTTP/1.1" 206 1048576 file', log), log

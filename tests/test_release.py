@@ -1,0 +1,76 @@
+"""What a release is made of: its metadata, its workflows, and what is in the source archive."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.checkers import check
+from tests.support.servers import ROOT
+from wsgifast import __version__
+
+GITHUB = ROOT / ".github"
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+FORMS = sorted((GITHUB / "ISSUE_TEMPLATE").glob("[!c]*.yml"))
+
+
+def test_one_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == __version__
+    assert f"## {__version__} - " in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_what_is_in_the_source_archive(archive: Path) -> None:
+    """All that its tests, its documentation and its load tests need, and nothing that is made."""
+    with tarfile.open(archive) as content:
+        names = {name.partition("/")[2] for name in content.getnames()}
+    for folder in ("wsgifast", "asgi/asgifast", "tests", "loadtests", "examples", "docs"):
+        there = {
+            path.relative_to(ROOT).as_posix()
+            for path in (ROOT / folder).rglob("*.py")
+            if "data" not in path.parts
+        }
+        assert there <= names
+    assert {"Makefile", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE"} <= names
+    made = ("reports", "build", "dist", ".venv", ".ci", ".github", "__pycache__")
+    assert not [name for name in names if set(Path(name).parts) & {*made}]
+
+
+def test_the_index_takes_it(archive: Path) -> None:
+    check("twine", "check", "--strict", archive)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflow(path: Path) -> None:
+    check("check-jsonschema", "--builtin-schema", "vendor.github-workflows", path)
+
+
+def test_workflows_by_actionlint() -> None:
+    check("actionlint", *WORKFLOWS)
+
+
+def test_issue_forms() -> None:
+    check("check-jsonschema", "--builtin-schema", "vendor.github-issue-forms", *FORMS)
+    config = GITHUB / "ISSUE_TEMPLATE" / "config.yml"
+    check("check-jsonschema", "--builtin-schema", "vendor.github-issue-config", config)
+
+
+def test_other_metadata() -> None:
+    dependabot = GITHUB / "dependabot.yml"
+    check("check-jsonschema", "--builtin-schema", "vendor.dependabot", dependabot)
+    citation = ROOT / "CITATION.cff"
+    check("check-jsonschema", "--builtin-schema", "vendor.citation-file-format", citation)
