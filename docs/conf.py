@@ -45,7 +45,7 @@ maximum_signature_line_length = 88
 
 html_theme = "furo"
 html_title = "wsgifast"
-html_static_path = ["_static", "assets"]
+html_static_path = ["_static"]
 html_css_files = ["wsgifast.css"]
 html_theme_options = {
     "source_repository": REPOSITORY,

@@ -6,7 +6,6 @@ import html
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 __all__ = ["BARS", "THEMES", "chart"]
 
@@ -73,16 +72,12 @@ _FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 _TICKS = (1, 2, 5, 10, 20, 50, 100)
 
 
-def chart(rows: Mapping[str, Any], theme: Theme) -> str:
+def chart(ratios: Mapping[str, float], theme: Theme) -> str:
     """Bars from 1 on a logarithmic scale, of those of BARS that were measured.
 
-    :param rows: the figures by their keys, as reports have them.
+    :param ratios: by their rows' keys.
     """
-    found = []
-    for bar in BARS:
-        figures = rows.get(bar.key, {}).get("contenders", {}).get(bar.contender)
-        if figures and figures["ratio"]:
-            found.append((bar, figures["ratio"]["median"]))
+    found = [(bar, ratios[bar.key]) for bar in BARS if bar.key in ratios]
     most = max([10.0, *(ratio for _, ratio in found)]) * 1.05
     height = _TOP + len(found) * _ROW + _BOTTOM
     across = _WIDTH - _LEFT - _RIGHT

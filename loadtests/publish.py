@@ -4,17 +4,19 @@
     python -m loadtests.publish    takes what is in reports/ now
 
 Each report goes to docs/benchmarks/NAME.json, without its single runs, and takes the older one's
-place there; of these docs/benchmarks.md and the chart on the first pages are made.
+place there; of these docs/benchmarks.md and the chart on the first pages are made. What none of
+them has yet, the chart takes from docs/benchmarks/2026-11.json, of the page of that name.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .chart import THEMES, chart
+from .chart import BARS, THEMES, chart
 
 __all__ = ["CHARTS", "benchmarks_page", "ratios"]
 
@@ -22,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "reports"
 DOCS = ROOT / "docs"
 DATA = DOCS / "benchmarks"
+EARLIER = "2026-11"
 # The chart's files.
 CHARTS = {theme: f"assets/ratios-{theme}.svg" for theme in THEMES}
 # In this order on the page; others follow.
@@ -38,6 +41,11 @@ _FACTS = ("cores", "processor", "system", "python")
 
 def main() -> None:
     """Take the reports in, and write the page and the charts."""
+    argparse.ArgumentParser(
+        prog="python -m loadtests.publish",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
     DATA.mkdir(exist_ok=True)
     taken = []
     for path in sorted(REPORTS.glob("*.json")):
@@ -54,17 +62,24 @@ def main() -> None:
 
 def _read() -> dict[str, Any]:
     """What is published, by name."""
-    found = {path.stem: json.loads(path.read_text()) for path in DATA.glob("*.json")}
+    found = {
+        path.stem: json.loads(path.read_text())
+        for path in DATA.glob("*.json")
+        if path.stem != EARLIER
+    }
     names = [*(name for name in NAMES if name in found), *sorted(found.keys() - {*NAMES})]
     return {name: found[name] for name in names}
 
 
 def ratios(theme: str) -> str:
     """The chart, for "light" or for "dark" pages."""
-    rows: dict[str, Any] = {}
+    found: dict[str, float] = json.loads((DATA / f"{EARLIER}.json").read_text())["ratios"]
     for report in _read().values():
-        rows |= report["rows"]
-    return chart(rows, THEMES[theme])
+        for bar in BARS:
+            figures = report["rows"].get(bar.key, {}).get("contenders", {}).get(bar.contender)
+            if figures and figures["ratio"]:
+                found[bar.key] = figures["ratio"]["median"]
+    return chart(found, THEMES[theme])
 
 
 def benchmarks_page() -> str:
