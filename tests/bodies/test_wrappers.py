@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import flask
+import psutil
 import pytest
 import werkzeug.wsgi
 from werkzeug.wrappers import Response
@@ -401,3 +402,102 @@ def test_cherrypy(path: Path) -> None:
     check(streamed, "stream-crumbs")
     with contextlib.ExitStack() as opened:  # CherryPy closes no file that is streamed
         check(file, "file")
+
+
+# Pyramid, Falcon and Bottle
+
+
+def pyramid_app(make: Callable[[], Any]) -> WSGIApplication:
+    from pyramid.config import Configurator
+
+    with Configurator() as config:
+        config.add_route("index", "/")
+        config.add_view(lambda request: make(), route_name="index")
+    return config.make_wsgi_app()  # type: ignore[no-any-return]
+
+
+def falcon_app(make: Callable[[], Any]) -> WSGIApplication:
+    import falcon
+
+    class Index:
+        def on_get(self, request: object, response: Any) -> None:
+            response.stream = make()
+
+    app = falcon.App()
+    app.add_route("/", Index())
+    return app
+
+
+def bottle_app(make: Callable[[], Any]) -> WSGIApplication:
+    import bottle
+
+    app = bottle.Bottle()
+    app.get("/")(make)
+    return app  # type: ignore[no-any-return]
+
+
+def pyramid_response(content: object) -> Any:
+    from pyramid.response import Response
+
+    return Response(app_iter=content)
+
+
+def pyramid_file(path: Path) -> Any:
+    from pyramid.response import FileResponse
+
+    return FileResponse(str(path))
+
+
+def bottle_file(path: Path) -> Any:
+    import bottle
+
+    return bottle.static_file(path.name, root=path.parent)
+
+
+@pytest.mark.filterwarnings("ignore::Warning")  # of what Pyramid and WebOb import
+@pytest.mark.parametrize("server_wrapper", [wsgiref.util.FileWrapper, None])
+@pytest.mark.parametrize(
+    ("app", "make", "route"),
+    [
+        (pyramid_app, lambda path: pyramid_response([b"a", b"b"]), "joined"),
+        (pyramid_app, lambda path: pyramid_response((b"a", b"b")), "joined"),
+        (pyramid_app, lambda path: pyramid_response(path.open("rb")), "file"),
+        (pyramid_app, pyramid_file, "file"),
+        (pyramid_app, lambda path: pyramid_response(bytes([n]) for n in range(9)), "stream-crumbs"),
+        (falcon_app, lambda path: [b"a", b"b"], "joined"),
+        (falcon_app, lambda path: (b"a", b"b"), "joined"),
+        (falcon_app, lambda path: path.open("rb"), "file"),
+        (falcon_app, lambda path: io.BytesIO(CONTENT), "file"),
+        (falcon_app, lambda path: (bytes([n]) for n in range(9)), "stream-crumbs"),
+        (bottle_app, lambda path: ["a", "b"], "as-is"),  # which Bottle joins
+        (bottle_app, lambda path: ("a", "b"), "as-is"),
+        (bottle_app, lambda path: path.open("rb"), "file"),
+        (bottle_app, bottle_file, "file"),
+        (bottle_app, lambda path: (f"{n}" for n in range(9)), "stream-crumbs"),
+    ],
+)
+def test_others(
+    app: Callable[[Callable[[], Any]], WSGIApplication],
+    make: Callable[[Path], Any],
+    route: str,
+    server_wrapper: object,
+    path: Path,
+) -> None:
+    """What they hold goes the same way, whether the server has a file wrapper or they their own."""
+
+    def ask(app: WSGIApplication) -> tuple[Server, bytes]:
+        environ = new_environ()
+        if server_wrapper is not None:
+            environ["wsgi.file_wrapper"] = server_wrapper
+        server = Server(app, environ)
+        return server, server.finish()
+
+    raw, expected = ask(app(lambda: make(path)))
+    wrapped, body = ask(WSGIFast(app(lambda: make(path))))
+    assert body == expected
+    assert wrapped.head[0] == raw.head[0]
+    assert {*raw.head[1]} <= {*wrapped.head[1]}
+    blocks = route == "file" and server_wrapper is None
+    assert wrapped.environ["wsgifast.route"] == ("blocks" if blocks else route)
+    opened = [file.path for file in psutil.Process().open_files()]
+    assert str(path) not in opened

@@ -87,9 +87,11 @@ def _messages() -> Iterator[CheckMessage]:
             id="wsgifast.W002",
         )
     if not use_finders and not (settings.STATIC_ROOT and os.path.isdir(settings.STATIC_ROOT)):
+        named = f"STATIC_ROOT={str(settings.STATIC_ROOT)!r} is no directory"
         yield Warning(
-            f"STATIC_ROOT ({settings.STATIC_ROOT!r}) is no directory: there are no static files.",
-            hint="Name one, and run collectstatic.",
+            f"{named if settings.STATIC_ROOT else 'STATIC_ROOT is not set'}: there are no static "
+            "files.",
+            hint="Run collectstatic." if settings.STATIC_ROOT else "Name a directory in it.",
             id="wsgifast.W003",
         )
     for name in dir(settings):
