@@ -46,7 +46,8 @@ def watched(task: Task) -> Load:
     connection = http.client.HTTPConnection(*task.address, timeout=60)
     try:
         _get(connection, "/page").read()
-        before = _resident_mib(task.pid)
+        server = psutil.Process(task.pid)  # all of it: uvicorn has one process
+        before = server.memory_info().rss
         begun, cpu = time.perf_counter(), time.process_time()
         answer = _get(connection, task.path)
         received = 0
@@ -54,7 +55,7 @@ def watched(task: Task) -> Load:
         while received < size and (count := answer.readinto(buffer)):
             received += count
             if received * LOOKS >= size * (len(looks) + 1):
-                looks.append(_resident_mib(task.pid) - before)
+                looks.append((server.memory_info().rss - before) / MIB)
         seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
     finally:
         connection.close()
@@ -67,12 +68,6 @@ def watched(task: Task) -> Load:
 def _get(connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
     connection.request("GET", path)
     return connection.getresponse()
-
-
-def _resident_mib(pid: int) -> float:
-    root = psutil.Process(pid)
-    family = (root, *root.children(recursive=True))
-    return float(sum(one.memory_info().rss for one in family)) / MIB
 
 
 def _contender(name: str, factory: str, size: int, *, ours: bool = True) -> Contender:
