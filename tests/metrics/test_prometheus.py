@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from wsgifast.metrics import CATALOGUE, Distribution, Point, Tally, prometheus
+from wsgifast.metrics.periodic import Periodic
 from wsgifast.metrics.points import point
 from wsgifast.metrics.prometheus import FileReporter, SourceCollector
 
@@ -146,27 +146,18 @@ def test_processes_are_added_up_by_the_kind_of_the_gauge(directory: Path) -> Non
 def test_a_directory_without_room_is_told_of_once(
     directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(prometheus, "_LEFT_FREE_BYTES", 1 << 60)
     reporter = FileReporter()
     reporter.add(some_requests().points)
-    for _ in range(3):
-        reporter.report()
+    periodic = Periodic()
+    periodic.add(reporter.report)
+    with monkeypatch.context() as full:
+        full.setattr(prometheus, "_LEFT_FREE_BYTES", 1 << 60)
+        for _ in range(3):
+            periodic.call()
     assert len(caplog.records) == 1
-    assert f"Metrics cannot be written to {directory}" in caplog.text
-    monkeypatch.undo()
-    monkeypatch.setenv(prometheus.DIRECTORY, str(directory))
-    reporter.report()
+    assert f"bytes are free for metrics: '{directory}'" in caplog.text
+    periodic.call()
     check_requests(read_files(directory))
-
-
-def test_a_source_that_raises_is_told_of(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def source() -> Iterator[Point]:
-        raise OSError(errno.EIO, "cannot be asked")
-
-    reporter = FileReporter()
-    reporter.add(source)
-    reporter.report()
-    assert "cannot be asked" in caplog.text
 
 
 SCRIPT = """

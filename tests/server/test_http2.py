@@ -403,7 +403,7 @@ def test_uploads_are_here_whole_before_the_app_runs(begin: Begin) -> None:
     peer.socket.send(half[20_000:])
     peer.run()
     assert peer.answers[stream].body == b"a" * 30_000
-    assert peer.bench.server._bodies_on_disk.used_bytes == 0
+    assert peer.bench.server.bodies_on_disk.used_bytes == 0
 
 
 def test_a_large_upload_gets_its_windows(begin: Begin) -> None:
@@ -719,7 +719,7 @@ def test_the_server_says_goodbye(begin: Begin) -> None:
     stream = peer.ask()
     peer.run()
     server = peer.bench.server
-    server.end_soon()
+    server.end_soon("max_requests")
     server._say_goodbye(peer.bench.clock.now)
     peer.bench.pass_time(0.1)
     peer.run()

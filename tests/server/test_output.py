@@ -25,6 +25,7 @@ from tests.support.effort import effort
 from tests.support.eviction import evict
 from wsgifast.http.framing import chunk
 from wsgifast.server import output, output_memory, sending
+from wsgifast.server.counters import Counters
 from wsgifast.server.disk import DiskThreads
 from wsgifast.server.disk_budget import DiskBudget
 from wsgifast.server.output import ClientGone, OutputQueue
@@ -61,6 +62,7 @@ def rules(
         ),
         disk=disk or DiskThreads(lambda error: told.append(repr(error))),
         coalescing=Coalescing(lambda: True),
+        counters=Counters(),
     )
 
 

@@ -53,6 +53,7 @@ def fast_worker(
     attributes: Mapping[str, object] | None = None,
     configuration: str = "",
     address: Address | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[LiveServer]:
     """Run gunicorn with FastWorker.
 
@@ -69,7 +70,7 @@ def fast_worker(
             _CONFIGURATION.format(attributes=dict(attributes or {}), more=configuration)
         )
         argv = gunicorn_command("-c", str(conf), "-b", bind, "--access-logfile=-", *options, app)
-        with live_server(argv, address) as server:
+        with live_server(argv, address, env=env) as server:
             yield server
 
 

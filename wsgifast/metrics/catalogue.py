@@ -228,7 +228,8 @@ _METRICS = (
     ),
     Metric(
         "wsgifast_worker_ends_total", "counter", "{process}", ("reason",),
-        "Workers that have ended in order: max_requests, stuck, failed, or stopped by gunicorn.",
+        "Workers that have ended in order: by a limit (max_requests, max_rss_bytes, "
+        "max_lifetime_s), stuck, failed, or stopped by gunicorn.",
         _WORKER,
     ),
     Metric(

@@ -27,6 +27,8 @@ def is_alive(name: str) -> bool:
     if found is None:
         return False
     pid, started = int(found[1]), int(found[2])
+    if not pid:
+        return False  # to kill(2), one's own group
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -7,15 +7,19 @@ which whoever is scraped adds all of them up.
 
 from __future__ import annotations
 
-import logging
+import atexit
+import contextlib
+import errno
 import os
 import threading
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
 from ..imports import needs
 from .catalogue import Metric
+from .periodic import every_second
 from .points import Distribution, Point, Source
 from .processes import name_of_process
 from .tally import Tally
@@ -32,12 +36,9 @@ with needs("wsgifast.metrics.prometheus", "prometheus_client", "prometheus"):
 
 __all__ = ["DIRECTORY", "FileReporter", "SourceCollector", "recorder", "reporter"]
 
-logger = logging.getLogger("wsgifast")
-
 # The environment variable that switches prometheus_client to its multiprocess mode.
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
-_REPORT_EVERY_S = 1.0
 # What the files leave free on their file system: beyond its end they would end the process.
 _LEFT_FREE_BYTES = 16 * 1024 * 1024
 _MODES = {"sum": "livesum", "max": "livemax", "each": "liveall"}
@@ -48,17 +49,28 @@ def recorder() -> Tally:
     global _recorder
     with _lock:
         if _recorder is None:
-            _recorder = Tally(on_new=_reporter.start if DIRECTORY in os.environ else None)
             if DIRECTORY in os.environ:
-                _reporter.add(_recorder.points)
+                _recorder = Tally(on_new=every_second.start)
+                reporter().add(_recorder.points)
             else:
+                _recorder = Tally()
                 REGISTRY.register(SourceCollector([_recorder.points]))
     return _recorder
 
 
+@cache
 def reporter() -> FileReporter:
-    """What writes this process's files in multiprocess mode."""
-    return _reporter
+    """What writes this process's files in multiprocess mode, once a second and at its end."""
+    made = FileReporter()
+    every_second.add(made.report)
+    os.register_at_fork(after_in_child=made.begin_anew)
+    atexit.register(_report_at_exit, made)
+    return made
+
+
+def _report_at_exit(made: FileReporter) -> None:
+    with contextlib.suppress(Exception):  # it was told before, if it could be told at all
+        made.report()
 
 
 class SourceCollector:
@@ -100,56 +112,40 @@ def _bounds(metric: Metric) -> list[str]:
 
 
 class FileReporter:
-    """Has the points of sources in this process's files, a second old at most.
+    """Puts the points of sources into this process's files; a child begins with files of its own.
 
-    A thread of its own writes them. After a fork the child begins anew, with files of its own.
+    Calls from several threads wait for each other.
     """
 
     def __init__(self) -> None:
         self._sources: list[Source] = []
-        self._begin_anew()
+        self.begin_anew()
 
-    def _begin_anew(self) -> None:
+    def begin_anew(self) -> None:
+        """In a child: what is counted there is not the parent's."""
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
         self._files: _Files | None = None
-        self._has_failed = False
 
     def add(self, source: Source) -> None:
         """Report a source too."""
         self._sources.append(source)
 
-    def start(self) -> None:
-        """Begin, if that was not done in this process."""
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="wsgifast-metrics", daemon=True
-                )
-                self._thread.start()
-
     def report(self) -> None:
-        """Report now; the last word of a process."""
-        with self._lock:
-            try:
-                if self._files is None:
-                    self._files = _Files()
-                self._files.write(point for source in self._sources for point in source())
-            except Exception:
-                if not self._has_failed:
-                    self._has_failed = True
-                    logger.exception("Metrics cannot be written to %s", os.environ.get(DIRECTORY))
+        """Report what there is now.
 
-    def _run(self) -> None:
-        while not self._stopped.wait(_REPORT_EVERY_S):
-            self.report()
+        :raises OSError: if the files cannot be written.
+        """
+        with self._lock:
+            if self._files is None:
+                self._files = _Files(os.environ[DIRECTORY])
+            self._files.write(point for source in self._sources for point in source())
 
 
 class _Files:
     """The files of one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
         name = name_of_process(os.getpid())
         make_class: Any = MultiProcessValue  # has no types
         self._value_class = make_class(lambda: name)
@@ -158,9 +154,13 @@ class _Files:
 
     def write(self, points: Iterable[Point]) -> None:
         """:raises OSError: if there is no room for more."""
-        at = os.statvfs(os.environ[DIRECTORY])
+        at = os.statvfs(self._directory)
         if at.f_bavail * at.f_frsize < _LEFT_FREE_BYTES:
-            raise OSError(f"less than {_LEFT_FREE_BYTES} bytes are free there")
+            raise OSError(
+                errno.ENOSPC,
+                f"less than {_LEFT_FREE_BYTES} bytes are free for metrics",
+                self._directory,
+            )
         for metric, labels, value in points:
             key = (metric.name, labels)
             found = self._values.get(key)
@@ -197,13 +197,3 @@ class _Files:
 
 _lock = threading.Lock()
 _recorder: Tally | None = None
-_reporter = FileReporter()
-
-
-def _begin_anew_after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
-    _reporter._begin_anew()
-
-
-os.register_at_fork(after_in_child=_begin_anew_after_fork)

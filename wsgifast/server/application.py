@@ -38,6 +38,8 @@ class Application:
         another one after it.
     :param answer_error: answers and logs what the app has raised, given the connection and the
         request, as long as nothing has been sent.
+    :param on_answered: called when a response has been sent, as far as it ever will be; before it
+        is logged. Must not raise.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Application:
         post_request: Callable[[Any, dict[str, Any], Response | None], object],
         may_stay: Callable[[], bool],
         answer_error: Callable[[Carrier, Any, BaseException], object],
+        on_answered: Callable[[Carrier, Exchange], object] | None = None,
     ) -> None:
         self.app = app
         self._environs = environs
@@ -64,6 +67,7 @@ class Application:
         self._post_request = post_request
         self._may_stay = may_stay
         self._answer_error = answer_error
+        self._on_answered = on_answered
 
     def run(self, carrier: Carrier) -> None:
         """Call the app for a request, and give its carrier up."""
@@ -195,6 +199,8 @@ class Application:
 
     def log_exchange(self, carrier: Carrier, exchange: Exchange) -> None:
         """Log a request whose response has been sent, as far as it ever will be."""
+        if self._on_answered is not None:
+            self._on_answered(carrier, exchange)
         resp = exchange.resp
         if resp is None or not self._logs_access or exchange.environ is None:
             return

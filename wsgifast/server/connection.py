@@ -28,6 +28,7 @@ from typing import Any, Protocol
 from ..errors import RequestError
 from ..sockets.sendfile import FileTruncated
 from .carrier import Carrier
+from .counters import Counters
 from .exchange import Exchange
 from .options import Options
 from .output import ClientGone, OutputQueue
@@ -75,6 +76,7 @@ class Core(Protocol):
     """What a connection asks of its server."""
 
     options: Options
+    counters: Counters
     output_rules: OutputRules
     registry: Registry[Connection]
     log: Any
@@ -194,6 +196,11 @@ class Connection:
         """Go on to the state that an event leads to."""
         self.state = TRANSITIONS[self.state][event]
 
+    @property
+    def receives_body(self) -> bool:
+        """Whether a request's head has come, and its body has not."""
+        return self.state is RECEIVING and self._receiver.exchange is not None
+
     def is_idle(self) -> bool:
         """Whether it is kept alive, and no request has begun."""
         return self.state is IDLE
@@ -251,6 +258,9 @@ class Connection:
 
     def on_overdue(self) -> None:
         """End a connection whose time is over; the sweep owns it."""
+        waited_for = "body" if self.receives_body else _WAITED_FOR.get(self.state)
+        if waited_for is not None:
+            self._core.counters.timeouts[waited_for] += 1
         _ON_OVERDUE[self.state](self)
 
     def _shake_hands(self, events: int) -> Carrier | None:
@@ -522,6 +532,14 @@ _ON_EVENT: dict[str, Callable[[Connection, int], Carrier | None]] = {
     STREAMS: Connection._on_streams,
     LINGERING: Connection._discard,
     CLOSED: lambda connection, events: None,
+}
+# What is waited for in a state, other than for a client to close its side.
+_WAITED_FOR = {
+    HANDSHAKE: "handshake",
+    IDLE: "keepalive",
+    RECEIVING: "head",
+    RUNNING: "send",
+    SENDING: "send",
 }
 _ON_OVERDUE: dict[str, Callable[[Connection], None]] = {
     HANDSHAKE: Connection.close,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from .counters import Counters
 from .disk import DiskThreads
 from .output_memory import OutputMemory
 
@@ -58,6 +59,7 @@ class OutputRules:
     :ivar sendfile: whether the kernel may send files by itself.
     :ivar memory: what all queues hold.
     :ivar disk: for files that are not in memory.
+    :ivar counters: of the server.
     """
 
     ahead_bytes: int
@@ -68,6 +70,7 @@ class OutputRules:
     memory: OutputMemory
     disk: DiskThreads
     coalescing: Coalescing
+    counters: Counters
 
     def patience_s(self, waited_s: float, taken: int) -> float:
         """For how many more seconds a client is waited for.

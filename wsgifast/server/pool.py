@@ -98,6 +98,7 @@ class Pool(Generic[Job]):
     :param on_failure: called in a thread of the pool that ends by an error of our own.
     :param on_saturation: called when `saturated` has changed. Must not block.
     :param on_queued: called with a job that no thread is free for, before it waits in `ready`.
+    :param on_taken: called with such a job when a thread has taken it up.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Pool(Generic[Job]):
         on_failure: Callable[[], object],
         on_saturation: Callable[[], object] = lambda: None,
         on_queued: Callable[[Job], object] = lambda job: None,
+        on_taken: Callable[[Job], object] = lambda job: None,
     ) -> None:
         self.work: deque[Event | Task[Job]] = deque()
         # Tasks that let events go first.
@@ -124,6 +126,7 @@ class Pool(Generic[Job]):
         # Since when no thread has had nothing to do, by the monotonic clock; None if one has now.
         # Unlike `saturated` it outlasts a thread that ends its turn and takes up the next job.
         self.exhausted_since: float | None = None
+        self._exhausted_s = 0.0  # such times that are over
         # A thread has ended by an error of our own; the worker must not go on without it.
         self.failed = False
         self._poller = poller
@@ -132,6 +135,7 @@ class Pool(Generic[Job]):
         self._on_tick = on_tick
         self._on_saturation = on_saturation
         self._on_queued = on_queued
+        self._on_taken = on_taken
         self._on_failure = on_failure
         self._members = [_Member(f"wsgifast-{number}") for number in range(size)]
         self._spares = [_Member("wsgifast-spare-0", spare=True)]
@@ -202,6 +206,11 @@ class Pool(Generic[Job]):
         """Make :meth:`monitor` return, or its next call; safe in a signal handler."""
         self._interrupted = True
         self._wake_monitor()
+
+    def exhausted_for(self, now: float) -> float:
+        """Seconds in which no thread has had nothing to do, altogether."""
+        since = self.exhausted_since
+        return self._exhausted_s + (0.0 if since is None else now - since)
 
     def turns(self) -> list[tuple[str, int | None, int | None]]:
         """Of each thread that runs apps: its name, its ident, and the turn that it is in."""
@@ -286,6 +295,7 @@ class Pool(Generic[Job]):
         try:
             if self.ready:
                 job = self.ready.popleft()
+                self._on_taken(job)
             elif self.work:
                 item = self.work.popleft()
             elif self._leader is me:
@@ -344,7 +354,7 @@ class Pool(Generic[Job]):
         me.polling = True
         if not self.work and (me.spare or not self.ready):
             if self.exhausted_since is not None and not me.spare:
-                self.exhausted_since = None
+                self._end_exhaustion()
             self.take_up_events(None)
         me.polling = False
         if self._leader is not me:
@@ -376,7 +386,8 @@ class Pool(Generic[Job]):
                 return  # nobody else would look at it now
             else:
                 self._followers.append(me)
-                self.exhausted_since = None
+                if self.exhausted_since is not None:
+                    self._end_exhaustion()
             saturated, self.saturated = self.saturated, False
         if saturated:
             self._on_saturation()
@@ -425,6 +436,11 @@ class Pool(Generic[Job]):
             self._start(spare)
         else:
             spare.gate.release()
+
+    def _end_exhaustion(self) -> None:
+        since, self.exhausted_since = self.exhausted_since, None
+        if since is not None:
+            self._exhausted_s += time.monotonic() - since
 
     def _make_spare(self) -> _Member | None:
         if len(self._spares) == _MAX_SPARES or self._spares[-1].thread is None:

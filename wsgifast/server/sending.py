@@ -186,6 +186,7 @@ class Sender:
         """Take note of what was sent of the file in front, or read of it, to be sent next."""
         if isinstance(done, int):
             self._taken += done
+            self._rules.counters.sendfile_bytes += done
             backlog.advance_file(done)
         else:
             backlog.insert_read(done)

@@ -17,9 +17,11 @@ from .acceptor import Acceptor
 from .application import Application
 from .carrier import Carrier
 from .connection import LINGER_S, Connection, Streams
+from .counters import Counters
 from .disk import DiskThreads
 from .disk_budget import DiskBudget
 from .drain import Drain
+from .exchange import Exchange
 from .options import HTTP2Options, Options
 from .output_memory import OutputMemory
 from .output_rules import Coalescing, OutputRules
@@ -64,11 +66,13 @@ class Server:
     ) -> None:
         self.options = options
         self.log = log
+        self.counters = Counters()
+        self.listeners = list(listeners)
         self._application = application
         self._parser_for = parser_for
         self._secure = secure
         self._http2 = http2
-        self._ends_soon = False
+        self._ends_soon = ""  # or why
         self._stopping = False
         self._killed = False
         self._sweep_pushed = False
@@ -87,9 +91,10 @@ class Server:
             on_failure=self._on_pool_failure,
             on_saturation=lambda: self._acceptor.update(),
             on_queued=self._on_queued,
+            on_taken=self._on_taken,
         )
         self._acceptor = Acceptor(
-            listeners,
+            self.listeners,
             self.poller,
             connect=self._connect,
             count=self.connections.__len__,
@@ -104,7 +109,7 @@ class Server:
             kill_after_s=options.kill_stuck_after_s,
             kill=self._kill,
         )
-        self._bodies_on_disk = DiskBudget(options.bodies_on_disk_bytes)
+        self.bodies_on_disk = DiskBudget(options.bodies_on_disk_bytes)
         # What connections ask for, beside options, registry and log: see connection.Core.
         self.output_rules = OutputRules(
             ahead_bytes=options.output_ahead_bytes,
@@ -119,8 +124,8 @@ class Server:
             ),
             disk=DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error)),
             coalescing=self.coalescing,
+            counters=self.counters,
         )
-        self.refuse = application.refuse
         self.on_sent = application.log_exchange
 
     # Its life; the main thread.
@@ -129,6 +134,15 @@ class Server:
     def has_failed(self) -> bool:
         """Whether it has ended because it could not go on."""
         return self.pool.failed or self._killed
+
+    @property
+    def end(self) -> str:
+        """Why it has ended: "failed", "stuck", what :meth:`end_soon` was told, or "stopped"."""
+        if self.pool.failed:
+            return "failed"
+        if self._killed:
+            return "stuck"
+        return self._ends_soon or "stopped"
 
     def serve(self, beat: Callable[[], bool]) -> None:
         """Serve until it is to end: the pool's monitor, and time limits.
@@ -176,11 +190,14 @@ class Server:
         self._stopping = True
         self.pool.interrupt()
 
-    def end_soon(self) -> bool:
-        """Have it end at a good moment; False if that is so already."""
+    def end_soon(self, reason: str) -> bool:
+        """Have it end at a good moment; False if that is so already.
+
+        :param reason: the name of the limit that was reached.
+        """
         if self._ends_soon:
             return False
-        self._ends_soon = True
+        self._ends_soon = reason
         self.pool.interrupt()
         return True
 
@@ -222,12 +239,13 @@ class Server:
             sock.setblocking(False)
             if self._secure is not None:
                 sock = self._secure(sock)
-            receiver = Receiver(self._parser_for(peer), peer, self.options, self._bodies_on_disk)
+            receiver = Receiver(self._parser_for(peer), peer, self.options, self.bodies_on_disk)
             connection = Connection(self, sock, peer, address, receiver)
         except Exception:
             self.log.debug("A connection has failed at once", exc_info=True)
             sock.close()
             return None
+        self.counters.accepted += 1
         self.connections.add(connection)
         return connection
 
@@ -247,10 +265,14 @@ class Server:
     def begin_http2(self, connection: Connection, parser: Parser) -> Streams:
         from .http2.multiplexer import Multiplexer  # needs h2
 
-        return Multiplexer(self, connection, parser, self._http2, self._bodies_on_disk)
+        return Multiplexer(self, connection, parser, self._http2, self.bodies_on_disk)
 
     def is_ending(self) -> bool:
-        return self._stopping or self._ends_soon
+        return self._stopping or bool(self._ends_soon)
+
+    def refuse(self, carrier: Carrier, exchange: Exchange | None, error: Exception) -> None:
+        self.counters.refused[getattr(error, "status", 400)] += 1
+        self._application.refuse(carrier, exchange, error)
 
     def keepalive_s(self) -> float:
         keepalive_s = self.options.keepalive_s
@@ -288,6 +310,10 @@ class Server:
     def _on_queued(self, carrier: Carrier) -> None:
         if carrier.exchange is not None:
             carrier.exchange.queued = time.monotonic()
+
+    def _on_taken(self, carrier: Carrier) -> None:
+        if carrier.exchange is not None:
+            self.counters.count_wait(time.monotonic() - carrier.exchange.queued)
 
     def _run(self, carrier: Carrier) -> None:
         try:

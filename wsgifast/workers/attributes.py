@@ -33,7 +33,16 @@ _SECONDS = (
 _RATES = ("send_least_bytes_per_s",)
 _MEMORY = ("max_rss_bytes",)
 _FLAGS = ("buffer_bodies", "check_host")
-ATTRIBUTES = (*_FLAGS, *_BYTES, *_SECONDS, *_RATES, *_MEMORY, "parser", "poller_kind")
+ATTRIBUTES = (
+    *_FLAGS,
+    *_BYTES,
+    *_SECONDS,
+    *_RATES,
+    *_MEMORY,
+    "metrics_bind",
+    "parser",
+    "poller_kind",
+)
 PARSERS = ("auto", "gunicorn", "httptools")
 # difflib's measure of two names. Slips are above it; a name that a subclass has for something of
 # its own is below it, even memory_limit_bytes (0.82) or db_timeout_s (0.85).

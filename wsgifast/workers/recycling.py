@@ -31,12 +31,15 @@ class Recycling:
         """Whether the memory of a worker that has served nobody is beyond the limit already."""
         return self._has_rss_limit and resident_bytes() > self._max_rss_bytes
 
-    def reason(self) -> str | None:
-        """Why the worker is to be replaced now, as the log says it; None if it may go on."""
+    def limit_reached(self) -> tuple[str, str] | None:
+        """Why the worker is to be replaced now: the limit, and as the log says it."""
         if self._has_rss_limit and (rss := resident_bytes()) > self._max_rss_bytes:
-            return f"{rss:,} bytes of memory, max_rss_bytes={self._max_rss_bytes:,}"
+            return (
+                "max_rss_bytes",
+                f"{rss:,} bytes of memory, max_rss_bytes={self._max_rss_bytes:,}",
+            )
         if time.monotonic() > self._end:
-            return "max_lifetime_s is over"
+            return "max_lifetime_s", "max_lifetime_s is over"
         return None
 
 

@@ -25,6 +25,8 @@ from .attributes import InvalidWorkerOption, check_attributes
 from .error_page import ErrorPage
 from .gunicorn_support import Settings, environ_part, patched_threads
 from .gunicorn_version import check_gunicorn
+from .metrics import Answers, WorkerSource, begin_to_tell
+from .metrics_setup import check_metrics, prepare_metrics, wants_metrics
 from .recycling import Recycling, resident_bytes
 from .tls import TLSContexts
 from .wiring import http2, options, parsers
@@ -80,6 +82,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         replaced as after max_requests: it serves until what is under way is over.
     :cvar max_lifetime_s: so is one that has served for so many seconds (each up to a tenth less, so
         that not all are replaced at once).
+    :cvar metrics_bind: a host and a port such as "127.0.0.1:9100", at which Prometheus finds the
+        metrics of all workers (docs/reference/metrics.md). The environment variable
+        WSGIFAST_METRICS comes before it. None: no metrics, unless that is set.
     :cvar parser: "gunicorn" for its own parsers, "httptools" to parse by that what is plain, and
         only the rest by them; "auto" for httptools where it is installed, unless gunicorn's setting
         http_parser names one of its own.
@@ -104,6 +109,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     kill_stuck_after_s = math.inf
     max_rss_bytes: float = math.inf
     max_lifetime_s = math.inf
+    metrics_bind: str | None = None
     parser = "auto"
     poller_kind = "auto"
 
@@ -111,8 +117,13 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     alive: bool
 
     server: Server | None = None
+    _answers: Answers | None = None
 
     # What gunicorn calls before any worker is started.
+
+    @classmethod
+    def setup(cls) -> None:
+        prepare_metrics(cls)
 
     @classmethod
     def check_config(cls, cfg: Any, log: Any) -> None:
@@ -120,7 +131,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
         :raises UnsupportedGunicorn: for a version outside the supported range.
         :raises InvalidWorkerOption: for a class attribute with an impossible value or a misspelt
-            name, for `threads` below 1, and for TLS files that cannot be used.
+            name, for `threads` below 1, for TLS files that cannot be used, and for metrics that
+            cannot be served.
         """
         check_gunicorn()
         super().check_config(cfg, log)
@@ -136,6 +148,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
                 raise InvalidWorkerOption(
                     f"certfile={cfg.certfile!r}, keyfile={cfg.keyfile!r}: {error}"
                 ) from error
+        check_metrics(cls, cfg)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)  # in the arbiter still
@@ -169,10 +182,18 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     def run(self) -> None:
         """Serve until gunicorn, or the server by itself, finds that it is enough."""
+        if wants_metrics(type(self)) is not None:
+            from ..metrics.prometheus import recorder
+
+            self._answers = Answers(recorder(), self.log)
         self.server = server = self.make_server()
+        source = WorkerSource(server, lambda: self.nr)
+        tell_the_last = begin_to_tell(source, self)
         server.serve(self._beat)
         self.alive = False
         server.finish(self._beat)
+        source.end(server.end)
+        tell_the_last()
         for sock in self.sockets:
             sock.close()
         if server.has_failed:
@@ -192,9 +213,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     def _beat(self) -> bool:
         """Give gunicorn a sign of life; whether the worker is to go on."""
         self.notify()
-        reason = self._recycling.reason()
-        if reason is not None and self.server is not None and self.server.end_soon():
-            self.log.info("Autorestarting worker: %s.", reason)
+        reached = self._recycling.limit_reached()
+        if reached is not None and self.server is not None and self.server.end_soon(reached[0]):
+            self.log.info("Autorestarting worker: %s.", reached[1])
         return bool(self.alive and self.is_parent_alive())
 
     # Its server.
@@ -203,8 +224,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """The server of this process: its app, gunicorn's settings and hooks, TLS and HTTP/2."""
         self.settings = settings = Settings(self.cfg)
         environ = environ_part(settings)
+        answers = self._answers
         self.application = Application(
-            self.wsgi,
+            self.wsgi if answers is None else answers.observed(self.wsgi),
             environs=EnvironFactory(environ),
             file_wrapper=environ["wsgi.file_wrapper"],
             settings=settings,
@@ -216,6 +238,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             post_request=partial(settings.post_request, self),
             may_stay=self._may_stay,
             answer_error=self._answer_error,
+            on_answered=None if answers is None else answers.record,
         )
         return Server(
             self.application,
@@ -244,7 +267,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         assert server is not None
         self.nr += 1
         if self.nr >= self.max_requests:
-            if self.alive and server.end_soon():
+            if self.alive and server.end_soon("max_requests"):
                 self.log.info("Autorestarting worker after current request.")
             return False
         return bool(

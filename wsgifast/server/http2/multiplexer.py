@@ -102,11 +102,14 @@ class Multiplexer(Incoming):
         """End what is overdue."""
         self._is_in_turn = True
         now = time.monotonic()
+        timeouts = self.core.counters.timeouts
         if self.until_sent < now or self.starved_until < now:
+            timeouts["send"] += 1
             self.lose(TimeoutError("the client took no byte in time"))
         for stream in [each for each in list(self.streams.values()) if each.deadline < now]:
             stream.on_overdue()
         if not self.streams and self._deadline_of_idle < now:
+            timeouts["keepalive"] += 1
             self._leave()
         with self.lock:
             deadlines = [stream.deadline for stream in self.streams.values()]

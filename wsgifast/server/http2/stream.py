@@ -227,6 +227,8 @@ class Stream:
 
     def on_overdue(self) -> None:
         """Its client has not done its part in time; the connection's owner."""
+        waited_for = "body" if self.state is RECEIVING else "send"
+        self._hub.core.counters.timeouts[waited_for] += 1
         if self.state is RECEIVING:
             self.refuse(RequestError(408, "The request did not come in time"))
         else:

@@ -1,0 +1,124 @@
+"""The directory of several processes: what dead ones leave, and what cannot be read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from wsgifast.metrics import Distribution
+from wsgifast.metrics.directory import Directory
+from wsgifast.metrics.points import point
+from wsgifast.metrics.processes import is_alive, name_of_process, pid_in
+from wsgifast.metrics.prometheus import DIRECTORY, FileReporter
+
+from .test_prometheus import Samples, parsed
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(DIRECTORY, str(tmp_path))
+    return tmp_path
+
+
+def in_a_child(function: Callable[[], object]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        function()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    return pid
+
+
+def report() -> None:
+    reporter = FileReporter()
+    reporter.add(
+        lambda: [
+            point("wsgifast_threads", 4),
+            point("wsgifast_worker_memory_bytes", 1000),
+            point("wsgifast_timeouts_total", 2, "head"),
+            point("wsgifast_thread_wait_seconds", Distribution((5, *([1] * 10)), 7.5)),
+        ]
+    )
+    reporter.report()
+
+
+def samples(directory: Directory) -> Samples:
+    registry = CollectorRegistry()
+    registry.register(directory)
+    return parsed(registry)
+
+
+def test_what_the_dead_have_counted_lasts(path: Path) -> None:
+    directory = Directory(str(path), own=True)
+    report()
+    for deaths in (1, 2, 3):
+        in_a_child(report)
+        directory.clean()
+        found = samples(directory)
+        assert found["wsgifast_threads", ()] == 4
+        assert found["wsgifast_worker_memory_bytes", (("pid", str(os.getpid())),)] == 1000
+        assert found["wsgifast_timeouts_total", (("kind", "head"),)] == 2 * (deaths + 1)
+        assert found["wsgifast_thread_wait_seconds_sum", ()] == 7.5 * (deaths + 1)
+        assert found["wsgifast_thread_wait_seconds_bucket", (("le", "0.001"),)] == 5 * (deaths + 1)
+        assert found["wsgifast_thread_wait_seconds_count", ()] == 15 * (deaths + 1)
+        assert sorted({file.name.rpartition("_")[2] for file in path.iterdir()}) == sorted(
+            [f"{name_of_process(os.getpid())}.db", "wsgifast-dead.db"]
+        )
+    assert directory.processes() == {name_of_process(os.getpid())}
+
+
+APPS_OWN = """
+import prometheus_client
+prometheus_client.Counter("orders", "Orders.").inc()
+prometheus_client.Gauge("queue", "Queue.", multiprocess_mode="livesum").set(3)
+"""
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_apps_own_metrics(path: Path, own: bool) -> None:
+    subprocess.run([sys.executable, "-c", APPS_OWN], check=True)
+    directory = Directory(str(path), own=own)
+    before = {file.name for file in path.iterdir()}
+    directory.clean()
+    found = samples(directory)
+    assert found["orders_total", ()] == 1
+    assert (("queue", ()) in found) is not own
+    assert ({file.name for file in path.iterdir()} == before) is not own
+
+
+def test_what_was_left_unfinished(path: Path) -> None:
+    directory = Directory(str(path), own=True)
+    in_a_child(report)
+    (path / "counter_wsgifast-1-1.db").touch()  # killed as it made it
+    assert samples(directory)["wsgifast_timeouts_total", (("kind", "head"),)] == 2
+    (path / "counter_wsgifast-1-2.db").write_bytes(b"\xff\x01\0\0" + bytes(20))
+    directory.clean()
+    assert samples(directory)["wsgifast_timeouts_total", (("kind", "head"),)] == 2
+    assert not (path / "counter_wsgifast-1-2.db").exists()
+
+
+def test_a_process_is_told_from_a_later_one_of_its_pid() -> None:
+    sleeping = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    name = name_of_process(sleeping.pid)
+    assert pid_in(name) == sleeping.pid
+    assert is_alive(name)
+    if sys.platform == "linux":
+        assert not is_alive(f"wsgifast-{sleeping.pid}-1")
+    sleeping.send_signal(signal.SIGKILL)
+    while is_alive(name):  # a zombie is dead
+        pass
+    sleeping.wait()
+    assert not is_alive(name)
+
+
+@pytest.mark.parametrize("name", ["", "wsgifast-dead", "wsgifast-0-0", "123", "wsgifast-1-x"])
+def test_what_is_no_process(name: Any) -> None:
+    assert not is_alive(name)

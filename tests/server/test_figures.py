@@ -1,0 +1,132 @@
+"""What a server tells of itself: its connections by state, what waits, and what it has counted."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.test_pool_monitor import Monitored, exhaust, monitored, turn
+from tests.workers.bench import GET, LARGE, Bench, echo, large, make_bench
+from wsgifast.server.counters import _MOST_WAITS, Counters
+from wsgifast.server.figures import figures_of
+from wsgifast.workers import FastWorker
+
+__all__ = ["make_bench", "monitored"]
+
+MakeBench = Callable[..., Bench]
+HEAD = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n"
+
+
+def test_connections_by_state(make_bench: MakeBench) -> None:
+    bench = make_bench(large)
+    bench.begin(b"")
+    bench.begin(b"GET / HT")
+    bench.begin(HEAD + b"01234")
+    bench.begin()  # takes nothing of what is sent
+    bench.begin(b"nonsense\r\n\r\n")
+    figures = figures_of(bench.server)
+    assert figures.connections == {"idle": 1, "head": 1, "body": 1, "sending": 1, "closing": 1}
+    assert figures.slow_clients == 1
+    assert 0 < figures.queued_bytes <= LARGE
+    assert bench.server.counters.accepted == 5
+    assert bench.server.counters.refused == {400: 1}
+
+
+def test_what_waits_in_temporary_files(make_bench: MakeBench) -> None:
+    attributes = {"body_memory_bytes": 1000, "output_memory_bytes": 1000}
+    bench = make_bench(large, attributes=attributes)
+    bench.begin(HEAD.replace(b"10", b"9000") + bytes(5000))
+    bench.begin()
+    figures = figures_of(bench.server)
+    assert figures.bodies_spooled_bytes == 5000
+    assert figures.spooled_bytes > LARGE // 2
+    assert figures.queued_bytes <= 16 * 1024
+
+
+def test_whose_time_was_over(make_bench: MakeBench) -> None:
+    bench = make_bench(large)
+    for sent in (b"", b"GET / HT", HEAD, GET, GET):
+        bench.begin(sent)
+    bench.pass_time(FastWorker.send_timeout_s + 1)
+    timeouts = bench.server.counters.timeouts
+    assert timeouts == {"keepalive": 1, "head": 1, "body": 1, "send": 2}
+    assert bench.server.counters.refused == {408: 2}
+
+
+def test_bytes_by_sendfile(make_bench: MakeBench, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(500_000))
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        wrapped: Iterable[bytes] = environ["wsgi.file_wrapper"](path.open("rb"))
+        return wrapped
+
+    bench = make_bench(app)
+    client = bench.begin()
+    received = 0
+    while received < 500_000:
+        received += len(client.receive_all_there_is())
+        bench.run()
+    assert bench.server.counters.sendfile_bytes == 500_000
+
+
+def test_requests_that_no_thread_is_free_for(make_bench: MakeBench) -> None:
+    bench = make_bench(echo, threads=3)
+    client = bench.connect()
+    client.send(GET)
+    bench.poll()
+    pool = bench.server.pool
+    job = bench.server._receive(pool.work.popleft())
+    assert job is not None
+    bench.server._on_queued(job)
+    pool.ready.append(job)
+    figures = figures_of(bench.server)
+    assert (figures.threads, figures.busy, figures.waiting) == (3, 0, 1)
+    bench.clock.now += 2.5
+    bench.server._on_taken(pool.ready.popleft())
+    bench.server._run(job)
+    assert bench.server.counters.take_waits() == [2.5]
+    assert bench.server.counters.take_waits() == []
+    assert figures_of(bench.server).waiting == 0
+
+
+def test_a_thread_that_takes_what_has_waited_says_so(monitored: Monitored) -> None:
+    pool = monitored.pool
+    taken: list[str] = []
+    pool._on_taken = taken.append
+    since = exhaust(monitored)
+    pool.ready.append("waited")
+    monitored.spare.busy = True
+    pool._lead_or_follow(monitored.first)
+    turn(monitored, monitored.first)
+    assert taken == ["waited"]
+    assert pool.exhausted_for(monitored.now + 2) == pytest.approx(monitored.now + 2 - since)
+    monitored.now += 5
+    turn(monitored, monitored.first)  # it polls: the time is over
+    assert pool.exhausted_for(monitored.now + 100) == pytest.approx(monitored.now - since)
+
+
+def test_waits_that_nobody_asks_for_are_limited() -> None:
+    counters = Counters()
+    for _ in range(_MOST_WAITS + 5):
+        counters.count_wait(0.1)
+    assert len(counters.take_waits()) == _MOST_WAITS
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells it")
+@pytest.mark.parametrize("waiting", [0, 3])
+def test_the_accept_backlog(make_bench: MakeBench, waiting: int) -> None:
+    bench = make_bench(echo)
+    with socket.create_server(("127.0.0.1", 0), backlog=17) as listener:
+        bench.begin_anew(listener)
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(waiting)]
+        assert figures_of(bench.server).backlog == (waiting, 17)
+        for client in clients:
+            client.close()
+    assert figures_of(bench.server).backlog is None

@@ -1,0 +1,293 @@
+"""FastWorker, scraped: what its workers tell, and what becomes of it as processes come and go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.http import Connection, get
+from tests.support.servers import LiveServer, free_port, wait_for
+from tests.workers.app import FILE_BYTES
+from tests.workers.serving import fast_worker, gunicorn_command, reset, stats
+from wsgifast.metrics import CATALOGUE
+
+Labels = Mapping[str, str]
+
+# Each scrape is a second old at most, on a machine that has nothing else to do.
+_PATIENCE_S = 40.0
+
+
+class Scrape:
+    """The samples of one scrape."""
+
+    def __init__(self, port: int) -> None:
+        response = get(("127.0.0.1", port), "/metrics")
+        assert response.status == 200
+        self.families = {
+            family.name: family for family in text_string_to_metric_families(response.body.decode())
+        }
+
+    def samples(self, name: str, **labels: str) -> list[tuple[Labels, float]]:
+        return [
+            (sample.labels, sample.value)
+            for family in self.families.values()
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum of the samples with these labels."""
+        return sum(value for _, value in self.samples(name, **labels))
+
+
+def scraped_until(port: int, name: str, value: float, **labels: str) -> Scrape:
+    """Scrape until a metric has a value, which takes a second or so."""
+    found: list[Scrape] = []
+
+    def has_it() -> bool:
+        with contextlib.suppress(OSError):
+            found[:] = [Scrape(port)]
+        return bool(found) and found[0].value(name, **labels) == value
+
+    wait_for(has_it, f"{name}{labels} is {value}", timeout=_PATIENCE_S, interval=0.1)
+    return found[0]
+
+
+def exporter_of(server: LiveServer) -> int:
+    """The pid of the last exporter that has begun to serve."""
+    return int(re.findall(r"\[(\d+)\] \[INFO\] Metrics at", server.log())[-1])
+
+
+def directory_of(server: LiveServer, worker: int) -> Path:
+    """The directory of the files, as a worker has it open."""
+    for fd in Path(f"/proc/{worker}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            target = os.readlink(fd)
+            if target.endswith(".db"):
+                return Path(target).parent
+    raise AssertionError(f"{worker} has no file of metrics open\n{server.log()}")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def metered(*options: str, **more: Any) -> Iterator[tuple[LiveServer, int]]:
+    port = free_port()
+    with fast_worker(*options, attributes={"metrics_bind": f"127.0.0.1:{port}"}, **more) as server:
+        yield server, port
+
+
+def workers_of(scrape: Scrape) -> set[int]:
+    return {int(labels["pid"]) for labels, _ in scrape.samples("wsgifast_worker_memory_bytes")}
+
+
+def test_a_server_and_its_workers() -> None:
+    """One server: what it tells, and what it survives."""
+    with metered("--workers=2", "--threads=3") as (server, port):
+        scraped_until(port, "wsgifast_workers", 2)
+        _requests(server, port)
+        _gauges(server, port)
+        _a_worker_is_killed(server, port)
+        _the_exporter_is_killed(server, port)
+        new = _another_address_by_hup(server, port)
+        assert get(("127.0.0.1", new), "/elsewhere").status == 404
+        scrape = Scrape(new)
+        directory = directory_of(server, workers_of(scrape).pop())
+        exporter = exporter_of(server)
+        assert server.stop() == 0
+        wait_for(
+            lambda: not is_running(exporter),
+            "the exporter has ended with the server",
+            timeout=_PATIENCE_S,
+        )
+        wait_for(lambda: not directory.exists(), "its directory has gone", timeout=_PATIENCE_S)
+
+
+def _requests(server: LiveServer, port: int) -> None:
+    for _ in range(3):
+        assert server.get("/small/100").status == 200
+    assert server.get("/file").status == 200
+    assert server.get("/nothing").status == 404
+    assert server.get("/raise/before").status == 500
+    scrape = scraped_until(port, "http_server_request_duration_seconds_count", 6)
+    duration = "http_server_request_duration_seconds_count"
+    assert scrape.value(duration, http_response_status_code="200") == 4
+    assert scrape.value(duration, http_response_status_code="404") == 1
+    assert scrape.value(duration, http_response_status_code="500", http_route="unknown") == 1
+    size = "http_server_response_body_size_bytes_sum"
+    assert scrape.value(size, http_response_status_code="200") == 300 + FILE_BYTES
+    assert scrape.value("wsgifast_sendfile_bytes_total") == FILE_BYTES
+    assert scrape.value("wsgifast_thread_wait_seconds_count") == 6
+    assert scrape.value("wsgifast_worker_starts_total") == 2
+    assert scrape.value("wsgifast_worker_cpu_seconds_total") > 0
+
+
+def _gauges(server: LiveServer, port: int) -> None:
+    with contextlib.ExitStack() as stack:
+        for sent in (b"", b"GET / HT", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"):
+            stack.enter_context(Connection(server.address)).send(sent)
+        slow = stack.enter_context(socket.socket())
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(server.address)
+        slow.sendall(b"GET /file HTTP/1.1\r\nHost: a\r\n\r\n")
+        scrape = scraped_until(port, "wsgifast_slow_clients", 1)
+        assert scrape.value("wsgifast_threads") == 6
+        for state in ("idle", "head", "body", "sending"):
+            assert scrape.value("wsgifast_connections", state=state) == 1, state
+        assert scrape.value("wsgifast_connections_limit") == 2000
+        assert scrape.value("wsgifast_accept_backlog_limit") > 0
+        reset(slow)
+        scrape = scraped_until(port, "wsgifast_clients_left_total", 1)
+    told = {
+        name
+        for family in scrape.families.values()
+        for name in (sample.name for sample in family.samples)
+    }
+    unknown = {name for name in told if re.sub(r"_(bucket|sum|count)$", "", name) not in CATALOGUE}
+    assert not unknown
+    scraped_until(port, "wsgifast_slow_clients", 0)
+
+
+def _a_worker_is_killed(server: LiveServer, port: int) -> None:
+    before = Scrape(port)
+    requests = before.value("wsgifast_connections_accepted_total")
+    killed = workers_of(before).pop()
+    os.kill(killed, signal.SIGKILL)
+    scraped_until(port, "wsgifast_worker_starts_total", 3)
+
+    def others() -> bool:
+        workers = workers_of(Scrape(port))
+        return len(workers) == 2 and killed not in workers
+
+    wait_for(others, "another one is in its place", timeout=_PATIENCE_S, interval=0.1)
+    scrape = scraped_until(port, "wsgifast_workers", 2)
+    assert scrape.value("wsgifast_connections_accepted_total") >= requests
+
+
+def _the_exporter_is_killed(server: LiveServer, port: int) -> None:
+    exporter = exporter_of(server)
+    os.kill(exporter, signal.SIGKILL)
+    wait_for(lambda: exporter_of(server) != exporter, "another one has begun", timeout=_PATIENCE_S)
+    scrape = scraped_until(port, "wsgifast_workers", 2)
+    assert scrape.value("wsgifast_worker_starts_total") == 3
+
+
+def _another_address_by_hup(server: LiveServer, port: int) -> int:
+    new = free_port()
+    arguments: Any = server.process.args
+    conf = Path(arguments[arguments.index("-c") + 1])
+    conf.write_text(conf.read_text().replace(f"127.0.0.1:{port}", f"127.0.0.1:{new}"))
+    server.process.send_signal(signal.SIGHUP)
+    scrape = scraped_until(new, "wsgifast_workers", 2)
+    assert scrape.value("wsgifast_worker_starts_total") == 5
+    with pytest.raises(ConnectionRefusedError):
+        get(("127.0.0.1", port), "/metrics")
+    return new
+
+
+def test_workers_that_are_replaced_leave_no_more_files() -> None:
+    with metered("--max-requests=3") as (server, port):
+        first = workers_of(scraped_until(port, "wsgifast_workers", 1)).pop()
+        directory = directory_of(server, first)
+        pids = {stats(server)["pid"] for _ in range(20)}
+        assert len(pids) > 2
+
+        def ends() -> float:
+            return Scrape(port).value("wsgifast_worker_ends_total", reason="max_requests")
+
+        wait_for(
+            lambda: ends() >= len(pids) - 1, "they have told of their ends", timeout=_PATIENCE_S
+        )
+        scrape = Scrape(port)
+        # Of the last one the last second may be missing.
+        assert scrape.value("wsgifast_thread_wait_seconds_count") >= 15
+        assert scrape.value("wsgifast_worker_starts_total") >= len(pids)
+
+        def files() -> set[str]:
+            return {path.name.rpartition("_")[2] for path in directory.glob("*.db")}
+
+        wait_for(
+            lambda: len(files()) <= 3,
+            f"the dead ones are put together: {files()}",
+            timeout=_PATIENCE_S,
+        )
+
+
+def test_a_new_server_takes_over_by_usr2() -> None:
+    port = free_port()
+    env = {"WSGIFAST_METRICS": f"127.0.0.1:{port}"}
+    with fast_worker("--workers=1", env=env, attributes={"metrics_bind": "127.0.0.1:1"}) as server:
+        scraped_until(port, "wsgifast_workers", 1)
+        first = exporter_of(server)
+        server.process.send_signal(signal.SIGUSR2)
+        wait_for(
+            lambda: "Metrics wait for" in server.log(),
+            "the next one wants the address",
+            timeout=_PATIENCE_S,
+        )
+        master = int(server.log().rsplit("Listening at: ", 1)[1].split("(")[1].split(")")[0])
+        assert server.stop(signal.SIGQUIT) == 0
+        wait_for(lambda: exporter_of(server) != first, "the next one has it", timeout=_PATIENCE_S)
+        worker = workers_of(scraped_until(port, "wsgifast_workers", 1)).pop()
+        directory = directory_of(server, worker)
+        # Killed as it is, it leaves neither a process nor a file.
+        os.kill(master, signal.SIGKILL)
+        exporter = exporter_of(server)
+        wait_for(lambda: not is_running(worker), "the worker has ended", timeout=_PATIENCE_S)
+        wait_for(lambda: not is_running(exporter), "the exporter has ended", timeout=_PATIENCE_S)
+        assert not directory.exists()
+
+
+def test_what_cannot_work_is_said_at_the_start(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    argv = gunicorn_command(
+        "-k", "wsgifast.workers.FastWorker", "-b", "127.0.0.1:0", "tests.workers.app:app"
+    )
+    env = {
+        **os.environ, "WSGIFAST_METRICS": "127.0.0.1:1", "PROMETHEUS_MULTIPROC_DIR": missing
+    }  # fmt: skip
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 1
+    assert (
+        "Error: WSGIFAST_METRICS='127.0.0.1:1': metrics are gathered in "
+        f"PROMETHEUS_MULTIPROC_DIR={missing!r}, where no file can be written: No such file"
+    ) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_statsd() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as statsd:
+        statsd.bind(("127.0.0.1", 0))
+        statsd.settimeout(0.2)
+        received: dict[str, list[str]] = {}
+
+        def receive() -> bool:
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    name, _, value = statsd.recv(1024).decode().partition(":")
+                    received.setdefault(name, []).append(value)
+            return "wsgifast.connections_accepted" in received and "gunicorn.requests" in received
+
+        with fast_worker(f"--statsd-host=127.0.0.1:{statsd.getsockname()[1]}") as server:
+            server.get("/small/1")
+            wait_for(receive, "statsd has both", timeout=_PATIENCE_S)
+        assert "4|h" in received["wsgifast.threads"]
+        accepted = received["wsgifast.connections_accepted"]
+        assert sum(int(each.partition("|")[0]) for each in accepted) >= 1
+        assert all(each.endswith("|c|@1.0") for each in accepted)
+        assert "0|h" in received["wsgifast.connections.sending"]

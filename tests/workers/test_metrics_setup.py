@@ -1,0 +1,145 @@
+"""What is settled in the arbiter: the address, the directory, and what is refused."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from wsgifast.metrics.processes import name_of_process
+from wsgifast.workers import FastWorker, metrics_setup
+from wsgifast.workers.attributes import InvalidWorkerOption
+from wsgifast.workers.metrics_setup import check_metrics, export_of, prepare_metrics
+
+CFG = SimpleNamespace(uid=os.geteuid(), gid=os.getegid())
+DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
+
+
+@pytest.fixture(autouse=True)
+def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WSGIFAST_METRICS", DIRECTORY, "GUNICORN_PID"):
+        monkeypatch.setenv(name, "")  # so that it is as before afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(metrics_setup, "_made", None)
+    monkeypatch.setattr(metrics_setup, "_parent", lambda: str(tmp_path))
+    monkeypatch.setattr(metrics_setup, "_ADDRESS_PATIENCE_S", 0.0)
+
+
+def worker(bind: object) -> type[FastWorker]:
+    return type("Worker", (FastWorker,), {"metrics_bind": bind})
+
+
+def refused(bind: object) -> str:
+    with pytest.raises(InvalidWorkerOption) as caught:
+        check_metrics(worker(bind), CFG)
+    return str(caught.value)
+
+
+def test_nothing_is_done_unless_it_is_wanted(tmp_path: Path) -> None:
+    prepare_metrics(FastWorker)
+    check_metrics(FastWorker, CFG)
+    assert export_of(FastWorker, 1) is None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("bind", ["localhost", "127.0.0.1:", "127.0.0.1:0", "::1:80", "a:b:80", 80])
+def test_what_is_no_address(bind: object) -> None:
+    assert refused(bind) == (
+        f"FastWorker.metrics_bind={bind!r}: expected a host and a port such as '127.0.0.1:9100' "
+        "or '[::1]:9100'"
+    )
+
+
+def test_an_address_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = f"FastWorker.metrics_bind={address!r}: Address already in use"
+        assert refused(address) == said
+        # The server that is to be replaced has it still.
+        monkeypatch.setenv("GUNICORN_PID", "1")
+        check_metrics(worker(address), CFG)
+    monkeypatch.delenv("GUNICORN_PID")
+    check_metrics(worker(address), CFG)
+
+
+def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(metrics_setup, "find_spec", lambda name: None)
+    monkeypatch.setenv("WSGIFAST_METRICS", "127.0.0.1:9100")
+    prepare_metrics(FastWorker)
+    assert not list(tmp_path.iterdir())
+    assert refused(None) == (
+        "WSGIFAST_METRICS needs prometheus_client, which is not installed: "
+        "pip install 'wsgifast[prometheus]'"
+    )
+
+
+def test_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WSGIFAST_METRICS", "nonsense")
+    assert refused("127.0.0.1:9100").startswith("WSGIFAST_METRICS='nonsense': ")
+
+
+def test_a_directory_is_made_once(tmp_path: Path) -> None:
+    for _ in range(2):
+        prepare_metrics(worker("9100"))
+    (made,) = tmp_path.iterdir()
+    assert os.environ[DIRECTORY] == str(made)
+    export = export_of(worker("9100"), os.getpid())
+    assert (made / "address").read_text() == export.address == "127.0.0.1:9100"
+    assert export.own
+    assert export_of(worker("[::1]:9100"), os.getpid()).address == "[::1]:9100"
+
+
+def test_a_directory_that_is_given_is_only_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    monkeypatch.setenv(DIRECTORY, str(given))
+    prepare_metrics(worker("9100"))
+    export = export_of(worker("9100"), os.getpid())
+    assert (export.directory, export.own) == (str(given), False)
+    assert [path.name for path in tmp_path.iterdir()] == ["given"]
+
+
+def test_the_directory_of_the_server_before_is_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a reload and USR2 it is in the environment of the next arbiter."""
+    before = tmp_path / f"wsgifast-metrics-{name_of_process(os.getppid())}-x"
+    before.mkdir()
+    monkeypatch.setenv(DIRECTORY, str(before))
+    prepare_metrics(worker("9100"))
+    assert before.is_dir()
+    assert os.environ[DIRECTORY] != str(before)
+
+
+def test_what_killed_servers_have_left_is_removed(tmp_path: Path) -> None:
+    gone = tmp_path / "wsgifast-metrics-wsgifast-1-1-a"
+    daemons = tmp_path / "wsgifast-metrics-wsgifast-1-1-b"
+    exported = tmp_path / "wsgifast-metrics-wsgifast-1-1-c"
+    others = tmp_path / "others"
+    for directory in (gone, daemons, exported, others):
+        directory.mkdir()
+        (directory / "counter_wsgifast-1-1.db").touch()
+        (directory / "exporter.lock").touch()
+    (daemons / f"counter_{name_of_process(os.getpid())}.db").touch()
+    with (exported / "exporter.lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        prepare_metrics(worker("9100"))
+    assert not gone.exists()
+    assert daemons.is_dir()
+    assert exported.is_dir()
+    assert others.is_dir()
+
+
+def test_where_no_directory_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_setup, "_parent", lambda: "/proc")
+    prepare_metrics(worker("9100"))
+    assert refused("9100").startswith(
+        "FastWorker.metrics_bind='9100': metrics are gathered in PROMETHEUS_MULTIPROC_DIR='/proc', "
+        "where no file can be written: "
+    )

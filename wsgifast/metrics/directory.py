@@ -1,0 +1,152 @@
+"""The directory of prometheus_client's multiprocess mode, and what dead processes leave there.
+
+Each process has files of its own, named for their kind and the process. Counters and histograms of
+a dead one still count; where workers are replaced again and again, their files are put together, or
+each scrape would read more of them than the one before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ..imports import needs
+from .processes import is_alive, pid_in
+
+with needs("wsgifast.metrics.directory", "prometheus_client", "prometheus"):
+    from prometheus_client.mmap_dict import MmapedDict, mmap_key
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+__all__ = ["Directory"]
+
+# What counts on behind a process's end; gauges do not.
+_LASTING = frozenset({"counter", "histogram", "summary"})
+# The process that the files put together are of.
+_DEAD = "wsgifast-dead"
+# A file that is being made, or was left unfinished, cannot be read.
+_UNREADABLE = (struct.error, RuntimeError, ValueError, FileNotFoundError)
+_ATTEMPTS = 3
+
+
+class Directory:
+    """The files of several processes; any thread may call.
+
+    :param own: it was made by us: the files of an app's own metrics are ours to clean, too.
+    """
+
+    def __init__(self, path: str, *, own: bool) -> None:
+        self.path = path
+        self._own = own
+        self._lock = threading.Lock()
+
+    def collect(self) -> Iterator[Any]:
+        """All processes' metrics, added up; what prometheus_client's registries ask for."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                with self._lock:
+                    metrics = list(_merged(self._files(), accumulate=True))
+                break
+            except _UNREADABLE:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        for metric in metrics:
+            metric.samples = [_with_plain_pid(sample) for sample in metric.samples]
+            yield metric
+
+    def processes(self) -> set[str]:
+        """The processes of ours that have files there and live."""
+        names = {_parts(path)[1] for path in self._files()}
+        return {name for name in names if is_alive(name)}
+
+    def clean(self) -> None:
+        """Remove the gauges of dead processes, and put together what they have counted."""
+        dead: dict[str, list[str]] = defaultdict(list)
+        alive: dict[str, bool] = {_DEAD: True}
+        for path in self._files():
+            kind, process = _parts(path)
+            if process not in alive:
+                alive[process] = self._may_live(process)
+            if not alive[process]:
+                dead[kind].append(path)
+        for kind, paths in dead.items():
+            with self._lock:
+                if kind in _LASTING:
+                    self._put_together(kind, paths)
+                elif not kind.startswith("gauge_live"):
+                    continue
+                for path in paths:
+                    os.unlink(path)
+
+    def _files(self) -> list[str]:
+        with os.scandir(self.path) as entries:
+            # One that is empty was not begun.
+            return [e.path for e in entries if e.name.endswith(".db") and e.stat().st_size]
+
+    def _may_live(self, process: str) -> bool:
+        if pid_in(process) is not None:
+            return is_alive(process)
+        # An app's own metrics are by the pid alone, and their clean-up is prometheus_client's
+        # users', unless nobody but us knows of the directory.
+        if not self._own or not process.isascii() or not process.isdecimal():
+            return True
+        try:
+            os.kill(int(process), 0)
+        except ProcessLookupError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def _put_together(self, kind: str, dead: Iterable[str]) -> None:
+        whole = os.path.join(self.path, f"{kind}_{_DEAD}.db")
+        paths = [path for path in [*dead, whole] if _is_readable(path)]
+        fd, made = tempfile.mkstemp(dir=self.path, suffix=".tmp")
+        os.close(fd)
+        try:
+            open_dict: Any = MmapedDict  # has no types
+            values = open_dict(made)
+            for metric in _merged(paths, accumulate=False):
+                for sample in metric.samples:
+                    key = mmap_key(
+                        metric.name, sample.name, list(sample.labels),
+                        list(sample.labels.values()), metric.documentation,
+                    )  # fmt: skip
+                    values.write_value(key, sample.value, 0.0)
+            values.close()
+            os.replace(made, whole)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(made)
+            raise
+
+
+def _merged(paths: Iterable[str], *, accumulate: bool) -> Iterable[Any]:
+    merge: Any = MultiProcessCollector.merge  # has no types
+    merged: Iterable[Any] = merge(paths, accumulate=accumulate)
+    return merged
+
+
+def _is_readable(path: str) -> bool:
+    try:
+        _merged([path], accumulate=False)
+    except _UNREADABLE:
+        return False
+    return True
+
+
+def _parts(path: str) -> tuple[str, str]:
+    """A file's kind, with the mode of gauges, and its process."""
+    kind, _, process = os.path.basename(path).removesuffix(".db").rpartition("_")
+    return kind, process
+
+
+def _with_plain_pid(sample: Any) -> Any:
+    """A worker is told by its pid, although its files have more in their names."""
+    pid = pid_in(sample.labels.get("pid", ""))
+    return sample if pid is None else sample._replace(labels={**sample.labels, "pid": str(pid)})

@@ -1,0 +1,187 @@
+"""The exporter: the process that is scraped, for all workers of one server.
+
+It is a process of its own so that a scrape waits for no worker, and is answered when all of them
+are stuck. It ends with the server whatever ends that: it watches the arbiter. Whoever of the
+workers finds none starts it (see keeper.py); it holds a lock as long as it lives, so there is one.
+
+Where another process has the address, as the server does that this one is to replace (USR2), it
+tries again until that is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import socketserver
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+from .address import Address
+from .directory import Directory
+from .processes import is_alive
+
+__all__ = ["ADDRESS_FILE", "Export", "main"]
+
+logger = logging.getLogger("wsgifast.metrics")
+
+# The file in the directory that has the address where the server wants to be scraped; an exporter
+# that is at another one ends.
+ADDRESS_FILE = "address"
+
+# The arbiter is looked at this often: a server that follows at once wants the address.
+_LOOK_EVERY_S = 0.2
+_CLEAN_EVERY_S = 1.0
+# Whoever scrapes has so long for its request.
+_REQUEST_TIMEOUT_S = 10
+# How long workers may go on when their arbiter has gone, before their directory goes.
+_LAST_WORKER_S = 10.0
+
+
+@dataclass(frozen=True)
+class Export:
+    """What is served, and for whom.
+
+    :ivar directory: of prometheus_client's multiprocess mode.
+    :ivar own: it was made for this server, and is removed with it.
+    :ivar address: where to serve it.
+    :ivar arbiter: the process whose end is the server's.
+    """
+
+    directory: str
+    own: bool
+    address: str
+    arbiter: str
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def main(export: str) -> None:
+    """Serve until the server has ended; the exporter's whole life.
+
+    :param export: see :class:`Export`.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the arbiter's to understand
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="[%(asctime)s] [%(process)d] [%(levelname)s] %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S %z",
+    )
+    _Exporter(Export(**json.loads(export))).run()
+
+
+class _Exporter:
+    def __init__(self, export: Export) -> None:
+        self._export = export
+        self._address = Address.parse(export.address)
+        self._directory = Directory(export.directory, own=export.own)
+        self._server: _Server | None = None
+        self._told: set[str] = set()
+
+    def run(self) -> None:
+        export = self._export
+        cleaned_at = 0.0
+        while is_alive(export.arbiter) and self._is_wanted():
+            if self._server is None:
+                self._begin_to_serve()
+            if time.monotonic() - cleaned_at >= _CLEAN_EVERY_S:
+                cleaned_at = time.monotonic()
+                self._try("Cleaning up after workers has failed", self._directory.clean)
+            time.sleep(_LOOK_EVERY_S)
+        if self._server is not None:
+            self._server.close()
+        if export.own and not is_alive(export.arbiter):
+            self._remove_directory()
+
+    def _is_wanted(self) -> bool:
+        """Whether the server wants to be scraped where we are."""
+        try:
+            with open(os.path.join(self._export.directory, ADDRESS_FILE)) as file:
+                return file.read() == self._export.address
+        except OSError:
+            return False
+
+    def _begin_to_serve(self) -> None:
+        registry = CollectorRegistry()
+        registry.register(self._directory)
+        try:
+            self._server = _Server(self._address, _at_metrics(make_wsgi_app(registry)))
+        except OSError as error:
+            self._tell(f"Metrics wait for {self._address}: {error.strerror}")
+        else:
+            logger.info("Metrics at http://%s/metrics", self._address)
+
+    def _remove_directory(self) -> None:
+        deadline = time.monotonic() + _LAST_WORKER_S
+        with contextlib.suppress(OSError):
+            while self._directory.processes() and time.monotonic() < deadline:
+                time.sleep(_LOOK_EVERY_S)
+        shutil.rmtree(self._export.directory, ignore_errors=True)
+
+    def _try(self, failure: str, function: Callable[[], object]) -> None:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - it goes on serving
+            self._tell(f"{failure}: {error!r}")
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            logger.warning("%s", text)
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _REQUEST_TIMEOUT_S
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: there would be a line every few seconds."""
+
+
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    """Answers in threads of its own.
+
+    :raises OSError: if the address cannot be had.
+    """
+
+    daemon_threads = True
+    request_queue_size = 32
+
+    def __init__(self, address: Address, app: Any) -> None:
+        self.address_family = address.family
+        super().__init__((address.host, address.port), _Handler)
+        self.set_app(app)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def server_bind(self) -> None:
+        # Not HTTPServer's, which asks the name service who we are.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = socket.gethostname(), self.server_address[1]
+        self.setup_environ()
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+def _at_metrics(app: Callable[..., Any]) -> Callable[..., Iterable[bytes]]:
+    def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/metrics":
+            served: Iterable[bytes] = app(environ, start_response)
+            return served
+        start_response("404 Not Found", [("Content-Type", "text/plain")])
+        return [b"The metrics are at /metrics\n"]
+
+    return serve

@@ -1,0 +1,70 @@
+"""Sees that there is an exporter, from every worker of a server.
+
+The lock is taken before the exporter is started, which inherits it: two workers never start two,
+and when it ends, however that is, the next look finds the lock free.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+
+from .exporter import Export
+
+__all__ = ["Keeper"]
+
+_LOCK_FILE = "exporter.lock"
+_PROGRAM = (
+    "import sys; sys.path[:] = {path!r}; "
+    "from wsgifast.metrics.exporter import main; main(sys.argv[1])"
+)
+# An exporter that has ended sooner is tried again later and later, to this time at most.
+_SHORT_LIFE_S = 5.0
+_MOST_PATIENCE_S = 60.0
+
+
+class Keeper:
+    """Starts an exporter where there is none."""
+
+    def __init__(self, export: Export) -> None:
+        self._export = export
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
+        self._patience_s = 0.0
+
+    def look(self) -> None:
+        """Start one if there is none; called now and then.
+
+        :raises OSError: if none can be started.
+        """
+        now = time.monotonic()
+        if self._process is not None and self._process.poll() is not None:
+            self._process = None
+            lived_s = now - self._started_at
+            longer_s = min(2 * self._patience_s + 1, _MOST_PATIENCE_S)
+            self._patience_s = longer_s if lived_s < _SHORT_LIFE_S else 0.0
+        if now < self._started_at + self._patience_s:
+            return
+        path = os.path.join(self._export.directory, _LOCK_FILE)
+        lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        else:
+            self._started_at = now
+            self._start(lock)
+        finally:
+            os.close(lock)
+
+    def _start(self, lock: int) -> None:
+        # Not `-m`: a module in the working directory must not be taken for one of ours.
+        program = _PROGRAM.format(path=[os.path.abspath(each) for each in sys.path])
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program, self._export.as_json()],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[lock],
+        )

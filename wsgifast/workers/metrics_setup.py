@@ -1,0 +1,167 @@
+"""Where a server's metrics are to be found: settled in the arbiter, before any worker is there."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import fcntl
+import glob
+import os
+import shutil
+import tempfile
+import time
+from importlib.util import find_spec
+from typing import Any
+
+from ..errors import ConfigurationError, MissingExtra
+from ..metrics.address import VARIABLE, Address
+from ..metrics.processes import is_alive, name_of_process
+from .attributes import InvalidWorkerOption
+
+__all__ = ["check_metrics", "export_of", "prepare_metrics", "wants_metrics"]
+
+# prometheus_client's own name for the directory of its multiprocess mode.
+_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
+_PREFIX = "wsgifast-metrics-"
+_LOCK_FILE = "exporter.lock"
+# The exporter of a server that has just ended gives the address up within this time.
+_ADDRESS_PATIENCE_S = 3.0
+
+# The directory that this process, or the one that it was forked from, has made.
+_made: str | None = None
+
+
+def wants_metrics(worker_class: Any) -> tuple[str, str] | None:
+    """The option that asks for metrics, and its value: the environment's, or else the class's."""
+    told = os.environ.get(VARIABLE)
+    if told:
+        return VARIABLE, told
+    bind = worker_class.metrics_bind
+    return None if bind is None else ("FastWorker.metrics_bind", bind)
+
+
+def prepare_metrics(worker_class: Any) -> None:
+    """Choose the directory; called before the app, and prometheus_client, are imported.
+
+    What cannot be done is said by :func:`check_metrics`.
+    """
+    global _made
+    if wants_metrics(worker_class) is None or find_spec("prometheus_client") is None:
+        return
+    given = os.environ.get(_DIRECTORY)
+    # An arbiter that takes another's place (USR2) may have that one's in its environment.
+    if given and (given == _made or not os.path.basename(given).startswith(_PREFIX)):
+        return
+    parent = _parent()
+    _remove_stale(parent)
+    try:
+        made = tempfile.mkdtemp(prefix=f"{_PREFIX}{name_of_process(os.getpid())}-", dir=parent)
+    except OSError:
+        os.environ.pop(_DIRECTORY, None)
+        return
+    _made = os.environ[_DIRECTORY] = made
+    atexit.register(_remove, made, os.getpid())
+
+
+def check_metrics(worker_class: Any, cfg: Any) -> None:
+    """Refuse what cannot work, when the server starts.
+
+    :raises InvalidWorkerOption: for an address that is none, or is taken, a directory that cannot
+        be written, or a package that is missing.
+    """
+    wanted = wants_metrics(worker_class)
+    if wanted is None:
+        return
+    name, text = wanted
+    try:
+        address = Address.parse(text, name)
+        if find_spec("prometheus_client") is None:
+            raise MissingExtra(name, "prometheus_client", "prometheus")
+    except (ConfigurationError, MissingExtra) as error:
+        raise InvalidWorkerOption(str(error)) from None
+    directory = os.environ.get(_DIRECTORY) or _parent()
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise InvalidWorkerOption(
+            f"{name}={text!r}: metrics are gathered in {_DIRECTORY}={directory!r}, where no file "
+            f"can be written: {error.strerror}"
+        ) from None
+    if directory == _made and os.geteuid() == 0:
+        os.chown(directory, cfg.uid, cfg.gid)  # the workers'
+    # The server that this one is to replace has it still; it is waited for.
+    if "GUNICORN_PID" not in os.environ:
+        _check_free(address, f"{name}={text!r}")
+
+
+def export_of(worker_class: Any, arbiter_pid: int) -> Any:
+    """What an exporter is told; None where no metrics are wanted. Says where it is to be, too.
+
+    A reload of the configuration may have brought another address.
+    """
+    wanted = wants_metrics(worker_class)
+    directory = os.environ.get(_DIRECTORY)
+    if wanted is None or not directory:
+        return None
+    from ..metrics.exporter import ADDRESS_FILE, Export
+
+    address = str(Address.parse(wanted[1], wanted[0]))
+    fd, made = tempfile.mkstemp(dir=directory, suffix=".tmp")
+    with open(fd, "w") as file:
+        file.write(address)
+    os.replace(made, os.path.join(directory, ADDRESS_FILE))
+    return Export(directory, directory == _made, address, name_of_process(arbiter_pid))
+
+
+def _parent() -> str:
+    """Memory, where there is a file system of it: a disk would keep who writes waiting."""
+    shm = "/dev/shm"
+    return shm if os.access(shm, os.W_OK | os.X_OK) else tempfile.gettempdir()
+
+
+def _check_free(address: Address, option: str) -> None:
+    deadline = time.monotonic() + _ADDRESS_PATIENCE_S
+    while True:
+        try:
+            address.check_free()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
+                raise InvalidWorkerOption(f"{option}: {error.strerror}") from None
+            time.sleep(0.1)
+        else:
+            return
+
+
+def _remove(directory: str, maker: int) -> None:
+    if os.getpid() == maker:  # not in its workers
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _remove_stale(parent: str) -> None:
+    """Remove what servers have left that were killed together with their exporter."""
+    for directory in glob.glob(os.path.join(glob.escape(parent), f"{_PREFIX}*")):
+        maker = os.path.basename(directory).removeprefix(_PREFIX).rpartition("-")[0]
+        if not is_alive(maker) and not _is_in_use(directory):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_in_use(directory: str) -> bool:
+    """Whether an exporter or a worker of it lives, although who has made it does not (a daemon)."""
+    for name in os.listdir(directory):
+        process = name.removesuffix(".db").rpartition("_")[2]
+        if name.endswith(".db") and is_alive(process):
+            return True
+    try:
+        lock = os.open(os.path.join(directory, _LOCK_FILE), os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
