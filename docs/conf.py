@@ -43,6 +43,7 @@ autodoc_inherit_docstrings = False
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 88
 
+pygments_style, pygments_dark_style = "friendly", "github-dark"
 html_theme = "furo"
 html_title = "wsgifast"
 html_static_path = ["_static"]

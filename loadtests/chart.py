@@ -78,6 +78,7 @@ def chart(ratios: Mapping[str, float], theme: Theme) -> str:
     :param ratios: by their rows' keys.
     """
     found = [(bar, ratios[bar.key]) for bar in BARS if bar.key in ratios]
+    found.sort(key=lambda each: -each[1])
     most = max([10.0, *(ratio for _, ratio in found)]) * 1.05
     height = _TOP + len(found) * _ROW + _BOTTOM
     across = _WIDTH - _LEFT - _RIGHT

@@ -68,7 +68,7 @@ class Shell(contextlib.ExitStack):
 
     def _run(self, line: str) -> None:
         words = shlex.split(line)
-        if words[0] in ("pip", "python3"):
+        if words[0] in ("pip", "python3", "pytest"):  # the tests of a page run with its Python
             _check_installation(words)
         elif _ANOTHER_SHELLS.search(line):
             self._run_by_shell(line)
