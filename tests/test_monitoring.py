@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import re
 import subprocess
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.http import Connection
 from tests.support.programs import program
-from tests.support.servers import ROOT
+from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
+from tests.workers.serving import gunicorn_command
 from wsgifast.metrics import CATALOGUE
 
 FOLDER = ROOT / "examples" / "monitoring"
@@ -132,3 +137,103 @@ def test_the_readme_names_every_file() -> None:
     readme = (FOLDER / "README.md").read_text()
     files = {path.name for path in Path(FOLDER).iterdir()} - {"README.md"}
     assert all(f"`{name}`" in readme for name in files)
+
+
+# A real Prometheus, and a server that is asked for something.
+
+# What only trouble makes.
+_OF_TROUBLE = {"wsgifast_timeouts_total", "wsgifast_requests_refused_total"} | {
+    "wsgifast_worker_ends_total"
+}
+
+
+@contextlib.contextmanager
+def server_and_prometheus(folder: Path) -> Iterator[tuple[LiveServer, LiveServer]]:
+    """FastWorker with two workers, and a Prometheus with the example's configuration."""
+    port, metrics_port, own_port = free_port(), free_port(), free_port()
+    argv = gunicorn_command(
+        "-kwsgifast.workers.FastWorker",
+        f"-b127.0.0.1:{port}",
+        "--workers=2",
+        "tests.support.monitored_app:app",
+    )
+    (folder / "wsgifast-alerts.yml").write_text(ALERTS)
+    configuration = (FOLDER / "prometheus.yml").read_text()
+    assert "127.0.0.1:9100" in configuration
+    (folder / "prometheus.yml").write_text(
+        configuration.replace("127.0.0.1:9100", f"127.0.0.1:{metrics_port}").replace("15s", "1s")
+    )
+    prometheus = [
+        program("prometheus"),
+        "--config.file=prometheus.yml",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{own_port}",
+        "--log.level=warn",
+    ]
+    environment = {"WSGIFAST_METRICS": f"127.0.0.1:{metrics_port}"}
+    with (
+        live_server(argv, ("127.0.0.1", port), env=environment) as server,
+        live_server(prometheus, ("127.0.0.1", own_port), cwd=folder, forked=False) as asked,
+    ):
+        yield server, asked
+
+
+def ask_for_everything(server: LiveServer) -> None:
+    for _ in range(5):
+        with Connection(server.address) as connection:
+            for path in ("/page/1", "/page/2", "/crumbs", "/file", "/nowhere", "/broken"):
+                connection.request(path)
+        with contextlib.suppress(Exception), Connection(server.address) as connection:
+            connection.request("/short")
+
+
+def api(prometheus: LiveServer, path: str, **query: str) -> Any:
+    assert isinstance(prometheus.address, tuple)
+    connection = http.client.HTTPConnection(*prometheus.address, timeout=10)
+    connection.request("GET", f"/api/v1/{path}?{urllib.parse.urlencode(query)}")
+    answer = json.load(connection.getresponse())
+    connection.close()
+    assert answer["status"] == "success", f"{query}: {answer.get('error')}\n{prometheus.log()}"
+    return answer["data"]
+
+
+def result(prometheus: LiveServer, query: str) -> list[Any]:
+    # As Grafana puts the dashboard's variables in.
+    for name, value in (("$__rate_interval", "1m"), ("$job", ".*"), ("$instance", ".*")):
+        query = query.replace(name, value)
+    found: list[Any] = api(prometheus, "query", query=query)["result"]
+    return found
+
+
+def test_prometheus_answers_every_query_about_a_server(tmp_path: Path) -> None:
+    program("prometheus")
+    with server_and_prometheus(tmp_path) as (server, prometheus):
+        ask_for_everything(server)
+
+        def requests() -> float:
+            counted = result(prometheus, "sum(http_server_request_duration_seconds_count)")
+            return float(counted[0]["value"][1]) if counted else 0.0
+
+        wait_for(lambda: requests() >= 35, "all requests are counted", 20, 0.1)
+        ask_for_everything(server)
+        wait_for(lambda: requests() >= 70, "all requests are counted again", 20, 0.1)
+        dashboard = [target["expr"] for panel in panels() for target in panel["targets"]]
+        empty = {query for query in dashboard if not result(prometheus, query)}
+        asked = {metric_of(name) for query in empty for name in _NAME.findall(query)}
+        assert asked & CATALOGUE.keys() <= _OF_TROUBLE
+        by_route = result(
+            prometheus, "sum by (http_route) (http_server_request_duration_seconds_count)"
+        )
+        counts = {each["metric"]["http_route"]: float(each["value"][1]) for each in by_route}
+        assert counts["/page/<int:number>"] == 20
+        assert counts["/crumbs"] == counts["/broken"] == 10
+        (group,) = api(prometheus, "rules")["groups"]
+        wait_for(
+            lambda: all(
+                rule["health"] == "ok" for rule in api(prometheus, "rules")["groups"][0]["rules"]
+            ),
+            "every alert has been evaluated",
+        )
+        assert len(group["rules"]) == 10
+        (target,) = api(prometheus, "targets")["activeTargets"]
+        assert target["health"] == "up"

@@ -21,7 +21,9 @@ import pytest
 from tests.support.servers import ROOT, free_port, wait_for
 from tests.top.test_view import exposition
 from wsgifast import cli
+from wsgifast.metrics.states import SlowClient
 
+SLOW = SlowClient("192.0.2.1:50000", "/movie", 300_000, 12.5, 800.0)
 COMMAND = [sys.executable, "-m", "wsgifast", "top"]
 
 
@@ -31,9 +33,13 @@ class Metrics(http.server.BaseHTTPRequestHandler):
     scrapes = 0
 
     def do_GET(self) -> None:
-        Metrics.scrapes += 1
-        body = exposition(quick=10 * Metrics.scrapes, slow=0, failed=0, cpu=1.0).encode()
-        self.send_response(200 if self.path == "/metrics" else 404)
+        if self.path == "/metrics":
+            Metrics.scrapes += 1
+            body = exposition(quick=10 * Metrics.scrapes, slow=0, failed=0, cpu=1.0).encode()
+        else:
+            assert self.path == "/clients"
+            body = json.dumps([SLOW._asdict() | {"pid": 11}]).encode()
+        self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -61,7 +67,9 @@ def test_once_and_json(
     assert found["threads"] == 8
     assert found["requests_per_s"] * found["seconds"] == pytest.approx(10)
     assert found["endpoints"][0]["pattern"] == "/page"
-    assert cli.main(["top", address, "--once", "--interval", "0.1"]) == 0
+    assert found["clients"] == [SLOW._asdict() | {"pid": 11}]
+    url = f"http://{address}/metrics"
+    assert cli.main(["top", url, "--once", "--interval", "0.1"]) == 0
     assert "threads   8 of 8 busy" in capsys.readouterr().out
 
 
@@ -92,7 +100,7 @@ def test_errors_are_one_sentence(address: str, capsys: pytest.CaptureFixture[str
     assert cli.main(["top", "nosuchhost.invalid:9100"]) == 2
     assert "nosuchhost.invalid:9100 cannot be asked" in capsys.readouterr().err
     assert cli.main(["top", "9100x"]) == 2
-    assert "HOST:PORT" in capsys.readouterr().err
+    assert "ADDRESS='9100x': expected a host and a port" in capsys.readouterr().err
 
 
 def test_another_server_is_told_apart(

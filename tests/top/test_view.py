@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from wsgifast import ConfigurationError, WSGIFastError
+from wsgifast import WSGIFastError
 from wsgifast.metrics import CATALOGUE
 from wsgifast.top import view as module
-from wsgifast.top.reading import Histogram, checked_address, parsed
+from wsgifast.top.reading import Client, Histogram, parsed
 from wsgifast.top.text import lines
 from wsgifast.top.view import quantile, view
 
@@ -115,6 +115,16 @@ def test_its_text() -> None:
     assert " ".join(line.split()) == slowest
 
 
+def test_the_text_of_slow_clients() -> None:
+    nothing = parsed("", 0.0)
+    slow = [Client(7, f"192.0.2.{number}:5", "/movie", 300_000, 12.0, 800.0) for number in range(3)]
+    text = lines(view(nothing, nothing, slow), "here", most=2)
+    assert [" ".join(line.split()) for line in text[-2:]] == [
+        "192.0.2.0:5 800 B/s 293.0 KiB 12 s /movie",
+        "192.0.2.1:5 800 B/s 293.0 KiB 12 s /movie",
+    ]
+
+
 def test_every_metric_that_is_read_is_in_the_catalogue() -> None:
     source = Path(module.__file__).read_text()
     names = set(re.findall(r'"((?:wsgifast|http)_[a-z_]+)"', source))
@@ -135,26 +145,6 @@ def test_quantiles_are_as_prometheus_has_them(share: float, expected: float) -> 
 def test_without_an_observation_there_is_no_quantile() -> None:
     assert quantile(0.5, Histogram({}, 0.0)) is None
     assert quantile(0.5, Histogram({1.0: 0, math.inf: 0}, 0.0)) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("127.0.0.1:9100", ("127.0.0.1", 9100)),
-        ("9100", ("127.0.0.1", 9100)),
-        (":9100", ("127.0.0.1", 9100)),
-        ("[::1]:9100", ("::1", 9100)),
-        ("http://metrics.example:9100/metrics", ("metrics.example", 9100)),
-    ],
-)
-def test_addresses(text: str, expected: tuple[str, int]) -> None:
-    assert checked_address(text) == expected
-
-
-@pytest.mark.parametrize("text", ["here", "127.0.0.1:", "a:0", "a:65536", "a:+1", "a:\uff11"])
-def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="HOST:PORT"):
-        checked_address(text)
 
 
 def test_what_is_no_exposition() -> None:

@@ -30,7 +30,9 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from .address import Address
 from .directory import Directory
+from .probes import PATHS, Answer, answer
 from .processes import is_alive
+from .states import clean
 
 __all__ = ["ADDRESS_FILE", "Export", "main"]
 
@@ -99,12 +101,16 @@ class _Exporter:
                 self._begin_to_serve()
             if time.monotonic() - cleaned_at >= _CLEAN_EVERY_S:
                 cleaned_at = time.monotonic()
-                self._try("Cleaning up after workers has failed", self._directory.clean)
+                self._try("Cleaning up after workers has failed", self._clean)
             time.sleep(_LOOK_EVERY_S)
         if self._server is not None:
             self._server.close()
         if export.own and not is_alive(export.arbiter):
             self._remove_directory()
+
+    def _clean(self) -> None:
+        self._directory.clean()
+        clean(self._export.directory)
 
     def _is_wanted(self) -> bool:
         """Whether the server wants to be scraped where we are."""
@@ -117,8 +123,9 @@ class _Exporter:
     def _begin_to_serve(self) -> None:
         registry = CollectorRegistry()
         registry.register(self._directory)
+        app = _served(make_wsgi_app(registry), self._export.directory)
         try:
-            self._server = _Server(self._address, _at_metrics(make_wsgi_app(registry)))
+            self._server = _Server(self._address, app)
         except OSError as error:
             self._tell(f"Metrics wait for {self._address}: {error.strerror}")
         else:
@@ -176,12 +183,22 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.server_close()
 
 
-def _at_metrics(app: Callable[..., Any]) -> Callable[..., Iterable[bytes]]:
+def _served(
+    metrics: Callable[..., Iterable[bytes]], directory: str
+) -> Callable[..., Iterable[bytes]]:
+    """The app: the metrics, and what the workers' states say."""
+
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        if environ["PATH_INFO"] == "/metrics":
-            served: Iterable[bytes] = app(environ, start_response)
-            return served
-        start_response("404 Not Found", [("Content-Type", "text/plain")])
-        return [b"The metrics are at /metrics\n"]
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            return metrics(environ, start_response)
+        found = answer(path, directory)
+        if found is None:
+            text = f"There are /metrics, {', '.join(PATHS)}\n".encode()
+            found = Answer("404 Not Found", "text/plain", text)
+        length = str(len(found.body))
+        headers = [("Content-Type", found.content_type), ("Content-Length", length)]
+        start_response(found.status, [*headers, ("Cache-Control", "no-store")])
+        return [found.body]
 
     return serve

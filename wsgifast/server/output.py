@@ -97,6 +97,13 @@ class Sends(Protocol):
     def wait_until(self, *, again: bool) -> float:
         """When the client is to be given up, if it is waited for from now on."""
 
+    def pace(self, now: float) -> tuple[float, int] | None:
+        """For how long the client has been waited for, and what it has taken since; any thread.
+
+        :param now: the monotonic clock.
+        :returns: None if it is not waited for, or its connection's pace is the one that counts.
+        """
+
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
         """Send or read the next bytes of the file in front, and wait for its disk."""
 
@@ -354,6 +361,10 @@ class OutputQueue:
         """Drop everything and tell the writer."""
         with self.lock:
             self._fail(error)
+
+    def pace(self, now: float) -> tuple[float, int] | None:
+        """See :meth:`Sends.pace`."""
+        return self._sender.pace(now)
 
     def bytes_left(self) -> int:
         """What has not been handed to the kernel; bytes that an error made pointless included."""

@@ -151,6 +151,11 @@ class Sender:
         self._deadline = now + self._rules.patience_s(now - self._waiting_since, self._taken)
         return self._deadline
 
+    def pace(self, now: float) -> tuple[float, int] | None:
+        """See :meth:`~.output.Sends.pace`."""
+        since, taken = self._waiting_since, self._taken
+        return None if since is None else (now - since, taken)
+
     # Bytes
 
     def _send_buffers(self, backlog: Backlog) -> None:

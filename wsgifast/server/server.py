@@ -144,6 +144,11 @@ class Server:
             return "stuck"
         return self._ends_soon or "stopped"
 
+    @property
+    def accepts(self) -> bool:
+        """Whether it goes on to accept; False from the moment on in which it is to end."""
+        return not self._stopping
+
     def serve(self, beat: Callable[[], bool]) -> None:
         """Serve until it is to end: the pool's monitor, and time limits.
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from ..arguments import add_parser, count, seconds
 from ..errors import WSGIFastError
-from .reading import checked_address, scrape
+from ..metrics.address import VARIABLE, Address
+from .reading import clients, scrape
 from .text import lines
 from .view import View, view
 
@@ -43,7 +44,7 @@ def add_command(commands: Any) -> None:
         "address",
         nargs="?",
         metavar="ADDRESS",
-        help=f"HOST:PORT; default: the variable WSGIFAST_METRICS, else {_DEFAULT_ADDRESS}",
+        help=f"HOST:PORT; default: the variable {VARIABLE}, else {_DEFAULT_ADDRESS}",
     )
     parser.add_argument(
         "--interval",
@@ -54,15 +55,17 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--once", action="store_true", help="one comparison of two looks, then end")
     parser.add_argument("--json", action="store_true", help="an object a line, for scripts")
-    parser.add_argument("--endpoints", type=count, metavar="N", help="at most so many of them")
+    parser.add_argument(
+        "--most", type=count, metavar="N", default=20, help="endpoints and clients (default: 20)"
+    )
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
-    address = checked_address(
-        options.address or os.environ.get("WSGIFAST_METRICS") or _DEFAULT_ADDRESS
-    )
-    watch = _Watch(address, options.endpoints)
+    shown = options.address or os.environ.get(VARIABLE) or _DEFAULT_ADDRESS
+    # As a browser shows it, too.
+    address = Address.parse(shown.removeprefix("http://").partition("/")[0], "ADDRESS")
+    watch = _Watch(address, options.most)
     if not (options.once or options.json) and sys.stdout.isatty():
         try:
             from .screen import show
@@ -89,8 +92,8 @@ class _Watch:
     :raises WSGIFastError: if it cannot be, at the first look.
     """
 
-    def __init__(self, address: tuple[str, int], most: int | None) -> None:
-        self.name = f"{address[0]}:{address[1]}"
+    def __init__(self, address: Address, most: int) -> None:
+        self.name = str(address)
         self._address = address
         self._most = most
         self._before = scrape(address)
@@ -99,7 +102,7 @@ class _Watch:
         """What has changed since the last look."""
         after = scrape(self._address)
         before, self._before = self._before, after
-        return view(before, after)
+        return view(before, after, clients(self._address))
 
     def lines(self) -> list[str]:
         return lines(self.look(), self.name, most=self._most)

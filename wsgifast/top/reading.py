@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import http.client
-import re
+import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ..errors import ConfigurationError, WSGIFastError
+from ..errors import WSGIFastError
 from ..imports import needs
+from ..metrics.address import VARIABLE, Address
 
-__all__ = ["Histogram", "Scrape", "checked_address", "parsed", "scrape"]
+__all__ = ["Client", "Histogram", "Scrape", "clients", "parsed", "scrape"]
 
 # A server that is asked on its own address answers in milliseconds.
 _TIMEOUT_S = 5.0
-_PORT = re.compile(r"[0-9]{1,5}")
 
 # The labels of a value, by name.
 Labels = frozenset[tuple[str, str]]
@@ -47,50 +47,69 @@ class Scrape:
         return name in self.values or name in self.histograms
 
 
-def checked_address(text: str) -> tuple[str, int]:
-    """HOST:PORT, or PORT alone for this machine's; an http URL too.
+@dataclass(frozen=True)
+class Client:
+    """A client that does not take its response as fast as it comes.
 
-    :raises ConfigurationError: if it is none.
+    :ivar pid: of the worker.
+    :ivar client: its address.
+    :ivar path: of its request.
+    :ivar waited_s: for how long something has waited for it.
+    :ivar bytes_per_s: what it has taken since then.
     """
-    host, _, port = text.removeprefix("http://").partition("/")[0].rpartition(":")
-    if not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
-        raise ConfigurationError(f"{text!r} is no address: write HOST:PORT, as 127.0.0.1:9100")
-    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
+
+    pid: int
+    client: str
+    path: str
+    queued_bytes: int
+    waited_s: float
+    bytes_per_s: float
 
 
-def scrape(address: tuple[str, int], path: str = "/metrics") -> Scrape:
+def scrape(address: Address) -> Scrape:
     """Ask a server for its metrics.
 
     :raises WSGIFastError: if nothing listens there, or something else does.
     """
     at = time.monotonic()
-    return parsed(_get(address, path), at)
+    status, text = _get(address, "/metrics")
+    if status != 200:
+        raise WSGIFastError(f"{address}/metrics answers {status}: that is no metrics address")
+    return parsed(text, at)
 
 
-def _get(address: tuple[str, int], path: str) -> str:
-    host, port = address
-    shown = f"{host}:{port}"
-    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+def clients(address: Address) -> list[Client] | None:
+    """Ask a server for its slowest clients; None if it does not tell.
+
+    :raises WSGIFastError: if it cannot be asked.
+    """
+    status, text = _get(address, "/clients")
+    if status != 200:
+        return None
+    try:
+        return [Client(**each) for each in json.loads(text)]
+    except (ValueError, TypeError):
+        return None  # another server's
+
+
+def _get(address: Address, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", path, headers={"Accept": "text/plain"})
         answer = connection.getresponse()
         body = answer.read()
     except ConnectionRefusedError:
         raise WSGIFastError(
-            f"nothing listens on {shown}: start the server with WSGIFAST_METRICS={shown}, or name "
+            f"nothing listens on {address}: start the server with {VARIABLE}={address}, or name "
             "its metrics address"
         ) from None
     except TimeoutError:
-        raise WSGIFastError(f"{shown} does not answer within {_TIMEOUT_S:.0f} s") from None
+        raise WSGIFastError(f"{address} does not answer within {_TIMEOUT_S:.0f} s") from None
     except (OSError, http.client.HTTPException) as error:
-        raise WSGIFastError(f"{shown} cannot be asked: {error or type(error).__name__}") from None
+        raise WSGIFastError(f"{address} cannot be asked: {error or type(error).__name__}") from None
     finally:
         connection.close()
-    if answer.status != 200:
-        raise WSGIFastError(
-            f"{shown}{path} answers {answer.status} {answer.reason}: that is no metrics address"
-        )
-    return body.decode("utf-8", "replace")
+    return answer.status, body.decode("utf-8", "replace")
 
 
 def parsed(text: str, at: float) -> Scrape:

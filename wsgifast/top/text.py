@@ -10,10 +10,10 @@ __all__ = ["lines"]
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def lines(view: View, address: str, *, most: int | None = None) -> list[str]:
+def lines(view: View, address: str, *, most: int = 20) -> list[str]:
     """The lines of a view; the caller cuts them to its width.
 
-    :param most: endpoints.
+    :param most: endpoints, and clients.
     """
     text = [f"{address}: {_counted(view.workers, 'worker')}, over {view.seconds:.1f} s", ""]
     if view.threads is not None:
@@ -39,9 +39,9 @@ def lines(view: View, address: str, *, most: int | None = None) -> list[str]:
         )
     if view.slow_clients is not None:
         text.append(
-            f"slow      {view.slow_clients:,} clients, {_bytes(view.queued_bytes)} queued, "
-            f"{_bytes(view.spooled_bytes)} in files, {_rate(view.clients_left_per_s)} left, "
-            f"{_rate(view.timeouts_per_s)} timed out"
+            f"slow      {_counted(view.slow_clients, 'client')}, "
+            f"{_bytes(view.queued_bytes)} queued, {_bytes(view.spooled_bytes)} in files, "
+            f"{_rate(view.clients_left_per_s)} left, {_rate(view.timeouts_per_s)} timed out"
         )
     if view.memory_bytes:
         each = ", ".join(_bytes(size) for size in view.memory_bytes.values())
@@ -61,6 +61,19 @@ def lines(view: View, address: str, *, most: int | None = None) -> list[str]:
         ]
         columns = ("slowest endpoints", "requests/s", "5xx/s", "p50", "p99", "bytes/s")
         text += ["", *table(columns, rows).splitlines()]
+    if view.clients:
+        slow = [
+            (
+                each.client,
+                f"{_bytes(each.bytes_per_s)}/s",
+                _bytes(each.queued_bytes),
+                _time(each.waited_s),
+                each.path,
+            )
+            for each in view.clients[:most]
+        ]
+        titles = ("slowest clients", "takes", "queued", "for", "path")
+        text += ["", *table(titles, slow).splitlines()]
     return text
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..metrics.catalogue import CONNECTION_STATES
-from .reading import Histogram, Labels, Scrape, label, summed
+from .reading import Client, Histogram, Labels, Scrape, label, summed
 
 __all__ = ["Endpoint", "View", "quantile", "view"]
 
@@ -38,6 +38,7 @@ class View:
     :ivar memory_bytes: resident, by the pid of each worker.
     :ivar cpu: processors in use, by all workers.
     :ivar endpoints: the slowest first, by their p99.
+    :ivar clients: the slowest first.
     """
 
     seconds: float
@@ -63,10 +64,14 @@ class View:
     memory_bytes: Mapping[str, int]
     cpu: float | None
     endpoints: Sequence[Endpoint]
+    clients: Sequence[Client] | None
 
 
-def view(before: Scrape, after: Scrape) -> View:
-    """Compare two scrapes of one server."""
+def view(before: Scrape, after: Scrape, clients: Sequence[Client] | None = None) -> View:
+    """Compare two scrapes of one server.
+
+    :param clients: the slowest ones, as the server has told them.
+    """
     seconds = max(after.at - before.at, 1e-9)
 
     def gauge(name: str) -> int | None:
@@ -112,6 +117,7 @@ def view(before: Scrape, after: Scrape) -> View:
         memory_bytes=_by_label(after, "wsgifast_worker_memory_bytes", "pid", ()),
         cpu=rate("wsgifast_worker_cpu_seconds_total"),
         endpoints=_endpoints(durations, _since(before, after, _SIZE), seconds),
+        clients=clients,
     )
 
 

@@ -28,6 +28,7 @@ _SECONDS = (
     "send_timeout_s",
     "stuck_after_s",
     "kill_stuck_after_s",
+    "unready_after_s",
     "max_lifetime_s",
 )
 _RATES = ("send_least_bytes_per_s",)

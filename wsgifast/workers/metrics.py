@@ -25,6 +25,7 @@ from ..server.server import Server
 from ..sockets.sendfile import FileTruncated
 from .metrics_setup import export_of
 from .recycling import resident_bytes
+from .state import StateReporter
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse
@@ -41,7 +42,7 @@ class WorkerSource:
     """
 
     def __init__(self, server: Server, requests: Callable[[], int]) -> None:
-        self._server = server
+        self.server = server
         self._requests = requests
         self._waits = [0] * (len(_WAIT.bounds) + 1)
         self._waited_s = 0.0
@@ -52,7 +53,7 @@ class WorkerSource:
         self._ended_as = reason
 
     def points(self) -> Iterator[Point]:
-        counters = self._server.counters
+        counters = self.server.counters
         yield point("wsgifast_worker_starts_total", 1)
         yield point("wsgifast_sendfile_bytes_total", counters.sendfile_bytes)
         yield point("wsgifast_connections_accepted_total", counters.accepted)
@@ -68,7 +69,7 @@ class WorkerSource:
         yield from self._gauges()
 
     def _wait(self) -> Distribution:
-        for seconds in self._server.counters.take_waits():
+        for seconds in self.server.counters.take_waits():
             self._waits[bisect_left(_WAIT.bounds, seconds)] += 1
             self._waited_s += seconds
         # Whoever is not among them found a thread free.
@@ -76,7 +77,7 @@ class WorkerSource:
         return Distribution((self._waits[0] + at_once, *self._waits[1:]), self._waited_s)
 
     def _gauges(self) -> Iterator[Point]:
-        figures = figures_of(self._server)
+        figures = figures_of(self.server)
         yield point("wsgifast_workers", 1)
         yield point("wsgifast_threads", figures.threads)
         yield point("wsgifast_threads_busy", figures.busy)
@@ -84,7 +85,7 @@ class WorkerSource:
         yield point("wsgifast_saturated_seconds_total", figures.exhausted_s)
         for state in CONNECTION_STATES:
             yield point("wsgifast_connections", figures.connections[state], state)
-        yield point("wsgifast_connections_limit", self._server.options.worker_connections)
+        yield point("wsgifast_connections_limit", self.server.options.worker_connections)
         yield point("wsgifast_slow_clients", figures.slow_clients)
         yield point("wsgifast_output_queued_bytes", figures.queued_bytes)
         yield point("wsgifast_output_spooled_bytes", figures.spooled_bytes)
@@ -180,6 +181,7 @@ def begin_to_tell(source: WorkerSource, worker: Any) -> Callable[[], None]:
         files.add(source.points)
         last.append(files.report)
         every_second.add(Keeper(export).look)
+        every_second.add(StateReporter(source.server, worker, export.directory).report)
     statsd = worker.log
     if worker.cfg.statsd_host and hasattr(statsd, "increment"):
         tell = tell_statsd(statsd, source)

@@ -10,6 +10,7 @@ import contextlib
 import math
 import socket
 import sys
+import time
 from functools import partial
 from typing import Any
 
@@ -85,6 +86,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     :cvar metrics_bind: a host and a port such as "127.0.0.1:9100", at which Prometheus finds the
         metrics of all workers (docs/reference/metrics.md). The environment variable
         WSGIFAST_METRICS comes before it. None: no metrics, unless that is set.
+    :cvar unready_after_s: after so many seconds in which no thread was free, /readyz of the metrics
+        address answers that this worker is not ready.
     :cvar parser: "gunicorn" for its own parsers, "httptools" to parse by that what is plain, and
         only the rest by them; "auto" for httptools where it is installed, unless gunicorn's setting
         http_parser names one of its own.
@@ -107,6 +110,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     responses_on_disk_bytes = 16 * 1024 * 1024 * 1024
     stuck_after_s = 30.0
     kill_stuck_after_s = math.inf
+    unready_after_s = 5.0
     max_rss_bytes: float = math.inf
     max_lifetime_s = math.inf
     metrics_bind: str | None = None
@@ -118,6 +122,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     server: Server | None = None
     _answers: Answers | None = None
+    # When its main thread has given its last sign of life; monotonic.
+    beaten_at = 0.0
 
     # What gunicorn calls before any worker is started.
 
@@ -212,6 +218,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     def _beat(self) -> bool:
         """Give gunicorn a sign of life; whether the worker is to go on."""
+        self.beaten_at = time.monotonic()
         self.notify()
         reached = self._recycling.limit_reached()
         if reached is not None and self.server is not None and self.server.end_soon(reached[0]):

@@ -111,6 +111,9 @@ class StreamSender:
         self._frame_head(head)
         self._hub.transmit()
 
+    def pace(self, now: float) -> tuple[float, int] | None:
+        return None
+
     def is_held_back(self) -> bool:
         """Whether it waits for its own window, or that of the connection."""
         return self._room() <= 0

@@ -1,0 +1,56 @@
+"""The rules behind liveness and readiness."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from wsgifast.metrics.health import WorkerState, liveness, readiness
+
+FREE = WorkerState(0.5, 0.0, True, 5.0, 60.0)
+BUSY = FREE._replace(exhausted_s=4.0)
+EXHAUSTED = FREE._replace(exhausted_s=12.4)
+SILENT = FREE._replace(silent_s=100.0)
+ENDING = FREE._replace(accepts=False)
+
+
+@pytest.mark.parametrize(
+    ("workers", "text"),
+    [
+        ([FREE], "ready: 1 of 1 worker"),
+        ([BUSY], "ready: 1 of 1 worker"),
+        ([FREE, EXHAUSTED, ENDING], "ready: 1 of 2 workers"),
+        ([FREE, SILENT], "ready: 1 of 1 worker"),
+        ([EXHAUSTED._replace(unready_after_s=math.inf)], "ready: 1 of 1 worker"),
+    ],
+)
+def test_ready(workers: list[WorkerState], text: str) -> None:
+    assert readiness(workers) == (True, text)
+
+
+@pytest.mark.parametrize(
+    ("workers", "text"),
+    [
+        ([], "no worker accepts connections"),
+        ([ENDING, SILENT], "no worker accepts connections"),
+        ([EXHAUSTED], "no thread of 1 worker has been free for 12 s"),
+        (
+            [EXHAUSTED, EXHAUSTED._replace(exhausted_s=30.0), ENDING, SILENT],
+            "no thread of 2 workers has been free for 12 s",
+        ),
+    ],
+)
+def test_not_ready(workers: list[WorkerState], text: str) -> None:
+    assert readiness(workers) == (False, text)
+
+
+@pytest.mark.parametrize("workers", [[], [FREE], [EXHAUSTED], [SILENT, EXHAUSTED], [ENDING]])
+def test_alive(workers: list[WorkerState]) -> None:
+    assert liveness(workers) == (True, "alive")
+
+
+def test_not_alive() -> None:
+    workers = [SILENT, SILENT._replace(silent_s=70.2)]
+    assert liveness(workers) == (False, "no worker has given a sign of life for 70 s")
+    assert liveness([SILENT._replace(lost_after_s=math.inf)]).ok

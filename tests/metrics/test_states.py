@@ -1,0 +1,98 @@
+"""The workers' files, and what is answered by them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wsgifast.metrics import probes, states
+from wsgifast.metrics.processes import name_of_process
+from wsgifast.metrics.states import SlowClient, State, StateFile
+
+SLOW = SlowClient("192.0.2.1:50000", "/movie", 300_000, 12.5, 800.0)
+
+
+def state(**changed: Any) -> State:
+    now = time.monotonic()
+    return State(os.getpid(), now, None, True, 5.0, math.inf, [SLOW])._replace(**changed)
+
+
+def found(directory: Path) -> list[State]:
+    return list(states.states(str(directory)))
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    file = StateFile(str(tmp_path))
+    for written in (state(), state(exhausted_since=7.25, accepts=False, slow_clients=[])):
+        file.write(written)
+        assert found(tmp_path) == [written]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_dead_are_left_out_and_removed(tmp_path: Path) -> None:
+    file = StateFile(str(tmp_path))
+    file.write(state())
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    other = tmp_path / f"state_{name_of_process(child.pid)}.json"
+    other.write_text(json.dumps(state(pid=child.pid)))
+    part = other.with_name(f"{other.name}.part")
+    part.write_text("[")
+    assert {each.pid for each in found(tmp_path)} == {os.getpid(), child.pid}
+    states.clean(str(tmp_path))
+    assert part.exists()
+    child.communicate(b"")
+    assert [each.pid for each in found(tmp_path)] == [os.getpid()]
+    states.clean(str(tmp_path))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("text", ["", "[", "[1, 2]", "{}", '["a", null, 3, 4, 5, 6, 7]'])
+def test_what_is_no_state_is_left_out(tmp_path: Path, text: str) -> None:
+    (tmp_path / f"state_{name_of_process(os.getpid())}.json").write_text(text)
+    (tmp_path / "state_of_another.json").write_text(json.dumps(state()))
+    (tmp_path / "gauge_all_1.db").write_text("")
+    assert found(tmp_path) == []
+    states.clean(str(tmp_path))
+
+
+def answered(path: str, directory: Path) -> tuple[int, str]:
+    answer = probes.answer(path, str(directory))
+    assert answer is not None
+    return int(answer.status[:3]), answer.body.decode()
+
+
+def test_probes(tmp_path: Path) -> None:
+    file = StateFile(str(tmp_path))
+    assert answered("/livez", tmp_path) == (200, "alive\n")
+    assert answered("/readyz", tmp_path) == (503, "no worker accepts connections\n")
+    file.write(state())
+    assert answered("/readyz", tmp_path) == (200, "ready: 1 of 1 worker\n")
+    file.write(state(exhausted_since=time.monotonic() - 9))
+    assert answered("/livez", tmp_path) == (200, "alive\n")
+    assert answered("/readyz", tmp_path) == (
+        503,
+        "no thread of 1 worker has been free for 9 s\n",
+    )
+    file.write(state(beat_at=time.monotonic() - 70, lost_after_s=60.0))
+    status, text = answered("/livez", tmp_path)
+    assert status == 503
+    assert "sign of life" in text
+    assert probes.answer("/metrics", str(tmp_path)) is None
+
+
+def test_the_slowest_clients_come_first(tmp_path: Path) -> None:
+    slower = SLOW._replace(client="192.0.2.2:1", bytes_per_s=10.0)
+    StateFile(str(tmp_path)).write(state(slow_clients=[SLOW, slower]))
+    status, text = answered("/clients", tmp_path)
+    assert status == 200
+    first, second = json.loads(text)
+    assert first == {"pid": os.getpid(), **slower._asdict()}
+    assert second["client"] == SLOW.client

@@ -1,0 +1,115 @@
+"""What the metrics address says of a FastWorker that is busy, slow, or about to end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.http import Connection, Response, get
+from tests.support.servers import free_port, wait_for
+from tests.workers.bench import Bench, echo, large, make_bench
+from tests.workers.serving import fast_worker
+from wsgifast import cli
+from wsgifast.metrics.states import states
+from wsgifast.workers.state import StateReporter
+
+__all__ = ["make_bench"]
+
+THREADS = 4
+
+
+def test_probes_while_every_thread_is_busy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    attributes = {"metrics_bind": f"127.0.0.1:{port}", "unready_after_s": 0.5}
+
+    def ask(path: str) -> Response:
+        return get(("127.0.0.1", port), path)
+
+    def says(path: str, status: int, text: str) -> Callable[[], bool]:
+        def said() -> bool:
+            with contextlib.suppress(OSError):
+                answer = ask(path)
+                return answer.status == status and text in answer.body.decode()
+            return False
+
+        return said
+
+    with (
+        contextlib.ExitStack() as stack,
+        fast_worker(attributes=attributes) as server,
+    ):
+        wait_for(says("/readyz", 200, "ready: 1 of 1 worker"), "it is ready", 20)
+        assert ask("/readyz").header("Cache-Control") == "no-store"
+        slow = Connection(server.address, receive_buffer=4096)
+        slow.send_request("/file?secret=1")
+        go = tmp_path / "go"
+        for _ in range(THREADS):
+            busy = stack.enter_context(Connection(server.address))
+            busy.send_request(f"/until{go}")
+        wait_for(says("/readyz", 503, "no thread of 1 worker has been free"), "it is not ready", 20)
+        assert says("/livez", 200, "alive")()
+        assert cli.main(["top", f"127.0.0.1:{port}", "--once", "--json", "--interval=1"]) == 0
+        seen = json.loads(capsys.readouterr().out)
+        assert (seen["threads_busy"], seen["threads"]) == (THREADS, THREADS)
+        (client,) = seen["clients"]
+        assert client["path"] == "/file"
+        assert client["queued_bytes"] > 0
+        assert ask("/elsewhere").status == 404
+        slow.close()
+        go.touch()
+        wait_for(says("/readyz", 200, "ready"), "it is ready again", 20)
+        go.unlink()
+        stack.enter_context(Connection(server.address)).send_request(f"/until{go}")
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(says("/readyz", 503, "no worker accepts connections"), "it ends", 20)
+        go.touch()
+
+
+# What a worker writes.
+
+MakeBench = Callable[..., Bench]
+
+
+def reporter(bench: Bench, folder: Path) -> StateReporter:
+    return StateReporter(bench.server, bench.worker, str(folder))
+
+
+def test_the_state_of_a_worker(make_bench: MakeBench, tmp_path: Path) -> None:
+    bench = make_bench(large, attributes={"unready_after_s": 7.0}, timeout=20)
+    bench.worker.beaten_at = 12.5
+    bench.begin()
+    reporter(bench, tmp_path).report()
+    (state,) = states(str(tmp_path))
+    assert state.pid == os.getpid()
+    assert (state.beat_at, state.exhausted_since, state.accepts) == (12.5, None, True)
+    assert (state.unready_after_s, state.lost_after_s) == (7.0, 40)
+    (client,) = state.slow_clients
+    assert client.path == "/"
+    bench.server.pool.exhausted_since = 3.25
+    bench.server._stopping = True
+    reporter(bench, tmp_path).report()
+    (state,) = states(str(tmp_path))
+    assert (state.exhausted_since, state.accepts) == (3.25, False)
+
+
+def test_without_gunicorns_timeout_no_worker_is_lost(make_bench: MakeBench, tmp_path: Path) -> None:
+    bench = make_bench(echo, timeout=0)
+    assert reporter(bench, tmp_path).state().lost_after_s == math.inf
+
+
+def test_each_beat_is_noted(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench(echo)
+    monkeypatch.setattr("wsgifast.workers.worker.time", SimpleNamespace(monotonic=lambda: 5.5))
+    bench.worker._recycling = SimpleNamespace(limit_reached=lambda: None)
+    bench.worker._beat()
+    assert bench.worker.beaten_at == 5.5

@@ -1,0 +1,72 @@
+"""Whether a server is alive, and ready for requests: pure, by the state of each of its workers.
+
+*Alive* is what would not be better after a restart. A worker's main thread gives a sign of life
+each second, whatever its other threads do; a worker that gives none is replaced by its arbiter. So
+only a server all of whose workers have been silent for longer than that takes is not alive.
+
+*Ready* is what would answer a request soon: a server with at least one worker that accepts, is not
+silent, and has had a free thread of late. Workers leave new connections to each other while their
+own threads are taken, so one is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["Verdict", "WorkerState", "liveness", "readiness"]
+
+# A worker whose last sign of life is older answers nobody: its interpreter stands still.
+_SILENT_S = 10.0
+
+
+class WorkerState(NamedTuple):
+    """How a worker is.
+
+    :ivar silent_s: seconds since its last sign of life.
+    :ivar exhausted_s: seconds for which none of its threads has been free; 0.0 while one is.
+    :ivar accepts: False from the moment on in which it is to end.
+    :ivar unready_after_s: for how long its threads may all be taken.
+    :ivar lost_after_s: what silence its arbiter would have ended long ago.
+    """
+
+    silent_s: float
+    exhausted_s: float
+    accepts: bool
+    unready_after_s: float
+    lost_after_s: float
+
+
+class Verdict(NamedTuple):
+    """An answer to a probe.
+
+    :ivar text: why, in one line.
+    """
+
+    ok: bool
+    text: str
+
+
+def liveness(workers: Sequence[WorkerState]) -> Verdict:
+    """Whether the server is alive; one that has no worker yet is."""
+    if workers and all(worker.silent_s > worker.lost_after_s for worker in workers):
+        silent_s = min(worker.silent_s for worker in workers)
+        return Verdict(False, f"no worker has given a sign of life for {silent_s:.0f} s")
+    return Verdict(True, "alive")
+
+
+def readiness(workers: Sequence[WorkerState]) -> Verdict:
+    """Whether the server is ready for requests."""
+    serving = [worker for worker in workers if worker.accepts and worker.silent_s <= _SILENT_S]
+    if not serving:
+        return Verdict(False, "no worker accepts connections")
+    free = sum(worker.exhausted_s <= worker.unready_after_s for worker in serving)
+    if not free:
+        least_s = min(worker.exhausted_s for worker in serving)
+        text = f"no thread of {_workers(len(serving))} has been free for {least_s:.0f} s"
+        return Verdict(False, text)
+    return Verdict(True, f"ready: {free} of {_workers(len(serving))}")
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker" if count == 1 else f"{count} workers"

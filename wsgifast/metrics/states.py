@@ -1,0 +1,118 @@
+"""How each worker is at the moment: a small file of its own in the directory of all of them.
+
+A worker writes its file once a second; whoever answers for the server reads those of the workers
+that live. Times in them are the monotonic clock's, which all processes of a system share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .health import WorkerState
+from .processes import is_alive, name_of_process
+
+__all__ = ["SlowClient", "State", "StateFile", "clean", "states"]
+
+_PREFIX, _SUFFIX = "state_", ".json"
+_PART = ".part"  # of one that is being written
+
+
+class SlowClient(NamedTuple):
+    """A client that does not take its response as fast as it comes.
+
+    :ivar client: its address.
+    :ivar path: of its request, without the query.
+    :ivar queued_bytes: that wait for it.
+    :ivar waited_s: for how long something has waited for it.
+    :ivar bytes_per_s: what it has taken since then, on average.
+    """
+
+    client: str
+    path: str
+    queued_bytes: int
+    waited_s: float
+    bytes_per_s: float
+
+
+class State(NamedTuple):
+    """What a worker writes of itself.
+
+    :ivar beat_at: its main thread's last sign of life.
+    :ivar exhausted_since: since when no thread has been free; None while one is.
+    :ivar slow_clients: the slowest of them.
+
+    For the others see :class:`.health.WorkerState`.
+    """
+
+    pid: int
+    beat_at: float
+    exhausted_since: float | None
+    accepts: bool
+    unready_after_s: float
+    lost_after_s: float
+    slow_clients: list[SlowClient]
+
+    def at(self, now: float) -> WorkerState:
+        """How the worker is by now."""
+        since = self.exhausted_since
+        return WorkerState(
+            now - self.beat_at,
+            0.0 if since is None else now - since,
+            self.accepts,
+            self.unready_after_s,
+            self.lost_after_s,
+        )
+
+
+class StateFile:
+    """This process's file."""
+
+    def __init__(self, directory: str) -> None:
+        name = f"{_PREFIX}{name_of_process(os.getpid())}{_SUFFIX}"
+        self._path = os.path.join(directory, name)
+
+    def write(self, state: State) -> None:
+        """Replace it; nobody ever reads the half of one.
+
+        :raises OSError: if that cannot be.
+        """
+        part = self._path + _PART
+        with open(part, "w", encoding="ascii") as file:
+            json.dump(state, file)
+        os.replace(part, self._path)
+
+
+def states(directory: str) -> Iterator[State]:
+    """Those of the workers that live."""
+    for name, path in _files(directory, _SUFFIX):
+        if not is_alive(name):
+            continue
+        try:
+            with open(path, encoding="ascii") as file:
+                state = State(*json.load(file))
+            yield state._replace(slow_clients=[SlowClient(*each) for each in state.slow_clients])
+        except (OSError, ValueError, TypeError):
+            continue  # it has ended just now, or is of another version
+
+
+def clean(directory: str) -> None:
+    """Remove the files of workers that have ended."""
+    for suffix in (_SUFFIX, _SUFFIX + _PART):
+        for name, path in _files(directory, suffix):
+            if not is_alive(name):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+
+
+def _files(directory: str, suffix: str) -> list[tuple[str, str]]:
+    """Each with its process."""
+    with os.scandir(directory) as entries:
+        return [
+            (entry.name[len(_PREFIX) : -len(suffix)], entry.path)
+            for entry in entries
+            if entry.name.startswith(_PREFIX) and entry.name.endswith(suffix)
+        ]
