@@ -29,6 +29,7 @@ from wsgifast.sockets.options import QUICK_S
 from wsgifast.sockets.page_cache import cached_bytes
 from wsgifast.sockets.sendfile import MSG_MORE, SendfileUnavailable, send_file_once
 
+from .figures import figures
 from .loops import in_thread
 from .room import call_while_writable, stop_calling
 
@@ -180,6 +181,7 @@ class FileTransfer:
         if count == 0:
             raise FileTruncated(self._end - self._offset, self._segment.size)
         self._offset += count
+        figures.sendfile_bytes += count
         return Progress.DONE if self._offset == self._end else Progress.FULL
 
     def _refused(self, error: Exception) -> Progress:

@@ -242,6 +242,11 @@ class CoalescingTransport(asyncio.Transport):
     def abort(self) -> None:
         self.real.abort()
 
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether something has been handed over that the client's socket does not take yet."""
+        return self._file is not None or self.real.get_write_buffer_size() > 0
+
     def get_write_buffer_size(self) -> int:
         return self._size + self.real.get_write_buffer_size()
 

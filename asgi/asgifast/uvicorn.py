@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from wsgifast.errors import MissingExtra, WSGIFastError
 from wsgifast.imports import needs
 
+from .figures import figures
 from .messages import PATHSEND, ZEROCOPYSEND, Receive, Scope, Send
 from .sending import COALESCING, PLANNED
 from .transport import CoalescingTransport
@@ -157,9 +158,12 @@ class _FileSending(_Base):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._coalescing = CoalescingTransport(transport, self.loop)
+        figures.accepted += 1
+        figures.open[self] = self._coalescing
         super().connection_made(self._coalescing)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        figures.open.pop(self, None)
         self._coalescing.lost()
         super().connection_lost(exc)
         # uvicorn leaves the keep-alive timer of a connection that was reset, and the timer would
@@ -172,6 +176,7 @@ class _FileSending(_Base):
 
     def handle_websocket_upgrade(self, *args: Any) -> None:
         # uvicorn hands the connection over to its WebSocket protocol, which needs none of this.
+        figures.open.pop(self, None)
         self._coalescing.flush()
         self._coalescing.lost()
         self.transport = self._coalescing.real

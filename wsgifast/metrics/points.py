@@ -6,12 +6,12 @@ together; never at a request. So whoever has a number already does nothing else 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from .catalogue import CATALOGUE, Metric
 
-__all__ = ["Distribution", "Point", "Source", "point"]
+__all__ = ["Distribution", "Point", "Source", "point", "process_points", "process_sources"]
 
 
 class Distribution(NamedTuple):
@@ -37,6 +37,15 @@ class Point(NamedTuple):
 
 
 Source = Callable[[], Iterable[Point]]
+
+# What is told of this process wherever its requests are told of.
+process_sources: list[Source] = []
+
+
+def process_points() -> Iterator[Point]:
+    """The points of all of them; itself a source."""
+    for source in process_sources:
+        yield from source()
 
 
 def point(name: str, value: float | Distribution, *labels: str) -> Point:

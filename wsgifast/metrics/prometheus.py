@@ -20,7 +20,7 @@ from typing import Any
 from ..imports import needs
 from .catalogue import Metric
 from .periodic import every_second
-from .points import Distribution, Point, Source
+from .points import Distribution, Point, Source, process_points
 from .processes import name_of_process
 from .tally import Tally
 
@@ -52,9 +52,10 @@ def recorder() -> Tally:
             if DIRECTORY in os.environ:
                 _recorder = Tally(on_new=every_second.start)
                 reporter().add(_recorder.points)
+                reporter().add(process_points)
             else:
                 _recorder = Tally()
-                REGISTRY.register(SourceCollector([_recorder.points]))
+                REGISTRY.register(SourceCollector([_recorder.points, process_points]))
     return _recorder
 
 
