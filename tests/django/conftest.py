@@ -19,6 +19,10 @@ def data() -> Path:
 
 @pytest.fixture(autouse=True)
 def script_prefix() -> Iterator[None]:
-    """Forget that of the last request: Django puts it in front of a relative STATIC_URL."""
+    """Forget that of the last request: Django puts it in front of a relative STATIC_URL.
+
+    Before the first one too: tests elsewhere have requests of Django in the same process.
+    """
+    clear_script_prefix()
     yield
     clear_script_prefix()
