@@ -110,6 +110,5 @@ def test_without_gunicorns_timeout_no_worker_is_lost(make_bench: MakeBench, tmp_
 def test_each_beat_is_noted(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = make_bench(echo)
     monkeypatch.setattr("wsgifast.workers.worker.time", SimpleNamespace(monotonic=lambda: 5.5))
-    bench.worker._recycling = SimpleNamespace(limit_reached=lambda: None)
     bench.worker._beat()
     assert bench.worker.beaten_at == 5.5

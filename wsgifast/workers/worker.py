@@ -158,6 +158,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)  # in the arbiter still
+        self._recycling = Recycling(self.max_rss_bytes, self.max_lifetime_s)
         self._tls = TLSContexts(self.cfg, self.log) if self.cfg.is_ssl else None
         if self._tls is not None:
             with contextlib.suppress(Exception):  # it is logged, and met again at each connection
@@ -179,7 +180,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         super().load_wsgi()
         if problem := patched_threads():
             raise AppImportError(problem)
-        self._recycling = Recycling(self.max_rss_bytes, self.max_lifetime_s)
         if self._recycling.is_too_large_to_begin():
             raise AppImportError(
                 f"FastWorker.max_rss_bytes={self.max_rss_bytes:,}: with this app a worker has "
