@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 
 from tests.docs.configurations import check_nginx, check_unit
 from tests.support.checkers import check
+from tests.support.programs import program
 from tests.support.servers import ROOT, free_port, live_server
 
 FOLDER = ROOT / "examples" / "deploy"
@@ -22,6 +24,12 @@ def test_nginx(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["shop.socket", "shop.service"])
 def test_systemd(name: str, tmp_path: Path) -> None:
     check_unit(FOLDER / name, tmp_path)
+
+
+def test_prometheus() -> None:
+    command = [program("promtool"), "check", "config", str(FOLDER / "prometheus.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_dockerfile() -> None:

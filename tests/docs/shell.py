@@ -33,9 +33,10 @@ _SERVERS = {
     "wsgifast run": ("--bind",),
     "wsgifast files": ("--bind",),
 }
-_PORT_IN_DOCS = "8000"
 # The doctor's: nothing found, and something found.
 _GOOD = {"doctor": {0, 1}}
+# Metrics are served a moment after the app is.
+_CURL_OPTIONS = "--fail --max-time 20 --retry 9 --retry-connrefused --retry-delay 1"
 _ANOTHER_SHELLS = re.compile(r"[|><&;]")
 
 
@@ -51,7 +52,9 @@ class Shell(contextlib.ExitStack):
         self._parsed = ["bench"] if asks_doctor else ["bench", "doctor"]
         self.output = ""
         self._server: LiveServer | None = None
-        self._port = free_port()
+        # In the place of those that the documentation names: a server's, and its metrics'.
+        self._ports = {"8000": free_port(), "9100": free_port()}
+        self._variables: list[str] = []  # NAME=value, in front of the command
 
     def write(self, name: str, text: str, *, append: bool = False) -> None:
         path = self.folder / name
@@ -68,6 +71,7 @@ class Shell(contextlib.ExitStack):
 
     def _run(self, line: str) -> None:
         words = shlex.split(line)
+        self._variables = [words.pop(0)] if "=" in words[0] else []
         if words[0] in ("pip", "python3", "pytest"):  # the tests of a page run with its Python
             _check_installation(words)
         elif _ANOTHER_SHELLS.search(line):
@@ -102,7 +106,7 @@ class Shell(contextlib.ExitStack):
     def _run_by_shell(self, line: str) -> None:
         if "curl" in line:
             program("curl")
-            line = line.replace("curl ", "curl --fail --max-time 20 ")
+            line = line.replace("curl ", f"curl {_CURL_OPTIONS} ")
         done = subprocess.run(
             self._here(line),
             shell=True,
@@ -119,15 +123,16 @@ class Shell(contextlib.ExitStack):
     def _serve(self, words: list[str]) -> None:
         self._server = None
         self.close()  # the one before
-        self._port = free_port()
+        self._ports = {port: free_port() for port in self._ports}
         name = words[0] if words[0] in _SERVERS else " ".join(words[:2])
         option, *more = _SERVERS[name]
-        where = str(self._port) if option == "--port" else f"127.0.0.1:{self._port}"
+        address = ("127.0.0.1", self._ports["8000"])
+        where = str(address[1]) if option == "--port" else f"127.0.0.1:{address[1]}"
         at = words.index("--bind") if "--bind" in words else len(words)
         words = [*words[:at], *words[at + 2 :], option, where, *more]
         server = live_server(
             ["python", "-m", *words],
-            ("127.0.0.1", self._port),
+            address,
             env=self._environment(),
             cwd=self.folder,
         )
@@ -137,10 +142,14 @@ class Shell(contextlib.ExitStack):
             assert answer.status < 500, f"{words}: {answer}\n{self._server.log()}"
 
     def _here(self, text: str) -> str:
-        return text.replace(f":{_PORT_IN_DOCS}", f":{self._port}")
+        for named, port in self._ports.items():
+            text = text.replace(f":{named}", f":{port}")
+        return text
 
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, "PATH": f"{_BIN}:{os.environ['PATH']}"}
+        path = f"{_BIN}:{os.environ['PATH']}"
+        variables = dict(self._here(each).split("=") for each in self._variables)
+        return {**os.environ, **variables, "PATH": path}
 
 
 def _check_installation(words: list[str]) -> None:
