@@ -6,6 +6,8 @@ import concurrent.futures
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.support.http import Connection
 from tests.workers.serving import fast_worker
 
@@ -31,6 +33,27 @@ def test_flask() -> None:
             assert again.status == 304
             part_of_it = connection.request("/send", headers=[("Range", "bytes=10-19")])
             assert (part_of_it.status, part_of_it.body) == (206, SOURCE[10:20])
+
+
+@pytest.mark.parametrize("app", ["flask_app", "django_app"])
+def test_lines_are_gathered_and_none_is_held_back(app: str) -> None:
+    expected = "".join(f"line {number}\n" for number in range(1000)).encode()
+    with (
+        fast_worker(app=f"tests.workers.frameworks:{app}") as server,
+        Connection(server.address) as connection,
+        Connection(server.address) as other,
+    ):
+        connection.send_request("/burst")
+        assert connection.read_head().status == 200
+        received = b""
+        chunks = 0
+        while len(received) < len(expected):
+            received += connection.read_chunk()
+            chunks += 1
+        assert received == expected
+        assert chunks < 500
+        assert other.request("/go").status == 200
+        assert connection.read_to_end_of_chunks() == b"end"
 
 
 def test_falcon() -> None:
