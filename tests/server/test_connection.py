@@ -14,7 +14,7 @@ import pytest
 
 from tests.workers.bench import GET, LARGE, Bench, Client, echo, large, make_bench
 from tests.workers.serving import POLLERS
-from wsgifast.server.connection import LINGER_S
+from wsgifast.server.endpoint import LINGER_S
 from wsgifast.server.output import ClientGone
 from wsgifast.server.poller import READ, WRITE
 from wsgifast.server.states import CLOSED, IDLE, LINGERING, RECEIVING, RUNNING, SENDING

@@ -464,6 +464,99 @@ def test_trailers_are_the_request_s(begin: Begin) -> None:
     assert peer.goaways or answer.reset is not None or answer.status == 400
 
 
+# Bodies that the app reads
+
+
+STREAMED = {"buffer_bodies": False}
+
+
+def test_an_app_reads_its_body_as_it_comes(begin: Begin) -> None:
+    parts: list[bytes] = []
+    peers: list[Peer] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        body = environ["wsgi.input"]
+        parts.append(body.read(5))
+        peers[0].state.send_data(1, b" and second", end_stream=True, pad_length=10)
+        peers[0].send_only()
+        another_thread(peers[0])
+        parts.append(body.read())
+        start_response("200 OK", [])
+        return [b"read"]
+
+    peers.append(begin(app, attributes=STREAMED))
+    peers[0].ask(method="POST", body=b"first", headers=[("expect", "100-continue")], ends=False)
+    peers[0].run()
+    assert parts == [b"first", b" and second"]
+    answer = peers[0].answers[1]
+    assert (answer.body, answer.ended, answer.early) == (b"read", True, [{":status": "100"}])
+    # All that was taken is given back to both windows.
+    assert peers[0].state.outbound_flow_control_window == 65_535
+
+
+def test_windows_open_as_the_app_reads(begin: Begin) -> None:
+    peers: list[Peer] = []
+    seen: list[int] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        peer = peers[0]
+        seen.append(peer.state.local_flow_control_window(1))
+        for _ in range(5):  # a receive each
+            another_thread(peer)
+        for size in (0, 30_000, 35_535):
+            assert len(environ["wsgi.input"].read(size)) == size
+            peer.take(peer.socket.receive_all_there_is())
+            seen.append(peer.state.local_flow_control_window(1))
+        start_response("200 OK", [])
+        return []
+
+    peers.append(begin(app, attributes=STREAMED))
+    peers[0].ask(method="POST", body=bytes(65_535), ends=False)
+    peers[0].run()
+    assert seen[:2] == [0, 0]
+    assert 0 < seen[2] < seen[3] == 65_535
+    # The app has not waited for the end: the client is told to send no more.
+    answer = peers[0].answers[1]
+    assert (answer.status, answer.ended, answer.reset) == (200, True, NO_ERROR)
+
+
+@pytest.mark.parametrize("end", ["reset", "silence", "leaves"])
+def test_a_body_that_stops(begin: Begin, end: str) -> None:
+    errors: list[BaseException] = []
+    peers: list[Peer] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        peer = peers[0]
+        body = environ["wsgi.input"]
+        assert body.read(5) == b"begun"
+        if end == "reset":
+            peer.state.reset_stream(1)
+        if end != "silence":
+            peer.send_only()
+            if end == "leaves":
+                peer.socket.close()
+            another_thread(peer)
+        try:
+            body.read()
+        except OSError as error:
+            errors.append(error)
+            raise
+        raise AssertionError("it looks whole")
+
+    peers.append(begin(app, attributes={**STREAMED, "body_timeout_s": 0.01}))
+    peers[0].ask(method="POST", body=b"begun", ends=False)
+    if end == "leaves":
+        peers[0].send_only()
+        peers[0].bench.run()
+    else:
+        peers[0].run()
+    assert len(errors) == 1
+    if end == "silence":
+        assert peers[0].answers[1].status == 408
+    assert not peers[0].streams
+    assert not peers[0].bench.log.errors
+
+
 # Resets and floods
 
 

@@ -23,7 +23,8 @@ from gunicorn.workers import gthread
 from tests.workers.bench import PEER, Bench, Client, Log, make_bench
 from wsgifast.bodies.files import SegmentedBody
 from wsgifast.errors import ConfigurationError
-from wsgifast.server.connection import LINGER_S, Connection
+from wsgifast.server.connection import Connection
+from wsgifast.server.endpoint import LINGER_S
 from wsgifast.server.response import Response
 from wsgifast.workers import UnsupportedGunicorn
 from wsgifast.workers import worker as module

@@ -6,47 +6,40 @@ states.py has the states and the moves between them; :data:`_ON_EVENT` and :data
 below, say what is done in each. A connection that waits is in the registry, where an event or the
 sweep of overdue connections claims it, which makes one thread its owner (see registry.py). The
 owner runs :meth:`Connection.on_event`, and then lets it wait again, closes it, or returns it as
-ready to run.
+ready to run. Once HTTP/2 is agreed on, it is that one's (http2/multiplexer.py) to say what an event
+does.
 
 While it runs it belongs to the app's thread. Only if its output queue drains meanwhile does it
 wait too, and then the event does nothing but send, under the queue's lock. The socket is
 closed by its owner only, never while the app's thread may use it.
 
 What has come is the receiver's to understand, which has no socket; what is to be sent is the
-queue's. Waiting happens in :meth:`Connection.wait` and :meth:`Connection.wait_to_send` alone.
+queue's. How it waits and ends is the endpoint's, its base: the same for HTTP/2.
 """
 
 from __future__ import annotations
 
 import io
 import socket
-import ssl
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import RequestError
 from ..sockets.sendfile import FileTruncated
 from .carrier import Carrier
-from .counters import Counters
+from .endpoint import Core, Endpoint
 from .exchange import Exchange
-from .options import Options
-from .output import ClientGone, OutputQueue
-from .output_rules import OutputRules
-from .parser import Parser
-from .poller import READ, WRITE
+from .output import ClientGone
+from .poller import READ
 from .receiving import ASKED, COMPLETE, HTTP2, Receiver
-from .registry import Registry
 from .response import Response
-from .sending import Sender
 from .states import (
     ANSWERED,
     BEGUN,
     CLOSED,
-    GONE,
     HANDSHAKE,
     IDLE,
-    LEAVES,
     LINGERING,
     READY,
     RECEIVING,
@@ -57,80 +50,16 @@ from .states import (
     STAYS,
     STREAMS,
     SWITCHES,
-    TRANSITIONS,
 )
 from .streamed_body import StreamedBody
-from .transport import WOULD_BLOCK, discard, say_goodbye, shake_hands
+from .transport import WOULD_BLOCK, shake_hands
 
-__all__ = ["LINGER_S", "Connection", "Core"]
-
-# How long a client may take to close the connection after our last word, and what is read and
-# thrown away meanwhile.
-LINGER_S = 2.0
-_LINGER_BYTES = 64 * 1024
+__all__ = ["Connection"]
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Core(Protocol):
-    """What a connection asks of its server."""
-
-    options: Options
-    counters: Counters
-    output_rules: OutputRules
-    registry: Registry[Connection]
-    log: Any
-
-    def keepalive_s(self) -> float:
-        """Seconds that an idle connection may stay."""
-
-    def resume(self, connection: Connection) -> object:
-        """Have a thread go on with a connection that has something to do already."""
-
-    def refuse(self, carrier: Carrier, exchange: Exchange | None, error: Exception) -> object:
-        """Answer an error, and log it; with the request, if there is one."""
-
-    def on_sent(self, carrier: Carrier, exchange: Exchange) -> object:
-        """The response to a request has been sent, as far as it ever will be."""
-
-    def run_soon(self, task: Callable[[], Carrier | None]) -> object:
-        """Have a thread do something, and run what it returns."""
-
-    def is_ending(self) -> bool:
-        """Whether clients should make their next requests elsewhere."""
-
-    def begin_http2(self, connection: Connection, parser: Parser) -> Streams:
-        """Make what speaks HTTP/2 on a connection that has agreed on it."""
-
-
-class Streams(Protocol):
-    """What speaks HTTP/2 on a connection; its output queue takes the place of the other one."""
-
-    output: OutputQueue
-
-    def begin(self, received: bytes, exchange: Exchange | None) -> Carrier | None:
-        """Begin, with what has come already, and perhaps with a request that has asked for it."""
-
-    def on_event(self, event: int) -> Carrier | None:
-        """As :meth:`Connection.on_event`."""
-
-    def on_overdue(self) -> None:
-        """As :meth:`Connection.on_overdue`."""
-
-    def retry(self) -> None:
-        """As :meth:`Connection.retry`."""
-
-    def let_go(self) -> bool:
-        """The connection is to be closed: whether that can be now, since no app runs on it."""
-
-    def is_sending(self) -> bool:
-        """Whether something is on its way, and no app has to run for it."""
-
-    def is_to_say_goodbye(self) -> bool:
-        """Whether the client does not know yet that the server ends."""
-
-
-class Connection:
+class Connection(Endpoint):
     """One accepted connection; made by the thread that accepted it.
 
     :param sock: non-blocking; a TLS socket's handshake is still to come.
@@ -138,63 +67,20 @@ class Connection:
     :param address: the listener's.
     :param receiver: of its requests.
     :ivar exchange: the request that runs, or is answered.
-    :ivar environ_part: of the environ, what its requests share.
-    :ivar streams: what speaks HTTP/2 here, once that is agreed on.
     :ivar hijacked: the app has taken the socket over.
-
-    For `deadline`, `known` and `retries` see :class:`~.registry.Waiting`.
     """
 
-    __slots__ = (
-        "_core",
-        "_left_to_discard",
-        "_receiver",
-        "_tls",
-        "address",
-        "deadline",
-        "environ_part",
-        "exchange",
-        "fd",
-        "hijacked",
-        "known",
-        "output",
-        "peer",
-        "retries",
-        "sock",
-        "state",
-        "streams",
-    )
+    __slots__ = ("_receiver", "exchange", "hijacked")
 
     response_class = Response
 
     def __init__(
         self, core: Core, sock: socket.socket, peer: Any, address: Any, receiver: Receiver
     ) -> None:
-        self.sock = sock
-        self.fd = sock.fileno()
-        self.peer = peer
-        self.address = address
+        super().__init__(core, sock, peer, address)
         self.exchange: Exchange | None = None
-        self.environ_part: dict[str, Any] | None = None
         self.hijacked = False
-        self.streams: Streams | None = None
-        self.known = False
-        self.retries = False
-        self.deadline = time.monotonic() + core.options.head_timeout_s
-        rules = core.output_rules
-        self.output = OutputQueue(Sender(sock, rules), self, rules)
-        self._core = core
         self._receiver = receiver
-        self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
-        self.state = IDLE if self._tls is None else HANDSHAKE
-
-    def begin(self) -> None:
-        """Wait for the first event."""
-        self.wait(READ)
-
-    def move(self, event: str) -> None:
-        """Go on to the state that an event leads to."""
-        self.state = TRANSITIONS[self.state][event]
 
     @property
     def receives_body(self) -> bool:
@@ -216,35 +102,6 @@ class Connection:
         return (
             self.streams is not None and self.state is STREAMS and self.streams.is_to_say_goodbye()
         )
-
-    # Waiting
-
-    def wait(self, events: int) -> None:
-        """Give the connection up until an event; nothing of it may be touched afterwards."""
-        try:
-            self._core.registry.wait(self, events)
-        except (OSError, ValueError) as error:
-            self.output.fail(error)
-            if self.state is not RUNNING:
-                self.close()
-
-    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
-        """Have the output queue go on when the socket is writable; see OutputOwner."""
-        self.deadline = deadline
-        self.retries = retry
-        self._core.registry.wait(self, 0 if retry else WRITE)
-
-    def resume_sending(self) -> None:
-        """Have the output queue go on soon; see OutputOwner."""
-        self._core.resume(self)
-
-    def retry(self) -> None:
-        """Wait for writability after all; the sweep owns it."""
-        self.retries = False
-        if self.streams is not None and self.state is STREAMS:
-            self.streams.retry()
-        else:
-            self.wait(WRITE)
 
     # Events
 
@@ -359,10 +216,6 @@ class Connection:
             except ClientGone:
                 pass  # the first read will tell
 
-    def has_more_in_tls(self) -> bool:
-        """Whether TLS has decrypted more than was received: no event would tell of it."""
-        return self._tls is not None and self._tls.pending() > 0
-
     def _send(self, events: int) -> None:
         if self.output.on_writable():
             self._finish()
@@ -469,50 +322,9 @@ class Connection:
             self._receiver.rest = rest
         return True
 
-    def leave(self) -> None:
-        """Say goodbye, and let the client read all of it before the kernel may reset it.
-
-        Closing a socket with unread data sends a reset, which may destroy the response on its way
-        (RFC 9112 section 9.6).
-        """
-        if self.output.error is not None:
-            self.close()
-            return
-        try:
-            say_goodbye(self.sock)
-        except (OSError, ValueError):
-            self.close()
-            return
-        self.move(LEAVES)
-        self.deadline = time.monotonic() + LINGER_S
-        self._left_to_discard = _LINGER_BYTES
-        self._discard(READ)
-
-    def _discard(self, events: int) -> None:
-        self._left_to_discard = discard(self.sock, self._left_to_discard)
-        if self._left_to_discard:
-            self.wait(READ)
-        else:
-            self.close()
-
-    def close(self) -> None:
-        """Close at once; only for the owner, and never while the app runs."""
-        if self.state is CLOSED:
-            return
-        if self.streams is not None and not self.streams.let_go():
-            return  # the last of its apps closes it
-        self.move(GONE)
-        registry = self._core.registry
+    def _drop_request(self) -> None:
         self.exchange = None
         self._receiver.close()
-        self.output.close()
-        self.environ_part = None
-        registry.forget(self)
-        try:
-            self.sock.close()
-        except OSError:
-            pass
-        registry.remove(self)
 
     def _time_out(self) -> None:
         self.refuse(RequestError(408, "The request did not come in time"))

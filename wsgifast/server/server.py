@@ -16,11 +16,12 @@ from typing import Any
 from .acceptor import Acceptor
 from .application import Application
 from .carrier import Carrier
-from .connection import LINGER_S, Connection, Streams
+from .connection import Connection
 from .counters import Counters
 from .disk import DiskThreads
 from .disk_budget import DiskBudget
 from .drain import Drain
+from .endpoint import LINGER_S, Endpoint, Streams
 from .exchange import Exchange
 from .options import HTTP2Options, Options
 from .output_memory import OutputMemory
@@ -267,7 +268,7 @@ class Server:
     def run_soon(self, task: Task[Carrier]) -> None:
         self.pool.push_behind(task)
 
-    def begin_http2(self, connection: Connection, parser: Parser) -> Streams:
+    def begin_http2(self, connection: Endpoint, parser: Parser) -> Streams:
         from .http2.multiplexer import Multiplexer  # needs h2
 
         return Multiplexer(self, connection, parser, self._http2, self.bodies_on_disk)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ..disk_budget import DiskBudget
+from ..endpoint import Core, Endpoint
 from ..options import Options
 from ..output_rules import OutputRules
 from ..parser import Parser
 from .floods import Floods
 from .frames import Frames
-
-if TYPE_CHECKING:
-    from ..connection import Connection, Core
 
 __all__ = ["Hub"]
 
@@ -24,7 +22,7 @@ class Hub(Protocol):
     :ivar lock: under which all that is sent is framed, and all states change.
     """
 
-    connection: Connection
+    connection: Endpoint
     core: Core
     frames: Frames
     floods: Floods

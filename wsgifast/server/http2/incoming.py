@@ -6,7 +6,7 @@ import io
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from h2 import events
 from h2.errors import ErrorCodes
@@ -15,6 +15,7 @@ from h2.settings import SettingCodes
 
 from ...http.http2 import request_head
 from ..disk_budget import DiskBudget
+from ..endpoint import Core, Endpoint
 from ..options import HTTP2Options
 from ..output import ClientGone
 from ..parser import Parser
@@ -23,9 +24,6 @@ from .floods import Flood
 from .frames import ALL_STREAMS
 from .outgoing import LEAVING, LOST, OPEN, Outgoing
 from .stream import RECEIVING, Stream
-
-if TYPE_CHECKING:
-    from ..connection import Connection, Core
 
 __all__ = ["Incoming"]
 
@@ -47,7 +45,7 @@ class Incoming(Outgoing, ABC):
     def __init__(
         self,
         core: Core,
-        connection: Connection,
+        connection: Endpoint,
         parser: Parser,
         http2: HTTP2Options,
         bodies_on_disk: DiskBudget,

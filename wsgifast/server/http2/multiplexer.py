@@ -19,13 +19,13 @@ from __future__ import annotations
 import contextlib
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 
 from ..carrier import Carrier
 from ..disk_budget import DiskBudget
+from ..endpoint import Core, Endpoint
 from ..exchange import Exchange
 from ..options import HTTP2Options
 from ..output import ClientGone
@@ -36,9 +36,6 @@ from .incoming import Incoming
 from .outgoing import LEAVING, LOST, OPEN
 from .stream import RUNNING, Stream
 
-if TYPE_CHECKING:
-    from ..connection import Connection, Core
-
 __all__ = ["Multiplexer"]
 
 # How long new streams are accepted after the first GOAWAY: they were under way by then.
@@ -48,14 +45,14 @@ _SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: 
 
 
 class Multiplexer(Incoming):
-    """Speaks HTTP/2 on a connection that has agreed on it; see :class:`~..connection.Streams`."""
+    """Speaks HTTP/2 on a connection that has agreed on it; see :class:`~..endpoint.Streams`."""
 
     __slots__ = ("_deadline_of_idle", "_goodbye_at", "_is_in_turn")
 
     def __init__(
         self,
         core: Core,
-        connection: Connection,
+        connection: Endpoint,
         parser: Parser,
         http2: HTTP2Options,
         bodies_on_disk: DiskBudget,

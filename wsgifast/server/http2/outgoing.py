@@ -15,10 +15,11 @@ import math
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from h2.exceptions import ProtocolError
 
+from ..endpoint import Core, Endpoint
 from ..options import HTTP2Options
 from ..output import ClientGone, OutputQueue
 from ..poller import READ, WRITE
@@ -27,9 +28,6 @@ from .floods import Floods
 from .frames import Frames, goaway
 from .patience import Patience
 from .stream import Stream
-
-if TYPE_CHECKING:
-    from ..connection import Connection, Core
 
 __all__ = ["LEAVING", "LOST", "OPEN", "Outgoing"]
 
@@ -73,7 +71,7 @@ class Outgoing:
         "until_sent",
     )
 
-    def __init__(self, core: Core, connection: Connection, http2: HTTP2Options) -> None:
+    def __init__(self, core: Core, connection: Endpoint, http2: HTTP2Options) -> None:
         self.core = core
         self.connection = connection
         self.rules = rules = core.output_rules

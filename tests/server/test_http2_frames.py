@@ -1,0 +1,195 @@
+"""What of HTTP/2 needs no connection: heads in HTTP/1's words, limits, and bytes of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.server.http2_bench import HTTP2, Peer, Stalled
+from tests.support.effort import effort
+from tests.workers.bench import Bench, echo
+from wsgifast.errors import MalformedRequest
+from wsgifast.http.http2 import request_head, trailer_lines
+from wsgifast.server.http2.floods import PERIOD_S, RESETS, WINDOWS, Flood, Floods
+
+GET = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"a"), (b":path", b"/")]
+
+
+def test_a_head_in_the_words_of_http_1() -> None:
+    head, scheme = request_head([*GET, (b"x-a", b"1"), (b"host", b"a"), (b"x-a", b"")])
+    assert head == b"GET / HTTP/1.1\r\nhost: a\r\nx-a: 1\r\nx-a: \r\n\r\n"
+    assert scheme == "https"
+
+
+def test_a_host_without_an_authority_and_neither() -> None:
+    fields = [each for each in GET if each[0] != b":authority"]
+    assert request_head([*fields, (b"host", b"b")])[0] == b"GET / HTTP/1.1\r\nhost: b\r\n\r\n"
+    assert request_head(fields)[0] == b"GET / HTTP/1.1\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "line"),
+    [
+        (b"OPTIONS", b"*", b"OPTIONS * HTTP/1.1\r\n"),
+        (b"CONNECT", b"", b"CONNECT a HTTP/1.1\r\n"),
+        (b"GET", "/é?%20é".encode(), b"GET /%C3%A9?%20%C3%A9 HTTP/1.1\r\n"),
+        (b"GET", b"//x?a=b#c", b"GET //x?a=b#c HTTP/1.1\r\n"),
+    ],
+)
+def test_targets(method: bytes, path: bytes, line: bytes) -> None:
+    fields = [(b":method", method), (b":authority", b"a"), (b":path", path)]
+    assert request_head(fields)[0].startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (b":method", b""),
+        (b":method", b"GET /x HTTP/1.1\r\n"),
+        (b":method", b"G T"),
+        (b":path", b""),
+        (b":path", b"x"),
+        (b":path", b"/ x"),
+        (b":path", b"/\r\n\r\n"),
+        (b":path", b"/\0"),
+        (b":authority", b"a\r\nx: y"),
+        (b"x-a", b"a\rb"),
+        (b"x-a", b"a\nb"),
+        (b"x-a", b"a\0b"),
+        (b"x a", b"b"),
+        (b"", b"b"),
+        (b"x:a", b"b"),
+    ],
+)
+def test_what_has_no_words(name: bytes, value: bytes) -> None:
+    fields = [each for each in GET if each[0] != name]
+    with pytest.raises(MalformedRequest):
+        request_head([*fields, (name, value)])
+
+
+@given(st.lists(st.tuples(st.binary(max_size=12), st.binary(max_size=12)), max_size=5))
+def test_a_head_has_as_many_lines_as_headers(fields: list[tuple[bytes, bytes]]) -> None:
+    fields = [each for each in fields if not each[0].startswith(b":") and each[0] != b"host"]
+    try:
+        head, _ = request_head([*GET, *fields])
+    except MalformedRequest:
+        return
+    assert head.count(b"\r\n") == len(fields) + 3
+    assert head.count(b"\n") == head.count(b"\r") == len(fields) + 3
+    assert head.endswith(b"\r\n\r\n")
+
+
+def test_trailers() -> None:
+    assert trailer_lines([(b"x-a", b"1"), (b"x-b", b"")]) == [b"x-a: 1", b"x-b: "]
+    with pytest.raises(MalformedRequest):
+        trailer_lines([(b":path", b"/")])
+
+
+def test_floods_are_over_after_a_while() -> None:
+    floods = Floods(0.0)
+    for now in (0.0, PERIOD_S, 2.5 * PERIOD_S):
+        for _ in range(RESETS):
+            floods.note_reset(now)
+    with pytest.raises(Flood, match="reset"):
+        floods.note_reset(2.5 * PERIOD_S)
+
+
+def test_windows_are_earned() -> None:
+    floods = Floods(0.0)
+    for _ in range(2000):
+        floods.earn_windows(10, held_back=False)
+    for _ in range(4000 + WINDOWS):
+        floods.note_window(0.0)
+    # 10 bytes a frame have earned a little more.
+    for _ in range(39):
+        floods.note_window(0.0)
+    with pytest.raises(Flood):
+        floods.note_window(0.0)
+
+
+def test_what_is_held_back_earns_next_to_nothing() -> None:
+    floods = Floods(0.0)
+    for _ in range(WINDOWS):
+        floods.note_window(0.0)
+        floods.earn_windows(1, held_back=True)
+    for _ in range(int(WINDOWS * 2 / 1024)):
+        floods.note_window(0.0)
+    with pytest.raises(Flood):
+        floods.note_window(0.0)
+
+
+# Whatever a client does
+
+
+def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    if environ["PATH_INFO"] == "/large":
+        start_response("200 OK", [])
+        return iter([bytes(40_000), bytes(40_000)])
+    return echo(environ, start_response)
+
+
+Step = Callable[[Peer], object]
+_STREAMS = st.integers(min_value=0, max_value=5).map(lambda n: 2 * n + 1)
+_STEPS: st.SearchStrategy[Step] = st.one_of(
+    st.sampled_from(["/", "/large"]).map(lambda path: lambda peer: peer.ask(path)),
+    st.binary(max_size=2000).map(lambda body: lambda peer: peer.ask(method="POST", body=body)),
+    st.just(lambda peer: peer.ask(method="POST", ends=False)),
+    _STREAMS.map(lambda n: lambda peer: peer.state.reset_stream(n)),
+    st.tuples(st.integers(1, 100_000), _STREAMS).map(lambda to: lambda peer: peer.open(*to)),
+    st.integers(1, 100_000).map(lambda size: lambda peer: peer.open(size)),
+    st.just(lambda peer: peer.state.ping(b"12345678")),
+    st.integers(0, 70_000).map(lambda size: lambda peer: peer.state.update_settings({4: size})),
+    st.just(lambda peer: peer.run()),
+    st.floats(0.1, 30).map(lambda seconds: lambda peer: peer.bench.pass_time(seconds)),
+    # Frames of any kind: length, type, flags, stream, and what is in them.
+    st.tuples(
+        st.integers(0, 10), st.integers(0, 255), st.integers(0, 12), st.binary(max_size=20)
+    ).map(
+        lambda made: (
+            lambda peer: peer.socket.send(
+                len(made[3]).to_bytes(3, "big")
+                + bytes(made[:2])
+                + made[2].to_bytes(4, "big")
+                + made[3]
+            )
+        )
+    ),
+    st.just(lambda peer: peer.socket.close()),
+)
+
+
+@settings(deadline=None, max_examples=effort(60))
+@given(st.lists(_STEPS, max_size=25))
+def test_whatever_a_client_does_it_is_served_or_ended(steps: list[Step]) -> None:
+    """Nothing of ours fails, nothing is left behind, and others are served."""
+    options: dict[str, Any] = {"keepalive": 5, "worker_connections": 100, **HTTP2}
+    bench = Bench(app, **options)
+    try:
+        peer = Peer(bench, reads=False)
+        for step in steps:
+            try:
+                step(peer)
+            except Exception as error:
+                if isinstance(error, AssertionError) and not isinstance(error, Stalled):
+                    raise
+        try:
+            peer.run()
+        except Exception as error:
+            if isinstance(error, AssertionError) and not isinstance(error, Stalled):
+                raise
+        other = Peer(bench)
+        assert other.get(method="POST", body=b"other").body == b"other"
+        peer.socket.close()
+        other.socket.close()
+        bench.run()
+        bench.pass_time(3)
+        assert not bench.server.connections
+        assert not bench.log.errors
+        assert not bench.log.says("Error")
+        assert not bench.server.output_rules.memory.used_bytes
+    finally:
+        bench.close()
