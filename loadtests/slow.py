@@ -14,7 +14,7 @@ import time
 
 import psutil
 
-from tests.support.slow_clients import Others, others, receive_answer, slow_clients
+from tests.support.slow_clients import KINDS, Others, others, receive_answer, slow_clients
 from tests.support.slow_disk import slow_disk
 
 from .asgi import APP as ASGI_APP
@@ -81,11 +81,12 @@ def beside(
             more = _resident_bytes(task.pid) - before
             told = crowd.end()
         dropped = sum(count for what, count in told.items() if what == "ended" or what[0] == "E")
-        present = crowd.gathered or float("nan")  # a flood is never there
+        streams = KINDS[kind].streams
+        present = crowd.gathered * streams or float("nan")  # a flood is never there
         facts = {
             "slow ones": present,
             "KiB each": more / 1024 / present,
-            "kB/s each": (told["received B/s each"] + told["sent B/s each"]) / 1e3,
+            "kB/s each": (told["received B/s each"] + told["sent B/s each"]) / 1e3 / streams,
             "dropped": float(dropped),
             "crowd CPU": told["CPU share"],
         }
@@ -132,22 +133,26 @@ def _resident_bytes(pid: int) -> int:
     return sum(one.memory_info().rss for one in (root, *root.children(recursive=True)))
 
 
-def worker(worker_class: str = FAST, *, env: dict[str, str] | None = None) -> Server:
+def worker(worker_class: str = FAST, *more: str, env: dict[str, str] | None = None) -> Server:
     """gunicorn with room for the crowd."""
-    options = ("--worker-connections", "20000", "--keep-alive", "120")
+    options = ("--worker-connections", "20000", "--keep-alive", "120", *more)
     return gunicorn("loadtests.app:app", *options, worker_class=worker_class, env=env)
 
 
-def _worker_row(key: str, title: str, path: str, kind: str, clients: int) -> Row:
+def _worker_row(
+    key: str, title: str, path: str, kind: str, clients: int, options: tuple[str, ...] = ()
+) -> Row:
     contenders = (
-        Contender("FastWorker", worker(), path, fresh=True),
-        Contender("gthread", worker("gthread"), path, fresh=True),
+        Contender("FastWorker", worker(FAST, *options), path, fresh=True),
+        Contender("gthread", worker("gthread", *options), path, fresh=True),
     )
     return Row(
         f"slow.worker.{key}", title, contenders, beside(kind, clients=clients, settle_s=2.0), OTHERS
     )
 
 
+# In the clear by prior knowledge, which needs no client that speaks TLS; the others' HTTP/1 too.
+_HTTP2 = ("--http-protocols", "h2,h1", "--http2-cleartext", "both")
 LARGE = f"/file/{FILE_BYTES}.bin"
 _ASGI = beside("downloads", asks="/plain", clients=2000, warms="/file/1024.bin", settle_s=2.0)
 _BARE = beside("downloads", asks="/1024.bin", clients=2000, settle_s=2.0)
@@ -157,6 +162,28 @@ ROWS = [
         "downloads-2000", "2,000 downloads, 64 KiB/s", "/server-wrapper", "downloads", 2000
     ),
     _worker_row("downloads-10000", "10,000 downloads", "/server-wrapper", "downloads", 10_000),
+    _worker_row(
+        "generators",
+        "2,000 readers of a generator, 4 KiB/s",
+        "/stream/500000",
+        "slow readers",
+        2000,
+    ),
+    *(
+        _worker_row(
+            f"http2-{key}",
+            f"2,000 HTTP/2 streams, 100 a connection, 4 KiB/s: {what}",
+            path,
+            "readers of HTTP/2 streams",
+            20,
+            _HTTP2,
+        )
+        for key, what, path in (
+            ("files", "a file", "/server-wrapper"),
+            ("generators", "a generator", "/stream/500000"),
+            ("lists", "a list", "/whole/500000"),
+        )
+    ),
     _worker_row("uploads", "200 uploads, 64 KiB/s", "/upload", "uploads", 200),
     _worker_row("idle", "10,000 idle connections", "/small/1024", "idle", 10_000),
     Row(

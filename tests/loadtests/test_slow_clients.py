@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.servers import wait_for
-from tests.support.slow_clients import HOST, KINDS, others, slow_clients
+from tests.support.slow_clients import HOST, KINDS, opening, others, slow_clients
 from tests.support.slow_disk import has_slow_disk, slow_disk
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -64,11 +64,11 @@ def listening(**options: bytes) -> Iterator[Listener]:
 def test_every_kind_sends_its_opening(kind: str) -> None:
     with listening() as listener:
         with slow_clients(kind, listener.port, clients=2, seconds=20, path="/there") as crowd:
-            opening = KINDS[kind].does.opening.replace(b"{path}", b"/there")
+            sent = opening(kind, "/there")
             wait_for(
                 lambda: (
                     len(listener.received) >= 2
-                    and all(one.startswith(opening) for one in listener.received[:2])
+                    and all(one.startswith(sent) for one in listener.received[:2])
                 ),
                 "both have sent it",
             )

@@ -12,11 +12,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hpack import Encoder
+from hyperframe.frame import HeadersFrame, SettingsFrame, WindowUpdateFrame
+
 from loadtests.rawclient import percentile
 from wsgifast.benchmark import slow_clients as crowds
 from wsgifast.benchmark.processes import HOST
 
-__all__ = ["HOST", "KINDS", "Kind", "Others", "others", "receive_answer", "slow_clients"]
+__all__ = ["HOST", "KINDS", "Kind", "Others", "opening", "others", "receive_answer", "slow_clients"]
 
 # A client that asks beside a crowd gives an answer up after this time, and counts it as failed.
 GIVE_UP_S = 5.0
@@ -24,11 +27,15 @@ GIVE_UP_S = 5.0
 
 @dataclass(frozen=True)
 class Kind:
-    """A crowd: how many clients, what each does, and the path that `{path}` stands for."""
+    """A crowd: how many clients, what each does, and the path that `{path}` stands for.
+
+    :ivar streams: of each client: over HTTP/2 it asks so often at once.
+    """
 
     clients: int
     does: crowds.Kind
     path: str = "/small"
+    streams: int = 1
 
 
 def _kind(clients: int, opening: bytes, path: str = "/small", **more: Any) -> Kind:
@@ -49,9 +56,50 @@ def _chunks(chunk: bytes, count: int, bytes_per_s: int) -> Kind:
     return _kind(20, opening, "/upload", then=chunk, send_bytes_per_s=bytes_per_s)
 
 
+# Readers of HTTP/2 streams: what a stream's window is at first, and is opened by at a time.
+_HTTP2 = b"{http2}"
+_STREAMS = 100
+_WINDOW_BYTES = 16 * 1024
+_STEP_BYTES = 4096
+
+
+def _readers_of_streams(clients: int, bytes_per_s: int) -> Kind:
+    """Clients that read 100 streams each, at a rate each: by their windows, not by the socket."""
+    updates = b"".join(
+        WindowUpdateFrame(number, window_increment=_STEP_BYTES).serialize() for number in _numbers()
+    )
+    does = crowds.Kind(
+        _HTTP2,
+        then=updates,
+        send_bytes_per_s=len(updates) * bytes_per_s // _STEP_BYTES,
+        receive_bytes_per_s=1 << 24,
+    )
+    return Kind(clients, does, "/file", _STREAMS)
+
+
+def _numbers() -> range:
+    return range(1, 2 * _STREAMS, 2)
+
+
+def _http2_requests(path: str) -> bytes:
+    """A preface, a window for the connection that is never in the way, and the requests."""
+    encode = Encoder().encode
+    head = [(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", path)]
+    frames = [
+        SettingsFrame(0, {SettingsFrame.INITIAL_WINDOW_SIZE: _WINDOW_BYTES}),
+        WindowUpdateFrame(0, window_increment=2**31 - 1 - 65_535),
+        *(
+            HeadersFrame(number, encode(head), flags=["END_HEADERS", "END_STREAM"])
+            for number in _numbers()
+        ),
+    ]
+    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"".join(each.serialize() for each in frames)
+
+
 KINDS = {
     "idle": _kind(10_000, _GET + b"\r\n", receive_bytes_per_s=1 << 20),
     "downloads": _kind(2000, _GET + b"\r\n", "/file", receive_bytes_per_s=64 * 1024),
+    "slow readers": _kind(2000, _GET + b"\r\n", "/file", receive_bytes_per_s=4096),
     "uploads": _kind(
         200,
         _POST + b"Content-Length: 100000000\r\n\r\n",
@@ -83,6 +131,7 @@ KINDS = {
     "readers of a list": _kind(100, _GET + b"\r\n", "/list", receive_bytes_per_s=1000),
     "readers of a file": _kind(100, _GET + b"\r\n", "/file", receive_bytes_per_s=1000),
     "readers of a generator": _kind(100, _GET + b"\r\n", "/stream", receive_bytes_per_s=1000),
+    "readers of HTTP/2 streams": _readers_of_streams(20, 4096),
     "silent bodies": _kind(100, _POST + b"Content-Length: 500000\r\n\r\n", "/upload"),
     "downloads from a slow disk": _kind(3, _GET + b"\r\n", "/slow", receive_bytes_per_s=1 << 30),
     "silent connections": _kind(1000, b""),
@@ -104,9 +153,16 @@ def slow_clients(
     :param path: asked for in place of the kind's own.
     """
     of = KINDS[kind]
-    opening = of.does.opening.replace(b"{path}", (path or of.path).encode())
-    does = replace(of.does, opening=opening)
+    does = replace(of.does, opening=opening(kind, path or of.path))
     return crowds.slow_clients(does, (HOST, port), clients or of.clients, seconds=seconds)
+
+
+def opening(kind: str, path: str) -> bytes:
+    """What a client of one of KINDS sends at once."""
+    template = KINDS[kind].does.opening
+    return (
+        _http2_requests(path) if template == _HTTP2 else template.replace(b"{path}", path.encode())
+    )
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ __all__ = ["Fields", "StreamOutput", "StreamSender"]
 # What clients allow at least (RFC 9113 section 6.5.2), and the most in one frame: other streams
 # come between two of them.
 _FRAME_BYTES = 64 * 1024
+# A disk is asked for no less.
+_LEAST_READ_BYTES = 4096
 
 Fields = list[tuple[bytes, bytes]]
 
@@ -126,7 +128,9 @@ class StreamSender:
         return self._patience.begin()
 
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
-        size = min(segment.size - backlog.file_sent, BLOCK_BYTES)
+        # No more than can be sent: what is read waits in memory.
+        most = min(max(self._room(), _LEAST_READ_BYTES), BLOCK_BYTES)
+        size = min(segment.size - backlog.file_sent, most)
         data = os.pread(segment.fd, size, segment.offset + backlog.file_sent)
         if not data:
             raise FileTruncated(segment.size - backlog.file_sent, segment.size)
