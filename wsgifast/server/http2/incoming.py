@@ -157,8 +157,9 @@ class Incoming(Outgoing, ABC):
 
     def _on_settings(self, event: events.RemoteSettingsChanged) -> None:
         self.floods.note_control_frame(time.monotonic())
-        if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
-            with self.lock:
+        with self.lock:
+            self.frames.forget_settings()
+            if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
                 self.take_up_all()
 
     def _on_goaway(self, event: events.ConnectionTerminated) -> None:
