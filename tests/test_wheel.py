@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -119,6 +120,26 @@ def test_the_command_serves_files(python: str, tmp_path: Path) -> None:
         assert server.get("/page.html").body == b"a page"
 
 
+def test_every_command_starts(python: str, tmp_path: Path) -> None:
+    """From the script that pip has made; what needs an extra says which."""
+    script = str(Path(python).with_name("wsgifast"))
+    assert _run(script, "--version") == f"wsgifast {__version__}\n"
+    (tmp_path / "page.html").write_text("a page " * 1_000)
+    assert "1 written" in _run(script, "compress", str(tmp_path))
+    (tmp_path / "shop.py").write_text(
+        "def app(environ, start_response):\n"
+        "    start_response('200 OK', [('Content-Length', '6')])\n"
+        "    return [b'hello\\n']\n"
+    )
+    assert "1 good" in _run(script, "doctor", "shop.py", "/", cwd=tmp_path)
+    for command, extra in (("bench", "bench"), ("run", "gunicorn")):
+        done = subprocess.run(
+            [script, command, "shop.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 2, done
+        assert f"pip install 'wsgifast[{extra}]'" in done.stderr
+
+
 def test_what_is_in_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -132,6 +153,14 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
     assert {name for name in names if not name.startswith(metadata)} == expected
     assert {"wsgifast/py.typed", "asgifast/py.typed"} <= names
     assert f"{metadata}licenses/LICENSE" in names
+
+
+def test_the_index_finds_what_the_first_page_links_to(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(f"wsgifast-{__version__}.dist-info/METADATA").decode()
+    links = [*re.findall(r"\]\((.+?)\)", text), *re.findall(r'(?:src|srcset)="(.+?)"', text)]
+    assert len(links) > 10
+    assert all(link.startswith("https://") for link in links)
 
 
 def _run(*command: str, cwd: Path | None = None) -> str:

@@ -49,8 +49,17 @@ def add_parser(
 
 def add_header_options(group: Any) -> None:
     """Add the options that :func:`given_headers` reads."""
-    group.add_argument("--header", metavar="NAME: X", action="append", default=[], type=pair(":"))
-    group.add_argument("--cookie", metavar="NAME=X", action="append", default=[])
+    group.add_argument(
+        "--header",
+        metavar="NAME: X",
+        action="append",
+        default=[],
+        type=pair(":"),
+        help="of every request; may be repeated",
+    )
+    group.add_argument(
+        "--cookie", metavar="NAME=X", action="append", default=[], help="such as a session's"
+    )
 
 
 def given_headers(options: argparse.Namespace) -> list[tuple[str, str]]:

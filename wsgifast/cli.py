@@ -82,7 +82,7 @@ def command_parser() -> argparse.ArgumentParser:
         wsgifast files build --bind 0.0.0.0:8080 --fallback index.html --no-listing
         """,
     )
-    files.add_argument("directory", metavar="DIR")
+    files.add_argument("directory", metavar="DIR", help="what is served")
     files.add_argument(
         "--bind",
         metavar="[HOST:]PORT",
@@ -108,7 +108,7 @@ def command_parser() -> argparse.ArgumentParser:
         wsgifast compress build --codings gzip,br --jobs 2
         """,
     )
-    packing.add_argument("directory", metavar="DIR")
+    packing.add_argument("directory", metavar="DIR", help="whose files, and those below it")
     packing.add_argument(
         "--codings",
         metavar="LIST",

@@ -82,7 +82,14 @@ def add_command(commands: Any) -> None:
     source.add_argument("--har", metavar="FILE", help="a browser's recording")
 
     asking = parser.add_argument_group("requests")
-    asking.add_argument("--value", metavar="NAME=X", action="append", default=[], type=pair("="))
+    asking.add_argument(
+        "--value",
+        metavar="NAME=X",
+        action="append",
+        default=[],
+        type=pair("="),
+        help="of a URL's parameter, such as slug=cat; may be repeated",
+    )
     add_header_options(asking)
     asking.add_argument("--unsafe", action="store_true", help="other methods than GET and HEAD too")
     asking.add_argument(
@@ -90,13 +97,19 @@ def add_command(commands: Any) -> None:
     )
 
     result = parser.add_argument_group("result")
-    result.add_argument("--format", choices=FORMATS, default="text")
+    result.add_argument("--format", choices=FORMATS, default="text", help="default: text")
     result.add_argument("--html", metavar="FILE", help="write a page one can pass on, too")
     result.add_argument(
         "--fail-level", choices=SEVERITIES, default="slow", help="exit status 1 from here on"
     )
     result.add_argument("--baseline", metavar="FILE", help="fail on what this JSON report has not")
-    result.add_argument("--silence", metavar="ID", action="append", default=[])
+    result.add_argument(
+        "--silence",
+        metavar="ID",
+        action="append",
+        default=[],
+        help="leave a finding out, such as WF010; may be repeated",
+    )
     parser.set_defaults(run=_run)
 
 

@@ -87,7 +87,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--reload", action="store_true", help="start again when code changes")
     parser.add_argument("--certfile", metavar="FILE", help="serve TLS")
-    parser.add_argument("--keyfile", metavar="FILE")
+    parser.add_argument("--keyfile", metavar="FILE", help="the certificate's key")
     parser.add_argument("--config", metavar="FILE", help="gunicorn's configuration file")
     parser.usage = "wsgifast run [OPTION ...] APP [-- SERVER'S OPTION ...]"
     parser.set_defaults(run=_run, takes_rest=True)
