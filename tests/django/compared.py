@@ -1,6 +1,6 @@
 """Forty requests for static files, and what three middlewares answer.
 
-python -m tests.django.compared        # prints the table
+python -m tests.django.compared        # prints all answers, and the table of the documentation
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from django.test import override_settings
 from tests.support import django_project
 from tests.test_middleware import Server, new_environ
 
-__all__ = ["DATE", "REQUESTS", "differences", "tree"]
+__all__ = ["DATE", "REQUESTS", "as_markdown", "differences", "tree"]
 
 MIDDLEWARE = {
     "ours": "wsgifast.django.StaticFilesMiddleware",
@@ -162,16 +162,35 @@ def differences(root: Path) -> dict[str, dict[str, dict[str, str]]]:
     return found
 
 
+def as_markdown(root: Path) -> str:
+    """The differences as a table."""
+    ours = answers("ours", root)
+    lines = ["| asked | StaticFilesMiddleware | WhiteNoise | ServeStatic |", "|---|---|---|---|"]
+    for request, others in differences(root).items():
+        names = dict.fromkeys(name for theirs in others.values() for name in theirs)
+        cells = [f"`{request}`", _cell({name: ours[request].get(name, "") for name in names})]
+        cells += [_cell(others.get(name, {})) for name in ("WhiteNoise", "ServeStatic")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(answer: dict[str, str]) -> str:
+    shown = {"size": "{} bytes", "Content-Encoding": "{}", "status": "{}"}
+    told = [shown.get(key, "`{}`").format(value) for key, value in answer.items() if value]
+    return ", ".join(told) if answer else "the same"
+
+
 def main() -> None:
-    """Print the table."""
+    """Print all answers, and the table."""
     django_project.set_up()
     warnings.simplefilter("ignore")
     with tree() as root:
-        ours, others = answers("ours", root), differences(root)
+        ours, others, table = answers("ours", root), differences(root), as_markdown(root)
     for request, answer in ours.items():
         print(f"{request}\n    {' | '.join(filter(None, answer.values()))}")
         for name, theirs in others.get(request, {}).items():
             print(f"    {name}: {', '.join(f'{key} {value}' for key, value in theirs.items())}")
+    print(f"\n{table}")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.django.compared import DATE, REQUESTS, differences, tree
+from tests.django.compared import DATE, REQUESTS, as_markdown, differences, tree
 
 TEN_YEARS = {"Cache-Control": "max-age=315360000, public, immutable"}
 
@@ -44,5 +46,7 @@ DIFFERENCES = {
 @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must:Warning")
 def test_forty_requests() -> None:
     assert len(REQUESTS) >= 40
+    page = Path("docs/moving/from-whitenoise.md").read_text(encoding="utf-8")
     with tree() as root:
         assert differences(root) == DIFFERENCES
+        assert as_markdown(root) in page, "python -m tests.django.compared prints the table"
