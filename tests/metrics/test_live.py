@@ -1,0 +1,92 @@
+"""The middleware's metrics on several workers: gthread's, and FastWorker's, which counts itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.metrics.test_prometheus import Samples, parsed
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
+from tests.workers.serving import gunicorn_command
+from tests.workers.test_metrics import Scrape
+from wsgifast.metrics.directory import Directory
+
+_PATIENCE_S = 40.0
+ITEM = "/items/<int:number>"
+
+
+def _ask(server: LiveServer) -> None:
+    for number in (1, 2, 3, 4):
+        assert server.get(f"/items/{number}").status == 200
+    assert server.get("/lines").status == 200
+
+
+def _count(samples: Samples, route: str, pattern: str) -> float:
+    name = "wsgifast_responses_total"
+    return samples.get((name, (("http_route", pattern), ("wsgifast_route", route))), 0)
+
+
+def test_workers_of_gthread_with_the_app_loaded_before(tmp_path: Path) -> None:
+    port = free_port()
+    argv = gunicorn_command(
+        "-k", "gthread", "--workers=2", "--preload", "-b", f"127.0.0.1:{port}",
+        "tests.metrics.app:app",
+    )  # fmt: skip
+    env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+
+    def samples() -> Samples:
+        registry = CollectorRegistry()
+        registry.register(Directory(str(tmp_path), own=False))
+        return parsed(registry)
+
+    # Not forked from a process that has imported prometheus_client in its other mode.
+    with live_server(argv, ("127.0.0.1", port), env=env, forked=False) as server:
+        _ask(server)
+        wait_for(
+            lambda: (
+                (_count(samples(), "as-is", ITEM), _count(samples(), "joined", "/lines")) == (4, 1)
+            ),
+            "the workers have told of it",
+            timeout=_PATIENCE_S,
+        )
+        assert samples()["orders_total", ()] == 4
+    # What the last second has brought is told at the end.
+    assert _count(samples(), "as-is", ITEM) == 4
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServer, int]]:
+    port, metrics = free_port(), free_port()
+    argv = gunicorn_command(
+        "-k", "wsgifast.workers.FastWorker", "--workers=2", "--preload", "-b", f"127.0.0.1:{port}",
+        "tests.metrics.app:app",
+    )  # fmt: skip
+    env = {"WSGIFAST_METRICS": f"127.0.0.1:{metrics}"}
+    with live_server(argv, ("127.0.0.1", port), env=env, forked=False) as server:
+        yield server, metrics
+
+
+def test_on_fast_worker_each_request_is_counted_once(fast: tuple[LiveServer, int]) -> None:
+    server, port = fast
+    _ask(server)
+
+    def seen() -> Scrape | None:
+        try:
+            scrape = Scrape(port)
+        except OSError:
+            return None
+        count = "http_server_request_duration_seconds_count"
+        return scrape if scrape.value(count) >= 5 else None
+
+    wait_for(seen, "the workers have told of it", timeout=_PATIENCE_S, interval=0.1)
+    scrape = seen()
+    assert scrape is not None
+    duration = "http_server_request_duration_seconds_count"
+    assert scrape.value(duration, http_route=ITEM) == 4
+    assert scrape.value("wsgifast_responses_total", wsgifast_route="as-is", http_route=ITEM) == 4
+    assert scrape.value("wsgifast_responses_repaired_total", http_route="/lines") == 1
+    # The app's own are served too.
+    assert scrape.value("orders_total") == 4
