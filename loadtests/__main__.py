@@ -18,8 +18,8 @@ from .demo import LOCUST
 
 # From bodies to servers.
 MODULES = (
-    "demo", "frameworks", "calls", "static_files", "django_files", "memory", "worker", "slow",
-    "slow_attack", "asgi", "nodelay", "field_reports.__main__",
+    "demo", "frameworks", "calls", "static_files", "django_files", "memory", "worker", "metrics",
+    "slow", "slow_attack", "asgi", "nodelay", "field_reports.__main__",
 )  # fmt: skip
 
 

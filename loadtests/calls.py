@@ -1,6 +1,6 @@
 """What a call costs without a server: the middleware, and StaticFiles beside WhiteNoise.
 
-    python -m loadtests.calls [wsgi | asgi | static] [--profile release]
+    python -m loadtests.calls [wsgi | asgi | metrics | static] [--profile release]
 
 pyperf takes the time, in a process of its own for every run. The WSGI environ carries what gunicorn
 puts there, so TCP_NODELAY is looked after as it is in production. ASGIFast stands beside the least
@@ -82,7 +82,8 @@ def _start_response(status: str, headers: list[tuple[str, str]], exc_info: Any =
 
 def _wsgi_request(wrap: Callable[[Any], Any], app: Any) -> Callable[[], None]:
     sock = socket.socket()  # as gunicorn hands it over
-    return _wsgi_call(wrap(app), {"REQUEST_METHOD": "GET", "gunicorn.socket": sock})
+    environ = {"REQUEST_METHOD": "GET", "wsgi.url_scheme": "http", "gunicorn.socket": sock}
+    return _wsgi_call(wrap(app), environ)
 
 
 def _asgi_app(headers: list[tuple[bytes, bytes]]) -> ASGIApp:
@@ -169,7 +170,21 @@ def _itself(app: Any) -> Any:
     return app
 
 
+def _with_opentelemetry(app: Any) -> Any:
+    from opentelemetry import metrics
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    metrics.set_meter_provider(MeterProvider([InMemoryMetricReader()]))
+    return WSGIFast(app, metrics="opentelemetry")
+
+
 WSGI_SIDES = {"raw": _itself, "WSGIFast": WSGIFast}
+METRICS_SIDES: dict[str, Callable[[Any], Any]] = {
+    "none": WSGIFast,
+    "prometheus": lambda app: WSGIFast(app, metrics="prometheus"),
+    "opentelemetry, its SDK": _with_opentelemetry,
+}
 ASGI_SIDES: dict[str, Callable[[Any], Any]] = {
     "raw": _itself, "least middleware": in_the_least_middleware, "ASGIFast": ASGIFast
 }  # fmt: skip
@@ -179,6 +194,10 @@ CALLS: dict[str, Callable[[], Callable[[], Any]]] = {
         f"wsgi.{name}:{side}": partial(_wsgi_request, wrap, app)
         for name, (_, app) in WSGI_APPS.items()
         for side, wrap in WSGI_SIDES.items()
+    },
+    **{
+        f"metrics:{side}": partial(_wsgi_request, wrap, WSGI_APPS["declared"][1])
+        for side, wrap in METRICS_SIDES.items()
     },
     **{
         f"asgi.{name}:{side}": partial(_asgi_turn, wrap, app)
@@ -228,6 +247,7 @@ TABLES = [
         "What a call costs",
         [
             *(_row(f"wsgi.{n}", f"WSGI: {t}", MICROSECONDS) for n, (t, _) in WSGI_APPS.items()),
+            _row("metrics", "WSGIFast with metrics", MICROSECONDS),
             *(_row(f"asgi.{n}", f"ASGI: {t}", MICROSECONDS) for n, (t, _) in ASGI_APPS.items()),
             *(
                 _row(f"static.{n}", f"1 KiB file: {t}", CALLS_A_SECOND)

@@ -6,15 +6,15 @@ semantic conventions for HTTP name what they have a name for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
 
 from ..imports import needs
-from .catalogue import ATTRIBUTES, CATALOGUE, Metric
+from .catalogue import ATTRIBUTES, CATALOGUE, UNKNOWN, Metric
 from .recorder import LengthError
-from .tally import REPAIRED, known_method
+from .tally import Tally, known_method
 
 with needs("wsgifast.metrics.opentelemetry", "opentelemetry", "opentelemetry"):
     from opentelemetry import metrics, trace
@@ -31,25 +31,25 @@ def instruments() -> Instruments:
 class Instruments:
     """Records requests with OpenTelemetry's instruments; a :class:`~.recorder.Recorder`.
 
+    Its histograms have to be told of each request; its counters are asked for when they are
+    exported, and are a tally's until then.
+
     :param provider: of meters; None for the global one.
     """
 
     def __init__(self, provider: metrics.MeterProvider | None = None) -> None:
         meter = metrics.get_meter("wsgifast", version("wsgifast"), provider)
-
-        def make(name: str) -> Any:
-            metric: Metric = CATALOGUE[name]
-            create = getattr(meter, f"create_{metric.kind}")
-            advice = {"explicit_bucket_boundaries_advisory": metric.bounds} if metric.bounds else {}
-            return create(metric.opentelemetry_name, metric.unit, metric.help, **advice)
-
-        self._duration = make("http_server_request_duration_seconds")
-        self._size = make("http_server_response_body_size_bytes")
-        self._responses = make("wsgifast_responses_total")
-        self._body_bytes = make("wsgifast_response_body_bytes_total")
-        self._repaired = make("wsgifast_responses_repaired_total")
-        self._length_errors = make("wsgifast_content_length_errors_total")
-        self._clients_left = make("wsgifast_clients_left_total")
+        self._tally = Tally()
+        self._duration = _histogram(meter, CATALOGUE["http_server_request_duration_seconds"])
+        self._size = _histogram(meter, CATALOGUE["http_server_response_body_size_bytes"])
+        for metric in CATALOGUE.values():
+            if metric.kind == "counter" and "middleware" in metric.told_by:
+                meter.create_observable_counter(
+                    metric.opentelemetry_name,
+                    [partial(self._observe, metric)],
+                    metric.unit,
+                    metric.help,
+                )
 
     def record(
         self,
@@ -61,30 +61,46 @@ class Instruments:
         seconds: float,
         size: int,
     ) -> None:
-        request: dict[str, str | int] = {
+        self._tally.record(method, scheme, status, pattern, route, seconds, size)
+        attributes: dict[str, str | int] = {
             "http.request.method": known_method(method),
             "url.scheme": scheme,
             "http.response.status_code": status,
         }
-        answered_by: dict[str, str] = {}
         if pattern is not None:
-            request["http.route"] = answered_by["http.route"] = pattern
+            attributes["http.route"] = pattern
         if status >= 500:
-            request["error.type"] = str(status)
-        self._duration.record(seconds, request)
-        self._size.record(size, request)
-        if not route:
-            return
-        self._responses.add(1, {_ROUTE: route, **answered_by})
-        self._body_bytes.add(size, {_ROUTE: route})
-        if route in REPAIRED:
-            self._repaired.add(1, answered_by)
+            attributes["error.type"] = str(status)
+        self._duration.record(seconds, attributes)
+        self._size.record(size, attributes)
 
     def count_length_error(self, kind: LengthError) -> None:
-        self._length_errors.add(1, {ATTRIBUTES["kind"]: kind})
+        self._tally.count_length_error(kind)
 
     def count_client_left(self) -> None:
-        self._clients_left.add(1)
+        self._tally.count_client_left()
+
+    def _observe(
+        self, metric: Metric, options: metrics.CallbackOptions
+    ) -> Iterator[metrics.Observation]:
+        names = [ATTRIBUTES[label] for label in metric.labels]
+        for point in self._tally.points():
+            if point.metric is metric and isinstance(point.value, (int, float)):
+                known = {
+                    name: value
+                    for name, value in zip(names, point.labels, strict=True)
+                    if value != UNKNOWN
+                }
+                yield metrics.Observation(point.value, known)
+
+
+def _histogram(meter: metrics.Meter, metric: Metric) -> metrics.Histogram:
+    return meter.create_histogram(
+        metric.opentelemetry_name,
+        metric.unit,
+        metric.help,
+        explicit_bucket_boundaries_advisory=metric.bounds,
+    )
 
 
 _ROUTE = ATTRIBUTES["wsgifast_route"]

@@ -13,7 +13,7 @@ from .catalogue import CATALOGUE, OTHER, UNKNOWN
 from .points import Distribution, Point, point
 from .recorder import LengthError
 
-__all__ = ["REPAIRED", "Tally", "known_method"]
+__all__ = ["Tally", "known_method"]
 
 # RFC 9110 section 9, and PATCH (RFC 5789): those that OpenTelemetry's conventions know.
 _METHODS = frozenset(
@@ -31,7 +31,7 @@ _SIZE = CATALOGUE["http_server_response_body_size_bytes"]
 _DURATION_BOUNDS = _DURATION.bounds
 _SIZE_BOUNDS = _SIZE.bounds
 # Routes on which a slow or wrong shape was mended.
-REPAIRED = frozenset({"rescued", "joined", "coalesced"})
+_REPAIRED = frozenset({"rescued", "joined", "coalesced"})
 
 
 class Tally:
@@ -100,7 +100,7 @@ class Tally:
             if route:
                 responses[route, pattern or UNKNOWN] += count
                 body_bytes[route] += int(size.total)
-            if route in REPAIRED:
+            if route in _REPAIRED:
                 repaired[pattern or UNKNOWN] += count
         for metric, distributions in ((_DURATION, durations), (_SIZE, sizes)):
             for request, value in distributions.items():
