@@ -91,7 +91,7 @@ class Harness:
     def stop(self) -> None:
         """Stop the pool, and see that all its threads end."""
         self.stopping = True
-        self.pool.interrupt()
+        self.pool.monitor.interrupt()
         self._monitor.join(PATIENCE_S)
         self.pool.stop()
         # Spares that were made meanwhile, too: none may poll what is closed below.
@@ -104,7 +104,7 @@ class Harness:
 
     def _monitor_on(self) -> None:
         while not self.stopping:
-            self.pool.monitor(self._round_s)
+            self.pool.monitor.run(self._round_s)
             self.rounds += 1
 
     def _receive(self, item: Event | Task[App]) -> App | None:
@@ -123,7 +123,7 @@ class Harness:
         app()
 
     def _on_tick(self) -> bool:
-        if not self.pool.ticking:
+        if not self.pool.monitor.ticking:
             self.ticks_without_ticking += 1
         return False
 
@@ -241,7 +241,7 @@ def test_another_is_promoted_while_its_thread_is_in_an_app(harness: Harness, sta
 def test_a_monitor_that_sleeps_is_woken_by_a_slow_app(harness: Harness, start: Start) -> None:
     gates = [Gate() for _ in range(SIZE)]
     for gate in gates:
-        wait_for(lambda: not harness.pool.ticking, "the monitor sleeps", PATIENCE_S)
+        wait_for(lambda: not harness.pool.monitor.ticking, "the monitor sleeps", PATIENCE_S)
         start(gate)
         assert gate.entered.wait(PATIENCE_S)
         if gate is not gates[-1]:
@@ -486,9 +486,9 @@ def test_stop_waits_for_nobody_but_ends_everyone(harness: Harness, busy: int) ->
 
 
 def test_an_interrupt_ends_a_monitor_that_sleeps(harness: Harness) -> None:
-    wait_for(lambda: not harness.pool.ticking, "the monitor sleeps", PATIENCE_S)
+    wait_for(lambda: not harness.pool.monitor.ticking, "the monitor sleeps", PATIENCE_S)
     assert harness.rounds == 0
-    harness.pool.interrupt()
+    harness.pool.monitor.interrupt()
     wait_for(lambda: harness.rounds == 1, "its round is over", PATIENCE_S)
 
 
@@ -502,7 +502,7 @@ def test_an_interrupt_is_not_lost_while_the_monitor_promotes(kind: str) -> None:
         nonlocal ticks
         ticks += 1
         if ticks == 2:
-            pool.interrupt()
+            pool.monitor.interrupt()
         return False
 
     def take(item: Event | Task[App]) -> App | None:
@@ -524,7 +524,7 @@ def test_an_interrupt_is_not_lost_while_the_monitor_promotes(kind: str) -> None:
     pool.start()
     pool.push(lambda: gate)
     assert gate.entered.wait(PATIENCE_S)
-    pool.monitor(10 * PATIENCE_S)  # only the interrupt ends it
+    pool.monitor.run(10 * PATIENCE_S)  # only the interrupt ends it
     assert ticks >= 2
     pool.stop()
     gate.release()

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 from tests.support.servers import wait_for
-from wsgifast.server import pool as module
-from wsgifast.server.poller import Event
-from wsgifast.server.pool import (
-    _BEHIND_TURNS,
+from wsgifast.server import monitor as module
+from wsgifast.server import pool
+from wsgifast.server.monitor import (
     _QUICK_TICKS,
     _RUNNING_PATIENCE_S,
     _SPARE_PATIENCE_S,
     SLOW_TICK_S,
     TICK_S,
-    Pool,
 )
+from wsgifast.server.poller import Event
+from wsgifast.server.pool import _BEHIND_TURNS, Pool
 
 SIZE = 3
 LONG_S = 10.0
@@ -49,7 +49,8 @@ class Monitored:
         self.at_pause: Callable[[], object] = lambda: None
         self.at_poll: Callable[[], object] | None = None  # None: time goes by
         self.in_app: Callable[[], object] = lambda: None
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        for each in (module, pool):
+            monkeypatch.setattr(each, "time", SimpleNamespace(monotonic=lambda: self.now))
         poller: Any = SimpleNamespace(poll=self._poll, wake=self._wake)
         self.pool: Pool[str] = Pool(
             size=SIZE,
@@ -62,14 +63,14 @@ class Monitored:
         )
         wake_event: Any = SimpleNamespace(wait=self._pause, set=self._wake_monitor)
         self._interrupted = False
-        self.pool._wake_event = wake_event
+        self.pool.monitor._wake_event = wake_event
         self.first, *self.others = self.pool._members
         (self.spare,) = self.pool._spares
         self.spare.thread = threading.current_thread()
         self.pool._idle_spares.append(self.spare)
 
     def run(self, ticks: float) -> None:
-        self.pool.monitor(ticks * TICK_S)
+        self.pool.monitor.run(ticks * TICK_S)
 
     def enter(self, member: Any) -> None:
         """Let a member begin with a request."""
@@ -80,7 +81,7 @@ class Monitored:
         self.pool._followers.extend(members)
 
     def _tick(self) -> bool:
-        self.ticks.append(self.pool.ticking)
+        self.ticks.append(self.pool.monitor.ticking)
         return self.sent
 
     def _pause(self, timeout: float) -> bool:
@@ -96,7 +97,7 @@ class Monitored:
         self._interrupted = True
 
     def _poll(self, timeout: float | None) -> list[Event]:
-        self.polls.append((timeout, self.pool.ticking))
+        self.polls.append((timeout, self.pool.monitor.ticking))
         assert len(self.polls) < 1000
         if self.at_poll is not None:
             self.at_poll()
@@ -118,7 +119,7 @@ def monitored(monkeypatch: pytest.MonkeyPatch) -> Monitored:
 
 
 def test_it_ticks_while_something_runs_and_then_sleeps(monitored: Monitored) -> None:
-    monitored.pool.monitor(LONG_S)
+    monitored.pool.monitor.run(LONG_S)
     *ticks, sleep = monitored.pauses
     assert set(ticks) == {TICK_S}
     assert 10 < len(ticks) < 100
@@ -126,7 +127,7 @@ def test_it_ticks_while_something_runs_and_then_sleeps(monitored: Monitored) -> 
     # The last tick takes what was left when the one before it was.
     assert monitored.ticks == [True] * (len(ticks) + 1) + [False]
     assert monitored.now == pytest.approx(100.0 + LONG_S)
-    assert not monitored.pool.ticking
+    assert not monitored.pool.monitor.ticking
 
 
 def test_requests_between_the_ticks_keep_it_awake(monitored: Monitored) -> None:
@@ -136,7 +137,7 @@ def test_requests_between_the_ticks_keep_it_awake(monitored: Monitored) -> None:
     monitored.at_pause = come_and_go
     monitored.run(200)
     assert max(monitored.pauses) <= SLOW_TICK_S
-    assert monitored.pool.ticking
+    assert monitored.pool.monitor.ticking
 
 
 def test_its_ticks_become_rare_while_all_turns_are_quick(monitored: Monitored) -> None:
@@ -152,8 +153,8 @@ def test_its_ticks_become_rare_while_all_turns_are_quick(monitored: Monitored) -
     assert set(slow) == {SLOW_TICK_S}
     # Something is left for the next tick: that is soon, and so are those after it.
     monitored.pauses.clear()
-    pool.ticking = True
-    assert pool.ticks_soon()
+    pool.monitor.ticking = True
+    assert pool.monitor.ticks_soon()
     assert monitored._interrupted  # from its pause
     monitored.run(_QUICK_TICKS // 2)
     assert set(monitored.pauses[:-1]) == {TICK_S}
@@ -178,12 +179,12 @@ def test_a_monitor_that_sleeps_promises_no_tick(monitored: Monitored) -> None:
     asked: list[bool] = []
 
     def ask() -> None:
-        if pool._asleep:
-            pool._quick_ticks = _QUICK_TICKS
-            asked.append(pool.ticks_soon())
+        if pool.monitor.asleep:
+            pool.monitor._quick_ticks = _QUICK_TICKS
+            asked.append(pool.monitor.ticks_soon())
 
     monitored.at_pause = ask
-    pool.monitor(LONG_S)
+    pool.monitor.run(LONG_S)
     assert asked == [False]
     assert not monitored._interrupted
 
@@ -205,9 +206,9 @@ def test_a_request_wakes_it(monitored: Monitored) -> None:
     """Also one that begins just while it falls asleep."""
 
     def begin() -> None:
-        if monitored.pool._asleep:
+        if monitored.pool.monitor.asleep:
             monitored.enter(monitored.first)
-            monitored.pool._wake_monitor()
+            monitored.pool.monitor.wake()
             monitored.at_pause = lambda: None
 
     monitored.at_pause = begin
@@ -215,7 +216,7 @@ def test_a_request_wakes_it(monitored: Monitored) -> None:
     asleep = next(i for i, pause in enumerate(monitored.pauses) if pause > 2 * TICK_S)
     assert monitored.pauses[asleep + 1] <= TICK_S
     assert monitored.pool._leader is monitored.spare
-    assert not monitored.pool._asleep
+    assert not monitored.pool.monitor.asleep
 
 
 def test_it_ticks_again_once_it_is_woken(monitored: Monitored) -> None:
@@ -223,13 +224,13 @@ def test_it_ticks_again_once_it_is_woken(monitored: Monitored) -> None:
 
     def come_and_go() -> None:
         nonlocal asleep
-        if monitored.pool._asleep and not asleep:
+        if monitored.pool.monitor.asleep and not asleep:
             asleep = len(monitored.pauses)
             monitored.first.turn += 1
-            monitored.pool._wake_monitor()
+            monitored.pool.monitor.wake()
 
     monitored.at_pause = come_and_go
-    monitored.pool.monitor(LONG_S)
+    monitored.pool.monitor.run(LONG_S)
     again = monitored.pauses[asleep:-1]
     assert set(again) == {TICK_S}
     assert len(again) > 10
@@ -238,15 +239,15 @@ def test_it_ticks_again_once_it_is_woken(monitored: Monitored) -> None:
 
 
 def test_a_request_that_begins_as_it_falls_asleep(monitored: Monitored) -> None:
-    ticks = monitored.pool._on_tick
+    ticks = monitored.pool.monitor._on_tick
 
     def begin_at_the_last_tick() -> bool:
         ticks()
-        if not monitored.pool.ticking and not monitored.first.busy:
+        if not monitored.pool.monitor.ticking and not monitored.first.busy:
             monitored.enter(monitored.first)  # and sees nobody asleep yet, so wakes nobody
         return False
 
-    monitored.pool._on_tick = begin_at_the_last_tick
+    monitored.pool.monitor._on_tick = begin_at_the_last_tick
     monitored.follow(monitored.others[0])
     monitored.run(70)
     assert max(monitored.pauses) < 2 * TICK_S
@@ -282,7 +283,7 @@ def test_a_follower_is_promoted(monitored: Monitored) -> None:
 def test_a_leader_that_only_waits_for_a_processor_is_given_time(
     monitored: Monitored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_is_running", lambda thread: True)
+    monkeypatch.setattr(module, "is_running", lambda thread: True)
     monitored.follow(*monitored.others)
     monitored.enter(monitored.first)
     patience = _RUNNING_PATIENCE_S / TICK_S
@@ -304,7 +305,7 @@ def test_a_tick_that_comes_early_promotes_nobody(monitored: Monitored) -> None:
         leaders.append(monitored.pool._leader)
         return False
 
-    monitored.pool._on_tick = look
+    monitored.pool.monitor._on_tick = look
     monitored.run(1.5)
     assert leaders[:6] == [monitored.first] * 6
     assert monitored.pool._leader is monitored.others[-1]
@@ -312,16 +313,16 @@ def test_a_tick_that_comes_early_promotes_nobody(monitored: Monitored) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not tell")
 def test_whether_a_thread_runs() -> None:
-    assert module._is_running(threading.current_thread())
+    assert module.is_running(threading.current_thread())
     gate = threading.Lock()
     gate.acquire()
     blocked = threading.Thread(target=gate.acquire)
-    assert not module._is_running(blocked)  # it has not begun
+    assert not module.is_running(blocked)  # it has not begun
     blocked.start()
-    wait_for(lambda: not module._is_running(blocked), "it waits at the gate")
+    wait_for(lambda: not module.is_running(blocked), "it waits at the gate")
     gate.release()
-    wait_for(lambda: not module._is_running(blocked), "it has ended")
-    assert not module._is_running(None)
+    wait_for(lambda: not module.is_running(blocked), "it has ended")
+    assert not module.is_running(None)
 
 
 def test_without_a_follower_a_spare_is_promoted(monitored: Monitored) -> None:
@@ -474,19 +475,19 @@ def test_it_stays_awake_while_something_is_sent_at_its_ticks(monitored: Monitore
 
 
 def test_an_interrupt_ends_it_and_the_next_one_begins_anew(monitored: Monitored) -> None:
-    monitored.at_pause = monitored.pool.interrupt
-    monitored.pool.monitor(LONG_S)
+    monitored.at_pause = monitored.pool.monitor.interrupt
+    monitored.pool.monitor.run(LONG_S)
     assert monitored.now < 100.0 + LONG_S
     assert len(monitored.pauses) == 1
     monitored.at_pause = lambda: setattr(monitored, "now", monitored.now + LONG_S)
-    monitored.pool.monitor(LONG_S)
+    monitored.pool.monitor.run(LONG_S)
     assert monitored.now >= 100.0 + LONG_S
-    monitored.pool.interrupt()
+    monitored.pool.monitor.interrupt()
     before = len(monitored.ticks)
-    monitored.pool.monitor(LONG_S)  # an interrupt that came before counts
+    monitored.pool.monitor.run(LONG_S)  # an interrupt that came before counts
     assert len(monitored.ticks) == before
-    monitored.pool.interrupt()
-    monitored.pool.interrupt()  # a second one does no harm
+    monitored.pool.monitor.interrupt()
+    monitored.pool.monitor.interrupt()  # a second one does no harm
 
 
 def test_after_a_slow_app_another_is_promoted_before_the_next_ones(monitored: Monitored) -> None:

@@ -459,7 +459,7 @@ def test_the_last_block_of_a_known_length_is_not_held_back(make_bench: MakeBench
             seen.append(client.receive_all_there_is()[-2:])
 
     bench = make_bench(app)
-    bench.server.pool.ticking = True
+    bench.server.pool.monitor.ticking = True
     client = bench.connect()
     client.send_request()
     bench.run()

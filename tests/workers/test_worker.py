@@ -112,8 +112,8 @@ class Pool:
     def __init__(self, said: list[str]) -> None:
         self.said = said
         self.failed = False
-        self.ticking = False
         self.work: deque[Any] = deque()
+        self.monitor = self  # and its monitor
         self.at_monitor: list[Callable[[], object]] = []
         self.rounds: list[float] = []
 
@@ -124,7 +124,7 @@ class Pool:
         self.said.append("sweep")
         task()
 
-    def monitor(self, seconds: float) -> None:
+    def run(self, seconds: float) -> None:
         self.said.append("monitor")
         self.rounds.append(seconds)
         if not self.at_monitor:
@@ -299,22 +299,22 @@ def test_the_pool_is_made_to_measure(make_bench: MakeBench) -> None:
     bench = make_bench(hello, threads=7)
     pool = bench.server.pool
     assert len(pool._members) == 7
-    pool._on_tick()
+    pool.monitor._on_tick()
     pool._on_failure()
     assert bench.log.says("A thread of the worker has failed")
-    assert pool._interrupted
+    assert pool.monitor._interrupted
 
 
 def test_what_is_coalesced_goes_out_with_the_tick(make_bench: MakeBench) -> None:
     bench = make_bench(hello)
-    bench.server.pool.ticking = True
-    bench.server.pool._quick_ticks = 1000  # its ticks are rare
+    bench.server.pool.monitor.ticking = True
+    bench.server.pool.monitor._quick_ticks = 1000  # its ticks are rare
     client = bench.connect()
     client.near.output.write_more(b"one")
     client.near.output.write_more(b"two")
     assert client.receive_all_there_is() == b"one"
-    assert not bench.server.pool._quick_ticks
-    bench.server.pool._on_tick()
+    assert not bench.server.pool.monitor._quick_ticks
+    bench.server.pool.monitor._on_tick()
     assert client.receive_all_there_is() == b"two"
 
 
@@ -481,14 +481,14 @@ def test_after_so_many_requests_it_is_replaced(make_bench: MakeBench) -> None:
     assert ask(bench, client) == (200, True, b"hello")
     assert ask(bench, client) == (200, True, b"hello")
     assert not server._ends_soon
-    assert not server.pool._interrupted
+    assert not server.pool.monitor._interrupted
     assert ask(bench, client) == (200, False, b"hello")
     assert server._ends_soon
     assert worker.alive  # and accepts, until it finds a good moment
-    assert server.pool._interrupted  # the monitor hears of it at once
-    server.pool._interrupted = False
+    assert server.pool.monitor._interrupted  # the monitor hears of it at once
+    server.pool.monitor._interrupted = False
     assert ask(bench, other) == (200, False, b"hello")
-    assert not server.pool._interrupted
+    assert not server.pool.monitor._interrupted
     assert sum("Autorestarting" in line for line in bench.log.lines) == 1
 
 

@@ -33,13 +33,6 @@ A connection that has more to do already, such as the next of its pipelined requ
 everybody from polling if it came back into `work` at once. It waits in `behind` until the leader,
 without other work, has asked the poller who else is ready: those have their turn first, and then a
 few of those behind, before the poller is asked again.
-
-The monitor runs in the main thread, and does nothing that could block: neither polling nor
-receiving, only what `on_tick` and `on_saturation` do. So it always sees a leader that is blocked,
-and whoever runs it may give a sign of life at each of its rounds. Each tick takes the interpreter
-lock from the leader, so they become rarer while all turns are quick, until one is not or something
-is left for `on_tick`. While nothing happens the monitor sleeps; the next turn wakes it (one release
-of a lock), and after a quiet moment it sleeps again.
 """
 
 from __future__ import annotations
@@ -50,30 +43,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ..sockets.wake_event import WakeEvent
+from .monitor import Member, Monitor
 from .poller import Event, Poller
 
-__all__ = ["TICK_S", "Pool", "Task"]
+__all__ = ["Pool", "Task"]
 
-# How long a turn may keep the lead: one to two ticks.
-TICK_S = 0.0007
-# The tick after so many ticks in a row that saw the leader in a new turn: 0.2 s and more without a
-# slow app. It is still shorter than what an app that computes may keep the interpreter lock
-# (sys.getswitchinterval, 5 ms).
-SLOW_TICK_S = 0.0028
-_QUICK_TICKS = 300
-# A leader that runs, or waits for nothing but a processor, keeps the lead for so long: who would
-# follow it waits for the same processor, or for the interpreter lock that the leader has.
-_RUNNING_PATIENCE_S = 0.005
-# After so long without a turn the monitor sleeps until it is woken; a steady trickle of requests
-# does not pay for waking it each time.
-_QUIET_S = 0.03
 # After an app that was slow, so many quick ones in a row before the lead is kept during the app
 # again: slow requests come in bursts, and each would cost a tick of waiting for the next one.
 _EARLY_PROMOTIONS = 8
-# A spare may take so long for a turn: it competes with all the apps for the interpreter lock, and
-# is no sooner back if another one joins. Longer than that, it is blocked.
-_SPARE_PATIENCE_S = 0.25
 # Spares, all of which can be blocked only by what nothing in here should wait for.
 _MAX_SPARES = 4
 # Of the tasks behind, so many have their turn between two polls, or one in so many if it is more.
@@ -119,8 +96,6 @@ class Pool(Generic[Job]):
         self.behind: deque[Task[Job]] = deque()
         # Jobs that a spare has received while every thread was taken.
         self.ready: deque[Job] = deque()
-        # Whether the monitor looks in at every tick.
-        self.ticking = False
         # No thread is free to run a job, and a spare leads.
         self.saturated = False
         # Since when no thread has had nothing to do, by the monotonic clock; None if one has now.
@@ -132,28 +107,22 @@ class Pool(Generic[Job]):
         self._poller = poller
         self._receive = receive
         self._run = run
-        self._on_tick = on_tick
         self._on_saturation = on_saturation
         self._on_queued = on_queued
         self._on_taken = on_taken
         self._on_failure = on_failure
-        self._members = [_Member(f"wsgifast-{number}") for number in range(size)]
-        self._spares = [_Member("wsgifast-spare-0", spare=True)]
+        self._members = [Member(f"wsgifast-{number}") for number in range(size)]
+        self._spares = [Member("wsgifast-spare-0", spare=True)]
         self._leader = self._members[0]
         # The leader is in an app that may be slow, and nobody was free to lead in its place.
         self._on_offer = False
         # Threads that wait at their gates.
-        self._followers: list[_Member] = []
-        self._idle_spares: list[_Member] = []
+        self._followers: list[Member] = []
+        self._idle_spares: list[Member] = []
         self._lock = threading.Lock()
         self._stopped = False
-        self._ticks = 0
-        # Ticks in a row that have seen the leader in another turn than the one before.
-        self._quick_ticks = 0
         self._promote_early = 0
-        self._wake_event = WakeEvent()
-        self._asleep = False
-        self._interrupted = False
+        self.monitor = Monitor(leader=lambda: self._leader, replace=self._replace, on_tick=on_tick)
 
     def start(self) -> None:
         """Start the threads; the first one leads."""
@@ -185,13 +154,6 @@ class Pool(Generic[Job]):
         except IndexError:
             pass  # there were fewer
 
-    def ticks_soon(self) -> bool:
-        """Whether the monitor looks in within TICK_S: something may be left for `on_tick` then."""
-        if self.ticking and self._quick_ticks >= _QUICK_TICKS:
-            self._quick_ticks = 0
-            self._wake_event.set()
-        return self.ticking
-
     def stop(self) -> None:
         """Let every thread end that is not inside an app; the others end after it."""
         self._stopped = True
@@ -201,11 +163,6 @@ class Pool(Generic[Job]):
             self._followers.clear()
             self._idle_spares.clear()
         self._poller.wake()
-
-    def interrupt(self) -> None:
-        """Make :meth:`monitor` return, or its next call; safe in a signal handler."""
-        self._interrupted = True
-        self._wake_monitor()
 
     def exhausted_for(self, now: float) -> float:
         """Seconds in which no thread has had nothing to do, altogether."""
@@ -223,63 +180,16 @@ class Pool(Generic[Job]):
             for member in self._members
         ]
 
-    def monitor(self, seconds: float) -> None:
-        """Keep the lead with a thread that is free, for a while; the main thread's part.
-
-        :param seconds: return after that long, or when :meth:`interrupt` was called.
-        """
-        now = time.monotonic()
-        deadline = now + seconds
-        seen: tuple[_Member, int] | None = None
-        seen_at = active_at = now
-        self.ticking = True
-        while not self._interrupted:
-            self._ticks += 1
-            if self._on_tick():
-                active_at, self._quick_ticks = now, 0
-            leader = self._leader
-            busy, stamp = leader.busy, (leader, leader.turn)
-            if stamp != seen:
-                seen, seen_at = stamp, now
-                active_at = now
-                self._quick_ticks += 1
-            elif busy and self._keeps_too_long(leader, now - seen_at):
-                self._quick_ticks = 0
-                if not leader.spare:
-                    self._promote_early = _EARLY_PROMOTIONS
-                self._replace(leader)
-            if busy:
-                active_at = now
-            now = time.monotonic()
-            remaining = deadline - now
-            if remaining <= 0:
-                break
-            if now - active_at > _QUIET_S:
-                self.ticking = False
-                self._asleep = True
-                self._on_tick()
-                woken = self._leader.busy or self._wake_event.wait(remaining)
-                self._asleep = False
-                if not woken:
-                    break
-                self.ticking = True
-                now = active_at = time.monotonic()
-            else:
-                tick_s = TICK_S if self._quick_ticks < _QUICK_TICKS else SLOW_TICK_S
-                self._wake_event.wait(min(tick_s, remaining))
-                now = time.monotonic()
-        self._interrupted = False
-
     # The pool's threads.
 
-    def _start(self, member: _Member) -> None:
+    def _start(self, member: Member) -> None:
         serve = self._serve_as_spare if member.spare else self._serve
         member.thread = threading.Thread(
             target=self._until_stopped, args=(serve, member), name=member.name, daemon=True
         )
         member.thread.start()
 
-    def _until_stopped(self, serve: Callable[[_Member], None], me: _Member) -> None:
+    def _until_stopped(self, serve: Callable[[Member], None], me: Member) -> None:
         try:
             while not self._stopped:
                 serve(me)
@@ -289,7 +199,7 @@ class Pool(Generic[Job]):
             self._on_failure()
             raise
 
-    def _serve(self, me: _Member) -> None:
+    def _serve(self, me: Member) -> None:
         """Take a turn, or wait for one."""
         job = item = None
         try:
@@ -308,8 +218,8 @@ class Pool(Generic[Job]):
             return  # another thread was quicker
         me.turn += 1
         me.busy = True
-        if self._asleep:
-            self._wake_monitor()
+        if self.monitor.asleep:
+            self.monitor.wake()
         if item is not None:
             job = self._receive(item)
         if job is not None:
@@ -321,7 +231,7 @@ class Pool(Generic[Job]):
         if self._leader is not me:
             self._lead_or_follow(me)
 
-    def _serve_as_spare(self, me: _Member) -> None:
+    def _serve_as_spare(self, me: Member) -> None:
         """Take a turn in place of the others, or wait until they are all taken."""
         if self._leader is not me:
             with self._lock:
@@ -339,8 +249,8 @@ class Pool(Generic[Job]):
             return  # another thread was quicker
         me.turn += 1
         me.busy = True
-        if self._asleep:
-            self._wake_monitor()
+        if self.monitor.asleep:
+            self.monitor.wake()
         job = self._receive(item)
         me.busy = False
         if job is not None:
@@ -348,7 +258,7 @@ class Pool(Generic[Job]):
             self.ready.append(job)
             self._see_to_work()
 
-    def _poll(self, me: _Member) -> None:
+    def _poll(self, me: Member) -> None:
         # Said before the last look at what is there: whoever adds to it either sees that we poll,
         # and wakes us, or is seen by us.
         me.polling = True
@@ -360,9 +270,9 @@ class Pool(Generic[Job]):
         if self._leader is not me:
             self._see_to_work()  # it may have been woken in place of the leader
 
-    def _run_without_the_lead(self, me: _Member, job: Job) -> None:
+    def _run_without_the_lead(self, me: Member, job: Job) -> None:
         """Promote another before a job that may be slow; see whether it was."""
-        began = self._ticks
+        began = self.monitor.ticks
         with self._lock:
             if self._leader is me:
                 if self._followers:
@@ -370,10 +280,10 @@ class Pool(Generic[Job]):
                 else:
                     self._on_offer = True
         self._run(job)
-        slow = self._ticks > began + 1
+        slow = self.monitor.ticks > began + 1
         self._promote_early = _EARLY_PROMOTIONS if slow else self._promote_early - 1
 
-    def _lead_or_follow(self, me: _Member) -> None:
+    def _lead_or_follow(self, me: Member) -> None:
         """Lead if the lead is on offer; else follow until promoted."""
         with self._lock:
             leader = self._leader
@@ -396,16 +306,6 @@ class Pool(Generic[Job]):
 
     # Changes of the leader.
 
-    @staticmethod
-    def _keeps_too_long(leader: _Member, seconds: float) -> bool:
-        """Whether the leader keeps others waiting, so long after it was seen in the same turn."""
-        if leader.spare:
-            return seconds >= _SPARE_PATIENCE_S
-        # A tick may come early: whoever wants one soon wakes the monitor.
-        if seconds < TICK_S / 2:
-            return False
-        return seconds >= _RUNNING_PATIENCE_S or not _is_running(leader.thread)
-
     def _see_to_work(self) -> None:
         """See that somebody takes up what has just been added."""
         leader = self._leader
@@ -416,8 +316,10 @@ class Pool(Generic[Job]):
         if leader.polling:
             self._poller.wake()
 
-    def _replace(self, leader: _Member) -> None:
-        """Promote another, if the leader is still in its turn."""
+    def _replace(self, leader: Member) -> None:
+        """Promote another, if the leader is still in the turn that it keeps too long."""
+        if not leader.spare:
+            self._promote_early = _EARLY_PROMOTIONS
         with self._lock:
             if self._leader is not leader or not leader.busy:
                 return
@@ -442,47 +344,17 @@ class Pool(Generic[Job]):
         if since is not None:
             self._exhausted_s += time.monotonic() - since
 
-    def _make_spare(self) -> _Member | None:
+    def _make_spare(self) -> Member | None:
         if len(self._spares) == _MAX_SPARES or self._spares[-1].thread is None:
             return None
-        spare = _Member(f"wsgifast-spare-{len(self._spares)}", spare=True)
+        spare = Member(f"wsgifast-spare-{len(self._spares)}", spare=True)
         self._spares.append(spare)
         return spare
 
-    def _promote(self, member: _Member) -> None:
+    def _promote(self, member: Member) -> None:
         self._set_leader(member)
         member.gate.release()
 
-    def _set_leader(self, member: _Member) -> None:
+    def _set_leader(self, member: Member) -> None:
         self._leader = member
         self._on_offer = False
-
-    def _wake_monitor(self) -> None:
-        self._asleep = False
-        self._wake_event.set()
-
-
-class _Member:
-    """One thread of the pool."""
-
-    __slots__ = ("busy", "gate", "name", "polling", "spare", "thread", "turn")
-
-    def __init__(self, name: str, *, spare: bool = False) -> None:
-        self.name = name
-        self.spare = spare
-        self.thread: threading.Thread | None = None
-        self.busy = False  # in a turn: receiving, or in the app
-        self.polling = False  # waiting in the poller, or about to
-        self.turn = 0  # turns begun: tells the monitor whether it is still the same one
-        self.gate = threading.Lock()
-        self.gate.acquire()
-
-
-def _is_running(thread: threading.Thread | None) -> bool:
-    """Whether a thread runs or waits for a processor; False where the system does not tell."""
-    try:
-        with open(f"/proc/self/task/{thread and thread.native_id}/stat", "rb", 0) as file:
-            # proc_pid_stat(5): the name in parentheses may have any character in it.
-            return file.read(256).rpartition(b") ")[2].startswith(b"R")
-    except OSError:
-        return False

@@ -82,7 +82,7 @@ class Server:
             self.poller, on_closed=self._on_closed, log=log
         )
         self.connections = self.registry.connections
-        self.coalescing = Coalescing(lambda: self.pool.ticks_soon())
+        self.coalescing = Coalescing(lambda: self.pool.monitor.ticks_soon())
         self.pool: Pool[Carrier] = Pool(
             size=options.threads,
             poller=self.poller,
@@ -166,7 +166,7 @@ class Server:
                 drain = drain or self._drain(now)
                 if drain.is_over(now):
                     break
-            self.pool.monitor(_ROUND_S if drain is None else _LAST_ROUND_S)
+            self.pool.monitor.run(_ROUND_S if drain is None else _LAST_ROUND_S)
 
     def finish(self, beat: Callable[[], object]) -> None:
         """Let what runs finish within the graceful timeout; then drop the rest.
@@ -188,13 +188,13 @@ class Server:
                 break
             beat()
             self._sweep_soon()
-            self.pool.monitor(min(_LAST_ROUND_S, deadline - now))
+            self.pool.monitor.run(min(_LAST_ROUND_S, deadline - now))
         self.pool.stop()
 
     def stop(self) -> None:
         """Have :meth:`serve` return; safe in a signal handler."""
         self._stopping = True
-        self.pool.interrupt()
+        self.pool.monitor.interrupt()
 
     def end_soon(self, reason: str) -> bool:
         """Have it end at a good moment; False if that is so already.
@@ -204,7 +204,7 @@ class Server:
         if self._ends_soon:
             return False
         self._ends_soon = reason
-        self.pool.interrupt()
+        self.pool.monitor.interrupt()
         return True
 
     def _say_goodbye(self, now: float) -> None:
@@ -232,7 +232,7 @@ class Server:
 
     def _on_pool_failure(self) -> None:
         self.log.exception("A thread of the worker has failed; the worker restarts")
-        self.pool.interrupt()
+        self.pool.monitor.interrupt()
 
     # Connections come and go.
 
@@ -258,7 +258,7 @@ class Server:
     def _on_closed(self) -> None:
         self._acceptor.on_closed()
         if (self._ends_soon or self._stopping) and not self.connections:
-            self.pool.interrupt()
+            self.pool.monitor.interrupt()
 
     # What connections ask for.
 
