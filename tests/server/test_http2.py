@@ -18,6 +18,7 @@ from tests.workers.bench import LARGE, Bench, echo, make_bench
 from wsgifast.server import output
 from wsgifast.server.http2 import outgoing
 from wsgifast.server.http2.frames import ALL_STREAMS
+from wsgifast.server.slow_clients import slowest_clients
 from wsgifast.workers.worker import FastWorker
 
 __all__ = ["make_bench"]
@@ -312,6 +313,21 @@ def test_a_client_that_takes_nothing_of_a_stream(begin: Begin) -> None:
     assert peer.answers[other].reset == CANCEL
     assert not peer.streams
     assert len(peer.bench.log.requests) == 2
+
+
+def test_who_takes_least_of_a_stream_is_told(begin: Begin) -> None:
+    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 1000, "reads": False})
+    stopped, slow = peer.ask(path="/stopped"), peer.ask(path="/slow")
+    peer.run()
+    peer.bench.clock.now += 10
+    peer.open(1000, slow)
+    peer.run()
+    connections, now = peer.bench.server.connections, peer.bench.clock.now
+    first, second = slowest_clients(connections, now, most=10)
+    assert (first.path, first.bytes_per_s, first.waited_s) == ("/stopped", 0, 10)
+    assert (second.path, second.bytes_per_s) == ("/slow", 100)
+    assert first.queued_bytes == LARGE - 1000
+    assert stopped in peer.answers
 
 
 def test_a_client_that_takes_nothing_at_all(begin: Begin) -> None:

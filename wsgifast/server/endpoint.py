@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from .carrier import Carrier
@@ -94,6 +94,9 @@ class Streams(Protocol):
 
     def is_to_say_goodbye(self) -> bool:
         """Whether the client does not know yet that the server ends."""
+
+    def carriers(self) -> Sequence[Carrier]:
+        """The streams that are open; any thread may ask."""
 
 
 class Endpoint:

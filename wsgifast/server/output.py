@@ -101,7 +101,7 @@ class Sends(Protocol):
         """For how long the client has been waited for, and what it has taken since; any thread.
 
         :param now: the monotonic clock.
-        :returns: None if it is not waited for, or its connection's pace is the one that counts.
+        :returns: None if it is not waited for; a stream waits for its client's windows alone.
         """
 
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from ..metrics.states import SlowClient
 from .connection import Connection
+from .exchange import Exchange
+from .output import OutputQueue
 
 __all__ = ["slowest_clients"]
 
@@ -20,22 +22,30 @@ def slowest_clients(
     """
     found = []
     for connection in connections:
-        pace = connection.output.pace(now) if connection.output.draining else None
-        if pace is None:  # not its client, but a disk may be waited for
-            continue
-        waited_s, taken = pace
-        exchange = connection.exchange
-        found.append(
-            SlowClient(
-                _shown(connection.peer),
-                "" if exchange is None else str(exchange.req.path),
-                connection.output.bytes_queued,
-                round(waited_s, 3),
-                round(taken / max(waited_s, 1e-3), 1),
+        for output, exchange in _outputs(connection):
+            pace = output.pace(now) if output.draining else None
+            if pace is None:  # not its client, but a disk may be waited for
+                continue
+            waited_s, taken = pace
+            found.append(
+                SlowClient(
+                    _shown(connection.peer),
+                    "" if exchange is None else str(exchange.req.path),
+                    output.bytes_queued,
+                    round(waited_s, 3),
+                    round(taken / max(waited_s, 1e-3), 1),
+                )
             )
-        )
     found.sort(key=lambda client: client.bytes_per_s)
     return found[:most]
+
+
+def _outputs(connection: Connection) -> Iterator[tuple[OutputQueue, Exchange | None]]:
+    """A connection's own, and those of its streams."""
+    yield connection.output, connection.exchange
+    if connection.streams is not None:
+        for stream in connection.streams.carriers():
+            yield stream.output, stream.exchange
 
 
 def _shown(peer: object) -> str:

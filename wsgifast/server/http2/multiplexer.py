@@ -139,6 +139,10 @@ class Multiplexer(Incoming):
         """Whether something is on its way, and no app has to run for it."""
         return any(stream.state is not RUNNING for stream in list(self.streams.values()))
 
+    def carriers(self) -> list[Stream]:
+        """The streams that are open; any thread may ask."""
+        return list(self.streams.values())
+
     def is_to_say_goodbye(self) -> bool:
         """Whether the client does not know yet that the server ends."""
         return self._goodbye_at is None and self.state is OPEN

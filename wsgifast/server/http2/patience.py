@@ -36,6 +36,13 @@ class Patience:
         waited_s = self._waited_s + now - self._since
         return now + self._rules.patience_s(waited_s, self.taken)
 
+    def pace(self, now: float) -> tuple[float, int] | None:
+        """See :meth:`~..output.Sends.pace`."""
+        waited_s = self._waited_s
+        if (since := self._since) is not None:
+            waited_s += now - since
+        return (waited_s, self.taken) if waited_s else None
+
     def end(self) -> None:
         """There is one again."""
         if self._since is not None:

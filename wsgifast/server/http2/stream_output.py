@@ -114,7 +114,7 @@ class StreamSender:
         self._hub.transmit()
 
     def pace(self, now: float) -> tuple[float, int] | None:
-        return None
+        return None if self._patience is None else self._patience.pace(now)
 
     def is_held_back(self) -> bool:
         """Whether it waits for its own window, or that of the connection."""
