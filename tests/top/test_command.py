@@ -137,14 +137,16 @@ def test_the_missing_extra_is_named(
 
 
 @contextlib.contextmanager
-def on_a_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def on_a_terminal(
+    *arguments: str, kind: str = "xterm"
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """The command on a terminal of 24 lines; yields its process and the terminal's other end."""
     import fcntl
     import termios
 
     near, far = pty.openpty()
     fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
-    environment = {**os.environ, "TERM": "xterm"}
+    environment = {**os.environ, "TERM": kind}
     process = subprocess.Popen(
         [*COMMAND, *arguments], stdin=far, stdout=far, stderr=far, cwd=ROOT, env=environment
     )
@@ -178,3 +180,11 @@ def test_on_a_terminal_it_is_live_until_q(address: str) -> None:
     assert b"/page" in shown
     assert b"Traceback" not in shown
     assert re.search(rb"\x1b\[\?1049l", shown), "the terminal is given back"
+
+
+def test_a_terminal_that_nobody_knows_gets_plain_text(address: str) -> None:
+    with on_a_terminal(address, "--interval", "0.05", kind="nonsense") as (_, terminal):
+        shown = b""
+        while shown.count(b"8 of 8 busy") < 2:
+            shown += os.read(terminal, 65536)
+    assert b"\x1b" not in shown

@@ -72,8 +72,9 @@ def _run(options: argparse.Namespace) -> int:
         except ImportError:  # a Python without curses
             pass
         else:
-            show(watch.lines_or_error, f"Looking at {watch.name} ...", interval_s=options.interval)
-            return 0
+            first = f"Looking at {watch.name} ..."
+            if show(watch.lines_or_error, first, interval_s=options.interval):
+                return 0
     while True:
         time.sleep(options.interval)
         if options.json:

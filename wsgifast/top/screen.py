@@ -11,17 +11,23 @@ __all__ = ["show"]
 _QUIT = (ord("q"), 27)  # or Escape
 
 
-def show(next_lines: Callable[[], Sequence[str]], first: str, *, interval_s: float) -> None:
+def show(next_lines: Callable[[], Sequence[str]], first: str, *, interval_s: float) -> bool:
     """Draw one picture after the other until q or Ctrl-C.
 
     :param next_lines: makes the next one.
     :param first: what is shown until there is one.
     :param interval_s: seconds between two of them.
+    :returns: False, and nothing is drawn, on a terminal of a kind that nobody knows.
     """
+    try:
+        curses.setupterm()
+    except curses.error:
+        return False
     try:
         curses.wrapper(_loop, next_lines, [first], interval_s)
     except KeyboardInterrupt:
         pass
+    return True
 
 
 def _loop(
