@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ import h2.connection
 import h2.events
 from h2.settings import SettingCodes
 
-__all__ = ["Answer", "Client"]
+__all__ = ["Answer", "Client", "Connected"]
 
 Fields = Iterable[tuple[str, str]]
 
@@ -113,6 +114,49 @@ class Client:
             answer.reset = int(event.error_code or 0)
         elif isinstance(event, h2.events.ConnectionTerminated):
             self.goaways.append((event.last_stream_id or 0, int(event.error_code or 0)))
+
+
+class Connected(Client):
+    """A client on a socket on which HTTP/2 is agreed."""
+
+    def __init__(self, sock: socket.socket, **options: Any) -> None:
+        super().__init__(**options)
+        self.sock = sock
+
+    def begin(self) -> None:
+        super().begin()
+        self.flush()
+
+    def flush(self) -> None:
+        self.sock.sendall(self.state.data_to_send())
+
+    def send(self, path: str, method: str = "GET", body: bytes = b"") -> int:
+        """Send a request, whole; returns its stream."""
+        stream = self.ask(path, method, ends=not body)
+        while body:
+            room = self.state.local_flow_control_window(stream)
+            if not room:
+                self.receive()
+                continue
+            size = min(room, self.state.max_outbound_frame_size)
+            self.state.send_data(stream, body[:size], end_stream=size >= len(body))
+            body = body[size:]
+            self.flush()
+        self.flush()
+        return stream
+
+    def answer(self, stream: int) -> Answer:
+        """Receive until a stream has ended."""
+        answer = self.answers[stream]
+        while not answer.ended and answer.reset is None:
+            self.receive()
+        return answer
+
+    def receive(self) -> None:
+        data = self.sock.recv(65_536)
+        assert data, f"the connection has ended, with {self.answers} and {self.goaways}"
+        self.take(data)
+        self.flush()
 
 
 def _text(headers: Any) -> dict[str, str]:
