@@ -84,7 +84,9 @@ class Shell(contextlib.ExitStack):
         elif words[0] == "wsgifast":
             self._run_command(["-m", *words], _GOOD.get(words[1], {0}))
         elif words[:2] == ["python", "manage.py"]:
-            self._run_command(words[1:], {0})
+            # Most of what Django's admin has takes seconds to compress, and is no part of a page.
+            more = ["--ignore=js", "--ignore=vendor"] if "collectstatic" in words else []
+            self._run_command([*words[1:], *more], {0})
         elif words[0] == "django-admin":
             self._run_command(["-m", "django", *words[1:]], {0})
         elif words[0] in ("curl", "openssl", "mkdir", "truncate"):
