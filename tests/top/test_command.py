@@ -144,7 +144,10 @@ def on_a_terminal(
     import fcntl
     import termios
 
-    near, far = pty.openpty()
+    try:
+        near, far = pty.openpty()
+    except OSError as error:
+        pytest.skip(f"no terminals here: {error}")
     fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
     environment = {**os.environ, "TERM": kind}
     process = subprocess.Popen(
