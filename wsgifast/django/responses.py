@@ -54,6 +54,10 @@ def response_to(answer: Answer) -> HttpResponseBase:
     else:
         response = PlannedResponse(plan, fd)
     del response["Content-Type"]  # Django's default: the plan has one where there is one
+    headers: dict[str, tuple[str, str]] = {}  # Django's own mapping is dear to ask
     for name, value in plan.headers:
-        response[name] = f"{response[name]}, {value}" if name in response else value
+        key = name.lower()
+        headers[key] = (name, f"{headers[key][1]}, {value}" if key in headers else value)
+    for name, value in headers.values():
+        response[name] = value
     return response
