@@ -102,6 +102,20 @@ def test_the_state_of_a_worker(make_bench: MakeBench, tmp_path: Path) -> None:
     assert (state.exhausted_since, state.accepts) == (3.25, False)
 
 
+def test_a_worker_with_all_the_connections_that_it_may_have(
+    make_bench: MakeBench, tmp_path: Path
+) -> None:
+    bench = make_bench(echo, worker_connections=2)
+    told = reporter(bench, tmp_path)
+    bench.connect()
+    assert told.state().accepts
+    last = bench.connect()
+    assert not told.state().accepts
+    last.close()
+    bench.run()
+    assert told.state().accepts
+
+
 def test_without_gunicorns_timeout_no_worker_is_lost(make_bench: MakeBench, tmp_path: Path) -> None:
     bench = make_bench(echo, timeout=0)
     assert reporter(bench, tmp_path).state().lost_after_s == math.inf

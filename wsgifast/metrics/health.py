@@ -25,7 +25,7 @@ class WorkerState(NamedTuple):
 
     :ivar silent_s: seconds since its last sign of life.
     :ivar exhausted_s: seconds for which none of its threads has been free; 0.0 while one is.
-    :ivar accepts: False from the moment on in which it is to end.
+    :ivar accepts: False if it is to end, or has as many connections as it may.
     :ivar unready_after_s: for how long its threads may all be taken.
     :ivar lost_after_s: what silence its arbiter would have ended long ago.
     """

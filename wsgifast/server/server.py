@@ -147,8 +147,8 @@ class Server:
 
     @property
     def accepts(self) -> bool:
-        """Whether it goes on to accept; False from the moment on in which it is to end."""
-        return not self._stopping
+        """Whether it would accept a connection; not if it is to end, or has as many as it may."""
+        return not self._stopping and len(self.connections) < self.options.worker_connections
 
     def serve(self, beat: Callable[[], bool]) -> None:
         """Serve until it is to end: the pool's monitor, and time limits.
