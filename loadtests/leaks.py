@@ -31,6 +31,7 @@ from pathlib import Path
 import psutil
 import trustme
 
+from tests.support.slow_clients import opening
 from wsgifast.arguments import write_file
 from wsgifast.benchmark.report import as_json
 
@@ -88,6 +89,7 @@ STATES = (
     State("half a chunk", _POST + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n" + bytes(20_000)),
     State("in a download", _FILE, answered=True),
     State("in a stream", b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
+    State("in HTTP/2 streams", opening("readers of HTTP/2 streams", "/server-wrapper")),
     State("HTTP/2 nonsense", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100),
 )
 

@@ -16,12 +16,14 @@ import psutil
 
 from tests.support.slow_clients import KINDS, Others, others, receive_answer, slow_clients
 from tests.support.slow_disk import slow_disk
+from wsgifast.benchmark.slow_clients import tls_context
 
 from .asgi import APP as ASGI_APP
 from .bench import Client, Contender, Load, Row, Server, Table, Task, Unit, gunicorn
 from .command import main
 from .peers import FAST, uvicorn
-from .shapes import FILE_BYTES, payload_files
+from .shapes import FILE_BYTES
+from .worker import prepare
 
 __all__ = ["OTHERS", "TABLES", "beside", "worker"]
 
@@ -61,10 +63,10 @@ def beside(
     def run(task: Task) -> Load:
         port = task.address[1]
         seconds = task.seconds * SECONDS_FACTOR
-        others(port, path=asks, seconds=0.3)
-        _warm(port, warms or asks)
+        others(port, path=asks, seconds=0.3, tls=task.tls)
+        _warm(port, warms or asks, tls=task.tls)
         if kind is None:
-            return _load(others(port, path=asks, seconds=seconds), seconds, {})
+            return _load(others(port, path=asks, seconds=seconds, tls=task.tls), seconds, {})
         with contextlib.ExitStack() as stack:
             if disk:
                 folder = task.folder / DISK_FOLDER
@@ -74,10 +76,17 @@ def beside(
                 )
             before = _resident_bytes(task.pid)
             crowd = stack.enter_context(
-                slow_clients(kind, port, clients=_allowed(clients), path=task.path, seconds=60.0)
+                slow_clients(
+                    kind,
+                    port,
+                    clients=_allowed(clients),
+                    path=task.path,
+                    seconds=60.0,
+                    tls=task.tls,
+                )
             )
-            others(port, path=asks, seconds=settle_s)
-            seen = others(port, path=asks, seconds=seconds)
+            others(port, path=asks, seconds=settle_s, tls=task.tls)
+            seen = others(port, path=asks, seconds=seconds, tls=task.tls)
             more = _resident_bytes(task.pid) - before
             told = crowd.end()
         dropped = sum(count for what, count in told.items() if what == "ended" or what[0] == "E")
@@ -106,12 +115,15 @@ def _load(seen: Others, seconds: float, facts: dict[str, float]) -> Load:
     )
 
 
-def _warm(port: int, path: str) -> None:
+def _warm(port: int, path: str, *, tls: bool) -> None:
     """Let many ask at once, and read their answers."""
+    context = tls_context() if tls else None
     clients = []
     try:
         for _ in range(WARMING_CLIENTS):
             sock = socket.create_connection(("127.0.0.1", port), 30.0)
+            if context is not None:
+                sock = context.wrap_socket(sock)
             clients.append(sock)
             sock.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
         for sock in clients:
@@ -133,18 +145,30 @@ def _resident_bytes(pid: int) -> int:
     return sum(one.memory_info().rss for one in (root, *root.children(recursive=True)))
 
 
-def worker(worker_class: str = FAST, *more: str, env: dict[str, str] | None = None) -> Server:
+def worker(
+    worker_class: str = FAST,
+    *more: str,
+    env: dict[str, str] | None = None,
+    tls: bool = False,
+) -> Server:
     """gunicorn with room for the crowd."""
     options = ("--worker-connections", "20000", "--keep-alive", "120", *more)
-    return gunicorn("loadtests.app:app", *options, worker_class=worker_class, env=env)
+    return gunicorn("loadtests.app:app", *options, worker_class=worker_class, env=env, tls=tls)
 
 
 def _worker_row(
-    key: str, title: str, path: str, kind: str, clients: int, options: tuple[str, ...] = ()
+    key: str,
+    title: str,
+    path: str,
+    kind: str,
+    clients: int,
+    options: tuple[str, ...] = (),
+    *,
+    tls: bool = False,
 ) -> Row:
     contenders = (
-        Contender("FastWorker", worker(FAST, *options), path, fresh=True),
-        Contender("gthread", worker("gthread", *options), path, fresh=True),
+        Contender("FastWorker", worker(FAST, *options, tls=tls), path, fresh=True),
+        Contender("gthread", worker("gthread", *options, tls=tls), path, fresh=True),
     )
     return Row(
         f"slow.worker.{key}", title, contenders, beside(kind, clients=clients, settle_s=2.0), OTHERS
@@ -184,6 +208,14 @@ ROWS = [
             ("lists", "a list", "/whole/500000"),
         )
     ),
+    _worker_row(
+        "tls",
+        "2,000 downloads under TLS, 4 KiB/s",
+        "/server-wrapper",
+        "slow readers",
+        2000,
+        tls=True,
+    ),
     _worker_row("uploads", "200 uploads, 64 KiB/s", "/upload", "uploads", 200),
     _worker_row("idle", "10,000 idle connections", "/small/1024", "idle", 10_000),
     Row(
@@ -209,7 +241,7 @@ ROWS = [
 ]
 
 
-TABLES = [Table("slow", "Others beside slow clients", ROWS, payload_files(1024, FILE_BYTES))]
+TABLES = [Table("slow", "Others beside slow clients", ROWS, prepare)]
 
 if __name__ == "__main__":
     raise SystemExit(main("loadtests.slow", __doc__, TABLES))

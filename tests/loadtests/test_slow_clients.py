@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from loadtests.worker import certificate
 from tests.support.servers import wait_for
 from tests.support.slow_clients import HOST, KINDS, opening, others, slow_clients
 from tests.support.slow_disk import has_slow_disk, slow_disk
@@ -22,8 +25,9 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 class Listener:
     """Takes everybody in; notes what each has sent, and answers a whole head on request."""
 
-    def __init__(self, *, answers: bytes = b"") -> None:
+    def __init__(self, *, answers: bytes = b"", tls: ssl.SSLContext | None = None) -> None:
         self.socket = socket.create_server((HOST, 0), backlog=200)
+        self._tls = tls
         self.received: list[bytearray] = []
         self._answers = answers
 
@@ -36,6 +40,10 @@ class Listener:
         with contextlib.suppress(OSError):
             while True:
                 sock, _ = self.socket.accept()
+                if self._tls is not None:
+                    sock = self._tls.wrap_socket(
+                        sock, server_side=True, do_handshake_on_connect=False
+                    )
                 self.received.append(bytearray())
                 threading.Thread(target=self._take, args=(sock, self.received[-1])).start()
 
@@ -48,7 +56,7 @@ class Listener:
 
 
 @contextlib.contextmanager
-def listening(**options: bytes) -> Iterator[Listener]:
+def listening(**options: Any) -> Iterator[Listener]:
     listener = Listener(**options)
     thread = threading.Thread(target=listener.serve)
     thread.start()
@@ -102,6 +110,19 @@ def test_who_was_dropped_comes_back() -> None:
         with back:
             told = crowd.end()
     assert (told["opened"], told["ended"]) == (2, 1)
+
+
+def test_a_crowd_and_others_speak_tls(tmp_path: Path) -> None:
+    certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "server.pem")
+    with listening(answers=ANSWER, tls=context) as listener:
+        with slow_clients("slow readers", listener.port, clients=2, tls=True) as crowd:
+            assert crowd.gathered == 2
+            assert others(listener.port, seconds=0.1, tls=True).failures == 0
+            wait_for(lambda: all(b"GET" in one for one in listener.received), "they have asked")
+            told = crowd.end()
+        assert told["opened"] == 2
 
 
 def test_the_crowd_ends_at_its_time() -> None:

@@ -146,6 +146,7 @@ def slow_clients(
     clients: int | None = None,
     seconds: float = 60.0,
     path: str | None = None,
+    tls: bool = False,
 ) -> AbstractContextManager[crowds.SlowClients]:
     """Run a crowd of one of KINDS against 127.0.0.1:port.
 
@@ -153,7 +154,7 @@ def slow_clients(
     :param path: asked for in place of the kind's own.
     """
     of = KINDS[kind]
-    does = replace(of.does, opening=opening(kind, path or of.path))
+    does = replace(of.does, opening=opening(kind, path or of.path), tls=tls)
     return crowds.slow_clients(does, (HOST, port), clients or of.clients, seconds=seconds)
 
 
@@ -178,7 +179,12 @@ class Others:
 
 
 def others(
-    port: int, *, path: str = "/small", seconds: float = 8.0, pause_s: float = 0.005
+    port: int,
+    *,
+    path: str = "/small",
+    seconds: float = 8.0,
+    pause_s: float = 0.005,
+    tls: bool = False,
 ) -> Others:
     """Ask again and again, every tenth time on a new connection, as others do beside a crowd.
 
@@ -188,6 +194,7 @@ def others(
     times: list[float] = []
     failures = 0
     sock: socket.socket | None = None
+    context = crowds.tls_context() if tls else None
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if sock is not None and len(times) % 10 == 0:
@@ -198,6 +205,8 @@ def others(
             if sock is None:
                 sock = socket.create_connection((HOST, port), GIVE_UP_S)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if context is not None:
+                    sock = context.wrap_socket(sock)
             sock.sendall(request)
             receive_answer(sock)
         except OSError:

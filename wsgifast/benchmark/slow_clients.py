@@ -16,6 +16,7 @@ import json
 import resource
 import select
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -27,7 +28,15 @@ from typing import Any
 
 from .processes import Address, started
 
-__all__ = ["Crowd", "Kind", "SlowClients", "downloads", "raise_open_files", "slow_clients"]
+__all__ = [
+    "Crowd",
+    "Kind",
+    "SlowClients",
+    "downloads",
+    "raise_open_files",
+    "slow_clients",
+    "tls_context",
+]
 
 # So small that the kernel's buffers do not hide that a client is slow; with less than this, the
 # packets of a large file fill it badly and no client comes to its rate.
@@ -40,6 +49,7 @@ RETURN_S = 1.0
 GATHER_S = 15.0
 # The longest that a crowd stays if nobody ends it.
 MOST_SECONDS = 300.0
+_TLS_WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 # A modest mobile connection.
 DOWNLOAD_BYTES_PER_S = 64 * 1024
 
@@ -53,6 +63,7 @@ class Kind:
     :ivar send_bytes_per_s: how fast.
     :ivar receive_bytes_per_s: how fast the answer is read; 0: not at all.
     :ivar leaves: it closes as soon as the opening is sent, and comes back in the next turn.
+    :ivar tls: it speaks TLS, with whoever answers.
     """
 
     opening: bytes
@@ -60,6 +71,7 @@ class Kind:
     send_bytes_per_s: int = 0
     receive_bytes_per_s: int = 0
     leaves: bool = False
+    tls: bool = False
 
 
 def downloads(path: str, headers: Iterable[str] = ()) -> Kind:
@@ -96,6 +108,7 @@ class Crowd:
         self._away: list[float] = [0.0] * self.clients  # when each may come back
         self._owed = [0.0, 0.0]  # bytes to send and to receive, fractions of a turn before
         self._before = time.monotonic()
+        self._tls = tls_context() if self.kind.tls else None
 
     @property
     def gathered(self) -> int:
@@ -120,7 +133,11 @@ class Crowd:
                     continue
                 back = now
             except OSError as error:
-                if error.errno in (errno.EAGAIN, errno.EINPROGRESS, errno.ENOTCONN):
+                if isinstance(error, _TLS_WAITS) or error.errno in (
+                    errno.EAGAIN,
+                    errno.EINPROGRESS,
+                    errno.ENOTCONN,
+                ):
                     stay.append(client)
                     continue
                 self.seen[errno.errorcode.get(error.errno or 0, "ended")] += 1
@@ -139,8 +156,15 @@ class Crowd:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
         sock.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
+        if self._tls is not None:
+            sock.setblocking(True)
             sock.connect(self.address)
+            # Its first send makes the handshake.
+            sock = self._tls.wrap_socket(sock, do_handshake_on_connect=False)
+            sock.setblocking(False)
+        else:
+            with contextlib.suppress(BlockingIOError):
+                sock.connect(self.address)
         self.seen["opened"] += 1
         return _Client(sock)
 
@@ -157,7 +181,7 @@ class Crowd:
             at = (client.sent - len(self._opening)) % max(1, len(self.kind.then))
             try:
                 sent = client.sock.send(self._then[at : at + min(send, 65_536)])
-            except BlockingIOError:
+            except (BlockingIOError, *_TLS_WAITS):
                 sent = 0
             client.sent += sent
             self.sent_bytes += sent
@@ -169,6 +193,14 @@ class Crowd:
             if not received:
                 raise OSError("ended")
             self.received_bytes += received if reads else 0
+
+
+def tls_context() -> ssl.SSLContext:
+    """TLS with whoever answers: the servers that are measured are our own."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 class SlowClients:
