@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from wsgiref.util import FileWrapper
 
 import django
 import psutil
@@ -21,7 +22,7 @@ from django.test import AsyncClient, Client, override_settings
 from tests.asgi.support import call, scope_of
 from tests.test_middleware import Server, new_environ
 from wsgifast import ConfigurationError
-from wsgifast.django import StaticFilesMiddleware
+from wsgifast.django import StaticFilesMiddleware, get_asgi_application, get_wsgi_application
 
 STYLE = Path("examples/django_project/polls/static/polls/style.css")
 LARGE = os.urandom(400_000)
@@ -248,6 +249,30 @@ def test_the_test_clients(root: Path) -> None:
         return await AsyncClient().get("/static/css/a.css")
 
     assert asyncio.run(ask()).content == b"a {}\n" * 100
+
+
+@pytest.mark.filterwarnings("ignore:StreamingHttpResponse must:Warning")
+@pytest.mark.parametrize(
+    "middleware",
+    ["whitenoise.middleware.WhiteNoiseMiddleware", "servestatic.middleware.ServeStaticMiddleware"],
+)
+def test_others_middleware_goes_on_in_our_applications(root: Path, middleware: str) -> None:
+    """WhiteNoise's files by the server; ServeStatic's responses iterate in a way of their own."""
+    with override_settings(MIDDLEWARE=[middleware], SERVESTATIC_USE_MANIFEST=False):
+        wsgi, asgi = get_wsgi_application(), get_asgi_application()
+    for ranges, status, expected in ("", 200, LARGE), ("bytes=10-299999", 206, LARGE[10:300_000]):
+        environ = new_environ("GET", "/static/large.bin", HTTP_HOST="localhost")
+        environ["wsgi.file_wrapper"] = FileWrapper
+        scope = scope_of("/static/large.bin", host="localhost")
+        if ranges:
+            environ["HTTP_RANGE"] = ranges
+            scope["headers"].append((b"range", ranges.encode()))
+        server = Server(wsgi, environ)
+        assert (server.head[0][:3], server.finish()) == (str(status), expected)
+        route = "file" if "whitenoise" in middleware else "stream-blocks"
+        assert server.environ["wsgifast.route"] == route
+        answer = call(asgi, scope, body=b"")
+        assert (answer.status, answer.body) == (status, expected)
 
 
 def test_no_descriptor_is_left_open(ask: Ask, root: Path) -> None:
