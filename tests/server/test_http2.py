@@ -16,6 +16,7 @@ from tests.server.http2_bench import HTTP2, Peer
 from tests.support.servers import wait_for
 from tests.workers.bench import LARGE, Bench, echo, make_bench
 from wsgifast.server import output
+from wsgifast.server.figures import figures_of
 from wsgifast.server.http2 import outgoing
 from wsgifast.server.http2.frames import ALL_STREAMS
 from wsgifast.server.slow_clients import slowest_clients
@@ -327,6 +328,7 @@ def test_who_takes_least_of_a_stream_is_told(begin: Begin) -> None:
     assert (first.path, first.bytes_per_s, first.waited_s) == ("/stopped", 0, 10)
     assert (second.path, second.bytes_per_s) == ("/slow", 100)
     assert first.queued_bytes == LARGE - 1000
+    assert figures_of(peer.bench.server).slow_clients == 1
     assert stopped in peer.answers
 
 

@@ -37,7 +37,7 @@ class Figures(NamedTuple):
     :ivar waiting: requests that no thread is free for.
     :ivar exhausted_s: seconds in which no thread was free, altogether.
     :ivar connections: by their state.
-    :ivar slow_clients: connections whose output waits for them.
+    :ivar slow_clients: connections whose output, or that of a stream of theirs, waits for them.
     :ivar queued_bytes: of output in memory.
     :ivar spooled_bytes: of output in temporary files.
     :ivar bodies_spooled_bytes: of request bodies in temporary files.
@@ -63,7 +63,10 @@ def figures_of(server: Server) -> Figures:
     slow = 0
     for connection in list(server.connections):
         states[_state_of(connection)] += 1
-        slow += connection.output.draining
+        slow += connection.output.draining or (
+            connection.streams is not None
+            and any(stream.output.draining for stream in connection.streams.carriers())
+        )
     pool = server.pool
     turns = pool.turns()
     memory = server.output_rules.memory
