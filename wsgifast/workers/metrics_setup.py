@@ -88,6 +88,9 @@ def check_metrics(worker_class: Any, cfg: Any) -> None:
             f"{name}={text!r}: metrics are gathered in {_DIRECTORY}={directory!r}, where no file "
             f"can be written: {error.strerror}"
         ) from None
+    # Here, where it can be said; and a worker of another user may not be able to read it.
+    from ..metrics import keeper, prometheus  # noqa: F401
+
     if directory == _made and os.geteuid() == 0:
         os.chown(directory, cfg.uid, cfg.gid)  # the workers'
     # The server that this one is to replace has it still; it is waited for.

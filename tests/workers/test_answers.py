@@ -1,0 +1,156 @@
+"""What FastWorker records of each request, when it has been answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import flask
+import pytest
+
+from tests.metrics.test_observed import Failing, Notes
+from tests.workers.bench import GET, Bench, large, make_bench
+from wsgifast import WSGIFast
+from wsgifast.workers import FastWorker
+from wsgifast.workers.metrics import Answers, WorkerSource
+
+__all__ = ["make_bench"]
+
+MakeBench = Callable[..., Bench]
+
+
+@pytest.fixture
+def begin(make_bench: MakeBench) -> Callable[..., tuple[Bench, Notes]]:
+    def make(app: Any, notes: Notes | None = None, **options: Any) -> tuple[Bench, Notes]:
+        bench = make_bench(app, **options)
+        notes = notes or Notes()
+        bench.worker._answers = Answers(notes, bench.log)
+        bench.begin_anew()
+        return bench, notes
+
+    return make
+
+
+Begin = Callable[..., tuple[Bench, Notes]]
+
+
+def app_of(body: Any, status: str = "200 OK", *headers: tuple[str, str]) -> Any:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response(status, list(headers))
+        answer: Iterable[bytes] = body() if callable(body) else body
+        return answer
+
+    return app
+
+
+def test_a_request(begin: Begin) -> None:
+    bench, notes = begin(app_of([b"abc"], "201 Created"))
+    bench.begin(GET.replace(b"GET", b"POST"))
+    (request,) = notes.requests
+    assert request[:5] == ("POST", "http", 201, None, "")
+    assert request.size == 3
+
+
+def test_what_wsgifast_knows_of_it(begin: Begin) -> None:
+    app = flask.Flask(__name__)
+    app.add_url_rule("/<int:number>", view_func=lambda number: ["x"] * number)
+    app.add_url_rule("/lines", "lines", lambda: flask.Response(["x"] * 1000))
+    bench, notes = begin(WSGIFast(app))
+    bench.begin(GET.replace(b"/ ", b"/lines "))
+    bench.begin(GET.replace(b"/ ", b"/5 "))
+    assert [(r.route, r.pattern, r.size > 3) for r in notes.requests] == [
+        ("joined", "/lines", True), ("as-is", "/<int:number>", True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ([b"abc"], "short"),
+        ([b"abcdefghi"], "long"),
+        ([b"abcde"], None),
+    ],
+)
+def test_bodies_that_break_their_length(begin: Begin, body: Any, kind: str | None) -> None:
+    bench, notes = begin(app_of(body, "200 OK", ("Content-Length", "5")))
+    bench.begin()
+    assert notes.length_errors == ([] if kind is None else [kind])
+    assert not notes.clients_left
+
+
+def test_what_wsgifast_has_corrected(begin: Begin) -> None:
+    bench, notes = begin(WSGIFast(app_of([b"abc"], "200 OK", ("Content-Length", "5"))))
+    bench.begin()
+    assert notes.length_errors == ["corrected"]
+
+
+def test_a_file_that_shrinks(begin: Begin, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(2_000_000))
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        wrapped: Iterable[bytes] = environ["wsgi.file_wrapper"](path.open("rb"))
+        return wrapped
+
+    bench, notes = begin(app)
+    client = bench.begin()
+    path.write_bytes(bytes(10))
+    while client.receive_all_there_is():
+        bench.run()
+    bench.run()
+    assert notes.length_errors == ["short"]
+    assert 0 < notes.requests[0].size < 2_000_000
+
+
+def test_a_client_that_is_given_up(begin: Begin) -> None:
+    bench, notes = begin(large)
+    bench.begin()
+    assert not notes.requests
+    bench.pass_time(FastWorker.send_timeout_s + 1)
+    (request,) = notes.requests
+    assert notes.clients_left == 1
+    assert 0 < request.size < 1024 * 1024
+
+
+def _raise() -> Any:
+    raise ZeroDivisionError
+
+
+def test_an_app_that_raises(begin: Begin) -> None:
+    bench, notes = begin(app_of(_raise))
+    client = bench.begin()
+    assert client.read_response().status == 500
+    assert [request.status for request in notes.requests] == [500]
+
+
+def test_a_request_that_never_reaches_the_app_is_none(begin: Begin) -> None:
+    bench, notes = begin(app_of([b"abc"]))
+    bench.begin(b"nonsense\r\n\r\n")
+    assert not notes.requests
+
+
+def test_a_back_end_that_raises_costs_no_response(begin: Begin) -> None:
+    bench, _ = begin(app_of([b"abc"], "200 OK", ("Content-Length", "3")), Failing())
+    client = bench.begin()
+    for _ in range(3):
+        assert client.read_response().body == b"abc"
+        client.send(GET)
+        bench.run()
+    assert len(bench.log.errors) == 1
+    assert bench.log.says("told of no more than this once")
+
+
+def test_the_points_of_a_worker_that_has_ended(make_bench: MakeBench) -> None:
+    bench = make_bench(large)
+    source = WorkerSource(bench.server, lambda: 5)
+    names = {point.metric.name for point in source.points()}
+    assert "wsgifast_threads" in names
+    source.end("max_requests")
+    points = {point.metric.name: point for point in source.points()}
+    assert "wsgifast_threads" not in points
+    assert points["wsgifast_worker_ends_total"].labels == ("max_requests",)
+    wait = points["wsgifast_thread_wait_seconds"].value
+    assert not isinstance(wait, (int, float))
+    assert (wait.counts[0], sum(wait.counts), wait.total) == (5, 5, 0.0)
