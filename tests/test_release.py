@@ -17,6 +17,7 @@ from wsgifast import __version__
 GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 FORMS = sorted((GITHUB / "ISSUE_TEMPLATE").glob("[!c]*.yml"))
+OF_THE_REPOSITORY = pytest.mark.skipif(not WORKFLOWS, reason="the source archive has no .github")
 
 
 def test_one_version() -> None:
@@ -54,21 +55,25 @@ def test_the_index_takes_it(archive: Path) -> None:
     check("twine", "check", "--strict", archive)
 
 
+@OF_THE_REPOSITORY
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflow(path: Path) -> None:
     check("check-jsonschema", "--builtin-schema", "vendor.github-workflows", path)
 
 
+@OF_THE_REPOSITORY
 def test_workflows_by_actionlint() -> None:
     check("actionlint", *WORKFLOWS)
 
 
+@OF_THE_REPOSITORY
 def test_issue_forms() -> None:
     check("check-jsonschema", "--builtin-schema", "vendor.github-issue-forms", *FORMS)
     config = GITHUB / "ISSUE_TEMPLATE" / "config.yml"
     check("check-jsonschema", "--builtin-schema", "vendor.github-issue-config", config)
 
 
+@OF_THE_REPOSITORY
 def test_other_metadata() -> None:
     dependabot = GITHUB / "dependabot.yml"
     check("check-jsonschema", "--builtin-schema", "vendor.dependabot", dependabot)
