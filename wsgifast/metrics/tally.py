@@ -66,8 +66,8 @@ class Tally:
         series = self._known.get((method, scheme, status, pattern, route))
         if series is None:
             series = self._series_of(method, scheme, status, pattern, route)
-        series.seconds.append(seconds)
-        series.sizes.append(size)
+        series.add_seconds(seconds)
+        series.add_size(size)
         if len(series.sizes) >= _FOLDED_TOGETHER:
             with self._lock:
                 series.fold()
@@ -156,11 +156,13 @@ class _Series:
     together, under the tally's lock.
     """
 
-    __slots__ = ("durations", "seconds", "size_counts", "sizes")
+    __slots__ = ("add_seconds", "add_size", "durations", "seconds", "size_counts", "sizes")
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self.sizes: list[int] = []
+        self.add_seconds = self.seconds.append
+        self.add_size = self.sizes.append
         self.durations = Distribution((0,) * (len(_DURATION_BOUNDS) + 1), 0.0)
         self.size_counts = Distribution((0,) * (len(_SIZE_BOUNDS) + 1), 0)
 

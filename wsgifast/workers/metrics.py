@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from ..metrics.catalogue import CATALOGUE, CONNECTION_STATES
@@ -104,6 +105,7 @@ class Answers:
 
     def __init__(self, recorder: Recorder, log: Any) -> None:
         self._recorder = recorder
+        self._record = recorder.record
         self._log = log
         self._has_failed = False
 
@@ -111,11 +113,15 @@ class Answers:
         """The app, with its framework's URL patterns noted."""
 
         def call(environ: dict[str, Any], start_response: StartResponse) -> Any:
-            environ[RECORDER] = self._recorder
-            body = app(environ, noting_pattern(environ, start_response))
-            note_django_pattern(environ, body)
+            environ[RECORDER] = recorder
+            if "flask" in modules:
+                start_response = noting_pattern(environ, start_response)
+            body = app(environ, start_response)
+            if "django" in modules:
+                note_django_pattern(environ, body)
             return body
 
+        recorder = self._recorder
         return call
 
     def record(self, carrier: Carrier, exchange: Exchange) -> None:
@@ -125,18 +131,17 @@ class Answers:
             return
         try:
             error = carrier.output.error
-            size = 0
             if resp is None:
-                status = 500  # the answer to what the app has raised is not the app's
+                status, size = 500, 0  # the answer to what the app has raised is not the app's
             elif resp.status is not None:
                 status, size = resp.status_code, resp.sent
             elif error is not None:
-                status = 500
+                status, size = 500, 0
             else:
                 return  # the app has taken the connection over
             if error is not None:
                 size = max(0, size - carrier.output.bytes_left())
-            self._recorder.record(
+            self._record(
                 exchange.req.method,
                 environ["wsgi.url_scheme"],
                 status,
@@ -145,15 +150,22 @@ class Answers:
                 time.monotonic() - exchange.started,
                 size,
             )
-            length_error = environ.get(LENGTH_ERROR) or _length_error(resp, error)
-            if length_error is not None:
-                self._recorder.count_length_error(length_error)
-            if error is not None and not isinstance(error, FileTruncated):
-                self._recorder.count_client_left()
+            is_well = error is None and (resp is None or resp.is_as_declared())
+            if not is_well or LENGTH_ERROR in environ:
+                self._count_what_went_wrong(environ, resp, error)
         except Exception:  # noqa: BLE001 - whatever it is, the response is out
             if not self._has_failed:
                 self._has_failed = True
                 self._log.exception("Metrics have failed, and are told of no more than this once")
+
+    def _count_what_went_wrong(
+        self, environ: dict[str, Any], resp: Any, error: BaseException | None
+    ) -> None:
+        length_error = environ.get(LENGTH_ERROR) or _length_error(resp, error)
+        if length_error is not None:
+            self._recorder.count_length_error(length_error)
+        if error is not None and not isinstance(error, FileTruncated):
+            self._recorder.count_client_left()
 
 
 def _length_error(resp: Any, error: BaseException | None) -> LengthError | None:
