@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.support.child import in_a_child
 from wsgifast.metrics import Distribution
 from wsgifast.metrics.directory import Directory
 from wsgifast.metrics.points import point
@@ -26,15 +26,6 @@ from .test_prometheus import Samples, parsed
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(DIRECTORY, str(tmp_path))
     return tmp_path
-
-
-def in_a_child(function: Callable[[], object]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        function()
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
-    return pid
 
 
 def report() -> None:

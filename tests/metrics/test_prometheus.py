@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.child import in_a_child
 from wsgifast.metrics import CATALOGUE, Distribution, Point, Tally, prometheus
 from wsgifast.metrics.periodic import Periodic
 from wsgifast.metrics.points import point
@@ -119,6 +120,12 @@ def test_every_metric_is_the_same_both_ways(directory: Path) -> None:
     }
 
 
+def report(points: list[Point]) -> None:
+    reporter = FileReporter()
+    reporter.add(lambda: points)
+    reporter.report()
+
+
 def test_processes_are_added_up_by_the_kind_of_the_gauge(directory: Path) -> None:
     values = {
         "wsgifast_threads": [4, 8],
@@ -127,14 +134,8 @@ def test_processes_are_added_up_by_the_kind_of_the_gauge(directory: Path) -> Non
         "wsgifast_worker_starts_total": [4, 8],
     }
     for number in range(2):
-        pid = os.fork()
-        if pid == 0:
-            points = [point(name, each[number]) for name, each in values.items()]
-            reporter = FileReporter()
-            reporter.add(lambda: points)  # noqa: B023
-            reporter.report()
-            os._exit(0)
-        os.waitpid(pid, 0)
+        points = [point(name, each[number]) for name, each in values.items()]
+        in_a_child(lambda: report(points))  # noqa: B023
     samples = read_files(directory)
     assert samples["wsgifast_threads", ()] == 12
     assert samples["wsgifast_accept_backlog", ()] == 8

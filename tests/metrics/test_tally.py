@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import pytest
 
+from tests.support.child import in_a_child
 from wsgifast.metrics import Distribution, Point, Tally
 from wsgifast.metrics import tally as tallies
 
@@ -140,10 +140,10 @@ def test_a_child_counts_from_nothing() -> None:
     _record(tally)
     tally.count_client_left()
     tally.count_length_error("short")
-    pid = os.fork()
-    if pid == 0:
-        counted = [each.value for each in tally.points()]
-        os._exit(0 if counted == [0] else 1)
-    assert os.waitpid(pid, 0)[1] == 0
+
+    def counts_nothing() -> None:
+        assert [each.value for each in tally.points()] == [0]
+
+    in_a_child(counts_nothing)
     assert _value(tally, "wsgifast_clients_left_total") == 1
     assert _value(tally, "wsgifast_content_length_errors_total", "short") == 1
