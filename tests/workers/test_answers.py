@@ -10,8 +10,10 @@ import flask
 import pytest
 
 from tests.metrics.test_observed import Failing, Notes
+from tests.server.http2_bench import HTTP2, Peer
 from tests.workers.bench import GET, Bench, large, make_bench
 from wsgifast import WSGIFast
+from wsgifast.server.figures import figures_of
 from wsgifast.workers import FastWorker
 from wsgifast.workers.metrics import Answers, WorkerSource
 
@@ -112,6 +114,18 @@ def test_a_client_that_is_given_up(begin: Begin) -> None:
     (request,) = notes.requests
     assert notes.clients_left == 1
     assert 0 < request.size < 1024 * 1024
+
+
+def test_streams_of_http2(begin: Begin) -> None:
+    bench, notes = begin(WSGIFast(app_of([b"x"] * 100)), **HTTP2)
+    peer = Peer(bench)
+    assert peer.get().status == 200
+    assert peer.get().body == b"x" * 100
+    assert [(r.status, r.route, r.size) for r in notes.requests] == [(200, "joined", 100)] * 2
+    assert figures_of(bench.server).connections == {"http2": 1}
+    bench.pass_time(1000)
+    peer.run()
+    assert bench.server.counters.timeouts == {"keepalive": 1}
 
 
 def _raise() -> Any:
