@@ -112,6 +112,13 @@ def lines(request: object) -> Any:
     return StreamingHttpResponse(made(), content_type="text/csv")
 
 
+def export(request: object) -> Any:
+    """A large export: a generator of half a megabyte."""
+    from django.http import StreamingHttpResponse
+
+    return StreamingHttpResponse((f"{n:999}\n" for n in range(500)), content_type="text/csv")
+
+
 def page(request: object) -> Any:
     """A small page."""
     from django.http import HttpResponse
@@ -127,6 +134,7 @@ def __getattr__(name: str) -> Any:
             path("file", file),
             path("large/<int:size>", large),
             path("lines", lines),
+            path("export", export),
             path("page", page),
         ]
     raise AttributeError(name)

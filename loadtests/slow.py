@@ -145,15 +145,19 @@ def _resident_bytes(pid: int) -> int:
     return sum(one.memory_info().rss for one in (root, *root.children(recursive=True)))
 
 
+# For the crowd.
+_ROOM = ("--worker-connections", "20000", "--keep-alive", "120")
+
+
 def worker(
     worker_class: str = FAST,
     *more: str,
+    app: str = "loadtests.app:app",
     env: dict[str, str] | None = None,
     tls: bool = False,
 ) -> Server:
     """gunicorn with room for the crowd."""
-    options = ("--worker-connections", "20000", "--keep-alive", "120", *more)
-    return gunicorn("loadtests.app:app", *options, worker_class=worker_class, env=env, tls=tls)
+    return gunicorn(app, *_ROOM, *more, worker_class=worker_class, env=env, tls=tls)
 
 
 def _worker_row(
@@ -177,6 +181,7 @@ def _worker_row(
 
 # In the clear by prior knowledge, which needs no client that speaks TLS; the others' HTTP/1 too.
 _HTTP2 = ("--http-protocols", "h2,h1", "--http2-cleartext", "both")
+_DJANGO = "loadtests.django_files:wsgi(wrapped=True)"
 LARGE = f"/file/{FILE_BYTES}.bin"
 _ASGI = beside("downloads", asks="/plain", clients=2000, warms="/file/1024.bin", settle_s=2.0)
 _BARE = beside("downloads", asks="/1024.bin", clients=2000, settle_s=2.0)
@@ -215,6 +220,16 @@ ROWS = [
         "slow readers",
         2000,
         tls=True,
+    ),
+    Row(
+        "slow.worker.django",
+        "2,000 readers of a Django StreamingHttpResponse, 4 KiB/s",
+        tuple(
+            Contender(name, worker(kind, app=_DJANGO), "/export", fresh=True)
+            for name, kind in (("FastWorker", FAST), ("gthread", "gthread"))
+        ),
+        beside("slow readers", asks="/page", clients=2000, settle_s=2.0),
+        OTHERS,
     ),
     _worker_row("uploads", "200 uploads, 64 KiB/s", "/upload", "uploads", 200),
     _worker_row("idle", "10,000 idle connections", "/small/1024", "idle", 10_000),

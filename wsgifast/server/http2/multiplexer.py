@@ -110,10 +110,7 @@ class Multiplexer(Incoming):
             self._leave()
         with self.lock:
             deadlines = [stream.deadline for stream in self.streams.values()]
-            self.connection.deadline = min(
-                deadlines,
-                default=self._deadline_of_idle,
-            )
+            self.connection.deadline = min(deadlines, default=self._deadline_of_idle)
             self.note_deadline(self.until_sent)
             self.note_deadline(self.starved_until)
             if self._goodbye_at is not None and self.state is OPEN:
