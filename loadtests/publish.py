@@ -84,6 +84,7 @@ def ratios(theme: str) -> str:
 
 def benchmarks_page() -> str:
     """docs/benchmarks.md."""
+    reports = list(_read().values())
     parts = [
         "# Benchmarks",
         "Written by `make benchmarks`, which measures everything anew on a quiet machine (an hour "
@@ -93,7 +94,8 @@ def benchmarks_page() -> str:
         "figure is the median of its rounds, a ratio the median of the ratios of neighbours in "
         "time, with the lowest and the highest. MB are 10^6 bytes. **Trust the ratios**, of your "
         "own machine most: [how to measure your app](how-to/measure.md).",
-        *map(_section, _read().values()),
+        *map(_section, reports),
+        *(["## Versions", *dict.fromkeys(map(_versions, reports))] if reports else []),
         "## Earlier\n\n```{toctree}\n:glob:\n\nbenchmarks/*\n```",
     ]
     return "\n\n".join(parts) + "\n"
@@ -110,13 +112,17 @@ def _section(report: Mapping[str, Any]) -> str:
     machine = report["machine"]
     system = machine["system"].partition("-")[0]
     facts = [f"{machine['cores']} cores", machine["processor"], system, machine["python"]]
-    packages = ", ".join(f"{n} {v}" for n, v in machine.items() if n not in _FACTS)
     head = [
         f"## {report['title']}",
         f"`python -m loadtests {' '.join(prefixes)}{release}` on {report['measured'][:10]}, "
         f"{length}; {', '.join(facts)}.",
     ]
-    return "\n\n".join([*head, *_tables(rows), f"Versions: {packages}."])
+    return "\n\n".join([*head, *_tables(rows)])
+
+
+def _versions(report: Mapping[str, Any]) -> str:
+    packages = ", ".join(f"{n} {v}" for n, v in report["machine"].items() if n not in _FACTS)
+    return f"On {report['measured'][:10]}: {packages}."
 
 
 def _tables(rows: Mapping[str, Any]) -> Iterator[str]:
