@@ -11,6 +11,7 @@ import contextlib
 import resource
 import socket
 import time
+from collections.abc import Sequence
 
 import psutil
 
@@ -104,6 +105,31 @@ def beside(
     return run
 
 
+def beside_all(crowds: Sequence[tuple[str, int, str]], *, settle_s: float) -> Client:
+    """Others beside several crowds at once.
+
+    :param crowds: of each its kind, how many clients, and the path that they ask for.
+    :param settle_s: as for :func:`beside`.
+    """
+
+    def run(task: Task) -> Load:
+        port, asks = task.address[1], task.path
+        seconds = task.seconds * SECONDS_FACTOR
+        _warm(port, asks, tls=task.tls)
+        with contextlib.ExitStack() as stack:
+            before = _resident_bytes(task.pid)
+            present = 0
+            for kind, clients, path in crowds:
+                crowd = slow_clients(kind, port, clients=clients, path=path, tls=task.tls)
+                present += stack.enter_context(crowd).gathered * KINDS[kind].streams
+            others(port, path=asks, seconds=settle_s, tls=task.tls)
+            seen = others(port, path=asks, seconds=seconds, tls=task.tls)
+            more = _resident_bytes(task.pid) - before
+        return _load(seen, seconds, {"slow ones": present, "KiB each": more / 1024 / present})
+
+    return run
+
+
 def _load(seen: Others, seconds: float, facts: dict[str, float]) -> Load:
     return Load(
         requests=len(seen.times_ms) - seen.failures,
@@ -181,6 +207,12 @@ def _worker_row(
 
 # In the clear by prior knowledge, which needs no client that speaks TLS; the others' HTTP/1 too.
 _HTTP2 = ("--http-protocols", "h2,h1", "--http2-cleartext", "both")
+_MIXED = (
+    ("idle", 2500, "/small/1024"),
+    ("slow readers", 2500, "/server-wrapper"),
+    ("slow readers", 2500, "/stream/500000"),
+    ("readers of HTTP/2 streams", 25, "/server-wrapper"),
+)
 _DJANGO = "loadtests.django_files:wsgi(wrapped=True)"
 LARGE = f"/file/{FILE_BYTES}.bin"
 _ASGI = beside("downloads", asks="/plain", clients=2000, warms="/file/1024.bin", settle_s=2.0)
@@ -229,6 +261,16 @@ ROWS = [
             for name, kind in (("FastWorker", FAST), ("gthread", "gthread"))
         ),
         beside("slow readers", asks="/page", clients=2000, settle_s=2.0),
+        OTHERS,
+    ),
+    Row(
+        "slow.worker.mixed",
+        "10,000 mixed: idle, readers of files, generators and HTTP/2 streams, 4 KiB/s",
+        tuple(
+            Contender(name, worker(kind, *_HTTP2), "/small/1024", fresh=True)
+            for name, kind in (("FastWorker", FAST), ("gthread", "gthread"))
+        ),
+        beside_all(_MIXED, settle_s=5.0),
         OTHERS,
     ),
     _worker_row("uploads", "200 uploads, 64 KiB/s", "/upload", "uploads", 200),
