@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import socket
 import ssl
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -328,3 +330,17 @@ def test_streams_end_well_when_workers_are_replaced() -> None:
             read_all(client, streams)
             with contextlib.suppress(ConnectionResetError):
                 assert client.sock.recv(1) == b""
+
+
+def test_h2spec(authority: trustme.CA, tmp_path: Path) -> None:
+    """The conformance tests of RFC 9113's forerunner and of HPACK."""
+    h2spec = shutil.which("h2spec")
+    if h2spec is None:
+        pytest.skip(
+            "h2spec is not installed: go install github.com/summerwind/h2spec/cmd/h2spec@latest"
+        )
+    with tls_server("FastWorker", authority, tmp_path) as (server, _):
+        command = [h2spec, "-t", "-k", "-p", str(server.address[1]), "-P", "/small/1000"]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert " 0 failed" in ran.stdout, ran.stdout
+        assert "Error in a connection" not in server.log()
