@@ -15,6 +15,8 @@ from tests.docs.shell import Shell
 from tests.support import forkserver
 from tests.support.servers import ROOT
 
+pytestmark = pytest.mark.long
+
 CODE = {page: blocks(page) for page in PAGES}
 CONFIGURATIONS = [block for page in PAGES for block in CODE[page] if block.language in CHECKS]
 ABOUT_THE_DOCTOR = ("tutorial.md", "how-to/doctor.md")
