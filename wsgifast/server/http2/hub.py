@@ -60,6 +60,11 @@ class Hub(Protocol):
         :param is_over: for its end: it has failed.
         """
 
+    # For the owner.
+
+    def count_waiting(self) -> int:
+        """How many requests are on their way in, or wait for a thread."""
+
     # For anybody, without it.
 
     def acknowledge(self, size: int, number: int) -> None:

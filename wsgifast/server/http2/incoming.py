@@ -23,7 +23,7 @@ from ..transport import WOULD_BLOCK
 from .floods import Flood
 from .frames import ALL_STREAMS
 from .outgoing import LEAVING, LOST, OPEN, Outgoing
-from .stream import RECEIVING, Stream
+from .stream import READY, RECEIVING, Stream
 
 __all__ = ["Incoming"]
 
@@ -170,6 +170,10 @@ class Incoming(Outgoing, ABC):
 
     def _on_control_frame(self, event: events.Event) -> None:
         self.floods.note_control_frame(time.monotonic())
+
+    def count_waiting(self) -> int:
+        """How many requests are on their way in, or wait for a thread."""
+        return sum(stream.state in (RECEIVING, READY) for stream in list(self.streams.values()))
 
     def make_ready(self, stream: Stream) -> None:
         stream.make_ready()

@@ -123,9 +123,9 @@ class Stream:
         elif length is not None and length > options.body_limit_bytes:
             raise BodyTooLarge("The request body is too large")
         else:
-            self._spool = Spool(
-                options.body_memory_bytes, options.body_limit_bytes, self._hub.bodies_on_disk
-            )
+            # Of what one connection may keep in memory, each of its bodies has a share.
+            in_memory = options.body_memory_bytes // self._hub.count_waiting()
+            self._spool = Spool(in_memory, options.body_limit_bytes, self._hub.bodies_on_disk)
             self._set_deadline(exchange)
         if exchange.expects_continue:
             try:
