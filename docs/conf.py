@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from wsgifast import __version__
 
-ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = "https://github.com/wsgifast/wsgifast"
 
 project = "wsgifast"
@@ -17,22 +14,13 @@ release = version = __version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.extlinks",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build"]
 
 # Pages are Markdown; the docstrings are reStructuredText, in which `name` is code here.
-myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 default_role = "code"
 highlight_language = "text"  # of blocks that name none
-extlinks = {"source": (f"{REPOSITORY}/blob/main/%s", "%s")}
-myst_url_schemes = {
-    "http": None,
-    "https": None,
-    "source": {"url": f"{REPOSITORY}/blob/main/{{{{path}}}}", "title": "{{path}}"},
-}
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
