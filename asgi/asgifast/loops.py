@@ -13,7 +13,15 @@ import sys
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["BackgroundTask", "Loop", "ended", "in_thread", "next_turn", "running_loop"]
+__all__ = [
+    "BackgroundTask",
+    "Loop",
+    "ended",
+    "in_asyncio",
+    "in_thread",
+    "next_turn",
+    "running_loop",
+]
 
 T = TypeVar("T")
 
@@ -34,6 +42,15 @@ class Loop(Protocol):
     def call_soon(self, callback: Callable[[], object]) -> object: ...
 
     def create_task(self, coro: Coroutine[Any, Any, None]) -> BackgroundTask: ...
+
+
+def in_asyncio() -> bool:
+    """Whether this is called on asyncio's event loop, or on one that stands in for it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def running_loop() -> Loop:

@@ -57,11 +57,22 @@ class ResponseBody(TypedDict):
     more_body: bool
 
 
-class PathSend(TypedDict):
-    """http.response.pathsend: the whole body is the file at an absolute path."""
-
+class _PathSendFile(TypedDict):
     type: str
+    # Absolute.
     path: str | os.PathLike[str]
+
+
+class PathSend(_PathSendFile, total=False):
+    """http.response.pathsend: the whole body is the file at a path, or a run of its bytes.
+
+    Only a server whose extension is {"ranges": True} takes a run: that much is proposed for ASGI,
+    and not in it yet.
+    """
+
+    # Bytes; without an offset from the file's beginning, without a count to its end.
+    offset: int
+    count: int
 
 
 class _ZeroCopySendFile(TypedDict):

@@ -3,51 +3,24 @@
 from __future__ import annotations
 
 import copy
-import os
 from functools import partial
-from typing import Any, NamedTuple
 
 from wsgifast.apps import check_app
 from wsgifast.bodies.chunks import charset_of, to_bytes
-from wsgifast.file_answers import plan_file_body
 from wsgifast.metrics.backends import recorder_for, spans_for
 from wsgifast.metrics.recorder import Recorder
 from wsgifast.options import check_switches
 from wsgifast.shapes.reports import Reports, check_rate
-from wsgifast.sockets import FileSegment
 
 from .coalescing import SMALL_MESSAGE_BYTES, Coalescer
 from .examined import Examined
+from .file_messages import FileMessages
 from .loops import BackgroundTask, Loop, running_loop
-from .messages import (
-    PATHSEND,
-    ZEROCOPYSEND,
-    ASGIApp,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    response_body,
-)
+from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
 from .observed import OBSERVED, Observed
-from .requests import UNCONDITIONAL, request_facts
-from .sending import (
-    COALESCING,
-    PLANNED,
-    Delivery,
-    declared_length,
-    file_to_send,
-    open_for_pathsend,
-    path_to_send,
-    send_unsized,
-)
+from .sending import COALESCING, FILE_EXTENSIONS, PLANNED
 
 __all__ = ["ASGIFast"]
-
-_VALIDATORS = frozenset({b"etag", b"last-modified"})
-# The extensions that the app is offered; none has options.
-_OFFERED: dict[str, dict[str, Any]] = {PATHSEND: {}, ZEROCOPYSEND: {}, PLANNED: {}}
-_NO_HEADERS: list[tuple[bytes, bytes]] = []
 
 
 class ASGIFast:
@@ -120,59 +93,117 @@ class ASGIFast:
         if self._observed is not None:
             await self._observed(scope, receive, send)
             return
-        response = _Response(self, scope, receive, send)
         inner = scope
         offered = scope.get("extensions")
         if not offered or PLANNED not in offered:  # asgifast's own receivers have all three
-            inner = {**scope, "extensions": {**_OFFERED, **offered} if offered else _OFFERED.copy()}
+            extensions = {**offered, **FILE_EXTENSIONS} if offered else FILE_EXTENSIONS.copy()
+            inner = {**scope, "extensions": extensions}
         if OBSERVED in scope:
             scope[OBSERVED].app_scope = inner
+        exchange = _Exchange()
+        exchange.middleware = self
+        exchange.scope = scope
+        exchange.server_receive = receive
+        exchange.server_send = send
+        exchange.start = exchange.response = None
         try:
-            await self._call(inner, response.receive, response.send)
+            await self._call(inner, exchange.receive, exchange.send)
         except Exception:
-            await response.abandon()
+            if exchange.response is not None:
+                await exchange.response.abandon()
             raise
         except BaseException:
-            response.drop()
+            if exchange.response is not None:
+                exchange.response.drop()
             raise
-        # Asked here: most requests are spared the call.
-        if (
-            response._start is not None
-            or response._coalescer is not None
-            or response._head is not None
-        ):
-            await response.finish()
+        if exchange.response is not None:
+            await exchange.response.finish()
+        elif exchange.start is not None:
+            await send(exchange.start)
 
 
-class _NamedFile(NamedTuple):
-    """What plan_file_body asks of a file."""
+class _Exchange:
+    """One request, as long as nothing is to be done of it.
 
-    name: str
+    Most responses are a head with a Content-Length and one message behind it, of an app that asks
+    for no request body: they are passed on here, and never pay for a _Response. Whatever else
+    happens makes one. The attributes are set by ASGIFast: a constructor is a call more.
+
+    :ivar start: the head, while it is held: see :class:`_Response`.
+    """
+
+    __slots__ = ("middleware", "response", "scope", "server_receive", "server_send", "start")
+
+    middleware: ASGIFast
+    scope: Scope
+    server_receive: Receive
+    server_send: Send
+    start: Message | None
+    response: _Response | None
+
+    async def send(self, message: Message) -> None:
+        """The send() that the app is given."""
+        if self.response is None:
+            start = self.start
+            if start is None:
+                if message["type"] == "http.response.start" and self.scope["method"] != "HEAD":
+                    headers = message.get("headers")
+                    if type(headers) is list:
+                        for name, _ in headers:
+                            if name == b"content-length":
+                                self.start = message
+                                return
+            elif (
+                message["type"] == "http.response.body"
+                and not message.get("more_body")
+                and type(message.get("body", b"")) is bytes
+            ):
+                self.start = None
+                server_send = self.server_send
+                await server_send(start)
+                await server_send(message)
+                return
+        await self._whole().send(message)
+
+    async def receive(self) -> Message:
+        """The receive() that the app is given."""
+        return await self._whole().receive()
+
+    def _whole(self) -> _Response:
+        if self.response is None:
+            self.response = _Response(
+                self.middleware, self.scope, self.server_receive, self.server_send, self.start
+            )
+        return self.response
 
 
-class _Response(Delivery):
+class _Response(FileMessages):
     """One response's messages, on their way from the app to the server.
 
     `_start` is the head, held until the first message behind it, as servers hold it (ASGI,
     "Response Start"): a file's head may still change. Without a Content-Length it is a stream's,
     whose first message may take its time: it waits for no more than this turn of the event loop,
     then `_head` sends it. `_coalescer` is made by the first small message that has others behind
-    it: most responses are one message, and never pay for it.
+    it.
+
+    :param start: a head that is held already.
     """
 
-    __slots__ = ("_coalescer", "_head", "_headers", "_may_coalesce", "_middleware", "_start")
+    __slots__ = ("_coalescer", "_head", "_may_coalesce", "_middleware")
 
-    def __init__(self, middleware: ASGIFast, scope: Scope, receive: Receive, send: Send) -> None:
-        # Delivery's own, without the call: this much every request pays.
-        self._scope = scope
-        self._server_receive = receive
-        self._server_send = send
-        self._kept = ()
-        self._receiving = False
-        self._middleware = middleware
-        self._start: Message | None = None
+    def __init__(
+        self,
+        middleware: ASGIFast,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        start: Message | None,
+    ) -> None:
+        super().__init__(scope, receive, send)
+        self._middleware = self._filter = middleware
+        self._start = start
+        self._headers = start["headers"] if start is not None else []
         self._head: BackgroundTask | None = None
-        self._headers: list[tuple[bytes, bytes]] = _NO_HEADERS
         self._coalescer: Coalescer | None = None
         self._may_coalesce = True
 
@@ -184,16 +215,12 @@ class _Response(Delivery):
         start = self._start
         if kind == "http.response.body":
             body = message.get("body", b"")
-            if start is not None and type(body) is bytes and not message.get("more_body"):
-                # The whole response in two messages, as most are: nothing can wait or be coalesced.
-                self._start = None
-                send = self._server_send
-                await send(start)
-                await send(message)
-                return
             if type(body) is not bytes:
                 self._note_route("rescued")
                 body = to_bytes(body, self._charset, self._middleware.app)
+                message = {**message, "body": body}
+            if body and self._scope["method"] == "HEAD":
+                body = b""  # daphne would send it, in front of the next response
                 message = {**message, "body": body}
             if start is not None:
                 self._start = None
@@ -260,11 +287,6 @@ class _Response(Delivery):
         if self._coalescer is not None:
             self._coalescer.drop()
 
-    async def _forward_start(self) -> None:
-        message, self._start = self._start, None
-        if message is not None:
-            await self._server_send(message)
-
     def _turn_over(self, loop: Loop) -> None:
         if self._start is not None:
             self._head = loop.create_task(self._forward_start())
@@ -279,9 +301,6 @@ class _Response(Delivery):
     def _charset(self) -> str:
         return charset_of(self._text_headers())
 
-    def _text_headers(self) -> list[tuple[str, str]]:
-        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._headers]
-
     def _may_hold(self) -> Coalescer | None:
         if self._coalescer is None and self._may_coalesce:
             self._may_coalesce = False
@@ -293,99 +312,3 @@ class _Response(Delivery):
     async def _flush(self) -> None:
         if self._coalescer is not None:
             await self._coalescer.flush()
-
-    def _note_route(self, route: str) -> None:
-        if OBSERVED in self._scope:
-            self._scope[OBSERVED].route = route
-
-    # Files
-
-    async def _send_path(self, message: Message) -> None:
-        middleware = self._middleware
-        start = self._start
-        path = path_to_send(message)
-        if start is None or start.get("status") != 200 or not self._filters():
-            await self._send_whole(path)
-            return
-        facts = request_facts(self._scope)
-        names = {name.lower() for name, _ in self._headers}
-        if facts[2:] == UNCONDITIONAL and b"accept-ranges" in names and names & _VALIDATORS:
-            await self._send_whole(path)  # nothing to add, nothing to answer
-            return
-        fd, size = open_for_pathsend(path)
-        try:
-            declared = declared_length(self._headers)
-            plan = plan_file_body(
-                facts,
-                self._text_headers(),
-                _NamedFile(path),
-                FileSegment(fd, 0, size if declared is None else declared),
-                ranges=middleware.ranges,
-                conditional=middleware.conditional,
-            )
-            if plan is None:
-                await self._send_whole(path)
-                return
-            self._start = None
-            await self._server_send(
-                {**start, "status": plan.status, "headers": list(plan.raw_headers)}
-            )
-            if plan.status == 200 and plan.segments and self.offers(PATHSEND):
-                await self._server_send({"type": PATHSEND, "path": path})
-            else:
-                await self.send_segments(plan.segments, fd)
-        finally:
-            os.close(fd)
-
-    def _filters(self) -> bool:
-        middleware = self._middleware
-        wanted = middleware.ranges or middleware.conditional
-        return wanted and self._scope["method"] in ("GET", "HEAD")
-
-    async def _send_whole(self, path: str) -> None:
-        """The file as it is, behind the head as it is."""
-        if self.offers(PATHSEND):
-            await self._forward_start()
-            await self._server_send({"type": PATHSEND, "path": path})
-            return
-        if self._scope["method"] == "HEAD":
-            await self._forward_start()
-            await self._server_send(response_body())
-            return
-        self._note_route("blocks")
-        fd, size = open_for_pathsend(path)
-        try:
-            await self._forward_start()
-            declared = declared_length(self._headers)
-            await self.send_file(fd, 0, size if declared is None else declared)
-        finally:
-            os.close(fd)
-
-    async def _send_planned(self, message: Message) -> None:
-        file, segments = message[PLANNED]
-        try:
-            await self._forward_start()
-            if self.offers(PLANNED):
-                await self._server_send(message)
-                file = None  # theirs to close
-            else:
-                await self.send_segments(segments, file.fileno())
-        finally:
-            if file is not None:
-                file.close()
-
-    async def _send_zero_copy(self, message: Message) -> None:
-        await self._forward_start()
-        if self.offers(ZEROCOPYSEND):
-            await self._server_send(message)
-            return
-        self._note_route("blocks")
-        file = file_to_send(message)
-        more = bool(message.get("more_body", False))
-        if file.segment is None:
-            await send_unsized(self._server_send, file.fd, message.get("count"))
-            if not more:
-                await self._server_send(response_body())
-            return
-        await self.send_file(*file.segment, more_body=more)
-        file.advance()

@@ -61,7 +61,9 @@ class FileResponse(responses.FileResponse):
             await send(response_start(plan.status, plan.raw_headers))
             segments = plan.segments
             del plan  # a kilobyte of headers, for as long as the slowest client reads
-            await Delivery(scope, receive, send).send_segments(segments, fd)
+            await Delivery(scope, receive, send).send_segments(
+                segments, fd, os.path.abspath(os.fsdecode(self.path))
+            )
         finally:
             os.close(fd)
         if self.background is not None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from wsgifast.errors import BodyError
@@ -14,7 +16,7 @@ from wsgifast.http import parse_length
 from wsgifast.sockets import FileSegment, FileTruncated, file_segment
 from wsgifast.sockets.sendfile import BLOCK_BYTES
 
-from .loops import ended, in_thread, next_turn, running_loop
+from .loops import ended, in_asyncio, in_thread, next_turn, running_loop
 from .messages import (
     PATHSEND,
     ZEROCOPYSEND,
@@ -30,9 +32,11 @@ from .pages import open_regular, read_block
 
 __all__ = [
     "COALESCING",
+    "FILE_EXTENSIONS",
     "PLANNED",
     "Delivery",
     "FileToSend",
+    "PathToSend",
     "PlannedBody",
     "declared_length",
     "file_to_send",
@@ -48,6 +52,12 @@ COALESCING = "asgifast.coalescing"
 # under this key, which then counts in place of the path. Middleware between knows pathsend, and not
 # zerocopysend: Starlette's BaseHTTPMiddleware fails at that, its GZipMiddleware swallows it.
 PLANNED = "asgifast.planned"
+# What apps are offered by everything here that takes their messages.
+FILE_EXTENSIONS: dict[str, dict[str, Any]] = {
+    PATHSEND: {"ranges": True},
+    ZEROCOPYSEND: {},
+    PLANNED: {},
+}
 # Cannot be opened: whoever heeds the path alone would send the whole file for a part of it.
 _NO_PATH = "/dev/null/asgifast.planned"
 # Files from this size on are watched over: reading on for a client that has left would cost time.
@@ -67,6 +77,8 @@ class PlannedBody(NamedTuple):
 
     file: io.FileIO
     segments: Sequence[bytes | ByteRange]
+    # Of the same file, absolute, if a server that wants one may open it.
+    path: str | None = None
 
 
 class Delivery:
@@ -89,7 +101,17 @@ class Delivery:
 
     def offers(self, name: str) -> bool:
         """Whether the server has an extension, such as http.response.pathsend."""
-        return name in (self._scope.get("extensions") or ())
+        extensions = self._scope.get("extensions")
+        if not extensions or name not in extensions:
+            return False
+        return PLANNED in extensions or not _breaks_files_off()
+
+    def offers_ranges(self) -> bool:
+        """Whether the server's http.response.pathsend takes an offset and a count."""
+        if not self.offers(PATHSEND):
+            return False
+        options = self._scope["extensions"][PATHSEND]
+        return isinstance(options, Mapping) and options.get("ranges") is True
 
     async def receive(self) -> Message:
         if self._kept:
@@ -102,19 +124,27 @@ class Delivery:
         finally:
             self._receiving = False
 
-    async def send_segments(self, segments: Sequence[bytes | ByteRange], fd: int | None) -> None:
+    async def send_segments(
+        self, segments: Sequence[bytes | ByteRange], fd: int | None, path: str | None = None
+    ) -> None:
         """Send a plan's segments as the whole body.
 
         :param fd: the descriptor that the runs are of.
+        :param path: of the same file, absolute, if the server may open it once more.
         """
         if not segments:
             await self._server_send(response_body())
             return
         if fd is not None and self.offers(PLANNED):
-            planned = PlannedBody(io.FileIO(os.dup(fd)), segments)
+            planned = PlannedBody(io.FileIO(os.dup(fd)), segments, path)
             await self._server_send({"type": PATHSEND, "path": _NO_PATH, PLANNED: planned})
             return
         last = len(segments) - 1
+        if path is not None and not last and not self.offers(ZEROCOPYSEND) and self.offers_ranges():
+            run = segments[0]
+            if isinstance(run, ByteRange):
+                await self.send_path(path, run.offset, run.size)
+                return
         for index, segment in enumerate(segments):
             more = index < last
             if isinstance(segment, bytes):
@@ -122,13 +152,22 @@ class Delivery:
             elif fd is not None:
                 await self.send_file(fd, segment.offset, segment.size, more_body=more)
 
+    async def send_path(self, path: str, offset: int = 0, count: int | None = None) -> None:
+        """Send a file, or a run of its bytes, as the whole body by the server's pathsend."""
+        message: Message = {"type": PATHSEND, "path": path}
+        if offset:
+            message["offset"] = offset
+        if count is not None:
+            message["count"] = count
+        await self._server_send(message)
+
     async def send_file(self, fd: int, offset: int, size: int, *, more_body: bool = False) -> None:
         """Send a run of a file's bytes, by the server's zerocopysend or by reads."""
-        if self.offers(ZEROCOPYSEND) and size:
+        if size and self.offers(ZEROCOPYSEND):
             await self._server_send(
                 {
                     "type": ZEROCOPYSEND,
-                    "file": fd,
+                    "file": fd if self.offers(PLANNED) else _Descriptor(fd),
                     "offset": offset,
                     "count": size,
                     "more_body": more_body,
@@ -159,6 +198,26 @@ class Delivery:
             and sum(len(message.get("body", b"")) for message in self._kept) < _KEPT_BYTES
         ):
             self._kept += (await self._server_receive(),)
+
+
+class _Descriptor:
+    """A descriptor as an object: of a number, anycorn makes an error."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def fileno(self) -> int:
+        return self._fd
+
+
+def _breaks_files_off() -> bool:
+    """Whether the server's sendfile ends where the send buffer is full.
+
+    anycorn 0.20 on asyncio then waits for the socket in a way that asyncio refuses.
+    """
+    return "anycorn.sendfile" in sys.modules and in_asyncio()
 
 
 def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
@@ -196,9 +255,7 @@ def file_to_send(message: Message) -> FileToSend:
     """
     asked = cast("ZeroCopySend", message)
     file, offset, count = asked["file"], asked.get("offset"), asked.get("count")
-    for name, value in (("offset", offset), ("count", count)):
-        if value is not None and (not isinstance(value, int) or value < 0):
-            raise BodyError(f"{ZEROCOPYSEND}: {name} is a number of bytes, not {value!r}")
+    _check_run(ZEROCOPYSEND, offset, count)
     if isinstance(file, int):
         fd = file
     else:
@@ -271,17 +328,55 @@ async def send_unsized(send: Send, fd: int, count: int | None) -> None:
         await send(response_body(block, more_body=True))
 
 
-def path_to_send(message: Message) -> str:
-    """The absolute path of a pathsend message.
+@dataclass(frozen=True)
+class PathToSend:
+    """What a pathsend message means."""
+
+    path: str
+    # Of the run of bytes; (0, None) is the whole file.
+    offset: int
+    count: int | None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.offset == 0 and self.count is None
+
+    def run(self, size: int, declared: int | None) -> ByteRange:
+        """The bytes to send of a file of a size: those that are asked for, or declared by the head.
+
+        A file that has grown since the app looked has more, and one that has shrunk less.
+        """
+        count = declared if self.count is None else self.count
+        if count is None:
+            count = max(0, size - self.offset)
+        elif declared is not None:
+            count = min(count, declared)
+        return ByteRange(self.offset, count)
+
+
+def path_to_send(message: Message) -> PathToSend:
+    """Find out what a pathsend message means; its path is made absolute.
 
     That is what the extension asks for; Starlette's FileResponse hands on the path that it was
     made with, which may be relative to the working directory, as it is where Starlette opens it.
+
+    :raises BodyError: if it names no path, or an offset or a count that is none.
     """
-    path = cast("PathSend", message).get("path")
+    asked = cast("PathSend", message)
+    path, offset, count = asked.get("path"), asked.get("offset"), asked.get("count")
     if not isinstance(path, (str, os.PathLike)):
         raise BodyError(f"{PATHSEND} needs a path, not {path!r}")
+    _check_run(PATHSEND, offset, count)
     path = os.fsdecode(path)
-    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+    if not os.path.isabs(path):
+        path = os.path.join(os.getcwd(), path)
+    return PathToSend(path, offset or 0, count)
+
+
+def _check_run(kind: str, offset: object, count: object) -> None:
+    for name, value in (("offset", offset), ("count", count)):
+        if value is not None and (not isinstance(value, int) or value < 0):
+            raise BodyError(f"{kind}: {name} is a number of bytes, not {value!r}")
 
 
 def open_for_pathsend(path: str) -> tuple[int, int]:

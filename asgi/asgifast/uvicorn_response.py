@@ -20,6 +20,7 @@ from .messages import PATHSEND, ZEROCOPYSEND, Message, response_body
 from .pages import read_block
 from .sending import (
     PLANNED,
+    PathToSend,
     PlannedBody,
     declared_length,
     file_to_send,
@@ -160,11 +161,16 @@ class Response:
         if not data or self._cycle.disconnected:
             return
         try:
-            before, after = self._announce(len(data))
+            framed = self._frame(data)
         except Exception as error:  # noqa: BLE001 - raised by the app's next send()
             self._error = error
             return
-        self._transport.write(before + data + after if before else data)
+        self._transport.write(framed)
+
+    def _frame(self, data: bytes) -> bytes:
+        """Have uvicorn count body bytes; return them as they are sent."""
+        before, after = self._announce(len(data))
+        return before + data + after if before else data
 
     def _announce(self, size: int) -> tuple[bytes, bytes]:
         """Have uvicorn count `size` body bytes; return what is to be sent before and after them."""
@@ -172,16 +178,14 @@ class Response:
 
     # Files
 
-    async def _send_path(self, path: str) -> None:
+    async def _send_path(self, asked: PathToSend) -> None:
         if self._is_head:
             await self._finish()
             return
         declared = declared_length(self._headers or ())
         self._headers = None
-        fd, size = open_for_pathsend(path)
-        # Grown since the app looked: not one byte more than was declared.
-        whole = ByteRange(0, size if declared is None else declared)
-        await self._send_body(fd, (whole,), partial(os.close, fd))
+        fd, size = open_for_pathsend(asked.path)
+        await self._send_body(fd, (asked.run(size, declared),), partial(os.close, fd))
 
     async def _send_planned(self, planned: PlannedBody) -> None:
         segments = () if self._is_head else planned.segments
@@ -227,13 +231,17 @@ class Response:
         await self._finish()
 
     async def _send_bytes(self, data: bytes) -> None:
-        await self._cycle.send(response_body(data, more_body=True))
+        await self._send_part(response_body(data, more_body=True))
+
+    async def _send_part(self, message: Message) -> None:
+        """Send a body message of a file."""
+        await self._cycle.send(message)
 
     async def _send_zero_copy(self, message: Message) -> None:
         if not self._is_head:
             file = file_to_send(message)
             if file.segment is None:
-                await send_unsized(self._cycle.send, file.fd, message.get("count"))
+                await send_unsized(self._send_part, file.fd, message.get("count"))
             else:
                 await self._send_run(file.segment)
                 file.advance()

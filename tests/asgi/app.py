@@ -173,7 +173,8 @@ class Exchange:
             headers.append((b"etag", self.query["etag"].encode()))
         await start(self.send, *headers)
         path = os.path.relpath(self.path) if "relative" in self.query else self.path
-        await self.send({"type": PATHSEND, "path": path})
+        run = {name: self.number(name) for name in ("offset", "count") if name in self.query}
+        await self.send({"type": PATHSEND, "path": path, **run})
         note("pathsend returned")
 
     async def zerocopy(self) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests.support.servers import LiveServer, free_port, live_server
@@ -26,6 +27,12 @@ OURS = {
     for http, protocol in (("h11", "H11Protocol"), ("httptools", "HttpToolsProtocol"))
     for loop in ("asyncio", "uvloop")
 }
+# The newest uvicorns have a third.
+if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
+    for protocol in ("ZttpProtocol", "AutoZttpProtocol"):
+        loop = "asyncio" if protocol == "ZttpProtocol" else "uvloop"
+        http = f"asgifast.uvicorn:{protocol}"
+        OURS[f"ours-{protocol}-{loop}"] = _UVICORN.replace("{http}", http).replace("{loop}", loop)
 OTHER_SERVERS = {
     "uvicorn-h11-asyncio": _UVICORN.replace("{http}", "h11").replace("{loop}", "asyncio"),
     "uvicorn-httptools-uvloop": _UVICORN.replace("{http}", "httptools").replace("{loop}", "uvloop"),
@@ -36,6 +43,8 @@ OTHER_SERVERS = {
         "-m granian --interface asgi --host 127.0.0.1 --port {port} --log-level warning {app}"
     ),
     "gunicorn-asgi": "-m gunicorn -k asgi --bind 127.0.0.1:{port} --log-level warning {app}",
+    "anycorn": "-m anycorn --bind 127.0.0.1:{port} --workers 0 {app}",
+    "daphne": "-m daphne --bind 127.0.0.1 --port {port} --verbosity 0 {app}",
 }
 SERVERS = {**OURS, **OTHER_SERVERS}
 

@@ -21,7 +21,10 @@ from .servers import SERVERS, asgi_server
 from .support import expect_websocket
 
 pytestmark = pytest.mark.long
-each = pytest.mark.parametrize("server", sorted(SERVERS), indirect=True)
+# daphne, by itself: asks for no body that waits to be asked for, keeps a connection open whose app
+# has failed midway, and shuts down in the middle of a download.
+NAMES = sorted(SERVERS.keys() - {"daphne"})
+each = pytest.mark.parametrize("server", NAMES, indirect=True)
 
 # So large that it stays under way until its client reads: buffers hold far less.
 HUGE_BYTES = 64 * 1024 * 1024
@@ -189,7 +192,7 @@ def test_websockets(server: LiveServer) -> None:
         expect_websocket(connection)
 
 
-@pytest.mark.parametrize("name", sorted(SERVERS))
+@pytest.mark.parametrize("name", NAMES)
 def test_shutdown_waits_for_a_download(name: str, folder: Path, tmp_path: Path) -> None:
     events = tmp_path / "events"
     events.touch()

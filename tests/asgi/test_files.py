@@ -7,8 +7,10 @@ import errno
 import gzip
 import io
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -184,7 +186,7 @@ def test_several_ranges_by_descriptor(path: str) -> None:
 
     def read(message: Message) -> None:
         if message["type"] == ZEROCOPYSEND:
-            parts.append(os.pread(message["file"], message["count"], message["offset"]))
+            parts.append(os.pread(message["file"].fileno(), message["count"], message["offset"]))
 
     app = app_of(START, pathsend(path))
     assert call(app, offering(ZEROCOPYSEND, range="bytes=1-2,9-12"), on_send=read).status == 206
@@ -201,7 +203,7 @@ def test_a_file_response_inside_the_middleware(
     def read(message: Message) -> None:
         assert message["type"] != PATHSEND, "it would be the whole file"
         if message["type"] == ZEROCOPYSEND:
-            parts.append(os.pread(message["file"], message["count"], message["offset"]))
+            parts.append(os.pread(message["file"].fileno(), message["count"], message["offset"]))
         else:
             parts.append(message.get("body", b""))
 
@@ -235,7 +237,7 @@ def test_a_planned_body_is_closed_by_whoever_sends_it(
 
     def read(message: Message) -> None:
         if message["type"] == ZEROCOPYSEND:
-            parts.append(os.pread(message["file"], message["count"], message["offset"]))
+            parts.append(os.pread(message["file"].fileno(), message["count"], message["offset"]))
         else:
             parts.append(message.get("body", b""))
 
@@ -298,6 +300,100 @@ def test_an_error_of_the_disk_is_told(path: str, monkeypatch: pytest.MonkeyPatch
         call(app_of(START, pathsend(path)), scope_of())
 
 
+# pathsend of a run of bytes
+
+
+RANGES: Scope = {**scope_of(), "extensions": {PATHSEND: {"ranges": True}}}
+
+
+def with_range(scope: Scope, value: str) -> Scope:
+    return {**scope, "headers": [(b"range", value.encode())]}
+
+
+def test_the_app_is_offered_runs(path: str) -> None:
+    offered: list[object] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        offered.append(scope["extensions"][PATHSEND])
+        await send(START)
+        await send(END)
+
+    for scope in (scope_of(), offering(PATHSEND), RANGES):
+        call(ASGIFast(app), scope)
+    assert offered == [{"ranges": True}] * 3
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        ({"offset": 5, "count": 7}, DATA[5:12]),
+        ({"offset": 1000}, DATA[1000:]),
+        ({"count": 3}, DATA[:3]),
+        ({"offset": len(DATA)}, b""),
+        ({"offset": 0, "count": 0}, b""),
+    ],
+)
+@pytest.mark.parametrize("status", [200, 206])
+def test_a_run_is_the_same_on_every_server(
+    path: str, run: dict[str, int], expected: bytes, status: int
+) -> None:
+    length = (b"content-length", b"%d" % len(expected))
+    app = app_of(head(length, status=status), {**pathsend(path), **run})
+    read: list[bytes] = []
+
+    def note(message: Message) -> None:
+        if message["type"] == ZEROCOPYSEND:
+            read.append(os.pread(message["file"].fileno(), message["count"], message["offset"]))
+        else:
+            read.append(message.get("body", b""))
+
+    for scope in (scope_of(range="bytes=0-1"), offering(PATHSEND), offering(ZEROCOPYSEND)):
+        read.clear()
+        answer = call(app, scope, on_send=note)
+        assert (answer.status, b"".join(read)) == (status, expected)
+        assert answer.headers == [("content-length", str(len(expected)))]
+    [_, message] = call(app, RANGES).messages
+    offset = run.get("offset", 0)
+    count = message.get("count")
+    end = len(DATA) if count is None else offset + count
+    assert (message["type"], message["path"]) == (PATHSEND, path)
+    assert DATA[message.get("offset", 0) : end] == expected
+
+
+def test_head_has_no_bytes_of_a_run(path: str) -> None:
+    app = app_of(START, {**pathsend(path), "offset": 5, "count": 7})
+    assert call(app, scope_of(method="HEAD")).body == b""
+
+
+def test_no_more_of_a_run_than_was_declared(path: str) -> None:
+    app = app_of(head((b"content-length", b"3")), {**pathsend(path), "offset": 5, "count": 7})
+    assert call(app, scope_of()).body == DATA[5:8]
+
+
+@pytest.mark.parametrize("run", [{"offset": -1}, {"count": -1}, {"offset": "5"}])
+def test_what_is_no_run(path: str, run: dict[str, Any]) -> None:
+    [(name, value)] = run.items()
+    with pytest.raises(BodyError, match=f"{name} is a number of bytes, not {value!r}"):
+        call(app_of(START, {**pathsend(path), **run}), RANGES)
+
+
+@pytest.mark.parametrize("kind", ["response", "response inside", "middleware"])
+def test_a_range_is_a_run_where_the_server_takes_it(path: str, kind: str) -> None:
+    response: Any = FileResponse(path)
+    app = {
+        "response": response,
+        "response inside": ASGIFast(response),
+        "middleware": app_of(head((b"content-length", b"%d" % len(DATA))), pathsend(path)),
+    }[kind]
+    [start, message] = call(app, with_range(RANGES, "bytes=5-9")).messages
+    assert start["status"] == 206
+    assert message == {"type": PATHSEND, "path": path, "offset": 5, "count": 5}
+    several = call(app, with_range(RANGES, "bytes=5-9,20-29"))
+    assert (several.status, set(several.types[1:])) == (206, {"http.response.body"})
+    without = call(app, with_range(offering(PATHSEND), "bytes=5-9"))
+    assert (without.types[1:], without.body) == (["http.response.body"], DATA[5:10])
+
+
 # zerocopysend
 
 
@@ -308,12 +404,47 @@ def zerocopy(file: Any, **options: Any) -> Message:
 END: Message = {"type": "http.response.body", "body": b".", "more_body": False}
 
 
-def test_a_server_that_takes_descriptors_is_handed_the_message(path: str) -> None:
+def test_a_server_that_takes_descriptors_is_told_all_that_it_could_ask(path: str) -> None:
+    """anycorn takes no number for a descriptor, and moves no position."""
+    for opened in (open(path, "rb"), os.open(path, os.O_RDONLY)):
+        app = app_of(START, zerocopy(opened, count=3, more_body=True), zerocopy(opened, count=4))
+        _, first, second = call(app, offering(ZEROCOPYSEND)).messages
+        assert (first["offset"], first["count"], first["more_body"]) == (0, 3, True)
+        assert (second["offset"], second["count"], second["more_body"]) == (3, 4, False)
+        if isinstance(opened, int):
+            assert first["file"].fileno() == opened
+            assert os.lseek(opened, 0, os.SEEK_CUR) == 7
+            os.close(opened)
+        else:
+            with opened:
+                assert first["file"].fileno() == opened.fileno()
+                assert opened.tell() == 7
+
+
+def test_one_of_our_own_servers_is_handed_the_message(path: str) -> None:
     with open(path, "rb") as file:
         message = zerocopy(file, count=3)
-        answer = call(app_of(START, message), offering(ZEROCOPYSEND))
+        answer = call(app_of(START, message), offering(PLANNED, PATHSEND, ZEROCOPYSEND))
         assert answer.messages[1] is message
         assert file.tell() == 0, "the server moves it"
+
+
+def test_head_has_no_bytes_of_a_descriptor(path: str) -> None:
+    with open(path, "rb") as file:
+        app = app_of(START, zerocopy(file, count=3, more_body=True), zerocopy(file, count=4))
+        answer = call(app, offering(ZEROCOPYSEND, method="HEAD"))
+        assert (answer.types, answer.body) == (["http.response.start", "http.response.body"], b"")
+
+
+def test_a_server_whose_sendfile_breaks_off_gets_bytes(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "anycorn.sendfile", ModuleType("anycorn.sendfile"))
+    for message in (pathsend(path), zerocopy(os.open(path, os.O_RDONLY))):
+        answer = call(app_of(START, message), offering(PATHSEND, ZEROCOPYSEND))
+        assert answer.body == DATA
+        if message["type"] == ZEROCOPYSEND:
+            os.close(message["file"])
 
 
 def test_runs_move_on_where_no_offset_is_given(path: str) -> None:

@@ -81,6 +81,9 @@ def test_bodies_without_the_middleware(server: LiveServer, files: Path) -> None:
         large = (files / "large").read_bytes()
         assert connection.request("/pathsend?chunked=1").body == large
         assert connection.request("/pathsend?relative=1").body == large
+        run = "/pathsend?offset=1000&count=200000&declared=200000"
+        assert connection.request(run).body == large[1000:201_000]
+        assert connection.request("/pathsend?offset=5000000&chunked=1").body == large[5_000_000:]
         assert connection.request("/zerocopy").body == b"<1>" + large[500:201_500] + b"</1>"
         assert connection.request("/zerocopy?chunked=1").body[3:-4] == large[500:201_500]
         assert connection.request("/zerocopy_fd").body == large[-100_000:]

@@ -1,0 +1,160 @@
+"""What ASGIFast makes of pathsend and zerocopysend messages: ranges, conditions, fallbacks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from wsgifast.file_answers import plan_file_body
+from wsgifast.sockets import FileSegment
+
+from .messages import PATHSEND, Message, response_body
+from .observed import OBSERVED
+from .requests import UNCONDITIONAL, request_facts
+from .sending import (
+    PLANNED,
+    Delivery,
+    PathToSend,
+    declared_length,
+    file_to_send,
+    open_for_pathsend,
+    path_to_send,
+    send_unsized,
+)
+
+__all__ = ["FileMessages"]
+
+_VALIDATORS = frozenset({b"etag", b"last-modified"})
+
+
+class _NamedFile(NamedTuple):
+    """What plan_file_body asks of a file."""
+
+    name: str
+
+
+class Filter(Protocol):
+    """What ASGIFast was told to answer by itself."""
+
+    ranges: bool
+    conditional: bool
+
+
+class FileMessages(Delivery):
+    """A response whose body, or a part of it, may be a file.
+
+    :ivar _start: the head while it is held: a file's may still change.
+    :ivar _headers: of the head.
+    """
+
+    __slots__ = ("_filter", "_headers", "_start")
+
+    _filter: Filter
+    _headers: Sequence[tuple[bytes, bytes]]
+    _start: Message | None
+
+    async def _forward_start(self) -> None:
+        message, self._start = self._start, None
+        if message is not None:
+            await self._server_send(message)
+
+    def _text_headers(self) -> list[tuple[str, str]]:
+        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._headers]
+
+    def _note_route(self, route: str) -> None:
+        if OBSERVED in self._scope:
+            self._scope[OBSERVED].route = route
+
+    async def _send_path(self, message: Message) -> None:
+        start = self._start
+        asked = path_to_send(message)
+        if start is None or start.get("status") != 200 or not asked.is_whole or not self._filters():
+            await self._send_as_asked(asked)
+            return
+        facts = request_facts(self._scope)
+        names = {name.lower() for name, _ in self._headers}
+        if facts[2:] == UNCONDITIONAL and b"accept-ranges" in names and names & _VALIDATORS:
+            await self._send_as_asked(asked)  # nothing to add, nothing to answer
+            return
+        path = asked.path
+        fd, size = open_for_pathsend(path)
+        try:
+            declared = declared_length(self._headers)
+            plan = plan_file_body(
+                facts,
+                self._text_headers(),
+                _NamedFile(path),
+                FileSegment(fd, 0, size if declared is None else declared),
+                ranges=self._filter.ranges,
+                conditional=self._filter.conditional,
+            )
+            if plan is None:
+                await self._send_as_asked(asked)
+                return
+            self._start = None
+            await self._server_send(
+                {**start, "status": plan.status, "headers": list(plan.raw_headers)}
+            )
+            if plan.status == 200 and plan.segments and self.offers(PATHSEND):
+                await self.send_path(path)
+            else:
+                await self.send_segments(plan.segments, fd, path)
+        finally:
+            os.close(fd)
+
+    def _filters(self) -> bool:
+        wanted = self._filter.ranges or self._filter.conditional
+        return wanted and self._scope["method"] in ("GET", "HEAD")
+
+    async def _send_as_asked(self, asked: PathToSend) -> None:
+        """The file as it is, behind the head as it is."""
+        if self.offers(PATHSEND) if asked.is_whole else self.offers_ranges():
+            await self._forward_start()
+            await self.send_path(asked.path, asked.offset, asked.count)
+            return
+        if self._scope["method"] == "HEAD":
+            await self._forward_start()
+            await self._server_send(response_body())
+            return
+        self._note_route("blocks")
+        fd, size = open_for_pathsend(asked.path)
+        try:
+            await self._forward_start()
+            run = asked.run(size, declared_length(self._headers))
+            await self.send_file(fd, run.offset, run.size)
+        finally:
+            os.close(fd)
+
+    async def _send_planned(self, message: Message) -> None:
+        file, segments, path = message[PLANNED]
+        try:
+            await self._forward_start()
+            if self.offers(PLANNED):
+                await self._server_send(message)
+                file = None  # theirs to close
+            else:
+                await self.send_segments(segments, file.fileno(), path)
+        finally:
+            if file is not None:
+                file.close()
+
+    async def _send_zero_copy(self, message: Message) -> None:
+        await self._forward_start()
+        if self.offers(PLANNED):  # asgifast's own, who understand it as is
+            await self._server_send(message)
+            return
+        more = bool(message.get("more_body", False))
+        if self._scope["method"] == "HEAD":
+            if not more:
+                await self._server_send(response_body())
+            return
+        self._note_route("blocks")
+        file = file_to_send(message)
+        if file.segment is None:
+            await send_unsized(self._server_send, file.fd, message.get("count"))
+            if not more:
+                await self._server_send(response_body())
+            return
+        await self.send_file(*file.segment, more_body=more)
+        file.advance()

@@ -1,0 +1,164 @@
+"""What asgifast's protocols add to each of uvicorn's."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from wsgifast.errors import WSGIFastError
+from wsgifast.imports import needs
+
+from .figures import figures
+from .messages import Receive, Scope, Send
+from .sending import COALESCING, FILE_EXTENSIONS
+from .transport import CoalescingTransport
+from .uvicorn_response import Response
+
+with needs("asgifast.uvicorn", "uvicorn", "asgi"):
+    import uvicorn
+
+if TYPE_CHECKING:
+    _Base = asyncio.Protocol
+else:
+    _Base = object
+
+__all__ = ["FileSending", "MakeResponse", "UnsupportedUvicorn", "check"]
+
+# The versions that the tests run over: the oldest, and the newest known.
+OLDEST_UVICORN, NEWEST_UVICORN = "0.30.0", "0.54.0"
+
+# What is offered to apps, and to ASGIFast.
+_EXTENSIONS: dict[str, dict[str, Any]] = {**FILE_EXTENSIONS, COALESCING: {}}
+
+
+class UnsupportedUvicorn(WSGIFastError, ImportError):
+    """This uvicorn is built differently from those that asgifast.uvicorn knows."""
+
+    def __init__(self, missing: str) -> None:
+        super().__init__(
+            f"asgifast.uvicorn does not fit uvicorn {uvicorn.__version__} ({missing}); it is "
+            f"tested with {OLDEST_UVICORN} to {NEWEST_UVICORN}: install one of these, or use "
+            "uvicorn's own --http"
+        )
+
+
+# Of uvicorn's RequestResponseCycle and its transport.
+MakeResponse = Callable[[Any, CoalescingTransport], Response]
+
+
+class _Anything:
+    """Stands for whatever a constructor is given."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def check(module: Any, protocol: str, attributes: set[str], *methods: str) -> None:
+    """Look for what is used of uvicorn's internals; its wrong bytes would be ours.
+
+    :param attributes: of the module's RequestResponseCycle.
+    :param methods: of its protocol.
+    :raises UnsupportedUvicorn: if something is not there.
+    """
+    cycle = getattr(module, "RequestResponseCycle", None)
+    base = getattr(module, protocol, None)
+    if cycle is None or base is None:
+        raise UnsupportedUvicorn(f"{module.__name__} has no RequestResponseCycle or {protocol}")
+    try:
+        made = cycle(**dict.fromkeys(inspect.signature(cycle).parameters, _Anything()))
+        flow = module.FlowControl(_Anything())
+    except Exception as error:
+        raise UnsupportedUvicorn(f"RequestResponseCycle or FlowControl: {error}") from error
+    for found, used in (
+        (made, _OF_THE_CYCLE | attributes),
+        (flow, {"drain", "write_paused"}),
+        (base, _OF_THE_PROTOCOL.union(methods)),
+    ):
+        if missing := sorted(used - set(dir(found))):
+            name = getattr(found, "__name__", type(found).__name__)
+            raise UnsupportedUvicorn(f"{name} has no {', '.join(missing)}")
+
+
+_OF_THE_CYCLE = {
+    "disconnected",
+    "flow",
+    "response_complete",
+    "response_started",
+    "scope",
+    "send",
+    "transport",
+}
+_OF_THE_PROTOCOL = {
+    "_unset_keepalive_if_required",
+    "connection_lost",
+    "connection_made",
+    "resume_writing",
+}
+
+
+class _Answering:
+    """The app as a protocol calls it: with our send() in place of the cycle's."""
+
+    __slots__ = ("_app", "_response_class")
+
+    def __init__(self, app: Any, response_class: MakeResponse) -> None:
+        self._app = app
+        self._response_class = response_class
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any:
+        cycle = send.__self__  # type: ignore[attr-defined]
+        if "extensions" in scope:
+            scope["extensions"] = {**scope["extensions"], **_EXTENSIONS}
+        else:
+            scope["extensions"] = _EXTENSIONS.copy()
+        response = self._response_class(cycle, cycle.transport)
+        try:
+            result = await self._app(scope, receive, response.send)
+        except Exception:
+            await response.sent()  # what is in our hands does not fail with what the app does next
+            raise
+        if response.handed_over is not None:
+            await response.sent()
+        return result
+
+
+class FileSending(_Base):
+    """What both protocols add to uvicorn's."""
+
+    _response_class: MakeResponse
+    _coalescing: CoalescingTransport
+    app: Any
+    loop: asyncio.AbstractEventLoop
+    _unset_keepalive_if_required: Callable[[], None]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.app = _Answering(self.app, self._response_class)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._coalescing = CoalescingTransport(transport, self.loop)
+        figures.accepted += 1
+        figures.open[self] = self._coalescing
+        super().connection_made(self._coalescing)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        figures.open.pop(self, None)
+        self._coalescing.lost()
+        super().connection_lost(exc)
+        # uvicorn leaves the keep-alive timer of a connection that was reset, and the timer would
+        # keep all that the connection had.
+        self._unset_keepalive_if_required()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._coalescing.drained()
+
+    def handle_websocket_upgrade(self, *args: Any) -> None:
+        # uvicorn hands the connection over to its WebSocket protocol, which needs none of this.
+        figures.open.pop(self, None)
+        self._coalescing.flush()
+        self._coalescing.lost()
+        self.transport = self._coalescing.real
+        super().handle_websocket_upgrade(*args)  # type: ignore[misc]

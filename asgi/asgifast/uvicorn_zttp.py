@@ -1,0 +1,247 @@
+"""uvicorn's zttp protocols, HTTP/1.1 and HTTP/2, sending files without Starlette's loop.
+
+Over HTTP/1.1 files go out by sendfile. Over HTTP/2 every byte stands in a frame, and zttp makes the
+frames: files are read from the page cache, in a thread only where the disk must be waited for, and
+not faster than the client opens its window. uvicorn itself keeps in memory what finds no window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from wsgifast.http import chunk_size_line, has_body
+from wsgifast.imports import needs
+from wsgifast.sockets import FileSegment, FileTruncated
+from wsgifast.sockets.sendfile import BLOCK_BYTES
+
+from .loops import next_turn
+from .messages import Message, response_body
+from .pages import read_block
+from .sending import declared_length
+from .transport import CoalescingTransport, Rest
+from .uvicorn_protocol import FileSending, UnsupportedUvicorn, check
+from .uvicorn_response import SMALL_FILE_BYTES, Response
+
+with needs("asgifast.uvicorn.ZttpProtocol", "zttp", "zttp"):
+    import zttp
+try:
+    from uvicorn.protocols.http import auto_zttp_impl, zttp_h2_impl, zttp_impl
+except ImportError as error:
+    raise UnsupportedUvicorn(f"it has no zttp protocols: {error}") from error
+
+__all__ = ["AutoZttpProtocol", "ZttpH2Protocol", "ZttpProtocol"]
+
+_OF_THE_CYCLES = {"bodyless", "conn", "expected_content_length"}
+check(zttp_impl, "ZttpProtocol", _OF_THE_CYCLES | {"chunked_encoding"}, "handle_websocket_upgrade")
+check(zttp_h2_impl, "ZttpH2Protocol", _OF_THE_CYCLES | {"abort_stream", "body_complete", "stream"})
+
+# A frame of HTTP/2 has so many bytes, unless both ends agree on more (RFC 9113, section 6.5.2).
+_FRAME_BYTES = 16 * 1024
+# Body bytes of a stream that may wait for the client's window: no more are asked of the app.
+_PARKED_BYTES = 64 * 1024
+
+
+class _Uncounted:
+    """A zttp connection's send side for one response whose body it does not see.
+
+    zttp counts the bytes of a declared body, and what sendfile sends never passes it. So it is told
+    that the body is chunked, and another connection makes the head. uvicorn counts by itself.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._out = b""
+        self.should_close = connection.should_close
+
+    def send_response(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        head = zttp.Connection(zttp.SERVER)
+        head.send_response(status, headers)
+        self._out = head.data_to_send()
+        told = [header for header in headers if header[0].lower() != b"content-length"]
+        self._connection.send_response(status, [*told, (b"transfer-encoding", b"chunked")])
+        self._connection.data_to_send()
+
+    def send_data(self, data: bytes) -> None:
+        self._out += data
+
+    def end_message(self) -> None:
+        self._connection.end_message()
+        self._connection.data_to_send()
+
+    def data_to_send(self) -> bytes:
+        out, self._out = self._out, b""
+        return out
+
+
+class _Credit:
+    """Tells those who wait for a client's window that it may have opened."""
+
+    def __init__(self) -> None:
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def given(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        await waiter
+
+    def tell(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class ZttpResponse(Response):
+    """One response over HTTP/1.1."""
+
+    __slots__ = ()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] != "http.response.start":
+            await super().send(message)
+            return
+        cycle = self._cycle
+        if not cycle.response_started:
+            headers = list(message.get("headers", ()))
+            message = {**message, "headers": headers}
+            if (
+                (declared_length(headers) or 0) > SMALL_FILE_BYTES
+                and has_body(cycle.scope["method"], message["status"])
+                and all(name.lower() != b"transfer-encoding" for name, _ in headers)
+            ):
+                cycle.conn = _Uncounted(cycle.conn)
+        await super().send(message)
+        self._is_head = cycle.bodyless
+
+    def _frame(self, data: bytes) -> bytes:
+        cycle = self._cycle
+        if cycle.chunked_encoding or type(cycle.conn) is _Uncounted:
+            return super()._frame(data)
+        self._announce(len(data))
+        cycle.conn.send_data(data)
+        framed: bytes = cycle.conn.data_to_send()
+        return framed
+
+    def _announce(self, size: int) -> tuple[bytes, bytes]:
+        cycle = self._cycle
+        if cycle.chunked_encoding:
+            return chunk_size_line(size), b"\r\n"
+        if size > cycle.expected_content_length:
+            raise RuntimeError("Response content longer than Content-Length")
+        cycle.expected_content_length -= size
+        return b"", b""
+
+
+class ZttpH2Response(Response):
+    """One response over HTTP/2: whatever of it finds no window keeps its sender waiting."""
+
+    __slots__ = ("_credit",)
+
+    def __init__(self, credit: _Credit, cycle: Any, transport: CoalescingTransport) -> None:
+        super().__init__(cycle, transport)
+        self._credit = credit
+
+    async def send(self, message: Message) -> None:
+        await super().send(message)
+        if message["type"] == "http.response.start":
+            self._is_head = self._cycle.bodyless
+        elif message.get("more_body"):
+            await self._room(_PARKED_BYTES)
+
+    async def _room(self, parked: int) -> None:
+        """Wait until no more than so many bytes wait for the client's window."""
+        cycle = self._cycle
+        while not cycle.disconnected and (cycle.stream.pending_bytes or 0) > parked:
+            await self._credit.given()
+
+    def _frame(self, data: bytes) -> bytes:
+        cycle = self._cycle
+        if cycle.expected_content_length is not None:
+            if len(data) > cycle.expected_content_length:
+                raise RuntimeError("Response content longer than Content-Length")
+            cycle.expected_content_length -= len(data)
+        cycle.stream.send_data(data)
+        framed: bytes = cycle.conn.data_to_send()
+        return framed
+
+    async def _send_part(self, message: Message) -> None:
+        await super()._send_part(message)
+        await self._room(_PARKED_BYTES)
+
+    async def _begin_run(self, segment: FileSegment) -> Rest | None:
+        if segment.size > SMALL_FILE_BYTES:
+            return partial(self._read_run, segment)
+        await self._read_run(segment)
+        return None
+
+    async def _read_run(self, segment: FileSegment) -> None:
+        cycle = self._cycle
+        fd, offset, size = segment
+        end = offset + size
+        while offset < end and not self._has_left():
+            await self._room(0)
+            window = min(cycle.stream.send_window or 0, cycle.conn.send_window)
+            block = await read_block(
+                fd, offset, min(max(window, _FRAME_BYTES), BLOCK_BYTES, end - offset)
+            )
+            if not block:
+                self._cut_off()
+                raise FileTruncated(end - offset, size)
+            offset += len(block)
+            await cycle.send(response_body(block, more_body=True))
+            if offset < end:
+                await next_turn()
+
+    def _cut_off(self) -> None:
+        """Reset the stream; the connection goes on with the others."""
+        self._cycle.abort_stream()
+
+
+class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
+    """uvicorn's ZttpProtocol (HTTP/1.1) with sendfile."""
+
+    _response_class = ZttpResponse
+
+
+class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
+    """uvicorn's ZttpH2Protocol, sending no faster than the client opens its windows."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._credit = _Credit()
+        self._response_class = partial(ZttpH2Response, self._credit)
+        super().__init__(*args, **kwargs)
+
+    @property
+    def cycle(self) -> Any:
+        """One of the requests that are under way, as HTTP/1.1 has its one."""
+        return next(iter(self.cycles.values()), None)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._coalescing.can_sendfile = False  # the frames are zttp's
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._credit.tell()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._credit.tell()
+
+
+class AutoZttpProtocol(auto_zttp_impl.AutoZttpProtocol):
+    """uvicorn's choice between the two, as --http2 has it: by ALPN, or by a client's preface."""
+
+    def _switch(self, http2: bool, initial_data: bytes = b"") -> None:
+        protocol: ZttpH2Protocol | ZttpProtocol = (ZttpH2Protocol if http2 else ZttpProtocol)(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.app_state,
+            _loop=self.loop,
+        )
+        self.transport.set_protocol(protocol)
+        protocol.connection_made(self.transport)
+        if initial_data:
+            protocol.data_received(initial_data)

@@ -1,0 +1,406 @@
+"""uvicorn's zttp protocols: HTTP/2 in this process and live, and what HTTP/1.1 has of its own.
+
+HTTP/1.1 is also among the servers of the other suites.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+import uvicorn
+from asgifast import ASGIFast, FileResponse
+from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from tests.support.http import Connection
+from tests.support.http2 import Client
+from tests.support.servers import LiveServer
+
+from .app import crumbs
+from .servers import asgi_server
+
+pytest.importorskip("zttp", reason="zttp is not installed (Python 3.11 or newer): pip install zttp")
+pytest.importorskip("uvicorn.protocols.http.auto_zttp_impl", reason="this uvicorn has no zttp")
+
+from asgifast.uvicorn import ZttpH2Protocol
+
+PATHSEND = "http.response.pathsend"
+ZEROCOPYSEND = "http.response.zerocopysend"
+AUTO = "ours-AutoZttpProtocol-uvloop"
+LARGE_BYTES = 3_000_000
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    path = tmp_path / "large"
+    path.write_bytes(os.urandom(LARGE_BYTES))
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(files: Path) -> Any:
+    with asgi_server(AUTO, "tests.asgi.app:fast", files) as server:
+        yield server
+
+
+# In this process
+
+
+class Wire:
+    """A transport whose other end is a client of HTTP/2 in this process."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.protocol: Any = None
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        self.client.take(bytes(data))
+
+    def pump(self) -> None:
+        """Carry over what the client has to say."""
+        data = self.client.state.data_to_send()
+        if data:
+            self.protocol.data_received(data)
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}.get(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+@asynccontextmanager
+async def connected(app: ASGIApp, client: Client) -> AsyncIterator[Wire]:
+    config = uvicorn.Config(app, lifespan="off", log_level="critical", proxy_headers=False)
+    config.load()
+    state = ServerState()
+    wire = Wire(client)
+    wire.protocol = ZttpH2Protocol(config=config, server_state=state, app_state={})
+    wire.protocol.connection_made(wire)
+    client.begin()
+    wire.pump()
+    yield wire
+    wire.protocol.connection_lost(None)
+    async with asyncio.timeout(5):
+        while state.tasks:
+            await asyncio.sleep(0)
+
+
+async def settled(condition: Callable[[], object], wire: Wire) -> None:
+    """Go on until a condition holds."""
+    async with asyncio.timeout(10):
+        while not condition():
+            wire.pump()
+            await asyncio.sleep(0)
+
+
+async def stands_still(measure: Callable[[], int]) -> int:
+    """Go on until nothing moves any more."""
+    same, last = 0, measure()
+    while same < 50:
+        await asyncio.sleep(0.001)
+        now = measure()
+        same, last = (same + 1 if now == last else 0), now
+    return last
+
+
+def start(size: int | None = None) -> Message:
+    headers = [] if size is None else [(b"content-length", b"%d" % size)]
+    return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+def part(data: bytes, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def file_messages(path: Path, kind: str) -> list[Message]:
+    if kind == PATHSEND:
+        return [start(LARGE_BYTES), {"type": PATHSEND, "path": str(path)}]
+    return [
+        start(LARGE_BYTES + 2),
+        part(b"<"),
+        {"type": ZEROCOPYSEND, "file": path.open("rb"), "more_body": True},
+        part(b">", more=False),
+    ]
+
+
+def sending(messages: list[Message], said: list[str] | None = None) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for message in messages:
+            await send(message)
+            if said is not None:
+                said.append(message["type"])
+
+    return app
+
+
+@pytest.mark.parametrize("wrap", [ASGIFast, lambda app: app], ids=["wrapped", "bare"])
+@pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
+@pytest.mark.parametrize("window", [None, 1000])
+def test_files(large: Path, kind: str, wrap: Any, window: int | None) -> None:
+    async def run() -> None:
+        client = Client(window=window)
+        messages = file_messages(large, kind)
+        async with connected(wrap(sending(messages)), client) as wire:
+            stream = client.ask()
+            await settled(lambda: client.answers[stream].ended, wire)
+            expected = large.read_bytes()
+            if kind == ZEROCOPYSEND:
+                expected = b"<" + expected + b">"
+                messages[2]["file"].close()
+            assert client.answers[stream].body == expected
+
+    asyncio.run(run())
+
+
+def test_a_slow_client_holds_no_app_and_little_memory(large: Path) -> None:
+    said: list[str] = []
+
+    async def run() -> None:
+        client = Client(window=5000, reads=False)
+        async with connected(sending(file_messages(large, PATHSEND), said), client) as wire:
+            slow = client.ask()
+            await settled(lambda: PATHSEND in said, wire)
+            assert await stands_still(lambda: len(client.answers[slow].body)) == 5000
+            [cycle] = wire.protocol.cycles.values()
+            assert cycle.stream.pending_bytes <= 16 * 1024, "no more was read than one frame"
+            client.reads = True
+            client.open(LARGE_BYTES)
+            client.open(LARGE_BYTES, slow)
+            await settled(lambda: client.answers[slow].ended, wire)
+            assert client.answers[slow].body == large.read_bytes()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("size", [100, 20_000])
+def test_an_app_is_held_up_by_a_window_that_does_not_open(size: int) -> None:
+    sent = 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal sent
+        await send(start())
+        while True:
+            await send(part(bytes(size)))
+            sent += size
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        client = Client(window=5000, reads=False)
+        async with connected(app, client) as wire:
+            stream = client.ask()
+            wire.pump()
+            held_at = await stands_still(lambda: sent)
+            assert held_at < 300_000
+            client.open(100_000)
+            client.open(100_000, stream)
+            wire.pump()
+            assert await stands_still(lambda: sent) > held_at
+            client.state.reset_stream(stream)
+            wire.pump()
+            # uvicorn ignores what is sent after that; the app is not held any more.
+            before = sent
+            await settled(lambda: sent > before + 1_000_000, wire)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("how", ["reset", "left"])
+def test_a_client_that_does_not_want_the_rest(large: Path, how: str) -> None:
+    async def run() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        client = Client(window=5000, reads=False)
+        async with connected(sending(file_messages(large, PATHSEND)), client) as wire:
+            stream = client.ask()
+            wire.pump()
+            await stands_still(lambda: len(client.answers[stream].body))
+            if how == "reset":
+                client.state.reset_stream(stream)
+                wire.pump()
+            else:
+                wire.is_closed = True
+                wire.protocol.connection_lost(None)
+            await stands_still(lambda: len(os.listdir("/proc/self/fd")))
+            assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(run())
+
+
+def test_a_file_that_ends_early_resets_its_stream_alone(large: Path) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/file":
+            await sending([start(LARGE_BYTES + 1), {"type": PATHSEND, "path": str(large)}])(
+                scope, receive, send
+            )
+        else:
+            await sending([start(5), part(b"hello", more=False)])(scope, receive, send)
+
+    async def run() -> None:
+        client = Client()
+        async with connected(app, client) as wire:
+            short = client.ask("/file")
+            await settled(lambda: client.answers[short].reset is not None, wire)
+            assert not client.answers[short].ended
+            other = client.ask("/")
+            await settled(lambda: client.answers[other].ended, wire)
+            assert client.answers[other].body == b"hello"
+            assert not wire.is_closed
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("wrap", [ASGIFast, lambda app: app], ids=["wrapped", "bare"])
+def test_early_hints_and_trailers(large: Path, wrap: Any) -> None:
+    hint = {"type": "http.response.early_hint", "links": [b"</a.css>; rel=preload"]}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert "http.response.early_hint" in scope["extensions"]
+        await send(hint)
+        await send({**start(LARGE_BYTES), "trailers": True})
+        await send({"type": PATHSEND, "path": str(large)})
+        await send({"type": "http.response.trailers", "headers": [(b"x-sum", b"7")]})
+
+    async def run() -> None:
+        client = Client()
+        async with connected(wrap(app), client) as wire:
+            stream = client.ask(headers=[("te", "trailers")])
+            await settled(lambda: client.answers[stream].ended, wire)
+            answer = client.answers[stream]
+            assert answer.early == [{":status": "103", "link": "</a.css>; rel=preload"}]
+            assert answer.body == large.read_bytes()
+            assert answer.trailers == {"x-sum": "7"}
+
+    asyncio.run(run())
+
+
+def test_head_and_statuses_without_a_body(large: Path) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/304":
+            await send({**start(), "status": 304})
+            await send(part(b"x"))
+            await send({"type": PATHSEND, "path": str(large)})
+        else:
+            await FileResponse(large)(scope, receive, send)
+
+    async def run() -> None:
+        client = Client()
+        async with connected(app, client) as wire:
+            for path, method, status in (("/", "HEAD", 200), ("/304", "GET", 304)):
+                stream = client.ask(path, method)
+                await settled(lambda: client.answers[stream].ended, wire)  # noqa: B023
+                answer = client.answers[stream]
+                assert (answer.status, answer.body) == (status, b"")
+
+    asyncio.run(run())
+
+
+def test_more_than_the_content_length_is_an_error(large: Path) -> None:
+    errors: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(start(3))
+        try:
+            await send(part(b"ab"))
+            await send(part(b"cd"))
+            await send(part(b"", more=False))
+        except RuntimeError as error:
+            errors.append(str(error))
+            raise
+
+    async def run() -> None:
+        client = Client()
+        async with connected(app, client) as wire:
+            stream = client.ask()
+            await settled(lambda: client.answers[stream].reset is not None, wire)
+            assert len(client.answers[stream].body) <= 3
+
+    asyncio.run(run())
+    assert errors == ["Response content longer than Content-Length"]
+
+
+# Live
+
+
+class Http2:
+    """A connection of the client to a live server."""
+
+    def __init__(self, sock: socket.socket, client: Client) -> None:
+        self._sock = sock
+        self.client = client
+        client.begin()
+
+    def get(self, target: str, method: str = "GET", **options: Any) -> Any:
+        stream = self.client.ask(target, method, **options)
+        answer = self.client.answers[stream]
+        while not answer.ended and answer.reset is None:
+            self._sock.sendall(self.client.state.data_to_send())
+            data = self._sock.recv(1_000_000)
+            assert data, "the server closed the connection"
+            self.client.take(data)
+        self._sock.sendall(self.client.state.data_to_send())
+        return answer
+
+
+def test_http_2_with_prior_knowledge(server: LiveServer, files: Path) -> None:
+    large = (files / "large").read_bytes()
+    assert isinstance(server.address, tuple)
+    with socket.create_connection(server.address, 20.0) as sock:
+        http2 = Http2(sock, Client())
+        for file in sorted(files.iterdir()):
+            assert http2.get(f"/pathsend?file={file.name}").body == file.read_bytes(), file.name
+        assert http2.get("/crumbs").body == b"".join(crumbs()) + b"end"
+        assert http2.get("/mixed").body == b"m" * 170_018 + b"!"
+        assert http2.get("/zerocopy").body == b"<1>" + large[500:201_500] + b"</1>"
+        assert http2.get("/zerocopy_pipe").body == b"through a pipe"
+        assert http2.get("/pathsend", "HEAD").body == b""
+        ranged = http2.get("/pathsend", headers=[("range", "bytes=5-9,200000-399999")])
+        assert ranged.status == 206
+        assert large[200_000:400_000] in ranged.body
+        for way in ("file", "ours", "static"):
+            assert http2.get(f"/stack/base-gzip/{way}/large").body == large
+
+
+def test_http_1_1_beside_it(server: LiveServer, files: Path) -> None:
+    with Connection(server.address) as connection:
+        assert connection.request("/pathsend").body == (files / "large").read_bytes()
+        assert connection.request("/hello").body == b"hello"
+
+
+def test_http_2_by_alpn(files: Path, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(
+        tmp_path / "cert"
+    )
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    extra = ("--ssl-certfile", str(tmp_path / "cert"))
+    with asgi_server(AUTO, "tests.asgi.app:app", files, extra=extra) as server:
+        assert isinstance(server.address, tuple)
+        plain = socket.create_connection(server.address, 20.0)
+        with context.wrap_socket(plain, server_hostname="localhost") as sock:
+            assert sock.selected_alpn_protocol() == "h2"
+            http2 = Http2(sock, Client())
+            assert http2.get("/pathsend").body == (files / "large").read_bytes()
