@@ -76,7 +76,8 @@ PARTS = {
     "wsgifast.benchmark.runner": "bench",
     "asgifast.FileResponse": "asgi",
     "asgifast.uvicorn": "asgi",
-    "asgifast.workers": "gunicorn,asgi",
+    "asgifast.workers.FastUvicornWorker": "gunicorn,asgi",
+    "asgifast.workers.FastASGIWorker": "gunicorn",
 }
 
 

@@ -1,62 +1,27 @@
-"""A gunicorn worker that runs uvicorn with sendfile.
+"""gunicorn workers that send files by sendfile: on gunicorn's own ASGI protocol, and on uvicorn.
 
+gunicorn -k asgifast.workers.FastASGIWorker module:app
 gunicorn -k asgifast.workers.FastUvicornWorker module:app
 """
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
+from typing import TYPE_CHECKING
 
-from wsgifast.errors import MissingExtra
-from wsgifast.imports import needs
+from wsgifast.imports import exports_on_demand
 
-__all__ = ["FastUvicornH11Worker", "FastUvicornWorker"]
-
-with needs("asgifast.workers", "gunicorn", "gunicorn,asgi"):
-    import gunicorn  # noqa: F401
-
-try:
-    from uvicorn_worker import UvicornWorker  # type: ignore[import-not-found, import-untyped, unused-ignore]
-except ImportError:
-    with warnings.catch_warnings():
-        # uvicorn's own module says that it has moved to the uvicorn-worker package; it is used
-        # only where that is not installed.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        with needs("asgifast.workers", "uvicorn", "gunicorn,asgi"):
-            from uvicorn.workers import UvicornWorker
-
-from .uvicorn import H11Protocol
-
-try:
-    from .uvicorn import HttpToolsProtocol
-except MissingExtra:
-    HttpToolsProtocol = None  # type: ignore[assignment, misc]
-
-
-class FastUvicornH11Worker(UvicornWorker):  # type: ignore[misc, unused-ignore]
-    """uvicorn's worker with asgifast.uvicorn.H11Protocol, on asyncio's own event loop."""
-
-    CONFIG_KWARGS: dict[str, Any] = {  # noqa: RUF012 - as the base class has it
-        "loop": "asyncio",
-        # A class, not its name: uvicorn takes any name since 0.36 only.
-        "http": H11Protocol,
-    }
-
-
-if HttpToolsProtocol is not None:
-
-    class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
-        """uvicorn's worker with asgifast.uvicorn.HttpToolsProtocol."""
-
-        CONFIG_KWARGS: dict[str, Any] = {  # noqa: RUF012 - as the base class has it
-            "loop": "auto",
-            "http": HttpToolsProtocol,
-        }
-
+if TYPE_CHECKING:
+    from .gunicorn_asgi import FastASGIWorker, UnsupportedGunicorn
+    from .uvicorn_workers import FastUvicornH11Worker, FastUvicornWorker
 else:
+    __getattr__ = exports_on_demand(
+        __name__,
+        {
+            "FastASGIWorker": "asgifast.gunicorn_asgi",
+            "FastUvicornH11Worker": "asgifast.uvicorn_workers",
+            "FastUvicornWorker": "asgifast.uvicorn_workers",
+            "UnsupportedGunicorn": "asgifast.gunicorn_asgi",
+        },
+    )
 
-    def __getattr__(name: str) -> Any:
-        if name == "FastUvicornWorker":
-            raise MissingExtra("asgifast.workers.FastUvicornWorker", "httptools", "asgi")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = ["FastASGIWorker", "FastUvicornH11Worker", "FastUvicornWorker", "UnsupportedGunicorn"]

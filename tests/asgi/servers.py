@@ -33,6 +33,10 @@ if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
         loop = "asyncio" if protocol == "ZttpProtocol" else "uvloop"
         http = f"asgifast.uvicorn:{protocol}"
         OURS[f"ours-{protocol}-{loop}"] = _UVICORN.replace("{http}", http).replace("{loop}", loop)
+_GUNICORN = "-m gunicorn -k {worker} --bind 127.0.0.1:{port} --log-level warning {app}"
+OURS_ON_GUNICORN = {
+    "ours-gunicorn-asgi": _GUNICORN.replace("{worker}", "asgifast.workers.FastASGIWorker"),
+}
 OTHER_SERVERS = {
     "uvicorn-h11-asyncio": _UVICORN.replace("{http}", "h11").replace("{loop}", "asyncio"),
     "uvicorn-httptools-uvloop": _UVICORN.replace("{http}", "httptools").replace("{loop}", "uvloop"),
@@ -42,11 +46,11 @@ OTHER_SERVERS = {
     "granian": (
         "-m granian --interface asgi --host 127.0.0.1 --port {port} --log-level warning {app}"
     ),
-    "gunicorn-asgi": "-m gunicorn -k asgi --bind 127.0.0.1:{port} --log-level warning {app}",
+    "gunicorn-asgi": _GUNICORN.replace("{worker}", "asgi"),
     "anycorn": "-m anycorn --bind 127.0.0.1:{port} --workers 0 {app}",
     "daphne": "-m daphne --bind 127.0.0.1 --port {port} --verbosity 0 {app}",
 }
-SERVERS = {**OURS, **OTHER_SERVERS}
+SERVERS = {**OURS, **OURS_ON_GUNICORN, **OTHER_SERVERS}
 
 
 @contextlib.contextmanager

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import os
+import socket
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from asgifast.messages import ASGIApp, Message, Scope
 
 from tests.support.http import Connection
+from tests.support.http2 import Answer as Http2Answer
+from tests.support.http2 import Client
 from tests.support.servers import LiveServer
 
-__all__ = ["Answer", "call", "expect_files_through", "expect_websocket", "scope_of"]
+from .app import crumbs
+
+__all__ = [
+    "Answer",
+    "Http2",
+    "call",
+    "expect_files_through",
+    "expect_http2",
+    "expect_websocket",
+    "processes",
+    "scope_of",
+]
 
 _BODY_TYPES = {
     "http.response.body",
@@ -135,3 +151,55 @@ def expect_websocket(connection: Connection) -> None:
     assert connection.read_head().status == 101
     connection.send(b"\x81\x83\0\0\0\0abc")  # a text frame, masked with zeros
     assert connection.read(5) == b"\x81\x03cba"
+
+
+def processes(pid: int) -> Iterator[int]:
+    """A server's process and those that it has started."""
+    yield pid
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
+            yield from processes(int(child))
+
+
+class Http2:
+    """A connection of a client of HTTP/2 to a live server."""
+
+    def __init__(self, sock: socket.socket, client: Client) -> None:
+        self._sock = sock
+        self.client = client
+        client.begin()
+
+    def get(self, target: str, method: str = "GET", **options: Any) -> Http2Answer:
+        stream = self.client.ask(target, method, **options)
+        answer = self.client.answers[stream]
+        while not answer.ended and answer.reset is None:
+            self._sock.sendall(self.client.state.data_to_send())
+            data = self._sock.recv(1_000_000)
+            assert data, "the server closed the connection"
+            self.client.take(data)
+        self._sock.sendall(self.client.state.data_to_send())
+        return answer
+
+
+def expect_http2(server: LiveServer, files: Path, *, ranges: bool = True) -> None:
+    """The test app answers over HTTP/2 with prior knowledge.
+
+    :param ranges: ASGIFast is around it.
+    """
+    large = (files / "large").read_bytes()
+    assert isinstance(server.address, tuple)
+    with socket.create_connection(server.address, 20.0) as sock:
+        http2 = Http2(sock, Client())
+        for file in sorted(files.iterdir()):
+            assert http2.get(f"/pathsend?file={file.name}").body == file.read_bytes(), file.name
+        assert http2.get("/crumbs").body == b"".join(crumbs()) + b"end"
+        assert http2.get("/mixed").body == b"m" * 170_018 + b"!"
+        assert http2.get("/zerocopy").body == b"<1>" + large[500:201_500] + b"</1>"
+        assert http2.get("/zerocopy_pipe").body == b"through a pipe"
+        assert http2.get("/pathsend", "HEAD").body == b""
+        if ranges:
+            ranged = http2.get("/pathsend", headers=[("range", "bytes=5-9,200000-399999")])
+            assert ranged.status == 206
+            assert large[200_000:400_000] in ranged.body
+        for way in ("file", "ours", "static"):
+            assert http2.get(f"/stack/base-gzip/{way}/large").body == large

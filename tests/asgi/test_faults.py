@@ -18,7 +18,7 @@ from tests.support.http import Connection
 from tests.support.servers import LiveServer, wait_for
 
 from .servers import SERVERS, asgi_server
-from .support import expect_websocket
+from .support import expect_websocket, processes
 
 pytestmark = pytest.mark.long
 # daphne, by itself: asks for no body that waits to be asked for, keeps a connection open whose app
@@ -66,14 +66,6 @@ def download(server: LiveServer, target: str, range_: str) -> Connection:
     connection.send_request(target, headers=[("Range", range_)] if range_ else [])
     assert connection.read_head().status in (200, 206)
     return connection
-
-
-def processes(pid: int) -> Iterator[int]:
-    """A server's process and those that it has started."""
-    yield pid
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
-            yield from processes(int(child))
 
 
 def has_open(server: LiveServer, path: Path) -> bool:
@@ -197,8 +189,8 @@ def test_shutdown_waits_for_a_download(name: str, folder: Path, tmp_path: Path) 
     events = tmp_path / "events"
     events.touch()
     env = {"ASGIFAST_TEST_EVENTS": str(events)}
-    # The others wait for 30 s or for ever, hypercorn for 3 s.
-    extra = ("--graceful-timeout", "30") if name.startswith("hypercorn") else ()
+    # The others wait for 30 s or for ever, these for 3 s.
+    extra = ("--graceful-timeout", "30") if name.startswith(("hypercorn", "anycorn")) else ()
     with asgi_server(name, "tests.asgi.app:fast", folder, env=env, extra=extra) as server:
         with download(server, "/pathsend?file=huge", "bytes=1-") as connection:
             server.process.send_signal(signal.SIGTERM)

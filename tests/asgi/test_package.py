@@ -23,7 +23,9 @@ def test_exported_names() -> None:
         ("uvicorn", "import asgifast.uvicorn", "wsgifast[asgi]"),
         ("httptools", "from asgifast.uvicorn import HttpToolsProtocol", "wsgifast[asgi]"),
         ("httptools", "from asgifast.workers import FastUvicornWorker", "wsgifast[asgi]"),
-        ("gunicorn", "import asgifast.workers", "wsgifast[gunicorn,asgi]"),
+        ("gunicorn", "from asgifast.workers import FastUvicornWorker", "wsgifast[gunicorn,asgi]"),
+        ("gunicorn", "from asgifast.workers import FastASGIWorker", "wsgifast[gunicorn]"),
+        ("zttp", "from asgifast.uvicorn import AutoZttpProtocol", "wsgifast[zttp]"),
     ],
 )
 def test_what_is_missing_is_named(absent: str, statement: str, way_out: str) -> None:

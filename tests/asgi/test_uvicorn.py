@@ -20,12 +20,13 @@ from tests.support.http import Connection, get
 from tests.support.servers import LiveServer, wait_for
 
 from .app import crumbs
-from .servers import OURS, asgi_server
-from .support import expect_files_through, expect_websocket
+from .servers import OURS, OURS_ON_GUNICORN, asgi_server
+from .support import expect_files_through, expect_websocket, processes
 
 pytestmark = pytest.mark.long
-ours = pytest.mark.parametrize("server", sorted(OURS), indirect=True)
-each = pytest.mark.parametrize("name", sorted(OURS))
+ours = pytest.mark.parametrize("server", sorted(OURS | OURS_ON_GUNICORN), indirect=True)
+each = pytest.mark.parametrize("name", sorted(OURS | OURS_ON_GUNICORN))
+each_uvicorn = pytest.mark.parametrize("name", sorted(OURS))
 
 # So large that it stays under way until its client reads: socket buffers hold far less.
 HUGE_BYTES = 64 * 1024 * 1024
@@ -53,11 +54,12 @@ def events(tmp_path: Path) -> Path:
 
 def open_descriptors(server: LiveServer) -> list[str]:
     found = []
-    for name in os.listdir(f"/proc/{server.pid}/fd"):
-        try:
-            found.append(os.readlink(f"/proc/{server.pid}/fd/{name}"))
-        except FileNotFoundError:
-            pass  # closed meanwhile
+    for pid in processes(server.pid):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+            except FileNotFoundError:
+                pass  # closed meanwhile
     return found
 
 
@@ -257,7 +259,7 @@ def test_shutdown_waits_for_a_download(name: str, huge: Path) -> None:
         server.process.wait(10)
 
 
-@each
+@each_uvicorn
 def test_shutdown_gives_up_after_its_timeout(name: str, huge: Path) -> None:
     extra = ("--timeout-graceful-shutdown", "1")
     with (
@@ -323,7 +325,7 @@ def test_many_at_once(name: str, files: Path) -> None:
     assert not failures
 
 
-@each
+@each_uvicorn
 def test_tls(name: str, files: Path, tmp_path: Path) -> None:
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")
@@ -349,7 +351,7 @@ def test_tls(name: str, files: Path, tmp_path: Path) -> None:
             assert connection.request("/crumbs").body[-3:] == b"end"
 
 
-@each
+@each_uvicorn
 def test_unix_socket(name: str, files: Path, tmp_path: Path, events: Path) -> None:
     path = str(tmp_path / "socket")
     with asgi_server(name, "tests.asgi.app:app", files, env=_events(events), unix_socket=path):
@@ -390,12 +392,12 @@ def test_websockets_are_uvicorns(server: LiveServer) -> None:
 
 
 def test_a_uvicorn_that_is_built_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from asgifast import uvicorn as ours_module
+    from asgifast import uvicorn_protocol as ours_module
     from uvicorn.protocols.http import h11_impl
 
     def expect(message: str) -> None:
         with pytest.raises(ours_module.UnsupportedUvicorn, match=message):
-            ours_module._check(h11_impl, "H11Protocol", {"conn"})
+            ours_module.check(h11_impl, "H11Protocol", {"conn"}, "handle_websocket_upgrade")
 
     class Cycle:
         def __init__(self, scope: object, conn: object) -> None:
@@ -404,7 +406,7 @@ def test_a_uvicorn_that_is_built_differently_is_refused(monkeypatch: pytest.Monk
     def fails(self: object, flow: object) -> None:
         raise LookupError("another kind of flow")
 
-    ours_module._check(h11_impl, "H11Protocol", {"conn"})
+    ours_module.check(h11_impl, "H11Protocol", {"conn"}, "handle_websocket_upgrade")
     with monkeypatch.context() as patch:
         patch.delattr(h11_impl.H11Protocol, "handle_websocket_upgrade")
         expect(

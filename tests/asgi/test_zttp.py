@@ -25,8 +25,8 @@ from tests.support.http import Connection
 from tests.support.http2 import Client
 from tests.support.servers import LiveServer
 
-from .app import crumbs
 from .servers import asgi_server
+from .support import Http2, expect_http2
 
 pytest.importorskip("zttp", reason="zttp is not installed (Python 3.11 or newer): pip install zttp")
 pytest.importorskip("uvicorn.protocols.http.auto_zttp_impl", reason="this uvicorn has no zttp")
@@ -343,43 +343,8 @@ def test_more_than_the_content_length_is_an_error(large: Path) -> None:
 # Live
 
 
-class Http2:
-    """A connection of the client to a live server."""
-
-    def __init__(self, sock: socket.socket, client: Client) -> None:
-        self._sock = sock
-        self.client = client
-        client.begin()
-
-    def get(self, target: str, method: str = "GET", **options: Any) -> Any:
-        stream = self.client.ask(target, method, **options)
-        answer = self.client.answers[stream]
-        while not answer.ended and answer.reset is None:
-            self._sock.sendall(self.client.state.data_to_send())
-            data = self._sock.recv(1_000_000)
-            assert data, "the server closed the connection"
-            self.client.take(data)
-        self._sock.sendall(self.client.state.data_to_send())
-        return answer
-
-
 def test_http_2_with_prior_knowledge(server: LiveServer, files: Path) -> None:
-    large = (files / "large").read_bytes()
-    assert isinstance(server.address, tuple)
-    with socket.create_connection(server.address, 20.0) as sock:
-        http2 = Http2(sock, Client())
-        for file in sorted(files.iterdir()):
-            assert http2.get(f"/pathsend?file={file.name}").body == file.read_bytes(), file.name
-        assert http2.get("/crumbs").body == b"".join(crumbs()) + b"end"
-        assert http2.get("/mixed").body == b"m" * 170_018 + b"!"
-        assert http2.get("/zerocopy").body == b"<1>" + large[500:201_500] + b"</1>"
-        assert http2.get("/zerocopy_pipe").body == b"through a pipe"
-        assert http2.get("/pathsend", "HEAD").body == b""
-        ranged = http2.get("/pathsend", headers=[("range", "bytes=5-9,200000-399999")])
-        assert ranged.status == 206
-        assert large[200_000:400_000] in ranged.body
-        for way in ("file", "ours", "static"):
-            assert http2.get(f"/stack/base-gzip/{way}/large").body == large
+    expect_http2(server, files)
 
 
 def test_http_1_1_beside_it(server: LiveServer, files: Path) -> None:
