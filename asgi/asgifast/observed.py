@@ -51,6 +51,7 @@ class Observed:
             raise
         finally:
             self._tell(request, span)
+            request.app_scope = scope  # the app's has the request in it
 
     def _tell(self, request: ObservedRequest, span: object | None) -> None:
         try:

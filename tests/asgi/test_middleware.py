@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from asgifast import ASGIFast, FileResponse, StaticFiles
 from asgifast.messages import Message, Receive, Scope, Send
 
+from tests.metrics.test_observed import Notes
 from wsgifast import BodyError, ConfigurationError
 
 from .support import call, scope_of
@@ -37,6 +40,21 @@ def sending(*messages: Message | None) -> Any:
                 await send(message)
 
     return app
+
+
+def test_nothing_of_a_measured_request_waits_for_the_garbage_collector() -> None:
+    notes = Notes()
+    app = ASGIFast(sending(START, body(b"a", False)), metrics=notes)
+    scope = {**scope_of(), "state": Notes()}
+    closed = weakref.ref(scope["state"])
+    gc.disable()
+    try:
+        call(app, scope)
+        del scope
+        assert closed() is None
+    finally:
+        gc.enable()
+    assert [request.size for request in notes.requests] == [1]
 
 
 def test_small_messages_of_one_turn_become_one() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
+import weakref
 import wsgiref.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -80,8 +82,10 @@ def ask(app: WSGIApplication, environ: dict[str, Any] | None = None, **options: 
     return notes
 
 
-def answer(app: WSGIApplication, environ: dict[str, Any]) -> bytes:
-    body = app(environ, start)
+def answer(
+    app: WSGIApplication, environ: dict[str, Any], start_response: StartResponse = start
+) -> bytes:
+    body = app(environ, start_response)
     try:
         return b"".join(body)
     finally:
@@ -238,6 +242,40 @@ def test_who_records_already_is_not_helped() -> None:
         point.value for point in tally.points() if point.metric.name == "wsgifast_responses_total"
     ]
     assert counts == [1]
+
+
+class Handler:
+    """A server's, as wsgiref's is: it has the environ, and the environ what belongs to it."""
+
+    def __init__(self, app: WSGIApplication) -> None:
+        self.environ = {**new_environ(), "server.socket": Notes()}
+        self.closed = weakref.ref(self.environ["server.socket"])
+        answer(app, self.environ, self.start_response)
+
+    def start_response(self, status: str, headers: Any, exc_info: Any = None, /) -> Any:
+        return lambda data: None
+
+
+@pytest.mark.parametrize("body", [list, iter])
+def test_nothing_of_a_request_waits_for_the_garbage_collector(body: Any) -> None:
+    app = WSGIFast(returning(body([b"abc"])), metrics=Notes())
+    gc.disable()
+    try:
+        closed = Handler(app).closed
+        assert closed() is None
+    finally:
+        gc.enable()
+
+
+def test_one_within_another(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"0123456789")
+    inner, outer = Notes(), Notes()
+    for body in ([b"abc"], iter([b"abc"]), (tmp_path / "file").open("rb")):
+        app = WSGIFast(WSGIFast(returning(body), metrics=inner), metrics=outer)
+        answer(app, new_environ())
+    for notes in (inner, outer):
+        assert [request.status for request in notes.requests] == [200] * 3
+        assert [request.size for request in notes.requests] == [3, 3, 10]
 
 
 @pytest.mark.parametrize("metrics", ["statsd", True, 1, object()])

@@ -27,7 +27,8 @@ __all__ = ["HEAD", "Observed"]
 
 logger = logging.getLogger("wsgifast")
 
-# Where WSGIFast leaves the head of the response for whoever observes it.
+# Where WSGIFast leaves the head of the response, if whoever observes it has made room there. It is
+# not left there: a head has the server's start_response, which may have the environ.
 HEAD = "wsgifast.head"
 
 
@@ -50,32 +51,39 @@ class Observed:
         self._spans = spans
         self._has_failed = False
 
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    def answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """As the app's own `__call__`."""
         began = perf_counter()
+        recorder, span = self._recorder, None
+        if self._spans is not None:
+            span = self._spans.current()
         outer = environ.get(RECORDER)
-        # A server of ours, or a WSGIFast around this one, may do it already.
-        recorder = None if self._recorder is outer else self._recorder
-        span = None if self._spans is None else self._spans.current()
-        if recorder is None and span is None:
-            return self._app(environ, start_response)  # type: ignore[no-any-return]
         if outer is None:
             environ[RECORDER] = recorder or self._spans
+        elif outer is recorder:
+            # A server of ours, or a WSGIFast around this one, does it already.
+            recorder = None
+        if recorder is None and span is None:
+            return self._app(environ, start_response)  # type: ignore[no-any-return]
+        environ[HEAD] = None
         try:
             body = self._app(environ, start_response)
         except BaseException:
             self._tell(environ, 500, recorder, span, began, 0)
             raise
+        head: HeldHead = environ[HEAD]
+        environ[HEAD] = None
         kind = type(body)
         if kind is list or kind is tuple:
             size = len(body[0]) if len(body) == 1 else sum(map(len, body))
             if recorder is None or span is not None or LENGTH_ERROR in environ:
-                self._tell(environ, environ[HEAD].code, recorder, span, began, size)
+                self._tell(environ, head.code, recorder, span, began, size)
                 return body  # type: ignore[no-any-return]
             try:  # most responses: without the call
                 recorder.record(
                     environ["REQUEST_METHOD"],
                     environ["wsgi.url_scheme"],
-                    environ[HEAD].code,
+                    head.code,
                     wsgi_pattern(environ),
                     environ.get(ROUTE, ""),
                     perf_counter() - began,
@@ -84,7 +92,6 @@ class Observed:
             except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
                 self._log_failure()
             return body  # type: ignore[no-any-return]
-        head: HeldHead = environ[HEAD]
 
         def end(size: int, left: bool = False) -> None:
             # Of a lazy app that has never begun there is no status.

@@ -16,8 +16,17 @@ if TYPE_CHECKING:
     from _typeshed import OptExcInfo
     from _typeshed.wsgi import StartResponse
 
-__all__ = ["PATTERN", "asgi_pattern", "note_django_pattern", "noting_pattern", "wsgi_pattern"]
+__all__ = [
+    "FLASK",
+    "PATTERN",
+    "asgi_pattern",
+    "note_django_pattern",
+    "noting_pattern",
+    "wsgi_pattern",
+]
 
+# The module that brings Flask.
+FLASK = "flask"
 # Where an app, or a middleware of its, may say the pattern by itself, in the environ or the scope:
 # under Falcon `req.env["wsgifast.pattern"] = req.uri_template`.
 PATTERN = "wsgifast.pattern"
@@ -26,10 +35,9 @@ PATTERN = "wsgifast.pattern"
 def noting_pattern(environ: dict[str, Any], start_response: StartResponse) -> StartResponse:
     """A start_response that notes in the environ what Flask has matched.
 
-    Flask forgets it as soon as it has returned the body. For other apps it is the same as it was.
+    Flask forgets it as soon as it has returned the body. Where FLASK is not among the modules
+    nobody else has anything to note.
     """
-    if "flask" not in modules:
-        return start_response
 
     def start(
         status: str, headers: list[tuple[str, str]], exc_info: OptExcInfo | None = None, /

@@ -14,7 +14,7 @@ from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from ..metrics.catalogue import CATALOGUE, CONNECTION_STATES
-from ..metrics.patterns import note_django_pattern, noting_pattern, wsgi_pattern
+from ..metrics.patterns import FLASK, note_django_pattern, noting_pattern, wsgi_pattern
 from ..metrics.periodic import Periodic, every_second
 from ..metrics.points import Distribution, Point, point
 from ..metrics.recorder import RECORDER, LengthError, Recorder
@@ -114,7 +114,7 @@ class Answers:
 
         def call(environ: dict[str, Any], start_response: StartResponse) -> Any:
             environ[RECORDER] = recorder
-            if "flask" in modules:
+            if FLASK in modules:
                 start_response = noting_pattern(environ, start_response)
             body = app(environ, start_response)
             if "django" in modules:
