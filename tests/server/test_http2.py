@@ -16,10 +16,12 @@ from tests.server.http2_bench import HTTP2, Peer
 from tests.support.servers import wait_for
 from tests.workers.bench import LARGE, Bench, echo, make_bench
 from wsgifast.server import output
+from wsgifast.server.backlog import Backlog
 from wsgifast.server.figures import figures_of
 from wsgifast.server.http2 import outgoing
 from wsgifast.server.http2.frames import ALL_STREAMS
 from wsgifast.server.slow_clients import slowest_clients
+from wsgifast.sockets.sendfile import FileSegment
 from wsgifast.workers.worker import FastWorker
 
 __all__ = ["make_bench"]
@@ -277,6 +279,34 @@ def wait_for_disk(peer: Peer, condition: Callable[[], bool]) -> None:
         return condition()
 
     wait_for(holds, "all has come that the window lets through")
+
+
+def test_an_end_does_not_overtake_what_goes_to_a_temporary_file(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its writer has it in hand, nothing of it waits in the queue."""
+    peers: list[Peer] = []
+    spill = Backlog.spill
+
+    def late(backlog: Backlog, buffers: list[memoryview]) -> FileSegment:
+        peer = peers[0]
+        peer.open(1000)
+        peer.open(1000, 1)
+        peer.send_only()
+        another_thread(peer)
+        return spill(backlog, buffers)
+
+    monkeypatch.setattr(Backlog, "spill", late)
+    app = app_of(lambda: [bytes(200_000)], ("Content-Length", "200000"))
+    options = {"attributes": {"output_memory_bytes": 1000}}
+    peers.append(begin(app, client={"window": 1000, "reads": False}, **options))
+    stream = peers[0].ask()
+    peers[0].run()
+    peers[0].open(LARGE)
+    peers[0].open(LARGE, stream)
+    answer = peers[0].answers[stream]
+    wait_for_disk(peers[0], lambda: answer.ended)
+    assert len(answer.body) == 200_000
 
 
 def test_streams_take_turns(begin: Begin) -> None:

@@ -40,9 +40,10 @@ class HTTP2Response(Response):
         return self.must_close  # the connection is that of other streams too
 
     def write_all(self, blocks: list[bytes] | tuple[bytes, ...]) -> None:
-        length = self._counter.length
-        if not self._trailers and (length is None or length <= sum(map(len, blocks))):
-            self._stream.sender.is_whole = True  # the last frame of its data says so
+        length, size = self._counter.length, self._counter.sent + sum(map(len, blocks))
+        if not self._trailers and (length is None or length <= size):
+            # The last frame of its data says that it is.
+            self._stream.sender.ends_after = size if length is None else length
         super().write_all(blocks)
         self._end_stream()
 
@@ -56,7 +57,7 @@ class HTTP2Response(Response):
 
     def _end_stream(self) -> None:
         if not self.missing():  # else it is reset
-            self._stream.end(self._trailers)
+            self._stream.end(self._counter.sent, self._trailers)
 
     def _frame(self, head: ResponseHead) -> Framing:
         if head.code == 101:

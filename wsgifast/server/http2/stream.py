@@ -201,8 +201,9 @@ class Stream:
                 (b"content-length", b"%d" % len(body)),
             ]
         )
+        self.output.sender.ends_after = len(body)
         self.output.write(body)
-        self.output.end()
+        self.output.end(len(body))
 
     def app_is_done(self) -> None:
         output = self.output

@@ -41,7 +41,8 @@ class StreamSender:
     :param number: of the stream.
     :ivar head: of the response, as long as it has not been sent.
     :ivar trailers: behind its body.
-    :ivar is_whole: whether all of the body is with the queue.
+    :ivar ends_after: so many bytes are the whole body; None as long as that is not known. Not what
+        waits in the queue tells: its writer may be about to put some of it into a temporary file.
     :ivar has_ended: whether the stream's end has been sent.
     """
 
@@ -49,10 +50,11 @@ class StreamSender:
         "_hub",
         "_number",
         "_patience",
+        "_sent",
+        "ends_after",
         "has_ended",
         "has_head",
         "head",
-        "is_whole",
         "trailers",
     )
 
@@ -63,7 +65,8 @@ class StreamSender:
         self.head: Fields | None = None
         self.has_head = False  # it has been sent
         self.trailers: Fields = []
-        self.is_whole = False
+        self.ends_after: int | None = None
+        self._sent = 0  # bytes of the body
         self.has_ended = False
 
     def send(self, data: bytes) -> int:
@@ -73,7 +76,7 @@ class StreamSender:
         size = len(data)
         if size:
             size = 0 if hub.is_congested else min(size, self._room(), hub.quantum)
-        self._send_data(data[:size], ends=self.is_whole and size == len(data), of=len(data))
+        self._send_data(data[:size], of=len(data))
         hub.transmit()
         return size
 
@@ -97,13 +100,8 @@ class StreamSender:
                     self._note_read(backlog, first, read)
                 data = _gather(backlog, room)
                 left -= len(data)
-                self._send_data(
-                    data,
-                    ends=self.is_whole and not backlog.size,
-                    of=len(data) + backlog.size,
-                )
-            if self.is_whole and not self.has_ended:
-                self._send_data(b"", ends=True, of=0)
+                self._send_data(data, of=len(data) + backlog.size)
+            self._send_data(b"", of=0)
             return Turn.DONE
         finally:
             hub.on_framed(hub.quantum - left)
@@ -162,12 +160,13 @@ class StreamSender:
         except ProtocolError as error:  # the client has broken the rules just now
             raise ClientGone(str(error)) from error
 
-    def _send_data(self, data: bytes | memoryview, *, ends: bool, of: int) -> None:
-        """Frame a part of the body.
+    def _send_data(self, data: bytes | memoryview, *, of: int) -> None:
+        """Frame a part of the body, which may be empty, and the stream's end behind the last.
 
-        :param ends: nothing follows it.
         :param of: bytes, of which it is what the window takes.
         """
+        self._sent += len(data)
+        ends = self._sent == self.ends_after and not self.has_ended
         frames, number = self._hub.frames, self._number
         most = min(frames.max_outbound_frame_size, _FRAME_BYTES)
         ends_here = ends and not self.trailers
@@ -213,9 +212,10 @@ class StreamOutput(OutputQueue):
             self._check()
             self._or_fail(lambda: self.sender.send_interim(head))
 
-    def end(self, trailers: Fields | None = None) -> None:
+    def end(self, size: int, trailers: Fields | None = None) -> None:
         """All has been written; its end is sent with the last of it.
 
+        :param size: of the body, in bytes.
         :raises ClientGone: if the client has gone.
         """
         with self.lock:
@@ -224,7 +224,7 @@ class StreamOutput(OutputQueue):
                 return
             self._queue_gathered()
             self.sender.trailers = trailers or []
-            self.sender.is_whole = True
+            self.sender.ends_after = size
             if self.bytes_queued:
                 self._send_or_raise()
             elif not self.draining:
