@@ -126,11 +126,17 @@ def test_app_may_end_the_connection(value: str, closes: bool) -> None:
     assert ResponseHead(OK, [("Connection", value)]).closes is closes
 
 
-def test_date_and_server_are_the_apps_unless_the_server_says_so() -> None:
-    headers = [("Date", "then"), ("SERVER", "mine"), ("X", "1")]
+@pytest.mark.parametrize("date", ["Date", "date"])
+def test_date_and_server_are_the_apps_where_it_has_them(date: str) -> None:
+    headers = [(date, "then"), ("SERVER", "mine"), ("X", "1")]
     for _ in range(2):
-        assert ResponseHead(OK, headers).headers == headers
-        assert ResponseHead(OK, headers, own_date_and_server=True).headers == [("X", "1")]
+        head = ResponseHead(OK, headers)
+        assert head.headers == headers
+        assert head.has_date
+        assert head.has_server
+        other = ResponseHead(OK, headers[2:])
+        assert not other.has_date
+        assert not other.has_server
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,15 @@ def test_hop_by_hop_headers_are_the_servers(ask: Ask) -> None:
     assert not asked.is_closed
 
 
+def test_date_and_server_are_sent_once(ask: Ask) -> None:
+    own = [("Date", "Thu, 01 Jan 1970 00:00:00 GMT"), ("server", "mine"), ("Content-Length", "0")]
+    head = ask(says("200 OK", own)).raw.decode("latin-1")
+    assert head.count("Date: ") == head.lower().count("server: ") == 1
+    assert "Date: Thu, 01 Jan 1970 00:00:00 GMT\r\nserver: mine\r\n" in head
+    head = ask(says("200 OK", own[2:])).raw.decode("latin-1")
+    assert head.count("Date: ") == head.count("Server: gunicorn\r\n") == 1
+
+
 def test_an_app_may_end_the_connection(ask: Ask) -> None:
     asked = ask(says("200 OK", [("Connection", "close"), ("Content-Length", "0")]))
     assert asked.head[1:] == ["Connection: close", "Content-Length: 0"]

@@ -46,31 +46,29 @@ class ResponseHead:
 
     :param status: such as "200 OK"; the reason may be missing.
     :param headers: pairs of str.
-    :param own_date_and_server: the server sends both itself, whatever the app says.
     :ivar status: as it was given.
     :ivar code: 101, or 200 and above.
     :ivar headers: those that go out as they are, in their order, without white space around their
         values, and without Content-Length.
     :ivar content_length: bytes; None where the app did not say.
+    :ivar has_date: whether `Date` is among the headers; else a server adds it (RFC 9110 6.6.1).
+    :ivar has_server: whether `Server` is.
     :ivar closes: whether the app wants the connection to end ("Connection: close").
     :ivar upgrades: whether another protocol follows, or is offered ("Connection: upgrade").
     :raises BodyError: for what cannot be sent. The message never has a header's value in it, which
         may be a secret.
     """
 
-    __slots__ = ("_upgrade", "closes", "code", "content_length", "headers", "status", "upgrades")
+    __slots__ = (
+        "_upgrade", "closes", "code", "content_length", "has_date", "has_server", "headers",
+        "status", "upgrades",
+    )  # fmt: skip
 
-    def __init__(
-        self,
-        status: str,
-        headers: Iterable[tuple[str, str]],
-        *,
-        own_date_and_server: bool = False,
-    ) -> None:
+    def __init__(self, status: str, headers: Iterable[tuple[str, str]]) -> None:
         self.status = status
         self.code = status_code(status)
         self.content_length: int | None = None
-        self.closes = self.upgrades = False
+        self.closes = self.upgrades = self.has_date = self.has_server = False
         self._upgrade: tuple[str, str] | None = None
         kept: list[tuple[str, str]] = []
         self.headers = kept
@@ -93,8 +91,12 @@ class ResponseHead:
                     value = value.strip(" \t")
                 if lower == "content-length":
                     self.content_length = _agreed(self.content_length, value)
-                elif not own_date_and_server or (lower != "date" and lower != "server"):
+                else:
                     kept.append((name, value))
+                    if lower == "date":
+                        self.has_date = True
+                    elif lower == "server":
+                        self.has_server = True
         except BodyError:
             raise
         except (TypeError, ValueError):

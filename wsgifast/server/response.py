@@ -322,12 +322,12 @@ class Response:
         else:
             connection = "keep-alive"
         major, minor = self.req.version
-        server, date = self.cfg.server_name, clock.now()
-        return head.encode(
-            f"{major}.{minor}",
-            self._framing,
-            f"Server: {server}\r\nDate: {date}\r\nConnection: {connection}\r\n",
-        )
+        own = f"Connection: {connection}\r\n"
+        if not head.has_date:
+            own = f"Date: {clock.now()}\r\n{own}"
+        if not head.has_server:
+            own = f"Server: {self.cfg.server_name}\r\n{own}"
+        return head.encode(f"{major}.{minor}", self._framing, own)
 
     def _checked_head(self) -> ResponseHead:
         if self._head is None:

@@ -70,10 +70,9 @@ class HTTP2Response(Response):
     def _encoded_head(self) -> bytes:
         head = self._checked_head()
         fields = _encoded(head.headers)
-        names = {name for name, _ in fields}
-        if b"server" not in names:
+        if not head.has_server:
             fields.append((b"server", self.cfg.server_name.encode("latin-1")))
-        if b"date" not in names:
+        if not head.has_date:
             fields.append((b"date", clock.now().encode()))
         if self._framing.length is not None:
             fields.append((b"content-length", b"%d" % self._framing.length))
