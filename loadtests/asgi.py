@@ -3,14 +3,14 @@
     python -m loadtests.asgi [asgi. | others.] [--profile release]
 
 One worker each, access logs off, kept-alive connections. `others` is what ASGIFast alone does on
-hypercorn and on gunicorn's own asgi worker.
+hypercorn, granian, anycorn, daphne and gunicorn's own asgi worker.
 """
 
 from __future__ import annotations
 
 from .bench import BYTES, REQUESTS, Client, Contender, Row, Server, Table, Unit, raw, wrk
 from .command import main
-from .peers import granian, hypercorn, uvicorn
+from .peers import anycorn, daphne, granian, gunicorn_asgi, hypercorn, uvicorn
 from .shapes import FILE_BYTES, MIB, payload_files
 
 __all__ = ["APP", "TABLES"]
@@ -84,12 +84,43 @@ ROWS = [
 ]  # fmt: skip
 
 
-def _other(name: str, raw_server: Server, wrapped: Server) -> list[Row]:
-    cases: list[tuple[str, str, str, Unit, Client]] = [
-        ("file", "FileResponse 10 MiB", LARGE, BYTES, raw()),
-        ("crumbs", "100,000 messages of 100 bytes", "/crumbs/", BYTES, raw()),
-        ("response", "Response 1 KiB", "/plain", REQUESTS, wrk(8)),
+# uvicorn's zttp protocol, and gunicorn's own ASGI worker, beside ours of each.
+PAIRS = (
+    (
+        "zttp",
+        ("uvicorn --http zttp", uvicorn(APP, "--http=zttp")),
+        ("our ZttpProtocol", uvicorn(APP, "--http=asgifast.uvicorn:ZttpProtocol")),
+    ),
+    (
+        "gunicorn-worker",
+        ("gunicorn -k asgi", gunicorn_asgi(APP)),
+        ("FastASGIWorker", gunicorn_asgi(APP, "asgifast.workers.FastASGIWorker")),
+    ),
+)
+
+
+def _pair(key: str, plain: tuple[str, Server], ours: tuple[str, Server]) -> list[Row]:
+    return [
+        Row(
+            f"asgi.{key}.{case}",
+            f"{plain[0]}: {title}",
+            tuple(Contender(name, server, path) for name, server in (plain, ours)),
+            client,
+            unit,
+        )
+        for case, title, path, unit, client in _CASES
     ]
+
+
+_CASES: list[tuple[str, str, str, Unit, Client]] = [
+    ("file", "FileResponse 10 MiB", LARGE, BYTES, raw()),
+    ("crumbs", "100,000 messages of 100 bytes", "/crumbs/", BYTES, raw()),
+    ("response", "Response 1 KiB", "/plain", REQUESTS, wrk(8)),
+]
+ROWS += [row for pair in PAIRS for row in _pair(*pair)]
+
+
+def _other(name: str, raw_server: Server, wrapped: Server) -> list[Row]:
     return [
         Row(
             f"others.{name}.{key}",
@@ -98,13 +129,8 @@ def _other(name: str, raw_server: Server, wrapped: Server) -> list[Row]:
             client,
             unit,
         )
-        for key, title, path, unit, client in cases
+        for key, title, path, unit, client in _CASES
     ]
-
-
-def _gunicorn_asgi(app: str) -> Server:
-    command = "python -m gunicorn --worker-class asgi --no-control-socket --log-level error --bind"
-    return Server((*command.split(), "127.0.0.1:{port}", app))
 
 
 OTHER_ROWS = [
@@ -114,7 +140,10 @@ OTHER_ROWS = [
             (f"hypercorn-{loop}", hypercorn(APP, loop), hypercorn(FAST, loop))
             for loop in ("asyncio", "uvloop", "trio")
         ),
-        ("gunicorn-asgi", _gunicorn_asgi(APP), _gunicorn_asgi(FAST)),
+        ("granian", granian(APP), granian(FAST)),
+        ("gunicorn-asgi", gunicorn_asgi(APP), gunicorn_asgi(FAST)),
+        ("anycorn-trio", anycorn(APP), anycorn(FAST)),
+        ("daphne", daphne(APP), daphne(FAST)),
     )
     for row in _other(name, raw_server, wrapped)
 ]

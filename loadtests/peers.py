@@ -19,7 +19,17 @@ from .bench import HOST, Server
 from .command import command_line
 from .shapes import PAYLOADS, SLOW_FILE_VARIABLE
 
-__all__ = ["FAST", "bare_sendfile", "granian", "hypercorn", "nginx", "uvicorn"]
+__all__ = [
+    "FAST",
+    "anycorn",
+    "bare_sendfile",
+    "daphne",
+    "granian",
+    "gunicorn_asgi",
+    "hypercorn",
+    "nginx",
+    "uvicorn",
+]
 
 OUR_PROTOCOL = "--http=asgifast.uvicorn:HttpToolsProtocol"
 # nginx.org/en/docs/http/ngx_http_core_module.html: sendfile with tcp_nopush for whole packets; a
@@ -90,6 +100,24 @@ def hypercorn(app: str, loop: str) -> Server:
     return Server(
         ("python", "-m", "hypercorn", f"--worker-class={loop}", "--log-level=error", bind, app)
     )
+
+
+def anycorn(app: str) -> Server:
+    """anycorn on trio: on asyncio it breaks off files that are larger than the send buffer."""
+    options = ("--worker-class=trio", "--workers=0", "--log-level=error", f"--bind={HOST}:{{port}}")
+    return Server(("python", "-m", "anycorn", *options, app))
+
+
+def daphne(app: str) -> Server:
+    return Server(
+        ("python", "-m", "daphne", "--verbosity=0", f"--bind={HOST}", "--port={port}", app)
+    )
+
+
+def gunicorn_asgi(app: str, worker: str = "asgi") -> Server:
+    """One of gunicorn's ASGI workers."""
+    command = f"python -m gunicorn --worker-class {worker} --no-control-socket --log-level error"
+    return Server((*command.split(), "--bind", f"{HOST}:{{port}}", app))
 
 
 def main() -> None:

@@ -295,6 +295,13 @@ ROWS = [
         _ASGI,
         OTHERS,
     ),
+    Row(
+        "slow.asgi.downloads-10000",
+        "10,000 downloads, 64 KiB/s",
+        (Contender("our protocol, FileResponse", OURS, LARGE, fresh=True),),
+        beside("downloads", asks="/plain", clients=10_000, warms="/file/1024.bin", settle_s=2.0),
+        OTHERS,
+    ),
 ]
 
 
