@@ -298,7 +298,10 @@ ROWS = [
     Row(
         "slow.asgi.downloads-10000",
         "10,000 downloads, 64 KiB/s",
-        (Contender("our protocol, FileResponse", OURS, LARGE, fresh=True),),
+        (
+            Contender("uvicorn, FileResponse", uvicorn(ASGI_APP), LARGE, fresh=True),
+            Contender("our protocol, FileResponse", OURS, LARGE, fresh=True),
+        ),
         beside("downloads", asks="/plain", clients=10_000, warms="/file/1024.bin", settle_s=2.0),
         OTHERS,
     ),
