@@ -33,7 +33,9 @@ if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
         loop = "asyncio" if protocol == "ZttpProtocol" else "uvloop"
         http = f"asgifast.uvicorn:{protocol}"
         OURS[f"ours-{protocol}-{loop}"] = _UVICORN.replace("{http}", http).replace("{loop}", loop)
-_GUNICORN = "-m gunicorn -k {worker} --bind 127.0.0.1:{port} --log-level warning {app}"
+_GUNICORN = (
+    "-m gunicorn -k {worker} --bind 127.0.0.1:{port} --no-control-socket --log-level warning {app}"
+)
 OURS_ON_GUNICORN = {
     "ours-gunicorn-asgi": _GUNICORN.replace("{worker}", "asgifast.workers.FastASGIWorker"),
 }

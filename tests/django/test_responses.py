@@ -115,7 +115,7 @@ def test_several_ranges_of_a_static_file_are_sent_by_the_server(tmp_path: Path) 
     def on_send(message: Message) -> None:
         nonlocal body
         if message["type"] == "http.response.zerocopysend":
-            body += os.pread(message["file"], message["count"], message["offset"])
+            body += os.pread(message["file"].fileno(), message["count"], message["offset"])
         body += message.get("body", b"")
 
     with override_settings(STATIC_ROOT=tmp_path):

@@ -232,7 +232,8 @@ def test_fast_worker_logs_json() -> None:
             return [json.loads(text) for text in lines]
 
         wait_for(lambda: len(logged()) == 3, "three lines are logged")
-        file, events, missing = logged()
+        lines = {line["url.path"]: line for line in logged()}  # in the order of their ends
+        file, events, missing = (lines[path] for path in ("/file", "/events/20-50000", "/nowhere"))
     assert file["http.response.body.size"] == file["wsgifast.sendfile_bytes"] == FILE_BYTES
     assert file["wsgifast.wait_us"] == 0
     parts = sum(times(file))
