@@ -11,7 +11,7 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from wsgifast.http import chunk_size_line, has_body
+from wsgifast.http import has_body
 from wsgifast.imports import needs
 from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.sendfile import BLOCK_BYTES
@@ -22,7 +22,7 @@ from .pages import read_block
 from .sending import declared_length
 from .transport import CoalescingTransport, Rest
 from .uvicorn_protocol import FileSending, UnsupportedUvicorn, check
-from .uvicorn_response import SMALL_FILE_BYTES, Response
+from .uvicorn_response import SMALL_FILE_BYTES, HttpToolsResponse, Response
 
 with needs("asgifast.uvicorn.ZttpProtocol", "zttp", "zttp"):
     import zttp
@@ -93,8 +93,8 @@ class _Credit:
                 waiter.set_result(None)
 
 
-class ZttpResponse(Response):
-    """One response over HTTP/1.1."""
+class ZttpResponse(HttpToolsResponse):
+    """One response over HTTP/1.1: uvicorn counts and frames for zttp as it does for httptools."""
 
     __slots__ = ()
 
@@ -123,15 +123,6 @@ class ZttpResponse(Response):
         cycle.conn.send_data(data)
         framed: bytes = cycle.conn.data_to_send()
         return framed
-
-    def _announce(self, size: int) -> tuple[bytes, bytes]:
-        cycle = self._cycle
-        if cycle.chunked_encoding:
-            return chunk_size_line(size), b"\r\n"
-        if size > cycle.expected_content_length:
-            raise RuntimeError("Response content longer than Content-Length")
-        cycle.expected_content_length -= size
-        return b"", b""
 
 
 class ZttpH2Response(Response):
