@@ -6,11 +6,13 @@ import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from wsgifast import ConfigurationError
 from wsgifast.benchmark.budget import budget, over_budget
+from wsgifast.benchmark.comparison import measure
 from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.looking import Seen
 from wsgifast.benchmark.report import as_html, as_json, problems, results_text, rows_figures
@@ -208,3 +210,14 @@ def test_the_page_is_complete_in_itself_and_escapes_what_it_shows() -> None:
     shown = ("The <page>", 'A "<test>"', "<slow>", "1,234,567", "much & more", "<KiB>", "cores ")
     for text in (*shown, "a <title>", "[a.key]", "a & b"):
         assert text in parsed.text
+
+
+def test_each_table_has_a_file_of_its_own(tmp_path: Path) -> None:
+    """Also where it is the only one of a page, so that the next one leaves it alone."""
+    contenders = (Contender("a", client=client(1.0)), Contender("b", client=client(2.0)))
+    row = Row("a.key", "a row", contenders, client(), http=False)
+    _, status = measure(
+        [Table("one", "One", [row])], Profile(1.0, 1), folder=tmp_path, page_name="all"
+    )
+    assert status == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"one.json", "all.html"}

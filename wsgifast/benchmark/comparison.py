@@ -65,7 +65,7 @@ def compare(options: argparse.Namespace) -> int:
     profile = Profile(options.seconds, options.rounds, row_seconds=_row_seconds(options))
     try:
         with orderly_end(), Locust(options.processes or 0, workers, master) as locust:
-            table = _table(options, paths, locust)
+            table = _table(report.name, options, paths, locust)
             if workers:
                 print(
                     f"Waiting for {workers} of: wsgifast bench --worker --master-host {master[0]} "
@@ -73,9 +73,7 @@ def compare(options: argparse.Namespace) -> int:
                     file=sys.stderr,
                 )
             locust.start()
-            results, status = measure(
-                [table], profile, host=host, folder=report.parent, page_name=report.name
-            )
+            results, status = measure([table], profile, host=host, folder=report.parent)
     except (AppNotLoaded, LocustFailed) as error:
         print(f"wsgifast bench: {error}", file=sys.stderr)
         return STATUS_NOT_STARTED if isinstance(error, AppNotLoaded) else _STATUS_FAILED
@@ -101,7 +99,7 @@ def _check_host(host: str) -> None:
         raise ConfigurationError(f"--master-host {host}: name the address that workers can reach")
 
 
-def _table(options: argparse.Namespace, paths: Sequence[str], locust: Locust) -> Table:
+def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust: Locust) -> Table:
     facts = facts_of(options.app)
     asgi = facts.interface == "ASGI"
     server = options.server or ("uvicorn" if asgi else "gunicorn")
@@ -135,9 +133,7 @@ def _table(options: argparse.Namespace, paths: Sequence[str], locust: Locust) ->
         for path in paths
     ]  # fmt: skip
     notes = ["The app is wrapped with wsgifast already; the first is what it is without."]
-    return Table(
-        "bench", f"{options.app}, {facts.interface}", rows, notes=notes * facts.was_wrapped
-    )
+    return Table(name, f"{options.app}, {facts.interface}", rows, notes=notes * facts.was_wrapped)
 
 
 def _beside(client: Client, clients: int, paths: Sequence[str]) -> Client:
@@ -176,7 +172,7 @@ def measure(
     """Run tables; print each, write FOLDER/NAME.json for each, and a page of all.
 
     :param host: where the servers listen.
-    :param page_name: of the page, and of the JSON file of a single table; by default the table's.
+    :param page_name: of the page; by default the first table's.
     :returns: the results, and an exit status: 3 if a server or a client of a table failed, so that
         its results are missing; 130 if it was stopped.
     """
@@ -196,8 +192,7 @@ def measure(
             print(f"error: {table.title}: {error}", file=sys.stderr)
             status = STATUS_NOT_STARTED
             continue
-        name = page_name if page_name and len(tables) == 1 else table.name
-        path = folder / f"{name}.json"
+        path = folder / f"{table.name}.json"
         write_file(
             path, as_json({"title": table.title, "profile": profile, **rows_figures(results)})
         )
