@@ -11,6 +11,7 @@ import pytest
 from gunicorn.http.wsgi import FileWrapper
 from h2.connection import ConnectionState
 from h2.settings import SettingCodes
+from hyperframe.frame import PingFrame, SettingsFrame
 
 from tests.server.http2_bench import HTTP2, Peer
 from tests.support.servers import wait_for
@@ -721,11 +722,20 @@ def test_floods_end_the_connection(begin: Begin) -> None:
     def priority(peer: Peer) -> None:
         peer.state.prioritize(1, weight=5)
 
+    def answers_to_no_settings(peer: Peer) -> None:
+        frame = SettingsFrame(0, flags=["ACK"])
+        peer.state._prepare_for_sending([frame])
+
+    def answers_to_no_ping(peer: Peer) -> None:
+        peer.state._prepare_for_sending([PingFrame(0, b"12345678", flags=["ACK"])])
+
     for make, calm in (
         (rapid_reset, 150),
         (lambda peer: peer.state.ping(b"12345678"), 900),
         (settings, 900),
         (priority, 900),
+        (answers_to_no_settings, 900),
+        (answers_to_no_ping, 900),
     ):
         peer = begin()
         many(peer, calm, lambda make=make, peer=peer: make(peer))  # type: ignore[misc]
@@ -735,6 +745,42 @@ def test_floods_end_the_connection(begin: Begin) -> None:
         many(peer, 1000, lambda make=make, peer=peer: make(peer))  # type: ignore[misc]
         assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM, make
         assert peer.has_ended
+
+
+def without_limit(peer: Peer) -> Peer:
+    """A client that opens as many streams as it likes."""
+    settings = peer.state.remote_settings
+    settings[SettingCodes.MAX_CONCURRENT_STREAMS] = 2**31 - 1
+    settings.acknowledge()
+    return peer
+
+
+def test_a_stream_too_many_is_refused_and_no_other(begin: Begin) -> None:
+    """RFC 9113 section 5.1.2."""
+    peer = without_limit(begin(http2_max_concurrent_streams=2))
+    first, second = (peer.ask("/", "POST", ends=False) for _ in range(2))
+    peer.run()
+    refused = [peer.ask("/", headers=[("x-a", str(n))]) for n in range(3)]
+    with_body = peer.ask("/", "POST", body=b"dropped")
+    peer.run()
+    assert [peer.answers[n].reset for n in (*refused, with_body)] == [REFUSED] * 4
+    for stream in (first, second):
+        peer.state.send_data(stream, b"whole", end_stream=True)
+    peer.run()
+    assert [peer.answers[n].body for n in (first, second)] == [b"whole", b"whole"]
+    # What the headers of those that were refused have said of later ones is known.
+    assert peer.get(headers=[("x-a", "1")]).status == 200
+    assert peer.bench.log.environs[-1]["HTTP_X_A"] == "1"
+    assert not peer.goaways
+    assert not peer.streams
+
+
+def test_who_opens_too_many_streams_again_and_again_is_ended(begin: Begin) -> None:
+    peer = without_limit(begin(http2_max_concurrent_streams=1))
+    peer.ask("/", "POST", ends=False)
+    many(peer, 300, peer.ask)
+    assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
+    assert not peer.streams
 
 
 def test_windows_by_the_byte_end_the_connection(begin: Begin) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import ConnectionTerminated
+from h2.events import ConnectionTerminated, Event
 from h2.exceptions import DenialOfServiceError, FrameTooLargeError
 from h2.settings import SettingCodes, Settings
-from hyperframe.frame import GoAwayFrame
+from hyperframe.frame import GoAwayFrame, HeadersFrame
 
 from ..options import HTTP2Options
 
-__all__ = ["ALL_STREAMS", "Frames", "goaway"]
+__all__ = ["ALL_STREAMS", "Frames", "StreamRefused", "goaway"]
 
 # What the first of two GOAWAY frames says: no stream is refused yet (RFC 9113 section 6.8).
 ALL_STREAMS = 2**31 - 1
@@ -56,6 +56,17 @@ class _SmallSettings(Settings):
             self._settings[code] = _Values(values)  # type: ignore[assignment]
 
 
+class _OwnSettings(_SmallSettings):
+    """Ours, as h2 keeps to them: it would end the connection of a client that opens too many
+    streams, with all the others (see :meth:`Frames._receive_headers_frame`)."""
+
+    max_concurrent_streams = 2**32 + 1
+
+
+class StreamRefused(Event):
+    """A request was one more than the client may have under way, and has been reset."""
+
+
 class Frames(H2Connection):
     """h2's connection, for a server that lets streams end well."""
 
@@ -78,7 +89,8 @@ class Frames(H2Connection):
         if options.max_header_list_bytes:
             values[SettingCodes.MAX_HEADER_LIST_SIZE] = options.max_header_list_bytes
         self._smaller_window = window if window < _DEFAULT_WINDOW_BYTES else None
-        self.local_settings = _SmallSettings(client=False, initial_values=values)
+        self._most_streams = options.max_concurrent_streams
+        self.local_settings = _OwnSettings(client=False, initial_values=values)
         self.remote_settings = _SmallSettings(client=True)
         self.max_inbound_frame_size = options.max_frame_bytes
         self.decoder.max_header_list_size = options.max_header_list_bytes or 2**31
@@ -98,7 +110,7 @@ class Frames(H2Connection):
     def take(self, data: bytes) -> list[Any]:
         """Take in what has come.
 
-        :returns: h2's events.
+        :returns: h2's events, and :class:`StreamRefused`.
         :raises h2.exceptions.ProtocolError: if the connection is to end; why is ready to be sent.
         """
         events = self.receive_data(data)
@@ -140,6 +152,23 @@ class Frames(H2Connection):
         """Whether anything more can be sent or reset on a stream."""
         known = self.streams.get(stream)
         return known is not None and not known.closed
+
+    def _receive_headers_frame(self, frame: HeadersFrame) -> Any:
+        """Refuse a stream that is one too many, and no other (RFC 9113 section 5.1.2).
+
+        Its headers are decoded all the same, as those of the next streams depend on them.
+        """
+        number, most = frame.stream_id, self._most_streams
+        refuses = (
+            len(self.streams) >= most
+            and number not in self.streams
+            and self.open_inbound_streams >= most
+        )
+        frames, events = super()._receive_headers_frame(frame)
+        if not refuses:
+            return frames, events
+        self.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+        return frames, [StreamRefused()]
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> Any:
         """Go on with the streams that are open: a client may end so (RFC 9113 section 6.8).

@@ -21,7 +21,7 @@ from ..output import ClientGone
 from ..parser import Parser
 from ..transport import WOULD_BLOCK
 from .floods import Flood
-from .frames import ALL_STREAMS
+from .frames import ALL_STREAMS, StreamRefused
 from .outgoing import LEAVING, LOST, OPEN, Outgoing
 from .stream import READY, RECEIVING, Stream
 
@@ -94,6 +94,7 @@ class Incoming(Outgoing, ABC):
         if number > self.last_stream:
             with self.lock:
                 self.frames.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+            self._on_refused(event)
             return
         self.streams[number] = stream = Stream(self, number)
         try:
@@ -113,6 +114,9 @@ class Incoming(Outgoing, ABC):
                     self.make_ready(stream)
         except Exception as error:  # noqa: BLE001 - each has its answer
             stream.refuse(error)
+
+    def _on_refused(self, event: events.Event) -> None:
+        self.floods.note_reset(time.monotonic())
 
     def _on_data(self, event: events.DataReceived) -> None:
         if not event.data and event.stream_ended is None:
@@ -209,6 +213,7 @@ class Incoming(Outgoing, ABC):
 
 _HANDLERS: dict[type[events.Event], Callable[[Incoming, Any], None]] = {
     events.RequestReceived: Incoming._on_request,
+    StreamRefused: Incoming._on_refused,
     events.DataReceived: Incoming._on_data,
     events.TrailersReceived: Incoming._on_trailers,
     events.StreamEnded: Incoming._on_end,
@@ -217,6 +222,8 @@ _HANDLERS: dict[type[events.Event], Callable[[Incoming, Any], None]] = {
     events.RemoteSettingsChanged: Incoming._on_settings,
     events.ConnectionTerminated: Incoming._on_goaway,
     events.PingReceived: Incoming._on_control_frame,
+    events.PingAckReceived: Incoming._on_control_frame,
+    events.SettingsAcknowledged: Incoming._on_control_frame,
     events.PriorityUpdated: Incoming._on_control_frame,
     events.UnknownFrameReceived: Incoming._on_control_frame,
 }
