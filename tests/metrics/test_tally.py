@@ -17,13 +17,14 @@ def _record(
     tally: Tally,
     *,
     method: str = "GET",
+    scheme: str = "http",
     status: int = 200,
     pattern: str | None = "/items/<id>",
     route: str = "as-is",
     seconds: float = 0.003,
     size: int = 2000,
 ) -> None:
-    tally.record(method, "http", status, pattern, route, seconds, size)
+    tally.record(method, scheme, status, pattern, route, seconds, size)
 
 
 def _points(tally: Tally, name: str) -> dict[tuple[str, ...], Point]:
@@ -84,8 +85,8 @@ def test_without_a_route_only_the_request_is_told() -> None:
 def test_what_clients_invent_takes_no_memory() -> None:
     tally = Tally()
     for number in range(100):
-        _record(tally, method=f"M{number}")
-    assert list(_points(tally, _DURATION)) == [("_OTHER", "http", "200", "/items/<id>")]
+        _record(tally, method=f"M{number}", scheme=f"s{number}")
+    assert list(_points(tally, _DURATION)) == [("_OTHER", "_OTHER", "200", "/items/<id>")]
     assert len(tally._known) == 0
 
 

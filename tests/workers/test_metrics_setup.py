@@ -122,6 +122,8 @@ def test_what_killed_servers_have_left_is_removed(tmp_path: Path) -> None:
     daemons = tmp_path / "wsgifast-metrics-wsgifast-1-1-b"
     exported = tmp_path / "wsgifast-metrics-wsgifast-1-1-c"
     others = tmp_path / "others"
+    unreadable = tmp_path / "wsgifast-metrics-wsgifast-1-1-d"  # as another user's directory is
+    unreadable.touch()
     for directory in (gone, daemons, exported, others):
         directory.mkdir()
         (directory / "counter_wsgifast-1-1.db").touch()
@@ -134,6 +136,7 @@ def test_what_killed_servers_have_left_is_removed(tmp_path: Path) -> None:
     assert daemons.is_dir()
     assert exported.is_dir()
     assert others.is_dir()
+    assert unreadable.is_file()
 
 
 def test_where_no_directory_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:

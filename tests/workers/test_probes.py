@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ import pytest
 from tests.support.http import Connection, Response, get
 from tests.support.servers import free_port, wait_for
 from tests.workers.bench import Bench, echo, large, make_bench
-from tests.workers.serving import fast_worker
+from tests.workers.serving import fast_worker, reset
 from wsgifast import cli
 from wsgifast.metrics.states import states
 from wsgifast.workers.state import StateReporter
@@ -65,6 +66,9 @@ def test_probes_while_every_thread_is_busy(
         assert client["path"] == "/file"
         assert client["queued_bytes"] > 0
         assert ask("/elsewhere").status == 404
+        leaves = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        leaves.sendall(b"GET /met")
+        reset(leaves)
         slow.close()
         go.touch()
         wait_for(says("/readyz", 200, "ready"), "it is ready again", 20)
@@ -73,6 +77,7 @@ def test_probes_while_every_thread_is_busy(
         server.process.send_signal(signal.SIGTERM)
         wait_for(says("/readyz", 503, "no worker accepts connections"), "it ends", 20)
         go.touch()
+        assert "Traceback" not in server.log()
 
 
 # What a worker writes.

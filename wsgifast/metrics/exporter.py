@@ -178,6 +178,11 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = socket.gethostname(), self.server_address[1]
         self.setup_environ()
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):  # else the client has left, or was silent too long
+            logger.exception("Error in the metrics")
+
     def close(self) -> None:
         self.shutdown()
         self.server_close()

@@ -14,7 +14,7 @@ from typing import Any
 from ..imports import needs
 from .catalogue import ATTRIBUTES, CATALOGUE, UNKNOWN, Metric
 from .recorder import LengthError
-from .tally import Tally, known_method
+from .tally import Tally, known_method, known_scheme
 
 with needs("wsgifast.metrics.opentelemetry", "opentelemetry", "opentelemetry"):
     from opentelemetry import metrics, trace
@@ -64,7 +64,7 @@ class Instruments:
         self._tally.record(method, scheme, status, pattern, route, seconds, size)
         attributes: dict[str, str | int] = {
             "http.request.method": known_method(method),
-            "url.scheme": scheme,
+            "url.scheme": known_scheme(scheme),
             "http.response.status_code": status,
         }
         if pattern is not None:

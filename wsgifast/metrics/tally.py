@@ -13,12 +13,13 @@ from .catalogue import CATALOGUE, OTHER, UNKNOWN
 from .points import Distribution, Point, point
 from .recorder import LengthError
 
-__all__ = ["Tally", "known_method"]
+__all__ = ["Tally", "known_method", "known_scheme"]
 
 # RFC 9110 section 9, and PATCH (RFC 5789): those that OpenTelemetry's conventions know.
 _METHODS = frozenset(
     {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
 )
+_SCHEMES = frozenset({"http", "https"})
 # Distinct URL patterns, and series (patterns by method, status and route): a framework that makes
 # its patterns of requests must not fill the memory, nor the scraper's.
 _MOST_PATTERNS = 500
@@ -122,6 +123,7 @@ class Tally:
         asked = (method, scheme, status, pattern, route)
         with self._lock:
             method = known_method(method)
+            scheme = known_scheme(scheme)
             if pattern is not None and pattern not in self._patterns:
                 if len(self._patterns) < _MOST_PATTERNS:
                     self._patterns.add(pattern)
@@ -192,6 +194,11 @@ def _fold(
 def known_method(method: str) -> str:
     """The method, if it is one of the known ones: clients may send any."""
     return method if method in _METHODS else OTHER
+
+
+def known_scheme(scheme: str) -> str:
+    """The scheme, if it is one of the known ones: a proxy may hand on what a client says."""
+    return scheme if scheme in _SCHEMES else OTHER
 
 
 def _sum(one: Distribution | None, other: Distribution) -> Distribution:

@@ -151,7 +151,11 @@ def _remove_stale(parent: str) -> None:
 
 def _is_in_use(directory: str) -> bool:
     """Whether an exporter or a worker of it lives, although who has made it does not (a daemon)."""
-    for name in os.listdir(directory):
+    try:
+        names = os.listdir(directory)
+    except OSError:  # another user's, or it is being removed
+        return True
+    for name in names:
         process = name.removesuffix(".db").rpartition("_")[2]
         if name.endswith(".db") and is_alive(process):
             return True
