@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from loadtests.publish import CHARTS, benchmarks_page, ratios
+from loadtests.publish import CHARTS, benchmarks_page, ratios, readme
 from wsgifast.cli import command_parser
 from wsgifast.doctor import catalogue as findings
 from wsgifast.metrics import catalogue as metrics
@@ -86,6 +86,7 @@ def _value(action: argparse.Action) -> str:
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "benchmarks.md": benchmarks_page,
+    "../README.md": readme,
     **{name: partial(ratios, theme) for theme, name in CHARTS.items()},
     "reference/findings.md": findings.as_markdown,
     "reference/metrics.md": metrics.as_markdown,

@@ -14,7 +14,7 @@ from .bench import REPORTS, Profile, Table
 
 __all__ = ["PROFILES", "chosen", "command_line", "main"]
 
-PROFILES = {"quick": Profile(0.3), "release": Profile(1.0, 7, 600.0, full=True)}
+PROFILES = {"quick": Profile(0.3), "release": Profile(1.0, row_seconds=600.0, full=True)}
 
 
 def command_line(module: str, doc: str | None) -> argparse.ArgumentParser:
@@ -45,7 +45,12 @@ def main(
     :param judged: return 1 too, if a row is not good.
     """
     parser = command_line(module, doc)
-    parser.add_argument("keys", nargs="*", metavar="KEY", help="only rows whose key has this in it")
+    parser.add_argument(
+        "keys",
+        nargs="*",
+        metavar="KEY",
+        help="only rows whose key begins with this, or else has it in it",
+    )
     parser.add_argument("--profile", choices=profiles, default="quick", help="how long (quick)")
     parser.add_argument("--list", action="store_true", help="tell the rows and their keys")
     parser.add_argument("--seconds", type=seconds, help="of one run")
@@ -71,10 +76,18 @@ def main(
 
 
 def chosen(tables: Sequence[Table], keys: Sequence[str]) -> list[Table]:
-    """The tables with those of their rows that a key is part of; all without keys."""
+    """The tables with those of their rows that a key is of; all without keys.
+
+    A key is of the rows that begin with it; where none does, of those that it is part of.
+    """
+    names = [row.key for table in tables for row in table.rows]
+    wanted = set() if keys else {*names}
+    for key in keys:
+        begun = {name for name in names if name.startswith(key)}
+        wanted |= begun or {name for name in names if key in name}
     kept = []
     for table in tables:
-        rows = [row for row in table.rows if not keys or any(key in row.key for key in keys)]
+        rows = [row for row in table.rows if row.key in wanted]
         if rows:
             kept.append(dataclasses.replace(table, rows=rows))
     return kept

@@ -1,178 +1,219 @@
 """The documentation's benchmarks, from the reports of the load tests.
 
-    make benchmarks                measures everything first: an hour and a half on a quiet machine
+    make benchmarks                measures everything first
     python -m loadtests.publish    takes what is in reports/ now
 
-Each report goes to docs/benchmarks/NAME.json, without its single runs, and takes the older one's
-place there; of these docs/benchmarks.md and the chart on the first pages are made. What none of
-them has yet, the chart takes from docs/benchmarks/2026-11.json, of the page of that name.
+Each row of a report goes into docs/benchmarks/TABLE.json, without its single runs, and takes the
+older one's place there; the rows that were not measured again stay, with their own date, machine
+and profile. Of these docs/benchmarks.md, the chart and README's table of gains are made. What they
+lack of it is told, with the command that measures it.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .chart import BARS, THEMES, chart
+from .gains import gains, rows_needed
+from .published import Figures, Published, Rows, number, read, take_in, write
 
-__all__ = ["CHARTS", "benchmarks_page", "ratios"]
+if TYPE_CHECKING:
+    from .bench import Table
+
+__all__ = ["CHARTS", "benchmarks_page", "missing", "ratios", "readme"]
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "reports"
 DOCS = ROOT / "docs"
 DATA = DOCS / "benchmarks"
-EARLIER = "2026-11"
+README = ROOT / "README.md"
 # The chart's files.
 CHARTS = {theme: f"assets/ratios-{theme}.svg" for theme in THEMES}
 # In this order on the page; others follow.
 NAMES = (
-    "demo", "frameworks", "worker", "slow", "slow-attack", "static-files", "static-trees",
-    "django-files", "django-start", "memory", "asgi", "asgi-others", "nodelay", "calls",
+    "demo", "frameworks", "worker", "metrics", "slow", "slow-attack", "static-files",
+    "static-trees", "django-files", "django-start", "memory", "asgi", "asgi-others", "nodelay",
+    "calls",
 )  # fmt: skip
-_OF_A_RUN = ("runs", "errors")
-# More than a measurement of this kind can carry, and less than a float has.
-_DIGITS = 4
-# What is no package in a report's "machine".
+# Around what of README is written here.
+_MARKS = "<!-- what python -m loadtests.publish writes -->", "<!-- the end of it -->"
+# What is no package in a run's "machine".
 _FACTS = ("cores", "processor", "system", "python")
 
 
 def main() -> None:
-    """Take the reports in, and write the page and the charts."""
+    """Take the reports in, and write the pages and the charts."""
     argparse.ArgumentParser(
         prog="python -m loadtests.publish",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args()
-    DATA.mkdir(exist_ok=True)
-    taken = []
-    for path in sorted(REPORTS.glob("*.json")):
-        report = json.loads(path.read_text())
-        if "rows" in report and "title" in report:
-            text = json.dumps(_condensed(report), indent=1, ensure_ascii=False)
-            (DATA / path.name).write_text(text + "\n")
-            taken.append(path.stem)
+    from .__main__ import tables
+
+    publish(tables())
+
+
+def publish(known: Sequence[Table]) -> None:
+    """As the command does, with these tables."""
+    published = read(DATA)
+    for table in known:
+        published.setdefault(table.name, Published(table.title, {}, {}))
+    for line in take_in(REPORTS, published, known):
+        print(line)
+    write(DATA, {name: table for name, table in published.items() if table.rows})
     (DOCS / "benchmarks.md").write_text(benchmarks_page())
+    README.write_text(readme())
     for theme, name in CHARTS.items():
         (DOCS / name).write_text(ratios(theme))
-    print(f"Taken in: {', '.join(taken) or 'nothing; run python -m loadtests all'}")
+    for line in missing(known):
+        print(line)
 
 
-def _read() -> dict[str, Any]:
-    """What is published, by name."""
-    found = {
-        path.stem: json.loads(path.read_text())
-        for path in DATA.glob("*.json")
-        if path.stem != EARLIER
-    }
-    names = [*(name for name in NAMES if name in found), *sorted(found.keys() - {*NAMES})]
-    return {name: found[name] for name in names}
+def _read() -> dict[str, Published]:
+    return read(DATA, NAMES)
+
+
+def missing(known: Sequence[Table]) -> Iterator[str]:
+    """What has not been published yet of these tables, and the commands that measure it."""
+    there = {key for table in _read().values() for key in table.rows}
+    needed = dict.fromkeys([*rows_needed(), *(bar.key for bar in BARS)])
+    if wanted := [key for key in needed if key not in there]:
+        yield f"README and its chart lack: python -m loadtests {' '.join(wanted)} --profile release"
+    others: list[str] = []
+    for table in known:
+        keys = [row.key for row in table.rows]
+        absent = [key for key in keys if key not in there]
+        others += _beginnings(absent) if absent == keys else absent
+    if others:
+        keys = list(dict.fromkeys(others))
+        yield f"The page lacks: python -m loadtests {' '.join(keys)} --profile release"
 
 
 def ratios(theme: str) -> str:
     """The chart, for "light" or for "dark" pages."""
-    found: dict[str, float] = json.loads((DATA / f"{EARLIER}.json").read_text())["ratios"]
-    for report in _read().values():
-        for bar in BARS:
-            figures = report["rows"].get(bar.key, {}).get("contenders", {}).get(bar.contender)
-            if figures and figures["ratio"]:
-                found[bar.key] = figures["ratio"]["median"]
-    return chart(found, THEMES[theme])
+    figures = Figures(_read())
+    found = {bar.key: figures.ratio(bar.key, bar.contender) for bar in BARS}
+    return chart({key: ratio for key, ratio in found.items() if ratio}, THEMES[theme])
+
+
+def readme() -> str:
+    """README.md with the table of gains in its place."""
+    before, after = _MARKS
+    table = gains(Figures(_read()), benchmarks="docs/benchmarks.md")
+    text, count = re.subn(
+        f"{re.escape(before)}.*?{re.escape(after)}",
+        lambda match: f"{before}\n\n{table}\n\n{after}",
+        README.read_text(),
+        flags=re.DOTALL,
+    )
+    if count != 1:
+        raise ValueError(f"{README.name} has {count} places for the table: {before} ... {after}")
+    return text
 
 
 def benchmarks_page() -> str:
     """docs/benchmarks.md."""
-    reports = list(_read().values())
+    published = list(_read().values())
+    versions = [_versions(when, run) for table in published for when, run in table.runs.items()]
     parts = [
         "# Benchmarks",
-        "Written by `make benchmarks`, which measures everything anew on a quiet machine (an hour "
-        "and a half, at most four) or by `python -m loadtests.publish` from the reports that are "
-        "there; not by hand.",
+        "Written by `make benchmarks`, which measures everything anew on a quiet machine, or by "
+        "`python -m loadtests.publish` from the reports that are there; not by hand.",
         "Contenders take turns on one machine, which they share with the client, over loopback. A "
         "figure is the median of its rounds, a ratio the median of the ratios of neighbours in "
         "time, with the lowest and the highest. MB are 10^6 bytes. **Trust the ratios**, of your "
         "own machine most: [how to measure your app](how-to/measure.md).",
-        *map(_section, reports),
-        *(["## Versions", *dict.fromkeys(map(_versions, reports))] if reports else []),
-        "## Earlier\n\n```{toctree}\n:glob:\n\nbenchmarks/*\n```",
+        *(part for table in published for part in _section(table)),
+        *(["## Versions", *dict.fromkeys(versions)] if versions else []),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _section(report: Mapping[str, Any]) -> str:
-    rows: Mapping[str, Any] = report["rows"]
-    profile = report["profile"]
-    prefixes = dict.fromkeys(key.rpartition(".")[0].partition(".")[0] + "." for key in rows)
+def _section(table: Published) -> Iterator[str]:
+    """The rows of each run below its command, date and machine."""
+    yield f"## {table.title}"
+    for when, run in table.runs.items():
+        rows = {key: row for key, row in table.rows.items() if row["measured"] == when}
+        yield _run(when, run, list(rows) if len(table.runs) > 1 else _beginnings(rows))
+        yield from _grids(rows, run["profile"]["rounds"])
+
+
+def _beginnings(keys: Iterable[str]) -> list[str]:
+    """What the keys of a table begin with, as the load tests' command line takes it."""
+    groups: dict[str, list[str]] = {}
+    for key in keys:
+        groups.setdefault(key.partition(".")[0], []).append(key)
+    found = []
+    for group in groups.values():
+        levels = zip(*(key.split(".") for key in group), strict=False)
+        common = [names[0] for names in takewhile(lambda names: len({*names}) == 1, levels)]
+        found.append(group[0] if len(group) == 1 else ".".join([*common, ""]))
+    return found
+
+
+def _run(when: str, run: Mapping[str, Any], keys: Sequence[str]) -> str:
+    profile, machine = run["profile"], run["machine"]
     length = f"{profile['rounds']} rounds of {profile['seconds']:g} s"
     if not profile["full"]:
         length += ": **a short run**, for rough ratios"
     release = " --profile release" if profile["full"] else ""
-    machine = report["machine"]
     system = machine["system"].partition("-")[0]
     facts = [f"{machine['cores']} cores", machine["processor"], system, machine["python"]]
-    head = [
-        f"## {report['title']}",
-        f"`python -m loadtests {' '.join(prefixes)}{release}` on {report['measured'][:10]}, "
-        f"{length}; {', '.join(facts)}.",
-    ]
-    return "\n\n".join([*head, *_tables(rows)])
+    return (
+        f"`python -m loadtests {' '.join(keys)}{release}` on {when[:10]}, {length}; "
+        f"{', '.join(facts)}."
+    )
 
 
-def _versions(report: Mapping[str, Any]) -> str:
-    packages = ", ".join(f"{n} {v}" for n, v in report["machine"].items() if n not in _FACTS)
-    return f"On {report['measured'][:10]}: {packages}."
+def _versions(when: str, run: Mapping[str, Any]) -> str:
+    machine = run["machine"]
+    return (
+        f"On {when[:10]}: {', '.join(f'{n} {v}' for n, v in machine.items() if n not in _FACTS)}."
+    )
 
 
-def _tables(rows: Mapping[str, Any]) -> Iterator[str]:
-    """One for each kind of figures."""
-    kinds: dict[tuple[str, ...], list[str]] = {}
+def _grids(rows: Rows, rounds: int) -> Iterator[str]:
+    """A table for each kind of figures."""
+    kinds: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows.values():
-        first = next(iter(row["contenders"].values()))
-        unit, cost = list(first)[:2]
-        ratio = "ours / this" if row["ours"] else "ratio"
-        columns: tuple[str, ...] = ("", "", unit, ratio, cost, "p50 ms", "p99 ms")
-        lines = kinds.setdefault(columns, [])
-        title = row["title"]
-        for name, figures in row["contenders"].items():
-            shown = [
-                title,
-                name,
-                _number(figures[unit]),
-                _ratio(figures["ratio"]) if "difference" not in figures else "",
-                _number(figures[cost]),
-                _number(figures["ms"]["50"]),
-                _number(figures["ms"]["99"]),
-            ]
-            if figures["failures"]:
-                shown[2] += f" ({figures['failures']} failed)"
-            lines.append(f"| {' | '.join(shown)} |")
-            title = ""
-    for columns, lines in kinds.items():
+        unit, cost = list(next(iter(row["contenders"].values())))[:2]
+        kinds.setdefault((unit, "ours / this" if row["ours"] else "ratio", cost), []).append(row)
+    for (unit, ratio, cost), group in kinds.items():
+        contenders = [each for row in group for each in row["contenders"].values()]
+        facts = list(dict.fromkeys(name for each in contenders for name in each["facts"]))
+        columns = ["", "", unit, ratio, cost, "p50 ms", "p99 ms", *facts]
         marks = ["---", "---", *["--:"] * (len(columns) - 2)]
-        yield "\n".join([f"| {' | '.join(columns)} |", f"|{'|'.join(marks)}|", *lines])
+        lines = [columns, marks, *(line for row in group for line in _lines(row, rounds, facts))]
+        yield "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _number(figure: float | None) -> str:
-    if figure is None:
-        return ""
-    return f"{figure:,.0f}" if abs(figure) >= 100 else f"{figure:.3g}"
+def _lines(row: Mapping[str, Any], rounds: int, facts: Sequence[str]) -> Iterator[list[str]]:
+    title = row["title"]
+    pairs = min(each["pairs"] for each in row["contenders"].values())
+    if pairs < rounds:
+        title += f" ({pairs} round{'s' * (pairs > 1)})"
+    for name, figures in row["contenders"].items():
+        unit, cost = list(figures)[:2]
+        rate = number(figures[unit])
+        if figures["failures"]:
+            rate += f" ({figures['failures']} failed)"
+        ratio = "" if "difference" in figures else _ratio(figures["ratio"])
+        times = (number(figures["ms"][percent]) for percent in ("50", "99"))
+        found = (number(figures["facts"].get(fact)) for fact in facts)
+        yield [title, name, rate.strip(), ratio, number(figures[cost]), *times, *found]
+        title = ""
 
 
 def _ratio(ratio: Mapping[str, float] | None) -> str:
     if ratio is None:
         return ""
-    median, low, high = (_number(ratio[name]) for name in ("median", "low", "high"))
+    median, low, high = (number(ratio[name]) for name in ("median", "low", "high"))
     return f"**{median}x** ({low} to {high})"
-
-
-def _condensed(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _condensed(each) for name, each in value.items() if name not in _OF_A_RUN}
-    if isinstance(value, list):
-        return [_condensed(each) for each in value]
-    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 
 if __name__ == "__main__":

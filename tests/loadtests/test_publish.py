@@ -1,83 +1,205 @@
-"""What is published of reports: the page of figures, and the chart."""
+"""What is published of reports: the page of figures, README's table of gains and the chart."""
 
 from __future__ import annotations
 
 import json
 import xml.etree.ElementTree
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 from loadtests import publish
+from loadtests.bench import Contender, Load, Row, Table
 from loadtests.chart import BARS, THEMES, chart
+from loadtests.gains import LINES, gains, rows_needed
+from loadtests.published import Figures, Published, read
 
-REPORT: dict[str, Any] = {
-    "measured": "2026-11-22T10:00:00Z",
-    "machine": {"cores": 2, "processor": "P", "system": "Linux 6.1-x", "python": "CPython 3.13.0",
-                "gunicorn": "27.0.1"},
-    "title": "What an app returns",
-    "profile": {"seconds": 1.0, "rounds": 7, "row_seconds": 120.0, "full": True},
-    "rows": {
-        "demo.file": {
-            "title": "an open file",
-            "ours": None,
-            "contenders": {
-                "gthread": {"requests/s": 10.123456, "CPU us/req": 1_000.0, "ratio": None,
-                            "ms": {"50": 1.0, "99": 2.0}, "failures": 3, "runs": [1]},
-                "WSGIFast on gthread": {
-                    "requests/s": 400.0, "CPU us/req": 25.0, "failures": 0, "runs": [1],
-                    "ratio": {"median": 39.51, "low": 30.0, "high": 45.0},
-                    "ms": {"50": None, "99": None}},
-            },
-        }
-    },
-}  # fmt: skip
+MACHINE = {"cores": 2, "processor": "P", "system": "Linux 6.1-x", "python": "CPython 3.13.0",
+           "gunicorn": "27.0.1"}  # fmt: skip
+MARKS = "<!-- what python -m loadtests.publish writes -->\nold\n<!-- the end of it -->"
+# Publishes a report of one row, and returns what is told.
+TakeIn: TypeAlias = Callable[..., str]
+
+
+def figures(rate: float | None, ratio: float | None, **more: Any) -> dict[str, Any]:
+    spread = ratio and {"median": ratio, "low": ratio - 9.5, "high": ratio + 5.5}
+    cost = None if rate is None else 1e6 / rate
+    return {"requests/s": rate, "CPU us/req": cost, "ratio": spread, "cost ratio": None,
+            "ms": {"50": 1.0, "99": 2.0}, "pairs": 7, "failures": 0, "facts": {}, "runs": [1],
+            **more}  # fmt: skip
+
+
+def row(key: str) -> Row:
+    sides = ("gthread", "WSGIFast on gthread")
+    return Row(key, key.title(), tuple(map(Contender, sides)), lambda task: Load(0, 0, 0, 0.0))
+
+
+TABLES = [Table("demo", "What an app returns", [row("demo.file"), row("demo.small")])]
 
 
 @pytest.fixture
-def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, folder in (("REPORTS", "reports"), ("DATA", "docs/benchmarks"), ("DOCS", "docs")):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         monkeypatch.setattr(publish, name, tmp_path / folder)
     (tmp_path / "docs" / "assets").mkdir()
-    (tmp_path / "docs" / "benchmarks" / "2026-11.json").write_text('{"ratios": {"demo.small": 1}}')
-    (tmp_path / "reports" / "demo.json").write_text(json.dumps(REPORT))
-    monkeypatch.setattr("sys.argv", ["publish"])
-    publish.main()
-    return tmp_path / "docs"
+    monkeypatch.setattr(publish, "README", tmp_path / "README.md")
+    publish.README.write_text(f"before\n\n{MARKS}\n\nafter\n")
+    return tmp_path
 
 
-def test_the_page_names_command_machine_and_date(docs: Path) -> None:
-    page = (docs / "benchmarks.md").read_text()
-    assert "`python -m loadtests demo. --profile release` on 2026-11-22, 7 rounds of 1 s" in page
+@pytest.fixture
+def take_in(root: Path, capsys: pytest.CaptureFixture[str]) -> TakeIn:
+    def take(
+        key: str = "demo.file", *, ratio: float = 39.5, day: int = 22, full: bool = True,
+        file: str = "demo", base: dict[str, Any] | None = None,
+    ) -> str:  # fmt: skip
+        contenders = {
+            "gthread": base or figures(10.123456, None, failures=3),
+            "WSGIFast on gthread": figures(400.0, ratio, ms={"50": None, "99": None}),
+        }
+        profile = {"seconds": 1.0, "rounds": 7, "row_seconds": 120.0, "full": full}
+        report = {
+            "measured": f"2026-11-{day}T10:00:00Z", "machine": MACHINE, "profile": profile,
+            "title": "A title", "rows": {key: {"title": "a row", "ours": None,
+                                               "contenders": contenders}},
+        }  # fmt: skip
+        (root / "reports" / f"{file}.json").write_text(json.dumps(report))
+        publish.publish(TABLES)
+        return capsys.readouterr().out
+
+    return take
+
+
+def test_the_page_names_command_machine_and_date(root: Path, take_in: TakeIn) -> None:
+    take_in()
+    page = (root / "docs" / "benchmarks.md").read_text()
+    assert "`python -m loadtests demo.file --profile release` on 2026-11-22, 7 rounds of" in page
     assert "2 cores, P, Linux 6.1, CPython 3.13.0." in page
-    assert "| an open file | gthread | 10.1 (3 failed) |  | 1,000 | 1 | 2 |" in page
-    assert "|  | WSGIFast on gthread | 400 | **39.5x** (30 to 45) | 25 |  |  |" in page
+    assert "| a row | gthread | 10.1 (3 failed) |  | 98,780 | 1 | 2 |" in page
+    assert "|  | WSGIFast on gthread | 400 | **39.5x** (30 to 45) | 2,500 |  |  |" in page
     assert "On 2026-11-22: gunicorn 27.0.1." in page
 
 
-def test_what_is_kept_has_no_single_runs(docs: Path) -> None:
-    kept = json.loads((docs / "benchmarks" / "demo.json").read_text())
+def test_facts_have_columns_and_rows_with_fewer_rounds_say_so(root: Path, take_in: TakeIn) -> None:
+    take_in(base=figures(None, None, pairs=2, facts={"slow ones": 9900.0, "KiB each": None}))
+    page = (root / "docs" / "benchmarks.md").read_text()
+    assert "| p50 ms | p99 ms | slow ones | KiB each |" in page
+    assert "| a row (2 rounds) | gthread |  |  |  | 1 | 2 | 9,900 |  |" in page
+
+
+def test_what_is_kept_has_no_single_runs(root: Path, take_in: TakeIn) -> None:
+    take_in(base=figures(10.123456, None, facts={"KiB each": float("nan")}))
+    kept = json.loads((root / "docs" / "benchmarks" / "demo.json").read_text())
     gthread = kept["rows"]["demo.file"]["contenders"]["gthread"]
     assert gthread["requests/s"] == 10.12
+    assert gthread["facts"] == {"KiB each": None}
     assert "runs" not in gthread
 
 
-def test_the_chart_takes_reports_before_earlier_figures(docs: Path) -> None:
+def test_a_report_of_one_row_leaves_the_others_as_they_are(root: Path, take_in: TakeIn) -> None:
+    """In the table that the row is of, whatever the report's name, and in the table's order."""
+    take_in("demo.small", day=20)
+    told = take_in("demo.file", day=22, file="all")
+    assert "all.json: took 1 rows\ndemo.json: took 0 rows\n" in told
+    assert "kept" not in told
+    (table,) = read(publish.DATA).values()
+    assert [(key, row["measured"][8:10]) for key, row in table.rows.items()] == [
+        ("demo.file", "22"), ("demo.small", "20"),
+    ]  # fmt: skip
+    page = (root / "docs" / "benchmarks.md").read_text()
+    assert "`python -m loadtests demo.file --profile release` on 2026-11-22" in page
+    assert "`python -m loadtests demo.small --profile release` on 2026-11-20" in page
+
+
+def test_which_run_replaces_which(root: Path, take_in: TakeIn) -> None:
+    def published() -> float:
+        ratio = Figures(read(publish.DATA)).ratio("demo.file", "WSGIFast on gthread")
+        assert ratio is not None
+        return ratio
+
+    take_in(ratio=20.0, day=10, full=False)
+    take_in(ratio=30.0, day=12)
+    assert published() == 30
+    assert "kept what is published of demo.file" in take_in(ratio=40.0, day=14, full=False)
+    assert published() == 30
+    assert "kept what is published of demo.file" in take_in(ratio=50.0, day=11)
+    assert published() == 30
+    take_in(ratio=60.0, day=15)
+    assert published() == 60
+    (table,) = read(publish.DATA).values()
+    assert list(table.runs) == ["2026-11-15T10:00:00Z"]
+
+
+def test_rows_that_no_table_has_are_left_out(root: Path, take_in: TakeIn) -> None:
+    assert "left out what no table has: demo.old" in take_in("demo.old")
+    assert not read(publish.DATA)
+
+
+def test_the_readme_has_its_table_written(root: Path, take_in: TakeIn) -> None:
+    told = take_in()
+    readme = (root / "README.md").read_text()
+    assert readme.startswith("before\n\n<!-- what")
+    assert readme.endswith("-->\n\nafter\n")
+    assert "| an open file 40 times as fast; ranges, 304s" in readme
+    assert "in a Flask" not in readme  # not published, and told so
+    assert "README and its chart lack: python -m loadtests flask.open demo.list-of-100" in told
+    assert "The page lacks: python -m loadtests demo.small --profile release" in told
+    assert publish.readme() == readme
+
+
+def test_a_readme_without_a_place_for_the_table(root: Path, take_in: TakeIn) -> None:
+    publish.README.write_text("before and after")
+    with pytest.raises(ValueError, match=r"README.md has 0 places for the table"):
+        take_in()
+
+
+def test_a_text_is_shown_only_where_its_figures_bear_it_out() -> None:
+    def shown(base: dict[str, Any]) -> str:
+        key = "slow.worker.downloads-10000"
+        ours = figures(5.0, None, facts={"slow ones": 9900.0}, ms={"50": 0.512, "99": 5.0})
+        rows = {key: {"contenders": {"FastWorker": ours, "gthread": base}}}
+        table = gains(Figures({"slow": Published("t", {}, rows)}), benchmarks="page.md")
+        return next(line for line in table.splitlines() if "FastWorker" in line)
+
+    text = "beside 9,900 slow downloads, where gthread answers none, in 0.51 ms (p50)"
+    assert text in shown(figures(None, None))
+    assert "slow downloads" not in shown(figures(3.0, None))
+
+
+def test_the_chart_is_of_what_is_published(root: Path, take_in: TakeIn) -> None:
+    take_in()
     for theme in THEMES:
-        svg = (docs / "assets" / f"ratios-{theme}.svg").read_text()
+        svg = (root / "docs" / "assets" / f"ratios-{theme}.svg").read_text()
         texts = "".join(xml.etree.ElementTree.fromstring(svg).itertext())
         assert "an open file" in texts
         assert "40x" in texts
-        assert "1.0x" in texts
+        assert "what is well shaped already" not in texts
 
 
-def test_every_bar_is_a_row_of_the_load_tests() -> None:
+@cache
+def _contenders() -> dict[str, set[str]]:
     from loadtests.__main__ import tables
 
-    contenders = {row.key: {c.name for c in row.contenders} for t in tables() for row in t.rows}
-    assert all(bar.contender in contenders[bar.key] for bar in BARS)
+    return {row.key: {c.name for c in row.contenders} for t in tables() for row in t.rows}
+
+
+def test_every_figure_that_is_shown_is_one_of_the_load_tests() -> None:
+    assert all(bar.contender in _contenders()[bar.key] for bar in BARS)
+    clauses = [clause for line in LINES for clause in line.gains]
+    clauses += [then for clause in clauses for then in clause.then]
+    shown = {(each.row, each.contender) for clause in clauses for each in clause.figures}
+    assert all(contender in _contenders()[key] for key, contender in shown)
+    assert {key for key, _ in shown} == {*rows_needed()}
+
+
+def test_every_row_that_is_published_is_one_of_the_load_tests() -> None:
+    """Else remove it from docs/benchmarks/*.json; the slow disk's is one where there is FUSE."""
+    found = {key for table in read(publish.DATA).values() for key in table.rows}
+    assert found <= {*_contenders(), "attack.downloads-from-a-slow-disk"}
 
 
 def test_a_chart_without_figures_is_a_picture_too() -> None:

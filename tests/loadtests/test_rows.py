@@ -61,6 +61,17 @@ def test_a_key_that_no_row_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no row has no-such-key in its key" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [("b.", ["b.c"]), ("a.b", ["a.b", "a.bc"]), ("c", ["a.bc", "b.c"]), ("d", [])],
+)
+def test_a_key_is_of_rows_that_begin_with_it_or_else_have_it(given: str, found: list[str]) -> None:
+    rows = [replace(frameworks.ROWS[0], key=key) for key in ("a.b", "a.bc", "b.c")]
+    assert [
+        row.key for table in chosen([Table("t", "t", rows)], [given]) for row in table.rows
+    ] == found
+
+
 def test_every_row_of_every_table_has_a_key_of_its_own() -> None:
     keys = [row.key for table in tables() for row in table.rows]
     assert len(keys) == len(set(keys)) > 100

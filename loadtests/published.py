@@ -1,0 +1,142 @@
+"""The figures that are published: docs/benchmarks/TABLE.json, each row with its own run.
+
+A file holds its table's title, the runs (when, on which machine, for how long) and the rows by
+their keys, each with the time of its run. So a report of a few rows takes the place of these alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from .bench import Table
+
+__all__ = ["Figures", "Published", "Rows", "number", "read", "take_in", "write"]
+
+# A row as its report has it, and a table's rows by their keys.
+Rows: TypeAlias = dict[str, dict[str, Any]]
+# What is not kept of a contender.
+_OF_A_RUN = ("runs", "errors")
+# More than a measurement of this kind can carry, and less than a float has.
+_DIGITS = 4
+
+
+@dataclass
+class Published:
+    """One table.
+
+    :ivar runs: the time of a run -> its "machine" and its "profile".
+    :ivar rows: each has the time of its run as "measured".
+    """
+
+    title: str
+    runs: dict[str, dict[str, Any]]
+    rows: Rows
+
+
+class Figures:
+    """Single figures of all tables, as texts."""
+
+    def __init__(self, tables: Mapping[str, Published]) -> None:
+        self._rows = {key: row for table in tables.values() for key, row in table.rows.items()}
+
+    def contender(self, key: str, name: str) -> Mapping[str, Any] | None:
+        """None where it is not published."""
+        found: Mapping[str, Any] | None = self._rows.get(key, {}).get("contenders", {}).get(name)
+        return found
+
+    def ratio(self, key: str, name: str) -> float | None:
+        """How many times as fast; None where that is not published or was no number."""
+        found = self.contender(key, name)
+        return found["ratio"]["median"] if found and found["ratio"] else None
+
+
+def read(folder: Path, order: Sequence[str] = ()) -> dict[str, Published]:
+    """The tables of a folder: first those of this order, then the others."""
+    found = {path.stem: Published(**json.loads(path.read_text())) for path in folder.glob("*.json")}
+    names = [*(name for name in order if name in found), *sorted(found.keys() - {*order})]
+    return {name: found[name] for name in names}
+
+
+def write(folder: Path, tables: Mapping[str, Published]) -> None:
+    for name, table in tables.items():
+        text = json.dumps(vars(table), indent=1, ensure_ascii=False, allow_nan=False)
+        (folder / f"{name}.json").write_text(text + "\n")
+
+
+def take_in(
+    reports: Path, published: Mapping[str, Published], known: Sequence[Table]
+) -> Iterator[str]:
+    """Take the rows of reports into what is published; tell of each what came of it.
+
+    A row takes an older one's place, but a short run's never that of a run for publication. Rows
+    that no table has are left out.
+
+    :param published: the tables that are there already; changed. A table of `known` that is not
+        among them is not published.
+    """
+    tables = {row.key: table for table in known for row in table.rows}
+    for path in sorted(reports.glob("*.json")):
+        report = json.loads(path.read_text())
+        if not {"measured", "machine", "profile", "rows"} <= report.keys():
+            continue
+        when = report["measured"]
+        run = {"machine": report["machine"], "profile": report["profile"]}
+        taken, kept, unknown = [], [], []
+        for key, row in report["rows"].items():
+            if key not in tables:
+                unknown.append(key)
+                continue
+            into = published[tables[key].name]
+            before = into.rows[key]["measured"] if key in into.rows else ""
+            if before and not _replaces(when, run, into, before):
+                kept += [key] * (before != when)
+                continue
+            into.runs[when] = run
+            into.rows[key] = {"measured": when, **_condensed(row)}
+            taken.append(key)
+        yield f"{path.name}: took {len(taken)} rows"
+        if kept:
+            yield f"{path.name}: kept what is published of {', '.join(kept)}: newer, or longer runs"
+        if unknown:
+            yield f"{path.name}: left out what no table has: {', '.join(unknown)}"
+    for table in known:
+        if table.name in published:
+            _set_in_order(published[table.name], table)
+
+
+def _replaces(when: str, run: Mapping[str, Any], into: Published, before: str) -> bool:
+    longer = bool(run["profile"]["full"]), bool(into.runs[before]["profile"]["full"])
+    return longer[0] > longer[1] or (longer[0] == longer[1] and when > before)
+
+
+def _set_in_order(published: Published, table: Table) -> None:
+    """The rows as the table has them, and of the runs those that a row still is of."""
+    places = {row.key: place for place, row in enumerate(table.rows)}
+    keys = sorted(published.rows, key=lambda key: places.get(key, len(places)))
+    published.title = table.title
+    published.rows = {key: published.rows[key] for key in keys}
+    times = dict.fromkeys(row["measured"] for row in published.rows.values())
+    published.runs = {when: published.runs[when] for when in times}
+
+
+def _condensed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _condensed(each) for name, each in value.items() if name not in _OF_A_RUN}
+    if isinstance(value, list):
+        return [_condensed(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+    return value
+
+
+def number(figure: float | None) -> str:
+    """Three digits, which is what such a measurement can carry; "" for none."""
+    if figure is None:
+        return ""
+    return f"{figure:,.0f}" if abs(figure) >= 100 else f"{figure:.3g}"
