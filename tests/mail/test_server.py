@@ -298,7 +298,7 @@ def test_what_follows_a_message_may_come_though_reading_was_paused() -> None:
             client.send(begin)
             await replies(client, 5)
             client.send(b"te")
-            while server._intake is None:
+            while server._reception is None:
                 await asyncio.sleep(0)
             for record in (b"xt\r\n.\r\nNO", b"OP\r\nVR", b"FY x\r\n"):
                 server.data_received(record)
@@ -674,7 +674,7 @@ def test_every_piece_of_a_message_begins_the_timeout_anew(command: bytes) -> Non
         with Line(controller.port) as line:
             line.begin()
             line.send(command + b"\r\na piece\r\n")
-            wait_for(lambda: handler.server._intake_ready is not None, "data is waited for")
+            wait_for(lambda: handler.server._reception is not None, "data is waited for")
             for _ in range(2):
                 timer = handler.server._timeout_handle
                 line.send(b"a piece\r\n")

@@ -6,8 +6,8 @@ socket gave (up to 256 KiB) to a decoder that looks at whole blocks. Commands, r
 handlers and hooks are aiosmtpd's own.
 
 Who has the stream: commands are read by aiosmtpd through its StreamReader. When data begins, the
-reader is emptied and ``_intake`` set; from then on data_received() feeds it. When the intake has
-all, what came behind it (pipelined commands) goes to the reader, and so does everything after.
+reader is emptied and ``_reception`` set; from then on data_received() feeds it. When that has all,
+what came behind it (pipelined commands) goes to the reader, and so does everything after.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ..imports import needs
 from ..options import check_switches, is_count
 from .content import Content
 from .decoding import ChunkDecoder, DataDecoder, Intake, Refusal, SmugglingCheck
+from .reception import Reception
 
 with needs("wsgifast.mail.server", "aiosmtpd", "mail"):
     from aiosmtpd import controller as _controller
@@ -43,8 +44,6 @@ __all__ = [
 
 # More octets than a reader ever holds: empties it in one call.
 _WHOLE_BUFFER = 1 << 40
-# Spooled content is written in pieces of this size: few hand-overs to a thread, little held.
-_SPOOL_BLOCK_BYTES = 1 << 20
 
 # RFC 3030, 2. Twenty digits hold any 64-bit size.
 _BDAT_ARGUMENT = re.compile(r"(?P<size>[0-9]{1,20})(?P<last> +LAST)?", re.ASCII | re.IGNORECASE)
@@ -126,10 +125,7 @@ class SMTPServer(_smtp.SMTP):
         self._chunking = chunking
         if not chunking:
             del self._smtp_methods["BDAT"]
-        self._intake: Intake | None = None
-        # Set when the intake is complete, or holds as much as is to be spooled at once.
-        self._intake_ready: asyncio.Future[None] | None = None
-        self._intake_paused = False
+        self._reception: Reception | None = None
         # What the BDAT commands of this transaction have brought so far.
         self._chunks: Content | None = None
         self._chunks_check: SmugglingCheck | None = None
@@ -141,18 +137,13 @@ class SMTPServer(_smtp.SMTP):
 
     def data_received(self, data: bytes) -> None:
         """Called by the transport with what the socket gave."""
-        intake = self._intake
-        if intake is None:
+        if self._reception is None:
             super().data_received(data)
-        elif intake.rest is not None:
-            intake.rest += data  # a transport that could not pause at once
-        else:
-            # aiosmtpd's timeout begins with the command: a long message over a slow link would
-            # never arrive. Postfix and Exim wait so long for the next octets, too.
-            self._reset_timeout()
-            intake.feed(data)
-            if intake.rest is not None or self._holds_enough(intake):
-                self._pause_intake()
+            return
+        # aiosmtpd's timeout begins with the command: a long message over a slow link would never
+        # arrive. Postfix and Exim wait so long for the next octets, too.
+        self._reset_timeout()
+        self._reception.feed(data)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._drop_chunks()
@@ -274,54 +265,27 @@ class SMTPServer(_smtp.SMTP):
             return super()._getaddr(arg)
         return plain["address"], plain["rest"] or ""
 
-    async def _receive(self, intake: Intake, content: Content) -> None:
-        """Take the stream until the intake has all of its data, and hand that to the content."""
+    async def _receive(self, decoder: Intake, content: Content) -> None:
+        """Take the stream until the decoder has all of its data, and hand that to the content."""
         try:
             # Returns as soon as there is anything, and takes all of it: the reader is empty then.
-            intake.feed(await self._reader.read(_WHOLE_BUFFER))
-            self._intake = intake
-            while True:
-                if intake.rest is None and not self._holds_enough(intake):
-                    self._intake_ready = self.loop.create_future()
-                    await self._intake_ready
-                complete = intake.rest is not None
-                await self._move(intake, content)
-                self._resume_intake()
-                if complete:
-                    break
+            decoder.feed(await self._reader.read(_WHOLE_BUFFER))
+            self._reception = Reception(
+                decoder,
+                content,
+                self.transport,
+                peer=self.session.peer,
+                spools=self._spool_bytes is not None,
+            )
+            await self._reception.to_the_end()
         except asyncio.CancelledError:
             _smtp.log.info("Connection lost during DATA")
             self._writer.close()
             raise
         finally:
-            self._intake = None
-        if intake.rest:
-            super().data_received(intake.rest)
-
-    def _pause_intake(self) -> None:
-        self.transport.pause_reading()
-        self._intake_paused = True
-        if self._intake_ready is not None and not self._intake_ready.done():
-            self._intake_ready.set_result(None)
-
-    def _resume_intake(self) -> None:
-        if self._intake_paused:
-            self._intake_paused = False
-            self.transport.resume_reading()
-
-    def _holds_enough(self, intake: Intake) -> bool:
-        return self._spool_bytes is not None and intake.held >= _SPOOL_BLOCK_BYTES
-
-    async def _move(self, intake: Intake, content: Content) -> None:
-        if intake.refusal is not None:
-            content.close()
-            return
-        try:
-            await content.add(intake.take())
-        except OSError:
-            # The data goes on coming and must be read to its end: no line of it is a command.
-            _smtp.log.exception("%r cannot spool a message", self.session.peer)
-            intake.refuse(Refusal.NO_STORAGE)
+            self._reception = None
+        if decoder.rest:
+            super().data_received(decoder.rest)
 
     async def _deliver(self, content: Content) -> None:
         """Hand the message to the handler, and its answer to the client."""

@@ -261,8 +261,8 @@ def as_markdown() -> str:
         "Where OpenTelemetry's semantic conventions have a name, it is that one, in Prometheus's "
         "spelling here. A label's value is never taken from a request: `http_route` is the "
         f"framework's URL pattern (`{UNKNOWN}` where there is none, `{OTHER}` beyond the limit of "
-        f"distinct ones), and methods outside RFC 9110's and PATCH are `{OTHER}`. This page is "
-        "made of the list that the code uses.",
+        f"distinct ones), and methods outside RFC 9110's and PATCH, and schemes other than http "
+        f"and https, are `{OTHER}`. This page is made of the list that the code uses.",
     ]
     for title, told_by in _GROUPS:
         lines += ["", f"## {title}", "", "| metric | labels | |", "|---|---|---|"]
