@@ -34,6 +34,7 @@ import trustme
 from tests.support.slow_clients import opening
 from wsgifast.arguments import write_file
 from wsgifast.benchmark.report import as_json
+from wsgifast.benchmark.slow_clients import tls_context
 
 from .bench import (
     HOST,
@@ -98,7 +99,7 @@ def tls_states() -> tuple[State, ...]:
     """The same above TLS, and those in which TLS is not agreed on."""
     outgoing = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
-        _tls_context().wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+        tls_context().wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
     hello = outgoing.read()
     return (
         State("connected, no TLS yet", below_tls=True),
@@ -107,14 +108,6 @@ def tls_states() -> tuple[State, ...]:
         State("no TLS at all", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", below_tls=True),
         *STATES,
     )
-
-
-def _tls_context() -> ssl.SSLContext:
-    """TLS with whoever answers: client and server are both ours."""
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 class Clients:
@@ -126,7 +119,7 @@ class Clients:
     def __init__(self, address: Address, *, tls: bool) -> None:
         self.states = tls_states() if tls else STATES
         self._address = address
-        self._tls = _tls_context() if tls else None
+        self._tls = tls_context() if tls else None
 
     def bring_to(self, state: State) -> socket.socket:
         """Connect, and go as far as this.

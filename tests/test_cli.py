@@ -488,21 +488,6 @@ def test_a_fallback_that_is_not_there_is_an_error_at_the_start(
     assert shown.out == ""
 
 
-@pytest.mark.parametrize(
-    ("bind", "address"),
-    [
-        ("127.0.0.1:8000", ("127.0.0.1", 8000)),
-        ("8000", ("127.0.0.1", 8000)),
-        (":8000", ("127.0.0.1", 8000)),
-        ("0.0.0.0:80", ("0.0.0.0", 80)),
-        ("[::1]:8000", ("::1", 8000)),
-        ("localhost:0", ("localhost", 0)),
-    ],
-)
-def test_addresses(bind: str, address: tuple[str, int]) -> None:
-    assert cli._address(bind) == address
-
-
 def test_who_reads_no_further_is_shown_no_traceback() -> None:
     command = [sys.executable, "-m", "wsgifast", "doctor", "--explain"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
-import re
 import signal
 import socket
 import sys
@@ -19,6 +18,7 @@ from .errors import WSGIFastError
 from .files.compress import CODING_PACKAGES, CompressReport, available_codings, compress
 from .files.lookup import SIBLING_SUFFIXES
 from .running import command as running
+from .sockets.address import Address
 from .static import StaticFiles
 from .terminal import progress_line
 from .top import command as top
@@ -33,7 +33,6 @@ _STATUS_USAGE = 2
 # As a shell names the end by a signal.
 _STATUS_INTERRUPTED = 128 + signal.SIGINT
 _STATUS_CUT_OFF = 128 + signal.SIGPIPE
-_PORT = re.compile(r"[0-9]{1,5}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,7 +131,11 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def _run_files(options: argparse.Namespace) -> int:
-    host, port = _address(options.bind)
+    address = Address.read(options.bind)
+    if address is None:
+        raise WSGIFastError(
+            f"--bind {options.bind}: write PORT or HOST:PORT, such as {_DEFAULT_BIND}"
+        )
     app = StaticFiles(
         directory=options.directory,
         listing=not options.no_listing,
@@ -141,22 +144,21 @@ def _run_files(options: argparse.Namespace) -> int:
         fallback=options.fallback,
         max_age=0,  # someone is working on these files: browsers are to ask each time
     )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=128)
+        listener = socket.create_server(address, family=address.family, backlog=128)
     except OSError as error:
         raise WSGIFastError(
             f"cannot listen on {options.bind}: {_reason(error)}; name another address "
             "with --bind, or --bind 0 for a free port"
         ) from error
     with listener:
-        shown = f"[{host}]" if ":" in host else host
+        listening = address._replace(port=listener.getsockname()[1])
         print(
-            f"Serving {os.path.abspath(options.directory)} "
-            f"on http://{shown}:{listener.getsockname()[1]}/ (end with Ctrl-C)",
+            f"Serving {os.path.abspath(options.directory)} on http://{listening}/ "
+            "(end with Ctrl-C)",
             flush=True,
         )
-        if not _is_loopback(host):
+        if not _is_loopback(address.host):
             print("Everyone who reaches this machine can read it.", flush=True)
         try:
             import gunicorn  # noqa: F401
@@ -211,14 +213,6 @@ def _serve_with_wsgiref(app: StaticFiles, listener: socket.socket) -> int:
         server.set_app(app)
         server.serve_forever()
     return 0
-
-
-def _address(bind: str) -> tuple[str, int]:
-    host, _, port = bind.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
-    if not _PORT.fullmatch(port) or int(port) > 65535:
-        raise WSGIFastError(f"--bind {bind}: write PORT or HOST:PORT, such as {_DEFAULT_BIND}")
-    return host, int(port)
 
 
 def _reason(error: OSError) -> str:

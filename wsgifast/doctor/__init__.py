@@ -37,7 +37,7 @@ __all__ = [
     "explain",
 ]
 
-SAFE_METHODS = ("GET", "HEAD")
+_SAFE_METHODS = ("GET", "HEAD")
 
 
 def examine(
@@ -134,9 +134,9 @@ def _askable(found: Found, *, unsafe: bool) -> tuple[list[Endpoint], list[Unreac
     left = [
         Unreached(e.name, f"{e.method} {reason}", e.method)
         for e in endpoints
-        if e.method not in SAFE_METHODS
+        if e.method not in _SAFE_METHODS
     ]
-    return [e for e in endpoints if e.method in SAFE_METHODS], [*unreached, *left]
+    return [e for e in endpoints if e.method in _SAFE_METHODS], [*unreached, *left]
 
 
 def _with_headers(endpoint: Endpoint, headers: tuple[tuple[str, str], ...]) -> Endpoint:

@@ -29,7 +29,6 @@ Found = tuple[list[Endpoint], list[Unreached]]
 # What the routes of a framework come as: (pattern, methods).
 _Routes = Iterator[tuple[str, Iterable[str]]]
 
-SAFE_METHODS = ("GET", "HEAD")
 # Wrappers keep what they wrap under one of these names.
 _WRAPPED = ("app", "wsgi_app", "application", "asgi_app", "_app", "wrapped")
 _MAX_WRAPPERS = 20

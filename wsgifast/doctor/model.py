@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..apps import Interface
+from ..http import parse_length
 from ..shapes.rule import Chunks
 
 __all__ = [
@@ -138,7 +139,7 @@ class Recording:
     def declared(self) -> int | None:
         """Content-Length, where it is a number."""
         value = self.header("Content-Length")
-        return int(value) if value is not None and value.isascii() and value.isdigit() else None
+        return None if value is None else parse_length(value)
 
     @property
     def failed(self) -> bool:

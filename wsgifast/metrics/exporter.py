@@ -28,7 +28,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from .address import Address
+from ..sockets.address import Address
+from .address import metrics_address
 from .directory import Directory
 from .probes import PATHS, Answer, answer
 from .processes import is_alive
@@ -88,7 +89,7 @@ def main(export: str) -> None:
 class _Exporter:
     def __init__(self, export: Export) -> None:
         self._export = export
-        self._address = Address.parse(export.address)
+        self._address = metrics_address(export.address)
         self._directory = Directory(export.directory, own=export.own)
         self._server: _Server | None = None
         self._told: set[str] = set()

@@ -18,6 +18,7 @@ from typing import Any
 from ..arguments import APP_HELP, STATUS_NOT_STARTED, add_parser, count
 from ..errors import ConfigurationError, MissingExtra, WSGIFastError
 from ..loading import AppNotLoaded, LoadedApp, load_app
+from ..sockets.address import Address
 from . import ARGUMENTS, wrapped
 
 __all__ = ["Plan", "add_command", "plan_gunicorn", "plan_uvicorn"]
@@ -186,18 +187,17 @@ def _program(name: str) -> list[str]:
 def _uvicorn_address(bind: str) -> list[str]:
     if bind.startswith("unix:"):
         return [f"--uds={bind.removeprefix('unix:')}"]
-    host, port = _host_and_port(bind)
-    return [f"--host={host}", f"--port={port}"]
+    address = _address(bind)
+    return [f"--host={address.host}", f"--port={address.port}"]
 
 
-def _host_and_port(bind: str) -> tuple[str, int]:
-    host, _, port = bind.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
-    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
+def _address(bind: str) -> Address:
+    address = Address.read(bind)
+    if address is None:
         raise ConfigurationError(
             f"--bind {bind}: write HOST:PORT, such as {_DEFAULT_BIND}, or unix:PATH"
         )
-    return host, int(port)
+    return address
 
 
 def _check_address(bind: str) -> None:
@@ -207,15 +207,12 @@ def _check_address(bind: str) -> None:
     """
     if bind.startswith("unix:"):
         return
-    host, port = _host_and_port(bind)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    address = _address(bind)
     try:
-        with socket.socket(family) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((host, port))
+        address.check_free()
     except socket.gaierror as error:
         raise WSGIFastError(
-            f"--bind {bind}: there is no host {host!r} ({error.strerror})"
+            f"--bind {bind}: there is no host {address.host!r} ({error.strerror})"
         ) from None
     except OSError as error:
         reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror

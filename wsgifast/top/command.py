@@ -12,7 +12,8 @@ from typing import Any
 
 from ..arguments import add_parser, count, seconds
 from ..errors import WSGIFastError
-from ..metrics.address import VARIABLE, Address
+from ..metrics.address import VARIABLE, metrics_address
+from ..sockets.address import Address
 from .reading import clients, scrape
 from .text import lines
 from .view import View, view
@@ -64,7 +65,7 @@ def add_command(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     shown = options.address or os.environ.get(VARIABLE) or _DEFAULT_ADDRESS
     # As a browser shows it, too.
-    address = Address.parse(shown.removeprefix("http://").partition("/")[0], "ADDRESS")
+    address = metrics_address(shown.removeprefix("http://").partition("/")[0], "ADDRESS")
     watch = _Watch(address, options.most)
     if not (options.once or options.json) and sys.stdout.isatty():
         try:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from ..errors import WSGIFastError
 from ..imports import needs
-from ..metrics.address import VARIABLE, Address
+from ..metrics.address import VARIABLE
+from ..sockets.address import Address
 
 __all__ = ["Client", "Histogram", "Scrape", "clients", "parsed", "scrape"]
 

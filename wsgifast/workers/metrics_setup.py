@@ -14,8 +14,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..errors import ConfigurationError, MissingExtra
-from ..metrics.address import VARIABLE, Address
+from ..metrics.address import VARIABLE, metrics_address
 from ..metrics.processes import is_alive, name_of_process
+from ..sockets.address import Address
 from .attributes import InvalidWorkerOption
 
 __all__ = ["check_metrics", "export_of", "prepare_metrics", "wants_metrics"]
@@ -74,7 +75,7 @@ def check_metrics(worker_class: Any, cfg: Any) -> None:
         return
     name, text = wanted
     try:
-        address = Address.parse(text, name)
+        address = metrics_address(text, name)
         if find_spec("prometheus_client") is None:
             raise MissingExtra(name, "prometheus_client", "prometheus")
     except (ConfigurationError, MissingExtra) as error:
@@ -109,7 +110,7 @@ def export_of(worker_class: Any, arbiter_pid: int) -> Any:
         return None
     from ..metrics.exporter import ADDRESS_FILE, Export
 
-    address = str(Address.parse(wanted[1], wanted[0]))
+    address = str(metrics_address(wanted[1], wanted[0]))
     fd, made = tempfile.mkstemp(dir=directory, suffix=".tmp")
     with open(fd, "w") as file:
         file.write(address)
