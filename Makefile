@@ -4,6 +4,7 @@
 #   make docs      build the documentation
 #   make benchmarks  measure its figures
 #   make release   build wheel and source archive, and check them
+#   make test-release  install and test them as their users do
 #   make servers   install the servers that some tests talk to, for Debian and Ubuntu
 PYTHON ?= python3
 VENV   ?= .venv
@@ -13,6 +14,8 @@ DOCS_READY := $(VENV)/.docs-ready
 RELEASE_READY := $(VENV)/.release-ready
 # What FastWorker and `wsgifast files` say to a gunicorn that is too old is tested with one.
 UNSUPPORTED_GUNICORN := $(VENV)/unsupported-gunicorn
+# Those that are supported.
+PYTHONS := 3.10 3.11 3.12 3.13 3.14 3.15
 # Runners of the tests: twice the cores, as tests of live servers wait as long as they compute.
 JOBS   ?= $(shell $(PYTHON) -c 'import os; print(2 * len(os.sched_getaffinity(0)))' 2>/dev/null || echo 4)
 
@@ -20,7 +23,7 @@ JOBS   ?= $(shell $(PYTHON) -c 'import os; print(2 * len(os.sched_getaffinity(0)
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo benchmarks field-reports servers test test-long test-all test-oldest test-oldest-gunicorn \
-  test-oldest-uvicorn test-oldest-django test-django lint format coverage docs docs-links release clean
+  test-oldest-uvicorn test-oldest-django test-django test-release lint format coverage docs docs-links release clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml
@@ -52,7 +55,8 @@ benchmarks: $(READY)
 field-reports: $(READY)
 	@$(BIN)/python -m loadtests.field_reports --profile $(or $(PROFILE),quick) $(ARGS)
 
-# nginx, Dovecot, Exim, curl and Prometheus by apt-get, for root or by sudo; tests without theirs are skipped.
+# nginx, Dovecot, Exim, curl and others by apt-get, for root or by sudo, and two tools by Go, where
+# it is installed; tests without theirs are skipped.
 servers:
 	@$(PYTHON) tests/support/programs.py
 
@@ -66,7 +70,7 @@ test-long:
 
 # Every supported Python that this machine has, each in an environment of its own.
 test-all:
-	@missing=; for version in 3.10 3.11 3.12 3.13 3.14 3.15; do \
+	@missing=; for version in $(PYTHONS); do \
 	  python=$$(sh tests/support/find_python.sh $$version) \
 	    || { missing="$$missing $$version"; continue; }; \
 	  $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$version || exit 1; \
@@ -143,6 +147,15 @@ release: $(RELEASE_READY)
 	@$(BIN)/cyclonedx-py environment build/sbom/bin/python --pyproject pyproject.toml --mc-type library \
 	  --output-reproducible --output-file dist/wsgifast.cdx.json
 	@ls dist
+
+# The release as its users have it: the wheel alone, in an empty environment of each supported Python
+# that this machine has, with every command; and the source archive's tests, in a folder of its own.
+test-release: release
+	@pythons=; for version in $(PYTHONS); do \
+	  pythons="$$pythons $$(sh tests/support/find_python.sh $$version)"; done; \
+	WSGIFAST_TEST_PYTHONS="$$pythons" $(BIN)/python -m pytest -n 0 tests/test_wheel.py
+	@rm -rf build/source && mkdir -p build/source && tar -xzf dist/*.tar.gz -C build/source
+	@$(MAKE) --no-print-directory -C build/source/* test ARGS='$(ARGS)'
 
 clean:
 	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis reports build dist

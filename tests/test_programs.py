@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,10 @@ from tests.support.servers import ROOT
 
 TESTS_WITHOUT_A_SERVER = """
 import pytest
-from tests.support.programs import PACKAGES, program
+from tests.support.programs import MODULES, PACKAGES, program
 
 PACKAGES["no-such-server"] = "its-package"
+MODULES["no-such-tool"] = "example.com/tool@v1"
 
 @pytest.fixture(scope="module")
 def server():
@@ -29,8 +31,12 @@ def test_by_fixture(server, number):
 
 def test_by_itself():
     program("no-such-server")
+
+def test_of_a_tool():
+    program("no-such-tool")
 """
 LINE = "no-such-server is not installed: make servers (apt-get install its-package)"
+OF_GO = "no-such-tool is not installed: make servers, with Go (go install example.com/tool@v1)"
 
 
 @pytest.mark.parametrize("ci", ["", "true"])
@@ -48,15 +54,15 @@ def test_what_a_missing_server_does_to_its_tests(tmp_path: Path, ci: str) -> Non
     lines = [
         line for line in done.stdout.splitlines() if re.match(r"(SKIPPED|ERROR|FAILED) ", line)
     ]
+    assert any(line.startswith("SKIPPED [1] ") and line.endswith(OF_GO) for line in lines), lines
     if ci:
         assert done.returncode == 1, done.stdout
-        assert "1 failed, 3 errors" in done.stdout
+        assert "1 failed, 1 skipped, 3 errors" in done.stdout
         assert LINE in done.stdout
     else:
         assert done.returncode == 0, done.stdout
-        assert len(lines) == 1, lines
-        assert lines[0].startswith("SKIPPED [4] ")
-        assert lines[0].endswith(LINE)
+        assert len(lines) == 2, lines
+        assert any(line.startswith("SKIPPED [4] ") and line.endswith(LINE) for line in lines)
 
 
 @pytest.fixture
@@ -88,7 +94,7 @@ def test_root_installs_what_is_missing(commands: Path, monkeypatch: pytest.Monke
 def test_another_user_installs_by_sudo(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert programs.install_missing() == 0
-    assert commands.read_text() == f"sudo {sys.executable} {programs.__file__}\n"
+    assert commands.read_text() == f"sudo {sys.executable} {programs.__file__} packages\n"
 
 
 def test_without_root_or_sudo_the_way_out_is_named(
@@ -108,3 +114,23 @@ def test_a_failure_of_apt_get_is_told(
     (commands.parent / "apt-get").write_text("#!/bin/sh\necho no network\nexit 100\n")
     assert programs.install_missing() == 100
     assert "no network" in capsys.readouterr().err
+
+
+def test_go_makes_what_no_package_has(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = commands.parent / "go"
+    go.write_text(f'#!/bin/sh\necho "$* in $GOBIN" >> {commands}\n')
+    go.chmod(0o755)
+    monkeypatch.setattr(programs, "_GO_BIN", commands.parent / "bin")
+    modules = {"sh": "example.com/sh@v1", "no-such-tool": "example.com/tool@v1"}
+    monkeypatch.setattr(programs, "MODULES", modules)
+    assert programs.install_modules() == 0
+    assert commands.read_text() == f"install example.com/tool@v1 in {commands.parent}/bin\n"
+
+
+def test_without_go_it_is_told_what_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(programs, "MODULES", {"no-such-tool": "example.com/tool@v1"})
+    monkeypatch.setattr(shutil, "which", lambda name, path: None)
+    assert programs.install_modules() == 0
+    assert "Without Go there is no no-such-tool" in capsys.readouterr().out

@@ -56,9 +56,8 @@ def test_the_index_takes_it(archive: Path) -> None:
 
 
 @OF_THE_REPOSITORY
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_workflow(path: Path) -> None:
-    check("check-jsonschema", "--builtin-schema", "vendor.github-workflows", path)
+def test_workflows() -> None:
+    check("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS)
 
 
 @OF_THE_REPOSITORY

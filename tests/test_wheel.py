@@ -89,11 +89,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+# `make test-release` names all that are there.
+PYTHONS = os.environ.get("WSGIFAST_TEST_PYTHONS", sys.executable).split()
+
+
+@pytest.fixture(scope="module", params=PYTHONS)
+def python(
+    request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
+) -> str:
     """The Python of an environment in which the wheel alone is installed."""
     folder = tmp_path_factory.mktemp("empty")
-    _run(sys.executable, "-m", "venv", "--without-pip", str(folder))
+    _run(request.param, "-m", "venv", "--without-pip", str(folder))
     python = str(folder / "bin" / "python")
     # Without an index it fails if the wheel asks for any other package.
     pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
@@ -124,6 +130,8 @@ def test_the_command_serves_files(python: str, tmp_path: Path) -> None:
 def test_every_command_starts(python: str, tmp_path: Path) -> None:
     """From the script that pip has made; what needs an extra says which."""
     script = str(Path(python).with_name("wsgifast"))
+    commands = re.findall(r"^    (\w+) ", _run(script, "--help"), re.MULTILINE)
+    assert commands == ["files", "compress", "doctor", "bench", "run", "top"]  # files: see above
     assert _run(script, "--version") == f"wsgifast {__version__}\n"
     (tmp_path / "page.html").write_text("a page " * 1_000)
     assert "1 written" in _run(script, "compress", str(tmp_path))
@@ -134,11 +142,11 @@ def test_every_command_starts(python: str, tmp_path: Path) -> None:
     )
     assert "1 good" in _run(script, "doctor", "shop.py", "/", cwd=tmp_path)
     for command, extra in (("bench", "bench"), ("run", "gunicorn")):
-        done = subprocess.run(
-            [script, command, "shop.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == 2, done
-        assert f"pip install 'wsgifast[{extra}]'" in done.stderr
+        status, said = _status(script, command, "shop.py", cwd=tmp_path)
+        assert (status, f"pip install 'wsgifast[{extra}]'" in said) == (2, True), said
+    nobody = f"127.0.0.1:{free_port()}"
+    status, said = _status(script, "top", nobody, "--once", cwd=tmp_path)
+    assert (status, nobody in said) == (2, True), said
 
 
 def test_what_is_in_the_wheel(wheel: Path) -> None:
@@ -162,6 +170,12 @@ def test_the_index_finds_what_the_first_page_links_to(wheel: Path) -> None:
     links = [*re.findall(r"\]\((.+?)\)", text), *re.findall(r'(?:src|srcset)="(.+?)"', text)]
     assert len(links) > 10
     assert all(link.startswith("https://") for link in links)
+
+
+def _status(*command: str, cwd: Path) -> tuple[int, str]:
+    """How a command ends that fails, and what it says."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stderr
 
 
 def _run(*command: str, cwd: Path | None = None) -> str:

@@ -1,6 +1,7 @@
-"""Programs that tests talk to and pip does not bring: which package has each, and `make servers`.
+"""Programs that tests talk to: where each comes from, and `make servers`.
 
-Run as a script, with any Python and without an environment, it installs what is missing.
+Run as a script, with any Python and without an environment, it installs what is missing of those
+that apt-get and Go have; `make release` installs what pip has.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["PACKAGES", "ProgramMissing", "install_missing", "program"]
+__all__ = [
+    "MODULES", "PACKAGES", "WHEELS", "ProgramMissing", "install_missing", "install_modules",
+    "program",
+]  # fmt: skip
 
 # Each program, and the package that has it in Debian and Ubuntu.
 PACKAGES = {
@@ -27,26 +31,50 @@ PACKAGES = {
     "caddy": "caddy",
     "systemd-analyze": "systemd",
 }
+# Programs that no package index has, and what `go install` makes them of.
+MODULES = {
+    "actionlint": "github.com/rhysd/actionlint/cmd/actionlint@v1.7.12",
+    "h2spec": "github.com/summerwind/h2spec/cmd/h2spec@v2.6.0",
+}
+# Those of the dependency group "release".
+WHEELS = ("check-jsonschema", "hadolint", "kubernetes-validate", "twine")
+# What it asks for has no version for Python 3.15.
+_NOT_ON_3_15 = "kubernetes-validate" if sys.version_info >= (3, 15) else None
+# Where `go install` puts them.
+_GO_BIN = Path.home() / "go" / "bin"
+_ONLY_PACKAGES = "packages"
 # invoke-rc.d asks it whether a package may start its service (/usr/share/doc/init-system-helpers).
 _POLICY = Path("/usr/sbin/policy-rc.d")
 _NO_SERVICE_STARTS = "#!/bin/sh\nexit 101\n"
 
 
 class ProgramMissing(Exception):
-    """A program is not installed; the message says how to install it."""
+    """A program is not installed; the message says how to install it.
+
+    :ivar fatal: CI has it; a test without it fails there.
+    """
+
+    def __init__(self, message: str, *, fatal: bool = True) -> None:
+        super().__init__(message)
+        self.fatal = fatal
 
 
 def program(name: str) -> str:
-    """Return the path of one of PACKAGES.
+    """Return the path of one of PACKAGES, MODULES or WHEELS.
 
     :raises ProgramMissing: a test is then skipped; see tests/conftest.py.
     """
     path = _find(name)
-    if path is None:
-        raise ProgramMissing(
-            f"{name} is not installed: make servers (apt-get install {PACKAGES[name]})"
-        )
-    return path
+    if path is not None:
+        return path
+    if name in WHEELS:
+        raise ProgramMissing(f"{name} is not installed: make release", fatal=name != _NOT_ON_3_15)
+    if name in MODULES:
+        how = f"go install {MODULES[name]}"
+        raise ProgramMissing(f"{name} is not installed: make servers, with Go ({how})", fatal=False)
+    raise ProgramMissing(
+        f"{name} is not installed: make servers (apt-get install {PACKAGES[name]})"
+    )
 
 
 def install_missing() -> int:
@@ -67,9 +95,25 @@ def install_missing() -> int:
             print(f"Run this as root: apt-get install {wanted}", file=sys.stderr)
             return 1
         print(f"Installing {wanted} (by sudo) ...", flush=True)
-        return subprocess.call(["sudo", sys.executable, __file__])
+        return subprocess.call(["sudo", sys.executable, __file__, _ONLY_PACKAGES])
     print(f"Installing {wanted} ...", flush=True)
     return _apt_get_install(packages)
+
+
+def install_modules() -> int:
+    """Make what is missing of MODULES, where Go is installed; return the exit status."""
+    missing = [name for name in MODULES if _find(name) is None]
+    go = shutil.which("go", path=f"{os.environ.get('PATH', '')}:/usr/local/go/bin")
+    if missing and go is None:
+        print(f"Without Go there is no {', '.join(missing)}: their tests are skipped.")
+        return 0
+    for name in missing:
+        print(f"Making {name} (go install {MODULES[name]}) ...", flush=True)
+        environment = {**os.environ, "GOBIN": str(_GO_BIN)}
+        status = subprocess.call([str(go), "install", MODULES[name]], env=environment)
+        if status:
+            return status
+    return 0
 
 
 def _apt_get_install(packages: Sequence[str]) -> int:
@@ -101,9 +145,10 @@ def _apt_get_install(packages: Sequence[str]) -> int:
 
 
 def _find(name: str) -> str | None:
-    # Debian keeps servers where only root's PATH leads.
-    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    # Debian keeps servers where only root's PATH leads; pip what it has beside this Python.
+    folders = (Path(sys.executable).parent, os.environ.get("PATH", ""), "/usr/sbin:/sbin", _GO_BIN)
+    return shutil.which(name, path=":".join(map(str, folders)))
 
 
 if __name__ == "__main__":
-    sys.exit(install_missing())
+    sys.exit(install_missing() or (_ONLY_PACKAGES not in sys.argv and install_modules()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import signal
 import socket
 import ssl
@@ -19,6 +18,7 @@ from h2.connection import ConnectionState
 from tests.support.http import Connection
 from tests.support.http2 import Answer
 from tests.support.http2 import Connected as Client
+from tests.support.programs import program
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.workers.app import FILE_BYTES, block
 from tests.workers.serving import fast_worker, gunicorn_command, has_setting, stats
@@ -334,11 +334,7 @@ def test_streams_end_well_when_workers_are_replaced() -> None:
 
 def test_h2spec(authority: trustme.CA, tmp_path: Path) -> None:
     """The conformance tests of RFC 9113's forerunner and of HPACK."""
-    h2spec = shutil.which("h2spec")
-    if h2spec is None:
-        pytest.skip(
-            "h2spec is not installed: go install github.com/summerwind/h2spec/cmd/h2spec@latest"
-        )
+    h2spec = program("h2spec")
     with tls_server("FastWorker", authority, tmp_path) as (server, _):
         command = [h2spec, "-t", "-k", "-p", str(server.address[1]), "-P", "/small/1000"]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
