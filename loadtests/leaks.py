@@ -1,6 +1,7 @@
 """What a server keeps of connections that were abandoned: descriptors, threads, memory.
 
     python -m loadtests.leaks [--connections 2000] [--rounds 8] [--seconds 15] [--only WORD]
+    python -m loadtests.leaks --minutes 60      a soak: as many rounds as an hour has, each server
 
 Clients leave in every state that a connection can be in, half of them with a goodbye and half with
 a reset; and in each round a process that holds connections in all of these states is killed. After
@@ -67,6 +68,8 @@ RECEIVE_BUFFER_BYTES = 16 * 1024
 # Resident memory has the allocator's noise on top, of which TLS with its large buffers makes most.
 GROWTH_BLOCKS = 0.5
 GROWTH_BYTES = 1024
+# Of a server's table; a soak has hundreds of rounds.
+_MOST_LINES = 40
 
 
 @dataclass(frozen=True)
@@ -241,13 +244,20 @@ SERVERS = (
 
 
 def measure(
-    kind: Kind, *, connections: int, rounds: int, seconds: float, idle_s: float = 0.0
+    kind: Kind,
+    *,
+    connections: int,
+    rounds: int,
+    seconds: float,
+    idle_s: float = 0.0,
+    least_s: float = 0.0,
 ) -> Iterator[Count]:
     """Abandon connections of a server; yield its counts at the beginning and after each round.
 
     :param connections: in each round, beside those of the process that is killed.
     :param seconds: the longest that a round's connections take.
     :param idle_s: seconds without a client before each count, for the server's timers.
+    :param least_s: seconds; rounds go on beyond their number until then.
     :raises OSError: if the server does not answer any more.
     """
     payload_file(FILE_BYTES)
@@ -264,11 +274,14 @@ def measure(
             count = _steady(process.pid, clients)
             yield count
             done = 0
-            for _ in range(rounds):
+            least = time.monotonic() + least_s
+            for number in itertools.count(1):
                 done += clients.abandon(connections, seconds) + _killed(address, server.tls)
                 time.sleep(idle_s)
                 count = _settled(process.pid, clients, done, count)
                 yield count
+                if number >= rounds and time.monotonic() > least:
+                    break
 
 
 def _count(pid: int, clients: Clients, connections: int) -> Count:
@@ -349,14 +362,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--connections", type=int, default=2000, help="in each round")
     parser.add_argument("--rounds", type=int, default=8, help="for each server")
     parser.add_argument("--seconds", type=float, default=15.0, help="the longest for a round")
-    parser.add_argument("--only", default="", help="servers whose names contain this")
+    parser.add_argument("--minutes", type=float, default=0.0, help="at least, for each server")
+    parser.add_argument(
+        "--only", default="", help="the server of this name, or all whose have it in theirs"
+    )
     options = parser.parse_args(arguments)
     if options.connections < 1 or options.rounds < 1:
         parser.error("--connections and --rounds: 1 or more")
     found: list[str] = []
     figures = {}
+    names = {kind.name for kind in SERVERS}
     for kind in SERVERS:
-        if options.only not in kind.name:
+        if options.only not in kind.name or options.only in names - {kind.name}:
             continue
         counts = list(
             measure(
@@ -365,10 +382,14 @@ def main(arguments: list[str] | None = None) -> int:
                 rounds=options.rounds,
                 seconds=options.seconds,
                 idle_s=kind.timers_s,
+                least_s=options.minutes * 60,
             )
         )
         each = growth(counts)
-        rows = [[c.connections, c.descriptors, c.threads, c.memory_kib, c.blocks] for c in counts]
+        shown = counts[:: len(counts) // _MOST_LINES + 1]
+        if shown[-1] is not counts[-1]:
+            shown.append(counts[-1])
+        rows = [[c.connections, c.descriptors, c.threads, c.memory_kib, c.blocks] for c in shown]
         print(table([kind.name, "descriptors", "threads", "RSS KiB", "blocks"], rows))
         print(
             f"later half: {each.memory_bytes:.0f} bytes and {each.blocks:.2f} blocks for each "
