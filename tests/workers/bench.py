@@ -24,12 +24,12 @@ from gunicorn.workers import base
 
 from tests.support.http import Connection
 from wsgifast.server import application, connection, endpoint, exchange, output, sending, server
-from wsgifast.server.http2 import incoming, multiplexer, outgoing, patience, stream, streamed_upload
+from wsgifast.server.http2 import incoming, multiplexer, outgoing, patience, stream, uploads
 from wsgifast.workers import FastWorker
 
 _WITH_A_CLOCK = (
     application, connection, endpoint, exchange, incoming, multiplexer, outgoing, output,
-    patience, sending, server, stream, streamed_upload,
+    patience, sending, server, stream, uploads,
 )  # fmt: skip
 PEER = ("192.0.2.1", 4711)
 # More than a Unix socket's buffers take.

@@ -19,11 +19,11 @@ from .exchange import Exchange
 from .options import Options
 from .parser import NeedMoreData, Parser
 from .request_body import (
-    BODY_BYTES_PER_S,
     ChunkedBody,
     Collector,
     KnownLength,
     Spool,
+    patience_s,
 )
 
 __all__ = ["ASKED", "COMPLETE", "HTTP2", "MORE", "Receiver"]
@@ -109,9 +109,8 @@ class Receiver:
         """
         if self._body is None or self.exchange is None:
             return None
-        timeout_s = self._options.body_timeout_s
-        earned_s = self._body.received / BODY_BYTES_PER_S
-        return min(now + timeout_s, self.exchange.started + timeout_s + earned_s)
+        waited_s = now - self.exchange.started
+        return now + patience_s(self._options.body_timeout_s, self._body.received, waited_s)
 
     def decoder(self) -> ChunkDecoder:
         """For a chunked body."""

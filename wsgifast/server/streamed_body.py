@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..errors import RequestError
 from ..http.chunked import ChunkDecoder
 from .output import ClientGone
-from .request_body import BODY_BYTES_PER_S
+from .request_body import patience_s
 from .transport import WOULD_BLOCK
 
 if TYPE_CHECKING:
@@ -133,9 +133,8 @@ class StreamedBody(io.RawIOBase):
         self._rest = data[at:]
 
     def _receive(self, wanted: int) -> bytes:
-        patience_s = self._timeout_s + self._received / BODY_BYTES_PER_S - self._waited_s
         began = time.monotonic()
-        timeout_s = min(self._timeout_s, patience_s)
+        timeout_s = patience_s(self._timeout_s, self._received, self._waited_s)
         data = receive_blocking(self._sock, self._lock, self._wanted(wanted), timeout_s)
         self._waited_s += time.monotonic() - began
         self._received += len(data)

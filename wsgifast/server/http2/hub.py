@@ -5,11 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any, Protocol
 
-from ..disk_budget import DiskBudget
 from ..endpoint import Core, Endpoint
-from ..options import Options
 from ..output_rules import OutputRules
-from ..parser import Parser
 from .floods import Floods
 from .frames import Frames
 
@@ -27,10 +24,7 @@ class Hub(Protocol):
     frames: Frames
     floods: Floods
     lock: threading.RLock
-    options: Options
     rules: OutputRules
-    parser: Parser
-    bodies_on_disk: DiskBudget
 
     # For senders, which have the lock.
 
@@ -59,11 +53,6 @@ class Hub(Protocol):
 
         :param is_over: for its end: it has failed.
         """
-
-    # For the owner.
-
-    def count_waiting(self) -> int:
-        """How many requests are on their way in, or wait for a thread."""
 
     # For anybody, without it.
 

@@ -13,17 +13,21 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
-from ...http.http2 import request_head
+from ...errors import BodyTooLarge
+from ...http.http2 import request_head, trailer_lines
 from ..disk_budget import DiskBudget
 from ..endpoint import Core, Endpoint
+from ..exchange import Exchange
 from ..options import HTTP2Options
 from ..output import ClientGone
 from ..parser import Parser
+from ..request_body import Spool
 from ..transport import WOULD_BLOCK
 from .floods import Flood
 from .frames import ALL_STREAMS, StreamRefused
 from .outgoing import LEAVING, LOST, OPEN, Outgoing
 from .stream import READY, RECEIVING, Stream
+from .uploads import BufferedUpload, StreamedUpload
 
 __all__ = ["Incoming"]
 
@@ -40,7 +44,7 @@ class Incoming(Outgoing, ABC):
     :ivar last_stream: the last one that is accepted.
     """
 
-    __slots__ = ("bodies_on_disk", "last_stream", "options", "parser", "ready")
+    __slots__ = ("_bodies_on_disk", "_parser", "last_stream", "ready")
 
     def __init__(
         self,
@@ -51,9 +55,8 @@ class Incoming(Outgoing, ABC):
         bodies_on_disk: DiskBudget,
     ) -> None:
         super().__init__(core, connection, http2)
-        self.parser = parser
-        self.bodies_on_disk = bodies_on_disk
-        self.options = core.options
+        self._parser = parser
+        self._bodies_on_disk = bodies_on_disk
         self.ready: list[Stream] = []
         self.last_stream = ALL_STREAMS
 
@@ -101,19 +104,35 @@ class Incoming(Outgoing, ABC):
             head, scheme = request_head(event.headers)
             ends = event.stream_ended is not None
             # Not the connection's first: nothing else than a request comes first on a stream.
-            exchange = self.parser.parse_stream(
+            exchange = self._parser.parse_stream(
                 head, self.connection.peer, number + 1, scheme=scheme, has_body=not ends
             )
+            stream.exchange = exchange
             if ends:
                 exchange.body = io.BytesIO()
-                stream.exchange, stream.has_ended = exchange, True
+                stream.has_ended = True
                 self.make_ready(stream)
-            else:
-                length = exchange.length if "CONTENT_LENGTH" in exchange.fields else None
-                if stream.begin(exchange, length=length):
-                    self.make_ready(stream)
+            elif stream.begin(exchange, self._upload_of(exchange, number)):
+                self.make_ready(stream)
         except Exception as error:  # noqa: BLE001 - each has its answer
             stream.refuse(error)
+
+    def _upload_of(self, exchange: Exchange, number: int) -> BufferedUpload | StreamedUpload:
+        """What a request's body is taken in by.
+
+        :raises BodyTooLarge: if its head says so.
+        """
+        options = self.core.options
+        if not options.buffer_bodies:
+            return StreamedUpload(self, number, timeout_s=options.body_timeout_s)
+        limit = options.body_limit_bytes
+        if "CONTENT_LENGTH" in exchange.fields and (exchange.length or 0) > limit:
+            raise BodyTooLarge("The request body is too large")
+        # Of what one connection may keep in memory, each of its bodies has a share.
+        spool = Spool(
+            options.body_memory_bytes // self._count_waiting(), limit, self._bodies_on_disk
+        )
+        return BufferedUpload(spool, began=exchange.started, timeout_s=options.body_timeout_s)
 
     def _on_refused(self, event: events.Event) -> None:
         self.floods.note_reset(time.monotonic())
@@ -132,9 +151,10 @@ class Incoming(Outgoing, ABC):
 
     def _on_trailers(self, event: events.TrailersReceived) -> None:
         stream = self.streams.get(event.stream_id)
-        if stream is not None:
+        exchange = None if stream is None else stream.exchange
+        if stream is not None and exchange is not None:
             try:
-                stream.take_trailers(event.headers)
+                self._parser.take_trailers(exchange.req, trailer_lines(event.headers))
             except Exception as error:  # noqa: BLE001 - as above
                 stream.refuse(error)
 
@@ -175,7 +195,7 @@ class Incoming(Outgoing, ABC):
     def _on_control_frame(self, event: events.Event) -> None:
         self.floods.note_control_frame(time.monotonic())
 
-    def count_waiting(self) -> int:
+    def _count_waiting(self) -> int:
         """How many requests are on their way in, or wait for a thread."""
         return sum(stream.state in (RECEIVING, READY) for stream in list(self.streams.values()))
 

@@ -207,7 +207,9 @@ class Multiplexer(Incoming):
             if not self.output.draining:
                 self.output.reset()
             now = time.monotonic()
-            self._deadline_of_idle = now + (self.core.keepalive_s() or self.options.head_timeout_s)
+            self._deadline_of_idle = now + (
+                self.core.keepalive_s() or self.core.options.head_timeout_s
+            )
             self.connection.deadline = self._deadline_of_idle
             return False
 

@@ -20,15 +20,13 @@ import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import BodyTooLarge, RequestError
-from ...http.http2 import trailer_lines
+from ...errors import RequestError
 from ...sockets.sendfile import FileTruncated
 from ..exchange import Exchange
 from ..output import ClientGone
-from ..request_body import BODY_BYTES_PER_S, Spool
 from .response import HTTP2Response
 from .stream_output import StreamOutput
-from .streamed_upload import StreamedUpload
+from .uploads import BufferedUpload, StreamedUpload
 
 if TYPE_CHECKING:
     from .hub import Hub
@@ -55,8 +53,7 @@ class Stream:
 
     __slots__ = (
         "_hub",
-        "_received",
-        "_spool",
+        "_upload",
         "deadline",
         "exchange",
         "has_ended",
@@ -77,8 +74,7 @@ class Stream:
         self.deadline = math.inf
         self.is_held_back = False
         self.has_ended = False
-        self._spool: Spool | None = None
-        self._received = 0
+        self._upload: BufferedUpload | None = None
 
     # What it shares with its connection.
 
@@ -107,32 +103,20 @@ class Stream:
 
     # The request; the connection's owner.
 
-    def begin(self, exchange: Exchange, *, length: int | None) -> bool:
-        """Take the head in, behind which a body comes.
-
-        :param length: of the body, if the head says it.
-        :returns: whether the app can run already.
-        :raises RequestError: if it is refused.
-        """
-        self.exchange = exchange
-        options = self._hub.options
-        if not options.buffer_bodies:
-            upload = StreamedUpload(self._hub, self.number, timeout_s=options.body_timeout_s)
+    def begin(self, exchange: Exchange, upload: BufferedUpload | StreamedUpload) -> bool:
+        """Begin to take a body in, behind its head; returns whether the app can run already."""
+        if isinstance(upload, StreamedUpload):
             exchange.streamed = upload
             exchange.body = io.BufferedReader(upload)
-        elif length is not None and length > options.body_limit_bytes:
-            raise BodyTooLarge("The request body is too large")
         else:
-            # Of what one connection may keep in memory, each of its bodies has a share.
-            in_memory = options.body_memory_bytes // self._hub.count_waiting()
-            self._spool = Spool(in_memory, options.body_limit_bytes, self._hub.bodies_on_disk)
-            self._set_deadline(exchange)
+            self._upload = upload
+            self._await_more(upload)
         if exchange.expects_continue:
             try:
                 self.output.send_interim(_CONTINUE)
             except ClientGone:
                 pass  # the next event tells
-        return self._spool is None
+        return self._upload is None
 
     def take(self, data: bytes, size: int) -> None:
         """Take a part of the body in.
@@ -146,15 +130,9 @@ class Stream:
             exchange.streamed.feed(data, size)
             return
         self._hub.acknowledge(size, self.number)
-        if self.state is RECEIVING and self._spool is not None and exchange is not None:
-            self._received += size
-            self._spool.write(data)
-            self._set_deadline(exchange)
-
-    def take_trailers(self, fields: list[tuple[bytes, bytes]]) -> None:
-        """:raises Exception: as the parser's."""
-        if self.exchange is not None:
-            self._hub.parser.take_trailers(self.exchange.req, trailer_lines(fields))
+        if self.state is RECEIVING and self._upload is not None:
+            self._upload.take(data, size)
+            self._await_more(self._upload)
 
     def end_request(self) -> bool:
         """All of the request has come; returns whether the app can run now."""
@@ -162,10 +140,10 @@ class Stream:
         exchange = self.exchange
         if exchange is not None and exchange.streamed is not None:
             exchange.streamed.end()
-        if self._spool is None or exchange is None or self.state is not RECEIVING:
+        if self._upload is None or exchange is None or self.state is not RECEIVING:
             return False
-        exchange.body = self._spool.open()
-        self._spool = None
+        exchange.body = self._upload.open()
+        self._upload = None
         return True
 
     def make_ready(self) -> None:
@@ -174,10 +152,8 @@ class Stream:
         if self.exchange is not None:
             self.exchange.queued = time.monotonic()
 
-    def _set_deadline(self, exchange: Exchange) -> None:
-        now, timeout_s = time.monotonic(), self._hub.options.body_timeout_s
-        earned_s = self._received / BODY_BYTES_PER_S
-        self.deadline = min(now + timeout_s, exchange.started + timeout_s + earned_s)
+    def _await_more(self, upload: BufferedUpload) -> None:
+        self.deadline = upload.deadline()
         self._hub.note_deadline(self.deadline)
 
     # Its turn.
@@ -277,9 +253,9 @@ class Stream:
         exchange, self.exchange = self.exchange, None
         if exchange is not None and exchange.body is not None:
             exchange.body.close()
-        if self._spool is not None:
-            self._spool.close()
-            self._spool = None
+        if self._upload is not None:
+            self._upload.close()
+            self._upload = None
 
     # What its queue asks for, under the lock.
 

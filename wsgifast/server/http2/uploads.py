@@ -1,4 +1,4 @@
-"""Request bodies on streams that the app's thread reads, where they are not buffered."""
+"""Request bodies on streams: received before the app runs, or read by its thread as they come."""
 
 from __future__ import annotations
 
@@ -6,17 +6,56 @@ import io
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from ...errors import RequestError
-from ..request_body import BODY_BYTES_PER_S
+from ..request_body import Spool, patience_s
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
     from .hub import Hub
 
-__all__ = ["StreamedUpload"]
+__all__ = ["BufferedUpload", "StreamedUpload"]
+
+
+class BufferedUpload:
+    """A body that is here whole before its app runs; the connection's owner has it.
+
+    :param began: when its request has come; monotonic.
+    :param timeout_s: see :func:`~..request_body.patience_s`.
+    """
+
+    __slots__ = ("_began", "_received", "_spool", "_timeout_s")
+
+    def __init__(self, spool: Spool, *, began: float, timeout_s: float) -> None:
+        self._spool = spool
+        self._began = began
+        self._timeout_s = timeout_s
+        self._received = 0
+
+    def take(self, data: bytes, size: int) -> None:
+        """Take a part in.
+
+        :param size: what it counts for the windows, its padding included.
+        :raises RequestError: if there is no room for it.
+        :raises OSError: if the temporary file cannot be written.
+        """
+        self._received += size
+        self._spool.write(data)
+
+    def deadline(self) -> float:
+        """When the client is to have sent more; monotonic."""
+        now = time.monotonic()
+        return now + patience_s(self._timeout_s, self._received, now - self._began)
+
+    def open(self) -> BinaryIO:
+        """The whole body as a file for `wsgi.input`."""
+        return self._spool.open()
+
+    def close(self) -> None:
+        """Give up what has come."""
+        self._spool.close()
 
 
 class StreamedUpload(io.RawIOBase):
@@ -26,8 +65,7 @@ class StreamedUpload(io.RawIOBase):
     window: that is opened again by as much as the app has read.
 
     :param number: of the stream.
-    :param timeout_s: the longest wait for a byte; and for all of them together, beside one second
-        for each 500 of them.
+    :param timeout_s: see :func:`~..request_body.patience_s`.
     :ivar failure: what has kept the body from being read to its end.
     """
 
@@ -99,8 +137,9 @@ class StreamedUpload(io.RawIOBase):
         if self.failure is not None:
             raise self.failure
         began = time.monotonic()
-        patience_s = self._timeout_s + self._received / BODY_BYTES_PER_S - self._waited_s
-        came = self._came.wait(max(0.0, min(self._timeout_s, patience_s)))
+        came = self._came.wait(
+            max(0.0, patience_s(self._timeout_s, self._received, self._waited_s))
+        )
         self._waited_s += time.monotonic() - began
         if not came:
             self.failure = RequestError(408, "The request body did not come in time")
