@@ -38,7 +38,7 @@ from .errors import BodyError
 from .file_answers import plan_file_body, request_facts
 from .front_server import front_server_of
 from .metrics.backends import recorder_for, spans_for
-from .metrics.observed import HEAD, Observed
+from .metrics.observed import Observed
 from .metrics.patterns import FLASK, note_django_pattern, noting_pattern
 from .metrics.recorder import RECORDER, Recorder
 from .options import check_switches
@@ -153,21 +153,29 @@ class WSGIFast:
         recorder, spans = recorder_for(metrics), spans_for(traces)
         if recorder is not None or spans is not None:
             # Bound methods: a call of one costs less than that of an object.
-            self._observed = Observed(copy.copy(self).__call__, recorder, spans).answer
+            self._observed = Observed(copy.copy(self).__call__, app, recorder, spans).answer
 
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    def __call__(
+        self,
+        environ: WSGIEnvironment,
+        start_response: StartResponse,
+        *,
+        _head: HeldHead | None = None,  # of whoever observes it
+    ) -> Iterable[bytes]:
         if self._observed is not None:
             return self._observed(environ, start_response)
         if self.nodelay:
             self._set_nodelay(environ)
-        head = HeldHead(self.app, environ["REQUEST_METHOD"], start_response)
-        start = head.start
-        observed = RECORDER in environ
-        if observed and FLASK in modules:
-            start = noting_pattern(environ, start)
-        body: Any = self._call(environ, start)
-        if observed and HEAD in environ:
-            environ[HEAD] = head  # in place of another's within
+        head = _head
+        if head is None:
+            head = HeldHead(self.app, environ["REQUEST_METHOD"], start_response)
+            if RECORDER in environ and FLASK in modules:
+                start_response = noting_pattern(environ, head.start)
+            else:
+                start_response = head.start
+        else:
+            start_response = head.start
+        body: Any = self._call(environ, start_response)
         head.holds = False
         try:
             shape, content = classify(body, environ.get("wsgi.file_wrapper"))

@@ -40,6 +40,11 @@ class Observed:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         span = None if self._spans is None else self._spans.current()
         request = ObservedRequest(scope, receive, send)
+        if self._recorder is not None:
+            try:
+                self._recorder.begin(scope["method"], scope.get("scheme", "http"))
+            except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
+                self._log_failure()
         try:
             await self._app({**scope, OBSERVED: request}, request.receive, request.send)
         except OSError:
@@ -83,10 +88,13 @@ class Observed:
                 recorder.count_length_error(length_error)
             if request.left:
                 recorder.count_client_left()
-        except Exception:
-            if not self._has_failed:
-                self._has_failed = True
-                logger.exception("Metrics have failed, and are told of no more than this once")
+        except Exception:  # noqa: BLE001 - the same
+            self._log_failure()
+
+    def _log_failure(self) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            logger.exception("Metrics have failed, and are told of no more than this once")
 
 
 class ObservedRequest:

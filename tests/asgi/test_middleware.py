@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import weakref
@@ -55,6 +56,26 @@ def test_nothing_of_a_measured_request_waits_for_the_garbage_collector() -> None
     finally:
         gc.enable()
     assert [request.size for request in notes.requests] == [1]
+
+
+@pytest.mark.parametrize("failure", [None, ZeroDivisionError, OSError, asyncio.CancelledError])
+def test_a_request_is_active_until_its_app_has_ended(failure: type[BaseException] | None) -> None:
+    notes = Notes()
+    seen = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        await send(body(b"a"))
+        seen.append(dict(notes.active))
+        if failure is not None:
+            raise failure
+        await send(body(b"b", False))
+
+    with contextlib.suppress(ZeroDivisionError, OSError, asyncio.CancelledError):
+        call(ASGIFast(app, metrics=notes), scope_of())
+    assert seen == [{("GET", "http"): 1}]
+    assert notes.active == {("GET", "http"): 0}
+    assert notes.clients_left == (failure is OSError)
 
 
 def test_small_messages_of_one_turn_become_one() -> None:

@@ -30,6 +30,7 @@ def test_names_of_the_semantic_conventions() -> None:
     names = {metric.opentelemetry_name: metric.unit for metric in METRICS}
     assert names["http.server.request.duration"] == "s"
     assert names["http.server.response.body.size"] == "By"
+    assert names["http.server.active_requests"] == "{request}"
     assert names["wsgifast.response_body"] == "By"
 
 

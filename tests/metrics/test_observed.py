@@ -7,13 +7,14 @@ import io
 import logging
 import weakref
 import wsgiref.util
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from wsgifast import ConfigurationError, WSGIFast
+from wsgifast import BodyError, ConfigurationError, WSGIFast
 from wsgifast.bodies.files import FileReader
 from wsgifast.bodies.streams import close_body
 from wsgifast.metrics import Tally
@@ -38,11 +39,19 @@ class Notes:
 
     def __init__(self) -> None:
         self.requests: list[Recorded] = []
+        self.active = Counter[tuple[str, str]]()
         self.length_errors: list[LengthError] = []
         self.clients_left = 0
 
+    def begin(self, method: str, scheme: str) -> None:
+        self.active[method, scheme] += 1
+
+    def abandon(self, method: str, scheme: str) -> None:
+        self.active[method, scheme] -= 1
+
     def record(self, *request: Any) -> None:
         self.requests.append(Recorded(*request))
+        self.active[request[0], request[1]] -= 1
 
     def count_length_error(self, kind: LengthError) -> None:
         self.length_errors.append(kind)
@@ -52,6 +61,9 @@ class Notes:
 
 
 class Failing(Notes):
+    def begin(self, method: str, scheme: str) -> None:
+        raise RuntimeError("the back end is down")
+
     def record(self, *request: Any) -> None:
         raise RuntimeError("the back end is down")
 
@@ -231,6 +243,58 @@ def test_a_back_end_that_raises_costs_no_response(caplog: pytest.LogCaptureFixtu
     assert "the back end is down" in caplog.text
 
 
+def active(tally: Tally) -> dict[tuple[str, ...], Any]:
+    name = "http_server_active_requests"
+    return {point.labels: point.value for point in tally.points() if point.metric.name == name}
+
+
+def _fail(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("pattern", [None, "/items/<id>"])
+def test_a_list_is_active_while_the_app_runs(pattern: str | None) -> None:
+    tally = Tally()
+    seen = []
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        seen.append(active(tally))
+        if pattern is not None:
+            environ["wsgifast.pattern"] = pattern
+        start_response("200 OK", [])
+        return [b"a", b"b"]
+
+    observed = WSGIFast(app, metrics=tally)
+    for _ in range(3):  # the first, and those that find its labels
+        answer(observed, new_environ())
+    assert seen == [{("GET", "http"): 1}] * 3
+    assert active(tally) == {("GET", "http"): 0}
+    sizes = [
+        point.value for point in tally.points()
+        if point.metric.name == "http_server_response_body_size_bytes"
+    ]  # fmt: skip
+    assert sizes[0].total == 6  # type: ignore[union-attr]
+
+
+def test_a_stream_is_active_until_it_is_closed() -> None:
+    tally = Tally()
+    app = WSGIFast(returning(iter([b"a", b"b"])), metrics=tally)
+    body: Any = app(new_environ("POST"), start)
+    next(iter(body))
+    assert active(tally) == {("POST", "http"): 1}
+    body.close()  # its client has left
+    assert active(tally) == {("POST", "http"): 0}
+
+
+def test_a_request_whose_app_raises_is_active_no_more() -> None:
+    tally = Tally()
+    for app in (_fail, returning(1), returning(iter([b"a", 1]))):
+        observed = WSGIFast(app, metrics=tally)
+        with pytest.raises((ZeroDivisionError, BodyError)):
+            answer(observed, new_environ())
+    assert active(tally) == {("GET", "http"): 0}
+
+
 def test_who_records_already_is_not_helped() -> None:
     tally = Tally()
     inner = WSGIFast(returning([b"abc"]), metrics=tally)
@@ -242,6 +306,7 @@ def test_who_records_already_is_not_helped() -> None:
         point.value for point in tally.points() if point.metric.name == "wsgifast_responses_total"
     ]
     assert counts == [1]
+    assert active(tally) == {("GET", "http"): 0}
 
 
 class Handler:

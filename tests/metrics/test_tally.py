@@ -85,9 +85,11 @@ def test_without_a_route_only_the_request_is_told() -> None:
 def test_what_clients_invent_takes_no_memory() -> None:
     tally = Tally()
     for number in range(100):
+        tally.begin(f"M{number}", f"s{number}")
         _record(tally, method=f"M{number}", scheme=f"s{number}")
     assert list(_points(tally, _DURATION)) == [("_OTHER", "_OTHER", "200", "/items/<id>")]
-    assert len(tally._known) == 0
+    assert _active(tally) == {("_OTHER", "_OTHER"): 0}
+    assert not any(lane.noted for lane in tally.lanes.values())
 
 
 def test_distinct_patterns_are_limited() -> None:
@@ -99,7 +101,41 @@ def test_distinct_patterns_are_limited() -> None:
     other = durations["GET", "http", "200", "_OTHER"].value
     assert isinstance(other, Distribution)
     assert sum(other.counts) == 50
-    assert len(tally._known) == tallies._MOST_PATTERNS
+    (lane,) = tally.lanes.values()
+    assert len(lane.noted) == tallies._MOST_PATTERNS
+
+
+def _active(tally: Tally) -> dict[tuple[str, ...], float]:
+    points = _points(tally, "http_server_active_requests")
+    return {labels: point.value for labels, point in points.items()}  # type: ignore[misc]
+
+
+def test_active_requests() -> None:
+    tally = Tally()
+    for method in ("GET", "GET", "POST", "BREW", "BREW"):
+        tally.begin(method, "http")
+    _record(tally)
+    _record(tally, method="BREW")
+    assert _active(tally) == {("GET", "http"): 1, ("POST", "http"): 1, ("_OTHER", "http"): 1}
+    tally.abandon("POST", "http")
+    tally.abandon("BREW", "http")
+    assert _active(tally) == {("GET", "http"): 1, ("POST", "http"): 0, ("_OTHER", "http"): 0}
+
+
+def test_active_requests_beyond_the_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tallies, "_MOST_SERIES", 1)
+    tally = Tally()
+    for status in (200, 404, 404):
+        tally.begin("GET", "http")
+        _record(tally, status=status)
+    tally.begin("GET", "http")
+    assert _active(tally) == {("GET", "http"): 1, ("_OTHER", "http"): 0}
+
+
+def test_what_ends_in_a_child_is_not_below_nothing() -> None:
+    tally = Tally()
+    _record(tally)
+    assert _active(tally) == {("GET", "http"): 0}
 
 
 def test_series_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,10 +153,11 @@ def test_series_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_lost_between_threads() -> None:
     tally = Tally()
-    each = 5 * tallies._FOLDED_TOGETHER
+    each = 5 * tallies.NOTED_TOGETHER
 
     def work() -> None:
         for _ in range(each):
+            tally.begin("GET", "http")
             _record(tally)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -134,11 +171,13 @@ def test_nothing_is_lost_between_threads() -> None:
     assert isinstance(point.value, Distribution)
     assert sum(point.value.counts) == 4 * each
     assert _value(tally, "wsgifast_response_body_bytes_total", "as-is") == 4 * each * 2000
+    assert _active(tally) == {("GET", "http"): 0}
 
 
 def test_a_child_counts_from_nothing() -> None:
     tally = Tally()
     _record(tally)
+    tally.begin("GET", "http")
     tally.count_client_left()
     tally.count_length_error("short")
 

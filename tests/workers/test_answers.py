@@ -110,9 +110,11 @@ def test_a_client_that_is_given_up(begin: Begin) -> None:
     bench, notes = begin(large)
     bench.begin()
     assert not notes.requests
+    assert notes.active == {("GET", "http"): 1}
     bench.pass_time(FastWorker.send_timeout_s + 1)
     (request,) = notes.requests
     assert notes.clients_left == 1
+    assert notes.active == {("GET", "http"): 0}
     assert 0 < request.size < 1024 * 1024
 
 
@@ -122,6 +124,7 @@ def test_streams_of_http2(begin: Begin) -> None:
     assert peer.get().status == 200
     assert peer.get().body == b"x" * 100
     assert [(r.status, r.route, r.size) for r in notes.requests] == [(200, "joined", 100)] * 2
+    assert notes.active == {("GET", "http"): 0}
     assert figures_of(bench.server).connections == {"http2": 1}
     bench.pass_time(1000)
     peer.run()
@@ -137,6 +140,18 @@ def test_an_app_that_raises(begin: Begin) -> None:
     client = bench.begin()
     assert client.read_response().status == 500
     assert [request.status for request in notes.requests] == [500]
+    assert notes.active == {("GET", "http"): 0}
+
+
+def test_an_app_that_takes_the_connection_over(begin: Begin) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        environ["gunicorn.socket"].sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+        raise StopIteration
+
+    bench, notes = begin(app)
+    bench.begin()
+    assert not notes.requests
+    assert notes.active == {("GET", "http"): 0}
 
 
 def test_a_request_that_never_reaches_the_app_is_none(begin: Begin) -> None:

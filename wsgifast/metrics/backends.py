@@ -7,7 +7,7 @@ from .recorder import Recorder, Spans
 
 __all__ = ["recorder_for", "spans_for"]
 
-_CALLED = ("record", "count_length_error", "count_client_left")
+_CALLED = ("begin", "abandon", "record", "count_length_error", "count_client_left")
 
 
 def recorder_for(metrics: object) -> Recorder | None:

@@ -48,6 +48,8 @@ class Metric(NamedTuple):
     def opentelemetry_name(self) -> str:
         """As OpenTelemetry spells it: without unit and kind, with dots between namespaces."""
         name = self.name.removesuffix("_total").removesuffix("_bytes").removesuffix("_seconds")
+        if name == "http_server_active_requests":
+            return "http.server.active_requests"
         if name.startswith("http_"):
             return name.replace("_", ".")
         return name.replace("wsgifast_", "wsgifast.", 1)
@@ -101,6 +103,12 @@ _METRICS = (
         "http_server_response_body_size_bytes", "histogram", "By", _REQUEST,
         "Bytes of a response's body.",
         _ANY_SERVER, bounds=_SIZE_BYTES,
+    ),
+    Metric(
+        "http_server_active_requests", "gauge", "{request}",
+        ("http_request_method", "url_scheme"),
+        "Requests that have come to the app, and whose response has not ended.",
+        _ANY_SERVER,
     ),
     # Bodies
     Metric(

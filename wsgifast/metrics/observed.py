@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from time import perf_counter
+from sys import modules
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ..bodies.files import FileReader, FileSlice, SegmentedBody
@@ -17,87 +18,115 @@ from ..bodies.held_head import HeldHead
 from ..bodies.streams import ClosedWith, close_body
 from ..bodies.wrappers import known_file
 from ..routes import CHUNKS, LENGTH_ERROR, ROUTE
-from .patterns import wsgi_pattern
+from .patterns import BOTTLE, FLASK, PATTERN, NotingHead, wsgi_pattern
 from .recorder import RECORDER, Recorder, Spans
+from .tally import NOTED_TOGETHER, Tally
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-__all__ = ["HEAD", "Observed"]
+__all__ = ["Observed"]
 
 logger = logging.getLogger("wsgifast")
-
-# Where WSGIFast leaves the head of the response, if whoever observes it has made room there. It is
-# not left there: a head has the server's start_response, which may have the environ.
-HEAD = "wsgifast.head"
 
 
 class Observed:
     """A WSGIFast whose requests are recorded, and which is not changed by it.
 
-    :param app: leaves its :class:`HeldHead` in the environ.
+    :param call: WSGIFast's own, which takes the head of the response.
+    :param app: the one in it.
     :param recorder: what it raises is logged, once.
     :param spans: also told of each request, with the span that is current when it comes.
     """
 
     def __init__(
         self,
-        app: Callable[[WSGIEnvironment, StartResponse], Any],
+        call: Callable[..., Any],
+        app: object,
         recorder: Recorder | None,
         spans: Spans | None,
     ) -> None:
+        self._call = call
         self._app = app
         self._recorder = recorder
         self._spans = spans
+        self._mark = recorder or spans
+        # Where most requests are counted without a call; other recorders have none.
+        self._lanes = recorder.lanes if isinstance(recorder, Tally) else {}
         self._has_failed = False
 
     def answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """As the app's own `__call__`."""
-        began = perf_counter()
+        began = monotonic()
         recorder, span = self._recorder, None
         if self._spans is not None:
             span = self._spans.current()
-        outer = environ.get(RECORDER)
-        if outer is None:
-            environ[RECORDER] = recorder or self._spans
-        elif outer is recorder:
+        if RECORDER not in environ:
+            environ[RECORDER] = self._mark
+        elif environ[RECORDER] is recorder:
             # A server of ours, or a WSGIFast around this one, does it already.
             recorder = None
         if recorder is None and span is None:
-            return self._app(environ, start_response)  # type: ignore[no-any-return]
-        environ[HEAD] = None
+            return self._call(environ, start_response)  # type: ignore[no-any-return]
+        method, scheme = environ["REQUEST_METHOD"], environ["wsgi.url_scheme"]
+        lane = None
+        if recorder is not None:
+            lane = self._lanes.get((method, scheme))
+            if lane is not None:
+                lane.begun += 1
+            else:
+                self._begin(recorder, method, scheme)
+        if FLASK in modules:
+            head: HeldHead = NotingHead(self._app, method, start_response)
+            head.environ = environ  # type: ignore[attr-defined]
+        else:
+            head = HeldHead(self._app, method, start_response)
         try:
-            body = self._app(environ, start_response)
+            body = self._call(environ, start_response, _head=head)
         except BaseException:
             self._tell(environ, 500, recorder, span, began, 0)
             raise
-        head: HeldHead = environ[HEAD]
-        environ[HEAD] = None
         kind = type(body)
         if kind is list or kind is tuple:
-            size = len(body[0]) if len(body) == 1 else sum(map(len, body))
-            if recorder is None or span is not None or LENGTH_ERROR in environ:
-                self._tell(environ, head.code, recorder, span, began, size)
-                return body  # type: ignore[no-any-return]
-            try:  # most responses: without the call
-                recorder.record(
-                    environ["REQUEST_METHOD"],
-                    environ["wsgi.url_scheme"],
-                    head.code,
-                    wsgi_pattern(environ),
-                    environ.get(ROUTE, ""),
-                    perf_counter() - began,
-                    size,
-                )
-            except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
-                self._log_failure()
+            size = head.length or 0  # it is always known of these
+            if lane is not None and span is None and LENGTH_ERROR not in environ:
+                pattern = environ.get(PATTERN)
+                if pattern is None and BOTTLE in modules:
+                    pattern = wsgi_pattern(environ)
+                noted = lane.noted.get((head.code, pattern, environ[ROUTE]))
+                if noted is not None:
+                    seconds, sizes = noted
+                    if len(sizes) < NOTED_TOGETHER:
+                        seconds.append(monotonic() - began)
+                        sizes.append(size)
+                        return body  # type: ignore[no-any-return]
+            self._tell(environ, head.code, recorder, span, began, size)
             return body  # type: ignore[no-any-return]
+
+        return self._follow(environ, head, body, recorder, span, began)
+
+    def _follow(
+        self,
+        environ: WSGIEnvironment,
+        head: HeldHead,
+        body: Any,
+        recorder: Recorder | None,
+        span: object | None,
+        began: float,
+    ) -> Iterable[bytes]:
+        """A body that tells when it has ended."""
 
         def end(size: int, left: bool = False) -> None:
             # Of a lazy app that has never begun there is no status.
             self._tell(environ, head.code or 500, recorder, span, began, size, left=left)
 
         return _followed(_Request(end), body, environ.get("wsgi.file_wrapper"))
+
+    def _begin(self, recorder: Recorder, method: str, scheme: str) -> None:
+        try:
+            recorder.begin(method, scheme)
+        except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
+            self._log_failure()
 
     def _tell(
         self,
@@ -130,7 +159,7 @@ class Observed:
                 status,
                 wsgi_pattern(environ),
                 environ.get(ROUTE, ""),
-                perf_counter() - began,
+                monotonic() - began,
                 size,
             )
             if LENGTH_ERROR in environ:

@@ -51,6 +51,12 @@ class Instruments:
                     metric.help,
                 )
 
+    def begin(self, method: str, scheme: str) -> None:
+        self._tally.begin(method, scheme)
+
+    def abandon(self, method: str, scheme: str) -> None:
+        self._tally.abandon(method, scheme)
+
     def record(
         self,
         method: str,

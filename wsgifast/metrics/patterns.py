@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
+from ..bodies.held_head import HeldHead
 from ..bodies.wrappers import known_file
 
 if TYPE_CHECKING:
@@ -17,16 +18,18 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse
 
 __all__ = [
+    "BOTTLE",
     "FLASK",
     "PATTERN",
+    "NotingHead",
     "asgi_pattern",
     "note_django_pattern",
     "noting_pattern",
     "wsgi_pattern",
 ]
 
-# The module that brings Flask.
-FLASK = "flask"
+# The modules that bring Flask and Bottle.
+FLASK, BOTTLE = "flask", "bottle"
 # Where an app, or a middleware of its, may say the pattern by itself, in the environ or the scope:
 # under Falcon `req.env["wsgifast.pattern"] = req.uri_template`.
 PATTERN = "wsgifast.pattern"
@@ -42,9 +45,7 @@ def noting_pattern(environ: dict[str, Any], start_response: StartResponse) -> St
     def start(
         status: str, headers: list[tuple[str, str]], exc_info: OptExcInfo | None = None, /
     ) -> Callable[[bytes], object]:
-        rule = getattr(getattr(environ.get("werkzeug.request"), "url_rule", None), "rule", None)
-        if rule is not None:
-            environ.setdefault(PATTERN, rule)
+        _note_flask_pattern(environ)
         try:
             if exc_info is None:
                 return start_response(status, headers)
@@ -55,13 +56,34 @@ def noting_pattern(environ: dict[str, Any], start_response: StartResponse) -> St
     return start
 
 
+class NotingHead(HeldHead):
+    """A head that does so, for whoever has one anyway.
+
+    :ivar environ: set by who makes it: a constructor is a call more.
+    """
+
+    environ: dict[str, Any]
+
+    def _take(self, status: str, headers: list[tuple[str, str]]) -> None:
+        _note_flask_pattern(self.environ)
+        HeldHead._take(self, status, headers)
+
+
+def _note_flask_pattern(environ: dict[str, Any]) -> None:
+    try:
+        rule = environ["werkzeug.request"].url_rule.rule
+    except (KeyError, AttributeError):  # another framework's request, or it has matched nothing
+        return
+    environ.setdefault(PATTERN, rule)
+
+
 def wsgi_pattern(environ: Mapping[str, Any]) -> str | None:
     """What was noted, or Bottle has matched; asked when the app has returned.
 
     :returns: None where nothing was matched, or where nobody tells.
     """
     pattern = environ.get(PATTERN)
-    if pattern is None and "bottle" in modules:
+    if pattern is None and BOTTLE in modules:
         pattern = getattr(environ.get("bottle.route"), "rule", None)
     return pattern
 

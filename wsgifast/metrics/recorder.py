@@ -16,8 +16,19 @@ LengthError = Literal["short", "long", "corrected"]
 class Recorder(Protocol):
     """Where requests are recorded; what WSGIFast's `metrics` takes.
 
+    Each request is begun once, and then either recorded or abandoned, perhaps by another thread.
     Whatever it raises is logged once, and costs no response.
     """
+
+    def begin(self, method: str, scheme: str) -> object:
+        """A request has come to the app.
+
+        :param method: as the client sent it.
+        :param scheme: "http" or "https".
+        """
+
+    def abandon(self, method: str, scheme: str) -> object:
+        """A request that has begun will have no response: the app has taken its connection over."""
 
     def record(
         self,

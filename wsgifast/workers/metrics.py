@@ -105,6 +105,7 @@ class Answers:
 
     def __init__(self, recorder: Recorder, log: Any) -> None:
         self._recorder = recorder
+        self._begin = recorder.begin
         self._record = recorder.record
         self._log = log
         self._has_failed = False
@@ -114,6 +115,10 @@ class Answers:
 
         def call(environ: dict[str, Any], start_response: StartResponse) -> Any:
             environ[RECORDER] = recorder
+            try:
+                begin(environ["REQUEST_METHOD"], environ["wsgi.url_scheme"])
+            except Exception:  # noqa: BLE001 - whatever it is, the request is answered
+                self._log_failure()
             if FLASK in modules:
                 start_response = noting_pattern(environ, start_response)
             body = app(environ, start_response)
@@ -121,7 +126,7 @@ class Answers:
                 note_django_pattern(environ, body)
             return body
 
-        recorder = self._recorder
+        recorder, begin = self._recorder, self._begin
         return call
 
     def record(self, carrier: Carrier, exchange: Exchange) -> None:
@@ -137,8 +142,9 @@ class Answers:
                 status, size = resp.status_code, resp.sent
             elif error is not None:
                 status, size = 500, 0
-            else:
-                return  # the app has taken the connection over
+            else:  # the app has taken the connection over
+                self._recorder.abandon(exchange.req.method, environ["wsgi.url_scheme"])
+                return
             if error is not None:
                 size = max(0, size - carrier.output.bytes_left())
             self._record(
@@ -153,10 +159,13 @@ class Answers:
             is_well = error is None and (resp is None or resp.is_as_declared())
             if not is_well or LENGTH_ERROR in environ:
                 self._count_what_went_wrong(environ, resp, error)
-        except Exception:  # noqa: BLE001 - whatever it is, the response is out
-            if not self._has_failed:
-                self._has_failed = True
-                self._log.exception("Metrics have failed, and are told of no more than this once")
+        except Exception:  # noqa: BLE001 - the response is out
+            self._log_failure()
+
+    def _log_failure(self) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            self._log.exception("Metrics have failed, and are told of no more than this once")
 
     def _count_what_went_wrong(
         self, environ: dict[str, Any], resp: Any, error: BaseException | None
