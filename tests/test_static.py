@@ -148,37 +148,38 @@ def test_without_a_wrapper_a_file_iterates_and_closes_by_itself(site: Path) -> N
     assert answer.iterable.closed
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/none",
-        "/app.js/",
-        "/app.js/x",
-        "/../site/app.js",
-        "/docs/../app.js",
-        "/docs/..",
-        "//app.js",
-        "/docs//index.html",
-        "/./app.js",
-        "/app.js\0",
-        "/\0",
-        "/..\\..\\etc\\passwd",
-        "/.env",
-        "/docs/.htaccess",
-        "/empty/",
-        "/empty",
-        "/" + "x" * 300,
-        "/" + "x/" * 5000,
-        "/\udcff",
-        "/%2e%2e/site/app.js",
-        "*",
-        "app.js",
-    ],
-)
-def test_what_is_no_file_is_404(site: Path, path: str) -> None:
-    answer = call(StaticFiles(directory=site), path)
-    assert answer.status == 404, answer
-    assert b"SECRET" not in answer.body
+NO_FILES = [
+    "/none",
+    "/app.js/",
+    "/app.js/x",
+    "/../site/app.js",
+    "/docs/../app.js",
+    "/docs/..",
+    "//app.js",
+    "/docs//index.html",
+    "/./app.js",
+    "/app.js\0",
+    "/\0",
+    "/..\\..\\etc\\passwd",
+    "/.env",
+    "/docs/.htaccess",
+    "/empty/",
+    "/empty",
+    "/" + "x" * 300,
+    "/" + "x/" * 5000,
+    "/\udcff",
+    "/%2e%2e/site/app.js",
+    "*",
+    "app.js",
+]
+
+
+def test_what_is_no_file_is_404(site: Path) -> None:
+    app = StaticFiles(directory=site)
+    for path in NO_FILES:
+        answer = call(app, path)
+        assert answer.status == 404, f"{path}: {answer}"
+        assert b"SECRET" not in answer.body, path
 
 
 def test_an_empty_path_is_the_root(site: Path) -> None:
@@ -942,13 +943,13 @@ def test_memory_stays_within_cache_bytes(tmp_path: Path, etag: str) -> None:
     """Proved by what Python allocates, not by the cache's own accounts."""
     root = tmp_path / "many"
     root.mkdir()
-    files = [root / f"file-{number:04}.txt" for number in range(400)]
+    files = [root / f"file-{number:04}.txt" for number in range(200)]
     for number, path in enumerate(files):
-        path.write_bytes(os.urandom(10 + number * 40))
+        path.write_bytes(os.urandom(10 + number * 80))
         if number % 3 == 0:
             write_sibling(path, ".gz", b"1234567")
             write_sibling(path, ".br", b"123456")
-    bound = 1 << 20
+    bound = 1 << 19
 
     def add(headers: Headers, path: str, url: str) -> None:
         headers["X-Long"] = url * 20

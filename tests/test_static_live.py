@@ -66,18 +66,15 @@ def test_files_ranges_and_conditions_on_one_connection(server: LiveServer) -> No
         assert server.get("/app.js", method="POST").status == 405
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
+def test_no_target_leads_out(server: LiveServer) -> None:
+    for target in (
         *("/../secret", "/%2e%2e/secret", "/..%2fsecret", "/docs/..%2f..%2fsecret"),
         *("//etc/passwd", "/..%5csecret", "/%00", "/app.js%00.html", "/%ff%fe"),
         *("/%252e%252e/secret", "/" + "a" * 3000),
-    ],
-)
-def test_no_target_leads_out(server: LiveServer, target: str) -> None:
-    answer = server.get(target)
-    assert answer.status in (400, 404), answer
-    assert b"secret" not in answer.body
+    ):
+        answer = server.get(target)
+        assert answer.status in (400, 404), f"{target}: {answer}"
+        assert b"secret" not in answer.body, target
 
 
 def test_a_file_that_shrinks_while_it_is_sent_ends_the_connection_and_is_logged(

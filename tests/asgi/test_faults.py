@@ -26,8 +26,8 @@ pytestmark = pytest.mark.long
 NAMES = sorted(SERVERS.keys() - {"daphne"})
 each = pytest.mark.parametrize("server", NAMES, indirect=True)
 
-# So large that it stays under way until its client reads: buffers hold far less.
-HUGE_BYTES = 64 * 1024 * 1024
+# So large that it stays under way until its client reads: buffers hold 4 MiB at most.
+HUGE_BYTES = 16 * 1024 * 1024
 # The client's receive buffer for a slow download.
 SMALL_WINDOW = 16 * 1024
 # The whole file, and a part of it, which no server sends by itself.

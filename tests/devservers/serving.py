@@ -78,7 +78,7 @@ def serve(
         )
         server.log = lambda kind, text, *args: lines.append(text % args)
         port = server.port
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread = threading.Thread(target=server.serve_forever, args=(0.002,))
     thread.start()
     try:
         yield Served(("127.0.0.1", port), server, lines)

@@ -66,7 +66,7 @@ def test_text_names_what_was_seen() -> None:
         "do",
     ]
     assert lines[1].split()[:2] == ["WF011", "/str"]
-    assert lines[2].split()[:4] == ["WF001", "/list", "20,000", "chunks,"]
+    assert lines[2].split()[:4] == ["WF001", "/list", "2,000", "chunks,"]
     assert lines[-1] == "3 endpoints: 1 good, 1 slow, 1 wrong."
     assert "\033" not in ended.stdout
 
@@ -76,7 +76,7 @@ def test_json_and_the_baseline_made_of_it(tmp_path: Path) -> None:
     report = json.loads(ended.stdout)
     assert report["version"] == JSON_VERSION
     assert report["findings"][0]["id"] == "WF001"
-    assert report["endpoints"][0]["chunks"] == 20_000
+    assert report["endpoints"][0]["chunks"] == 2_000
     baseline = tmp_path / "baseline.json"
     baseline.write_text(ended.stdout)
     assert doctor(APP, "/list", "--baseline", str(baseline)).returncode == 0

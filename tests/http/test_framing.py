@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import h11
 import pytest
 from hypothesis import given
@@ -22,12 +24,12 @@ CODES = [101, 200, 201, 204, 205, 206, 299, 304, 404, 500, 999]
 METHODS = ["GET", "HEAD", "POST", "CONNECT", "OPTIONS"]
 
 
-@pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("method", METHODS)
-def test_who_has_a_body(method: str, code: int) -> None:
-    bodiless = method == "HEAD" or code in (101, 204, 205, 304)
-    tunnel = method == "CONNECT" and code < 300
-    assert has_body(method, code) is not (bodiless or tunnel)
+def test_who_has_a_body(method: str) -> None:
+    for code in CODES:
+        bodiless = method == "HEAD" or code in (101, 204, 205, 304)
+        tunnel = method == "CONNECT" and code < 300
+        assert has_body(method, code) is not (bodiless or tunnel), code
 
 
 @pytest.mark.parametrize(
@@ -63,15 +65,17 @@ def test_client_of_http_1_0_gets_no_chunks() -> None:
     assert not framing.ends_itself
 
 
-@pytest.mark.parametrize("chunks", [True, False])
-@pytest.mark.parametrize("length", [None, 0, 4])
 @pytest.mark.parametrize("code", CODES[1:])
-@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
-def test_client_reads_the_end_where_it_is(
-    method: str, code: int, length: int | None, chunks: bool
-) -> None:
+def test_client_reads_the_end_where_it_is(code: int) -> None:
+    for method, length, chunks in itertools.product(
+        ["GET", "HEAD", "POST"], [None, 0, 4], [True, False]
+    ):
+        framing = frame_response(method, code, length, chunks=chunks)
+        expect_that_a_client_reads_it(method, code, framing)
+
+
+def expect_that_a_client_reads_it(method: str, code: int, framing: Framing) -> None:
     """h11 as the client: it sees the body, its end, and nothing behind it."""
-    framing = frame_response(method, code, length, chunks=chunks)
     sent = ResponseHead(f"{code} Text", []).encode("1.1", framing, "")
     block = b"body"[: BodyCounter(framing).admit(4)]
     if framing.chunked:
@@ -86,10 +90,10 @@ def test_client_reads_the_end_where_it_is(
         client.receive_data(b"")
     seen = bytearray()
     while not isinstance(event := client.next_event(), h11.EndOfMessage):
-        assert isinstance(event, (h11.Response, h11.Data)), "the client waits for more"
+        assert isinstance(event, (h11.Response, h11.Data)), f"it waits for more: {method} {framing}"
         seen += event.data if isinstance(event, h11.Data) else b""
-    assert bytes(seen) == block
-    assert client.trailing_data[0] == b""
+    assert bytes(seen) == block, f"{method} {framing}"
+    assert client.trailing_data[0] == b"", f"{method} {framing}"
 
 
 @given(

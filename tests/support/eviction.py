@@ -7,15 +7,31 @@ import mmap
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 
-__all__ = ["evict"]
+__all__ = ["wait_until_missed"]
 
 _PATIENCE_S = 5.0
+_BLOCK_BYTES = 1 << 20
 
 
-def evict(fd: int) -> None:
+def wait_until_missed(fd: int, missed: Callable[[], bool]) -> None:
+    """Evict a file and look whether it is missed, until it is.
+
+    A question that must not wait has the kernel begin to read all the same, and it looks again
+    before it answers: a disk that is quick, or a machine that was stopped meanwhile, and the bytes
+    are there. So one answer says nothing; if they always are there, somebody does wait.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    _evict(fd)
+    while not missed():
+        assert time.monotonic() < deadline, f"the file was not missed once in {_PATIENCE_S} s"
+        _evict(fd)
+
+
+def _evict(fd: int) -> None:
     """Make the kernel forget what it has of a file in memory; skip the test where that fails."""
     if not sys.platform.startswith("linux"):
         pytest.skip("only Linux tells what is in memory")
@@ -28,12 +44,21 @@ def evict(fd: int) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
         os.fsync(fd)
+        # What is being read ahead, after the question above or one of a test, is not told of and
+        # cannot be dropped before it has come.
+        _read_all(fd)
         # Which the kernel need not heed, while it has the pages in hand itself.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         if not _resident_pages(fd):
             return
         time.sleep(0.01)
     pytest.skip("the kernel keeps the test's file in memory")
+
+
+def _read_all(fd: int) -> None:
+    offset = 0
+    while block := os.pread(fd, _BLOCK_BYTES, offset):
+        offset += len(block)
 
 
 def _resident_pages(fd: int) -> int:
