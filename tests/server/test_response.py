@@ -550,6 +550,18 @@ def test_a_file_longer_than_its_length(ask: Ask, content: Path, length: int) -> 
     assert not asked.is_closed
 
 
+def test_a_part_that_is_given_the_whole_file(ask: Ask, content: Path) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        headers = [("Content-Length", "5"), ("Content-Range", f"bytes 0-4/{SIZE}")]
+        start_response("206 Partial Content", headers)
+        made: Iterable[bytes] = environ["wsgi.file_wrapper"](content.open("rb"))
+        return made
+
+    asked = ask(app)
+    assert asked.body == content.read_bytes()[:5]
+    assert not asked.is_closed
+
+
 def test_a_file_shorter_than_its_length(ask: Ask, content: Path) -> None:
     asked = ask(wrapped(content, SIZE + 3))
     assert asked.body == content.read_bytes()

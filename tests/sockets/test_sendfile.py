@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -271,6 +272,39 @@ def test_partial_sends(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     with path.open("rb") as file, tcp_pair() as pair:
         send_file_segment(pair.near, FileSegment(file.fileno(), 3, 100))
         assert recv_exactly(pair.far, 100) == DATA[3:103]
+
+
+def test_signals_cut_nothing_off(tmp_path: Path) -> None:
+    """EINTR, while the peer does not read."""
+    size = 32 << 20
+    arrived: list[int] = []
+    enough = threading.Event()
+
+    def handler(number: int, frame: object) -> None:
+        arrived.append(number)
+        if len(arrived) == 5:
+            enough.set()
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with (tmp_path / "sparse").open("w+b") as file, tcp_pair() as pair:
+            file.truncate(size)
+            received: list[int] = []
+
+            def read() -> None:
+                enough.wait(20)
+                received.append(len(recv_exactly(pair.far, size)))
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+            send_file_segment(pair.near, FileSegment(file.fileno(), 0, size))
+            reader.join()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert enough.is_set()
+    assert received == [size]
 
 
 def test_offsets_beyond_four_gib(tmp_path: Path) -> None:
