@@ -12,8 +12,10 @@ from wsgifast.imports import needs
 
 from .figures import figures
 from .messages import Receive, Scope, Send
+from .reads import read_plainly
 from .sending import COALESCING, FILE_EXTENSIONS
 from .transport import CoalescingTransport
+from .uploads import Upload
 from .uvicorn_response import Response
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
@@ -73,7 +75,7 @@ def check(module: Any, protocol: str, attributes: set[str], *methods: str) -> No
         raise UnsupportedUvicorn(f"RequestResponseCycle or FlowControl: {error}") from error
     for found, used in (
         (made, _OF_THE_CYCLE | attributes),
-        (flow, {"drain", "write_paused"}),
+        (flow, {"drain", "read_paused", "resume_reading", "write_paused"}),
         (base, _OF_THE_PROTOCOL.union(methods)),
     ):
         if missing := sorted(used - set(dir(found))):
@@ -82,8 +84,11 @@ def check(module: Any, protocol: str, attributes: set[str], *methods: str) -> No
 
 
 _OF_THE_CYCLE = {
+    "body",
     "disconnected",
     "flow",
+    "more_body",
+    "receive",
     "response_complete",
     "response_started",
     "scope",
@@ -99,13 +104,14 @@ _OF_THE_PROTOCOL = {
 
 
 class _Answering:
-    """The app as a protocol calls it: with our send() in place of the cycle's."""
+    """The app as a protocol calls it: with our send() and receive() in place of the cycle's."""
 
-    __slots__ = ("_app", "_response_class")
+    __slots__ = ("_app", "_gathers_uploads", "_response_class")
 
-    def __init__(self, app: Any, response_class: MakeResponse) -> None:
+    def __init__(self, app: Any, response_class: MakeResponse, *, gathers_uploads: bool) -> None:
         self._app = app
         self._response_class = response_class
+        self._gathers_uploads = gathers_uploads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any:
         cycle = send.__self__  # type: ignore[attr-defined]
@@ -114,11 +120,18 @@ class _Answering:
         else:
             scope["extensions"] = _EXTENSIONS.copy()
         response = self._response_class(cycle, cycle.transport)
+        upload = None
+        if cycle.more_body and self._gathers_uploads:
+            upload = Upload(cycle)
+            receive = upload.receive
         try:
             result = await self._app(scope, receive, response.send)
         except Exception:
             await response.sent()  # what is in our hands does not fail with what the app does next
             raise
+        finally:
+            if upload is not None:
+                upload.end()
         if response.handed_over is not None:
             await response.sent()
         return result
@@ -128,6 +141,8 @@ class FileSending(_Base):
     """What both protocols add to uvicorn's."""
 
     _response_class: MakeResponse
+    # HTTP/2 does it by itself: its windows say how much may wait.
+    _gathers_uploads = True
     _coalescing: CoalescingTransport
     app: Any
     loop: asyncio.AbstractEventLoop
@@ -135,7 +150,9 @@ class FileSending(_Base):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.app = _Answering(self.app, self._response_class)
+        self.app = _Answering(
+            self.app, self._response_class, gathers_uploads=self._gathers_uploads
+        )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._coalescing = CoalescingTransport(transport, self.loop)
@@ -161,4 +178,5 @@ class FileSending(_Base):
         self._coalescing.flush()
         self._coalescing.lost()
         self.transport = self._coalescing.real
+        read_plainly(self._coalescing.real)
         super().handle_websocket_upgrade(*args)  # type: ignore[misc]

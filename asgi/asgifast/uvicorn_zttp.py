@@ -199,6 +199,8 @@ class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
 class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
     """uvicorn's ZttpH2Protocol, sending no faster than the client opens its windows."""
 
+    _gathers_uploads = False
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._credit = _Credit()
         self._response_class = partial(ZttpH2Response, self._credit)

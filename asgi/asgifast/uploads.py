@@ -1,0 +1,110 @@
+"""A request's body under uvicorn's HTTP/1.1 protocols, on its way to the app.
+
+Theory of operation. uvicorn adds what comes to its cycle's `body`, reads no further while that is
+more than HIGH_WATER_LIMIT, and goes on when the app asks for more. All of that stays. Here
+:class:`Arrived` is the cycle's `body`, and :meth:`Upload.receive` stands around the cycle's own.
+
+- An app that waits is given what is read as it is, without a copy. One read is mostly above
+  uvicorn's mark, so there is no second one before the app has the first.
+- While the app does something else, such as writing to a file, reading goes on, up to
+  GATHERED_BYTES. All that has come by its next receive() is one message.
+- A client that sends faster than the app receives is read into one buffer for all (`reads.py`).
+- What the app has not received when it returns is dropped: the connection may stay for long.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wsgifast.imports import needs
+
+from .messages import Message
+from .reads import read_into_buffer
+
+with needs("asgifast.uvicorn", "uvicorn", "asgi"):
+    from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+
+__all__ = ["GATHERED_BYTES", "Upload"]
+
+# What may wait for an app that is busy before reading stops; one more read may come on top.
+GATHERED_BYTES = 256 * 1024
+_MORE_BYTES = GATHERED_BYTES - HIGH_WATER_LIMIT
+# Less than this is added to what came before it: a list of crumbs takes many times their bytes.
+_PIECE_BYTES = 4 * 1024
+
+
+class Arrived:
+    """Body bytes that the app has not received, as uvicorn treats them: `+=`, len() and bytes().
+
+    :ivar size: how many they are.
+    :ivar awaited: the app waits for them.
+    """
+
+    __slots__ = ("_pieces", "awaited", "size")
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes | bytearray] = []
+        self.size = 0
+        self.awaited = False
+
+    def __iadd__(self, data: bytes | bytearray) -> Arrived:
+        pieces = self._pieces
+        self.size += len(data)
+        if len(data) >= _PIECE_BYTES:
+            pieces.append(bytes(data))
+        elif pieces and type(pieces[-1]) is bytearray:
+            pieces[-1] += data
+        else:
+            pieces.append(bytearray(data))
+        return self
+
+    def __len__(self) -> int:
+        """What uvicorn holds against its mark, above which it stops reading."""
+        return self.size if self.awaited else max(0, self.size - _MORE_BYTES)
+
+    def __bytes__(self) -> bytes:
+        """Take all of them."""
+        pieces = self._pieces
+        data = bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+        self.drop()
+        return data
+
+    def drop(self) -> None:
+        self._pieces.clear()
+        self.size = 0
+
+
+class Upload:
+    """The receive() of an app whose request has more body to come.
+
+    :param cycle: uvicorn's RequestResponseCycle.
+    """
+
+    __slots__ = ("_arrived", "_cycle")
+
+    def __init__(self, cycle: Any) -> None:
+        self._cycle = cycle
+        self._arrived = Arrived()
+        if cycle.body:
+            self._arrived += cycle.body
+        cycle.body = self._arrived
+
+    async def receive(self) -> Message:
+        """The receive() that the app is given."""
+        cycle, arrived = self._cycle, self._arrived
+        arrived.awaited = not arrived.size
+        try:
+            message: Message = await cycle.receive()
+        finally:
+            arrived.awaited = False
+        if message["type"] == "http.request":
+            message["body"] = bytes(message["body"])  # the oldest uvicorns hand on what they have
+            cycle.body = arrived
+            if message["more_body"] and cycle.flow.read_paused:
+                read_into_buffer(cycle.transport.real)
+                cycle.flow.resume_reading()
+        return message
+
+    def end(self) -> None:
+        """The app has returned, or was cancelled."""
+        self._arrived.drop()
