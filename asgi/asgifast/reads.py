@@ -27,7 +27,7 @@ class _Buffered(asyncio.BufferedProtocol):
             _of_this_thread.buffer = memoryview(bytearray(READ_BYTES))
         self._buffer: memoryview = _of_this_thread.buffer
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # type: ignore[override]
+    def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:

@@ -24,7 +24,7 @@ from .reads import read_into_buffer
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-__all__ = ["GATHERED_BYTES", "Upload"]
+__all__ = ["GATHERED_BYTES", "Arrived", "Upload"]
 
 # What may wait for an app that is busy before reading stops; one more read may come on top.
 GATHERED_BYTES = 256 * 1024

@@ -150,9 +150,7 @@ class FileSending(_Base):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.app = _Answering(
-            self.app, self._response_class, gathers_uploads=self._gathers_uploads
-        )
+        self.app = _Answering(self.app, self._response_class, gathers_uploads=self._gathers_uploads)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._coalescing = CoalescingTransport(transport, self.loop)

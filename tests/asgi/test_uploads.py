@@ -1,0 +1,336 @@
+"""Request bodies under uvicorn's HTTP/1.1 protocols: how they come to the app, and what waits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import trustme
+import uvicorn
+from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
+from asgifast.uploads import Arrived
+from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from .test_protocols import HELLO, TOO_MUCH, Client, Upgraded, body, serving, start, turns
+
+PROTOCOLS: dict[str, Any] = {"h11": H11Protocol, "httptools": HttpToolsProtocol}
+if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
+    from asgifast.uvicorn import ZttpProtocol
+
+    PROTOCOLS["zttp"] = ZttpProtocol
+LOOPS = {"asyncio": asyncio.new_event_loop}
+if find_spec("uvloop"):
+    import uvloop
+
+    LOOPS["uvloop"] = uvloop.new_event_loop
+# More than what may wait for an app, and than any buffer of the kernel's between the two ends.
+UPLOAD = os.urandom(3_000_000)
+PIECE_BYTES = 10_000
+
+
+@pytest.fixture(params=PROTOCOLS)
+def protocol(request: pytest.FixtureRequest) -> Any:
+    return PROTOCOLS[request.param]
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Callable[[Awaitable[None]], None]:
+    def run_on(coro: Awaitable[None]) -> None:
+        loop = LOOPS[request.param]()
+        try:
+            loop.run_until_complete(asyncio.wait_for(coro, 20))
+        finally:
+            loop.close()
+
+    return run_on
+
+
+Run = Callable[[Awaitable[None]], None]
+
+
+def head(size: int | None, *fields: bytes) -> bytes:
+    """Of an upload of so many bytes; None: in chunks."""
+    framing = b"Transfer-Encoding: chunked" if size is None else b"Content-Length: %d" % size
+    return b"\r\n".join([b"POST / HTTP/1.1", b"Host: x", framing, *fields, b"", b""])
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+async def all_of(receive: Receive) -> bytes:
+    data = bytearray()
+    while True:
+        message = await receive()
+        assert message["type"] == "http.request"
+        assert type(message["body"]) is bytes
+        data += message["body"]
+        if not message["more_body"]:
+            return bytes(data)
+
+
+async def answer(send: Send, data: bytes = b"ok") -> None:
+    await start(send, length=len(data))
+    await body(send, data)
+
+
+def conversation(
+    run: Run, protocol: Any, app: ASGIApp, talk: Callable[[Client], Awaitable[None]], **options: Any
+) -> None:
+    async def both() -> None:
+        async with serving(protocol, app, **options) as client:
+            await talk(client)
+
+    run(both())
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_upload_comes_as_it_was_sent(run: Run, protocol: Any, chunked: bool) -> None:
+    """Though the client stalls in between, and the next request is behind it already."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert await all_of(receive) == UPLOAD
+        await answer(send, b"whole")
+        assert await receive() == {"type": "http.disconnect"}
+
+    async def talk(client: Client) -> None:
+        parts = [UPLOAD[:5], UPLOAD[5:1_000_000], UPLOAD[1_000_000:]]
+        await client.send(head(None if chunked else len(UPLOAD)))
+        for part in parts:
+            await client.send(chunk(part) if chunked else part)
+            await turns()
+        await client.send((b"0\r\n\r\n" if chunked else b"") + HELLO)
+        await client.until(b"\r\n\r\nwhole")
+        await client.until(b"\r\n\r\nhello")
+        await client.hello()
+
+    conversation(run, protocol, app, talk)
+
+
+def test_what_comes_while_the_app_is_busy_is_one_message(run: Run, protocol: Any) -> None:
+    busy, messages = asyncio.Event(), list[Message]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        messages.append(await receive())
+        await busy.wait()
+        messages.append(await receive())
+        await answer(send)
+
+    async def talk(client: Client) -> None:
+        await client.send(head(21 * PIECE_BYTES))
+        for _ in range(21):
+            await client.send(bytes(PIECE_BYTES))
+            await turns()
+        busy.set()
+        await client.until(b"\r\n\r\nok")
+        assert sum(len(message["body"]) for message in messages) == 21 * PIECE_BYTES
+        assert [message["more_body"] for message in messages] == [True, False]
+
+    conversation(run, protocol, app, talk)
+
+
+async def offer(client: Client, data: bytes) -> int:
+    """Send the data again and again until nobody takes more; return how many bytes were taken."""
+    taken = 0
+    refused = 0
+    while refused < 3 and taken < TOO_MUCH:
+        try:
+            taken += client.sock.send(data)
+            refused = 0
+        except BlockingIOError:
+            refused += 1
+        await turns()
+    return taken
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["before the first", "after the first"])
+def test_an_app_that_does_not_receive_holds_the_client_up(
+    run: Run, protocol: Any, begun: bool
+) -> None:
+    busy, peaks = asyncio.Event(), list[int]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if begun:
+            await receive()
+        tracemalloc.start()
+        try:
+            await busy.wait()
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        assert (await receive())["more_body"]
+
+    async def talk(client: Client) -> None:
+        await client.send(head(TOO_MUCH) + b"first")
+        await turns()
+        assert await offer(client, UPLOAD[:65_536]) < 2_000_000
+        busy.set()
+        while client.state.tasks:
+            await turns()
+
+    conversation(run, protocol, app, talk)
+    assert peaks[0] < 1_500_000
+
+
+def test_crumbs_take_no_more_than_their_bytes() -> None:
+    crumbs = [b"%02d" % (number % 100) for number in range(50_000)]
+    arrived = Arrived()
+    tracemalloc.start()
+    try:
+        for crumb in crumbs:
+            arrived += crumb
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()
+    arrived += UPLOAD
+    arrived += b"end"
+    assert bytes(arrived) == b"".join(crumbs) + UPLOAD + b"end"
+    assert arrived.size == 0
+
+
+def test_what_came_at_once_is_not_copied() -> None:
+    arrived = Arrived()
+    arrived += UPLOAD
+    assert bytes(arrived) is UPLOAD
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_client_that_leaves_in_the_middle(run: Run, protocol: Any, waits: bool) -> None:
+    received, has_left = asyncio.Event(), asyncio.Event()
+    messages: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        messages.append(await receive())
+        received.set()
+        if not waits:
+            await has_left.wait()
+        messages.extend([await receive(), await receive()])
+
+    async def talk(client: Client) -> None:
+        await client.send(head(1000) + b"half")
+        await received.wait()
+        if not waits:
+            await client.send(b"more")
+            await turns()
+        client.sock.close()
+        await turns()
+        has_left.set()
+        while client.state.tasks:
+            await turns()
+
+    conversation(run, protocol, app, talk)
+    assert messages[0] == {"type": "http.request", "body": b"half", "more_body": True}
+    assert messages[1:] == [{"type": "http.disconnect"}] * 2
+
+
+@pytest.mark.parametrize("receives", [False, True])
+def test_expect_100_continue(run: Run, protocol: Any, receives: bool) -> None:
+    """The client is asked for its body when the app asks, and never by an app that does not."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        data = await all_of(receive) if receives else b""
+        await answer(send, b"%d" % len(data))
+
+    async def talk(client: Client) -> None:
+        await client.send(head(300_000, b"Expect: 100-continue"))
+        first = await client.until(b"\r\n\r\n")
+        if receives:
+            assert first == b"HTTP/1.1 100 Continue\r\n\r\n"
+            await client.send(bytes(300_000))
+            await client.until(b"\r\n\r\n300000")
+            await client.hello()
+        else:
+            assert first.startswith(b"HTTP/1.1 200 ")
+
+    conversation(run, protocol, app, talk)
+
+
+def test_an_app_that_answers_without_the_body(run: Run, protocol: Any) -> None:
+    """The rest is read and forgotten; the connection keeps nothing of it, and goes on."""
+    arrived = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await arrived.wait()
+        await answer(send, b"no, thank you")
+
+    async def talk(client: Client) -> None:
+        await client.send(head(len(UPLOAD)))
+        await turns()
+        await client.send(UPLOAD[:100_000])
+        await turns()
+        connection: Any = next(iter(client.state.connections))
+        arrived.set()
+        await client.until(b"no, thank you")
+        await turns()
+        assert not bytes(connection.cycle.body)
+        await client.send(UPLOAD[100_000:])
+        await client.hello()
+
+    conversation(run, protocol, app, talk)
+
+
+def test_an_upgrade_behind_an_upload(run: Run, protocol: Any) -> None:
+    """What comes then is the other protocol's, though much came at once before."""
+    Upgraded.transports = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await all_of(receive)
+        await answer(send)
+
+    async def talk(client: Client) -> None:
+        await client.send(head(len(UPLOAD)) + UPLOAD)
+        await client.until(b"\r\n\r\nok")
+        [connection] = client.state.connections
+        assert isinstance(connection.transport.get_protocol(), asyncio.BufferedProtocol)
+        await client.send(
+            b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        assert await client.exactly(8) == b"upgraded"
+        await client.send(b"a frame")
+        assert await client.exactly(8) == b"upgraded"
+
+    conversation(run, protocol, app, talk, ws=Upgraded)
+
+
+def test_an_upload_over_tls(run: Run, protocol: Any) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert await all_of(receive) == UPLOAD
+        await answer(send, b"whole")
+
+    async def upload() -> None:
+        authority = trustme.CA()
+        theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("localhost").configure_cert(theirs)
+        ours = ssl.create_default_context()
+        authority.configure_trust(ours)
+        config = uvicorn.Config(app, log_config=None, proxy_headers=False, lifespan="off")
+        config.load()
+        state = ServerState()
+        server = await asyncio.get_running_loop().create_server(
+            lambda: protocol(config=config, server_state=state, app_state={}),
+            "127.0.0.1",
+            ssl=theirs,
+        )
+        address = server.sockets[0].getsockname()
+        reader, writer = await asyncio.open_connection(
+            *address, ssl=ours, server_hostname="localhost"
+        )
+        for _ in range(2):
+            writer.write(head(len(UPLOAD)) + UPLOAD)
+            await reader.readuntil(b"\r\n\r\nwhole")
+        writer.close()
+        await writer.wait_closed()
+        while state.connections:
+            await asyncio.sleep(0)
+        server.close()
+        await server.wait_closed()
+
+    run(upload())
