@@ -30,7 +30,7 @@ def download() -> Response:
 
 @flask_app.get("/table")
 def table() -> Response:
-    """A streamed template: thousands of crumbs."""
+    """A streamed template: thousands of small chunks."""
     return Response(stream_template_string(TABLE, rows=ROWS))
 
 

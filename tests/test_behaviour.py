@@ -234,7 +234,7 @@ def test_gunicorns_access_log_can_print_the_route() -> None:
         size = len(SHAPES["bare-bytes"].expected)
         for line in (
             f"/bare-bytes went out as rescued, {size} bytes",
-            f"/generator went out as stream-crumbs, {len(SHAPES['generator'].expected)} bytes",
+            f"/generator went out as stream-small, {len(SHAPES['generator'].expected)} bytes",
             "/one-chunk went out as as-is, 5 bytes",
         ):
             wait_for(lambda line=line: line in server.log(), f"the log says {line!r}")  # type: ignore[misc]

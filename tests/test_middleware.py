@@ -165,7 +165,7 @@ def _blocks(size: int, block: int) -> tuple[bytes, ...]:
         ((), "stream", 0),
         ((b"", b"page" * 5000), "stream", 1),
         ((b"x" * 50_000, b"y" * 30_000, b"z" * 70_000), "stream", 3),
-        ((b"x",) * 20_000, "stream-crumbs", 20_000),
+        ((b"x",) * 20_000, "stream-small", 20_000),
         (_blocks(10 << 20, 8192), "stream-blocks", 1280),
         (_blocks((10 << 20) + 1, 8192), "stream-blocks", 1281),
         (_blocks(8193, 4096), "stream-blocks", 3),
@@ -202,7 +202,7 @@ def test_the_log_tells_of_a_stream_that_broke_off() -> None:
         else:
             with pytest.raises(LookupError):
                 next(chunks)
-        assert server.environ["wsgifast.route"] == "stream-crumbs"
+        assert server.environ["wsgifast.route"] == "stream-small"
         assert server.environ["wsgifast.chunks"] == 10
 
 

@@ -64,14 +64,14 @@ class WSGIFast:
     ======================================  =====================================  =================
     a list or tuple of few large bytes      the same object                        ``as-is``
     str, bytes, bytearray, memoryview       one chunk of bytes                     ``rescued``
-    a list or tuple of crumbs               few large chunks                       ``joined``
+    a list or tuple of small chunks         few large chunks                       ``joined``
     a file, or a known wrapper around one   in the server's ``wsgi.file_wrapper``  ``file``
     the same where the server has none      blocks of 256 KiB                      ``blocks``
     any of these in a framework's wrapper   the same; the wrapper is closed then   the same
     a file, asked for in several ranges     its runs, as a :class:`SegmentedBody`  ``segments``
     a file for the front server to send     no body                                ``accel``
     any other iterable                      its chunks, each as it comes           ``stream``
-    the same, of small chunks               the same                               ``stream-crumbs``
+    the same, of small chunks               the same                               ``stream-small``
     the same, of chunks of one round size   the same                               ``stream-blocks``
     any of them with `coalesce`             its chunks, gathered while they are    ``coalesced``
                                             quick
@@ -87,7 +87,7 @@ class WSGIFast:
     as it does for a GET.
 
     :param app: any WSGI application (PEP 3333).
-    :param coalesce: also gather the small chunks of iterators; for apps that yield crumbs quickly,
+    :param coalesce: also gather the small chunks of iterators; for apps that yield them quickly,
         not for event streams. See :func:`wsgifast.bodies.chunks.coalesced` for what may wait, and
         for how long.
     :param nodelay: set TCP_NODELAY on each connection whose socket the server lets us reach.

@@ -32,7 +32,7 @@ SENDFILE_BYTES = "wsgifast.sendfile_bytes"
 # So many chunks of a stream tell what it is: of each further one the size is not asked.
 SAMPLED_CHUNKS = 32
 # Chunks that are smaller than this on average cost more around them than for their bytes.
-_CRUMB_BYTES = 1024
+_SMALL_CHUNK_BYTES = 1024
 # Files are read in blocks of a multiple of this many bytes.
 _BLOCK_UNIT_BYTES = 1024
 
@@ -43,11 +43,11 @@ def stream_route(chunks: int, first_bytes: int, total_bytes: int) -> str:
     :param chunks: how many were looked at.
     :param first_bytes: the size of the first.
     :param total_bytes: of all of them.
-    :returns: "stream-crumbs" for small chunks, "stream-blocks" for chunks of one round size, as a
+    :returns: "stream-small" for small chunks, "stream-blocks" for chunks of one round size, as a
         file is read; "stream" for any others.
     """
-    if total_bytes < chunks * _CRUMB_BYTES:
-        return "stream-crumbs"
+    if total_bytes < chunks * _SMALL_CHUNK_BYTES:
+        return "stream-small"
     is_round = first_bytes % _BLOCK_UNIT_BYTES == 0
     if is_round and (chunks - 1) * first_bytes < total_bytes <= chunks * first_bytes:
         return "stream-blocks"

@@ -208,7 +208,7 @@ def test_a_generator_in_flask_is_streamed_and_closed_first() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         return flask_app(Source(f"{number}\n" for number in range(9)))(environ, start_response)
 
-    check(app, "stream-crumbs")
+    check(app, "stream-small")
     assert closed[0] == "source"
 
 
@@ -234,8 +234,8 @@ def test_werkzeug_subclasses_that_iterate_otherwise_are_left_alone(path: Path) -
         response.call_on_close(lambda: closed.append(threading.get_ident()))
         return response(environ, start_response)
 
-    check(shouting, "stream-crumbs")
-    server = check(encoding, "stream-crumbs")
+    check(shouting, "stream-small")
+    server = check(encoding, "stream-small")
     assert b"".join(server.sent) == CONTENT.upper()
 
 
@@ -245,7 +245,7 @@ def test_a_body_that_was_begun_goes_on_where_it_was(path: Path) -> None:
         next(iter(body))
         return body
 
-    server = check(app, "stream-crumbs")
+    server = check(app, "stream-small")
     assert b"".join(server.sent) == CONTENT[6:]
 
 
@@ -285,7 +285,7 @@ def test_django_streams(path: Path) -> None:
 
     check(django_app(lambda: StreamingHttpResponse(["a", b"b"])), "joined")
     lines = django_app(lambda: StreamingHttpResponse(Source(str(n) for n in range(99))))
-    check(lines, "stream-crumbs")
+    check(lines, "stream-small")
     assert closed[0] == "source"
     check(django_app(lambda: StreamingHttpResponse(path.open("rb"))), "file")
     wrapped = django_app(lambda: StreamingHttpResponse(wsgiref.util.FileWrapper(path.open("rb"))))
@@ -312,7 +312,7 @@ def test_django_looks_up_no_charset_for_each_chunk() -> None:
         def make(content_type: str | None = content_type) -> Any:
             return StreamingHttpResponse((c for c in chunks), content_type=content_type)
 
-        check(django_app(make), "stream-crumbs")
+        check(django_app(make), "stream-small")
     asked: list[object] = []
 
     class Counted(StreamingHttpResponse):
@@ -358,7 +358,7 @@ def test_several_ranges_behind_django_stay_runs_of_their_file(path: Path) -> Non
     assert b"".join(server.sent) == b"<" + CONTENT[10:30] + b"|" + CONTENT[90_000:90_030]
     assert isinstance(server.result, SegmentedBody)
     check(django_app(make), "no-body", method="HEAD")
-    check(django_app(lambda: make(begun=True)), "stream-crumbs")
+    check(django_app(lambda: make(begun=True)), "stream-small")
 
 
 def test_django_subclasses_that_iterate_otherwise_are_left_alone(path: Path) -> None:
@@ -382,8 +382,8 @@ def test_django_subclasses_that_iterate_otherwise_are_left_alone(path: Path) -> 
             self._set_streaming_content(value)
 
     check(django_app(lambda: Iterated("page")), "stream")
-    check(django_app(lambda: Made(["a", "b"])), "stream-crumbs")
-    server = check(django_app(lambda: Made(path.open("rb"))), "stream-crumbs")
+    check(django_app(lambda: Made(["a", "b"])), "stream-small")
+    server = check(django_app(lambda: Made(path.open("rb"))), "stream-small")
     assert b"".join(server.sent) == CONTENT.upper()
     check(django_app(lambda: Streamed(path.open("rb"))), "stream-blocks", server_wrapper=None)
 
@@ -399,7 +399,7 @@ def test_cherrypy(path: Path) -> None:
         return cherrypy_app(opened.enter_context(path.open("rb")))(environ, start_response)
 
     check(cherrypy_app(["a", b"b"]), "joined")
-    check(streamed, "stream-crumbs")
+    check(streamed, "stream-small")
     with contextlib.ExitStack() as opened:  # CherryPy closes no file that is streamed
         check(file, "file")
 
@@ -463,17 +463,17 @@ def bottle_file(path: Path) -> Any:
         (pyramid_app, lambda path: pyramid_response((b"a", b"b")), "joined"),
         (pyramid_app, lambda path: pyramid_response(path.open("rb")), "file"),
         (pyramid_app, pyramid_file, "file"),
-        (pyramid_app, lambda path: pyramid_response(bytes([n]) for n in range(9)), "stream-crumbs"),
+        (pyramid_app, lambda path: pyramid_response(bytes([n]) for n in range(9)), "stream-small"),
         (falcon_app, lambda path: [b"a", b"b"], "joined"),
         (falcon_app, lambda path: (b"a", b"b"), "joined"),
         (falcon_app, lambda path: path.open("rb"), "file"),
         (falcon_app, lambda path: io.BytesIO(CONTENT), "file"),
-        (falcon_app, lambda path: (bytes([n]) for n in range(9)), "stream-crumbs"),
+        (falcon_app, lambda path: (bytes([n]) for n in range(9)), "stream-small"),
         (bottle_app, lambda path: ["a", "b"], "as-is"),  # which Bottle joins
         (bottle_app, lambda path: ("a", "b"), "as-is"),
         (bottle_app, lambda path: path.open("rb"), "file"),
         (bottle_app, bottle_file, "file"),
-        (bottle_app, lambda path: (f"{n}" for n in range(9)), "stream-crumbs"),
+        (bottle_app, lambda path: (f"{n}" for n in range(9)), "stream-small"),
     ],
 )
 def test_others(

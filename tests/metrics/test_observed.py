@@ -120,7 +120,7 @@ def test_a_list_is_recorded_when_the_app_returns() -> None:
     [
         ("text", "rescued", 4),
         ([b"x"] * 1000, "joined", 1000),
-        ((b"x" for _ in range(1000)), "stream-crumbs", 1000),
+        ((b"x" for _ in range(1000)), "stream-small", 1000),
         (io.BytesIO(b"12345"), "blocks", 5),
     ],
 )

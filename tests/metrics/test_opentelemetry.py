@@ -84,7 +84,7 @@ def test_attributes_of_the_span_around_a_wsgi_app() -> None:
     (span,) = exporter.get_finished_spans()
     assert dict(span.attributes or {}) == {
         "http.response.body.size": 100,
-        "wsgifast.route": "stream-crumbs",
+        "wsgifast.route": "stream-small",
         "wsgifast.chunks": 100,
     }
 

@@ -26,7 +26,7 @@ __all__ = [
 # A chunk of this size is sent as it is: beyond it a send costs more than the call around it, and
 # copying it into a larger block only costs memory.
 LARGE_CHUNK_BYTES = 64 * 1024
-# A body of crumbs up to this size is joined whole; of a larger one a block at a time.
+# A body of small chunks up to this size is joined whole; of a larger one a block at a time.
 JOINED_WHOLE_BYTES = 1024 * 1024
 JOINED_BLOCK_BYTES = 256 * 1024
 

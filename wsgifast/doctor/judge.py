@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..bodies.streams import is_event_stream
-from ..shapes.rule import BodySeen, is_crumbs, size_text, slow_shape
+from ..shapes.rule import BodySeen, is_many_and_small, size_text, slow_shape
 from .catalogue import CATALOGUE
 from .model import Cost, Finding, Observation, Recording
 
@@ -107,7 +107,7 @@ def _shape(seen: Observation) -> Iterator[Finding | None]:
         what = f"a file, read {size_text(chunks.median)} at a time"
         fix = f"{_WRAP}, or {_own_file(seen)}"
         # All of its lines are the server's work: there is something to gain, however small.
-        yield _worth(id_, seen, what, fix, "wrapped", certain=is_crumbs(chunks))
+        yield _worth(id_, seen, what, fix, "wrapped", certain=is_many_and_small(chunks))
     elif id_ == "WF007":  # small today: one block
         yield _finding(id_, seen, "a file in a foreign wrapper", f"{_WRAP}; {_own_file(seen)}")
     elif id_ == "WF009":

@@ -28,7 +28,7 @@ class Application:
     :param app: WSGI.
     :param environs: makes its environs.
     :param file_wrapper: the environ's `wsgi.file_wrapper`.
-    :param log: a logger, with gunicorn's access().
+    :param log: a logger that has an access() too, for the access log.
     :param logs_access: whether there is an access log: building a line of it costs as much as a
         short request.
     :param pre_request: called with each request before the app.
@@ -241,7 +241,7 @@ def _tell_times(exchange: Exchange, environ: dict[str, Any], backlog: Backlog | 
 
 
 def _error_page(error: RequestError) -> bytes:
-    """An answer in the form of gunicorn's own."""
+    """As gunicorn writes it: clients see one form of error page, whoever refuses them."""
     reason = error.reason
     page = (
         f"<html>\n  <head>\n    <title>{reason}</title>\n  </head>\n  <body>\n"

@@ -1,4 +1,4 @@
-"""What the core asks of a parser of requests; another one may stand beside gunicorn's."""
+"""What the core asks of a parser of requests, whoever has made it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal, NamedTuple
 
-__all__ = ["BodySeen", "Chunks", "is_crumbs", "size_text", "slow_shape"]
+__all__ = ["BodySeen", "Chunks", "is_many_and_small", "size_text", "slow_shape"]
 
 # An app that takes longer than this for its next chunk has paused: it streams on purpose.
 PAUSE_S = 0.005
@@ -70,7 +70,7 @@ class BodySeen(NamedTuple):
     file_bytes: int | None = None
 
 
-_CRUMBS = {"list": "WF001", "messages": "WF030"}
+_OF_SMALL_CHUNKS = {"list": "WF001", "messages": "WF030"}
 
 
 def slow_shape(seen: BodySeen) -> str | None:
@@ -87,12 +87,12 @@ def slow_shape(seen: BodySeen) -> str | None:
             return "WF008"
         if chunks.count <= 1:
             return "WF009" if seen.file_bytes >= _LARGE_BYTES else None
-    if is_crumbs(chunks):
-        return _CRUMBS.get(seen.kind, "WF003")
+    if is_many_and_small(chunks):
+        return _OF_SMALL_CHUNKS.get(seen.kind, "WF003")
     return None
 
 
-def is_crumbs(chunks: Chunks) -> bool:
+def is_many_and_small(chunks: Chunks) -> bool:
     """Whether there are many chunks, and small ones."""
     return chunks.count >= _MANY_CHUNKS and chunks.median < _SMALL_CHUNK_BYTES
 
