@@ -8,18 +8,21 @@ each scrape would read more of them than the one before.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import struct
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..imports import needs
+from .merge import Layout, Text, ValuesFile, parts_of
 from .processes import is_alive, pid_in
 
 with needs("wsgifast.metrics.directory", "prometheus_client", "prometheus"):
+    from prometheus_client.exposition import choose_encoder
     from prometheus_client.mmap_dict import MmapedDict, mmap_key
     from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -32,6 +35,8 @@ _DEAD = "wsgifast-dead"
 # A file that is being made, or was left unfinished, cannot be read.
 _UNREADABLE = (struct.error, RuntimeError, ValueError, FileNotFoundError)
 _ATTEMPTS = 3
+# Texts that are kept, each for a content type: whoever scrapes says of which version.
+_MOST_FORMATS = 4
 
 
 class Directory:
@@ -44,24 +49,78 @@ class Directory:
         self.path = path
         self._own = own
         self._lock = threading.Lock()
+        # By path and inode.
+        self._values: dict[tuple[str, int], ValuesFile] = {}
+        self._layout: Layout | None = None
+        self._texts: dict[str, Text] = {}
 
     def collect(self) -> Iterator[Any]:
         """All processes' metrics, added up; what prometheus_client's registries ask for."""
+        with self._lock:
+            layout = self._read()
+            if layout is None:
+                metrics = list(self._merged_by_time())
+            else:
+                values = layout.sums()
+                metrics = [_with_values(metric, values) for metric in layout.metrics]
+        yield from metrics
+
+    def text(self, accept: str | None) -> tuple[str, bytes]:
+        """The same in the best of prometheus_client's formats for an Accept header.
+
+        :returns: its content type, and what :func:`prometheus_client.generate_latest` would make.
+        """
+        as_chosen: Any = choose_encoder  # takes None, too
+        encode, content_type = as_chosen(accept)
+        with self._lock:
+            layout = self._read()
+            if layout is not None:
+                text = self._texts.get(content_type)
+                if text is None:
+                    if len(self._texts) >= _MOST_FORMATS:
+                        self._texts.clear()
+                    text = self._texts[content_type] = Text(encode, layout)
+                return content_type, text.with_values(layout.sums())
+        return content_type, encode(self)
+
+    def _read(self) -> Layout | None:
+        """Read all files anew; None where it needs prometheus_client to add them up."""
         for attempt in range(_ATTEMPTS):
             try:
-                with self._lock:
-                    metrics = list(_merged(self._files(), accumulate=True))
-                break
+                return self._read_once()
             except _UNREADABLE:
                 if attempt == _ATTEMPTS - 1:
                     raise
-        for metric in metrics:
+        raise AssertionError
+
+    def _read_once(self) -> Layout | None:
+        with os.scandir(self.path) as entries:
+            # What dead processes have left is put together in a new file of the old name.
+            there = {(e.path, e.inode()) for e in entries if e.name.endswith(".db")}
+        for gone in self._values.keys() - there:
+            self._values.pop(gone).close()
+            self._layout = None
+        for new in there - self._values.keys():
+            self._values[new] = ValuesFile(new[0])
+            self._layout = None
+        for file in self._values.values():
+            if file.read():
+                self._layout = None
+        if not all(map(Layout.fits, self._values.values())):
+            return None
+        if self._layout is None:
+            self._layout = Layout(list(self._values.values()))
+            self._texts.clear()
+        return self._layout
+
+    def _merged_by_time(self) -> Iterator[Any]:
+        for metric in _merged(self._files(), accumulate=True):
             metric.samples = [_with_plain_pid(sample) for sample in metric.samples]
             yield metric
 
     def processes(self) -> set[str]:
         """The processes of ours that have files there and live."""
-        names = {_parts(path)[1] for path in self._files()}
+        names = {parts_of(path)[1] for path in self._files()}
         return {name for name in names if is_alive(name)}
 
     def clean(self) -> None:
@@ -69,7 +128,7 @@ class Directory:
         dead: dict[str, list[str]] = defaultdict(list)
         alive: dict[str, bool] = {_DEAD: True}
         for path in self._files():
-            kind, process = _parts(path)
+            kind, process = parts_of(path)
             if process not in alive:
                 alive[process] = self._may_live(process)
             if not alive[process]:
@@ -140,10 +199,10 @@ def _is_readable(path: str) -> bool:
     return True
 
 
-def _parts(path: str) -> tuple[str, str]:
-    """A file's kind, with the mode of gauges, and its process."""
-    kind, _, process = os.path.basename(path).removesuffix(".db").rpartition("_")
-    return kind, process
+def _with_values(metric: Any, values: Sequence[float]) -> Any:
+    made = copy.copy(metric)
+    made.samples = [sample._replace(value=values[sample.value]) for sample in metric.samples]
+    return made
 
 
 def _with_plain_pid(sample: Any) -> Any:

@@ -46,6 +46,8 @@ ADDRESS_FILE = "address"
 # The arbiter is looked at this often: a server that follows at once wants the address.
 _LOOK_EVERY_S = 0.2
 _CLEAN_EVERY_S = 1.0
+# Threads that wait for the next client; there are more while more of them are answered.
+_THREADS = 2
 # Whoever scrapes has so long for its request.
 _REQUEST_TIMEOUT_S = 10
 # How long workers may go on when their arbiter has gone, before their directory goes.
@@ -122,9 +124,7 @@ class _Exporter:
             return False
 
     def _begin_to_serve(self) -> None:
-        registry = CollectorRegistry()
-        registry.register(self._directory)
-        app = _served(make_wsgi_app(registry), self._export.directory)
+        app = _served(self._directory)
         try:
             self._server = _Server(self._address, app)
         except OSError as error:
@@ -153,25 +153,57 @@ class _Exporter:
 
 class _Handler(WSGIRequestHandler):
     timeout = _REQUEST_TIMEOUT_S
+    wbufsize = -1  # head and body leave together
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: there would be a line every few seconds."""
 
 
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    """Answers in threads of its own.
+class _Server(WSGIServer):
+    """Answers in threads of its own, which are there before: on a busy machine a new one waits for
+    its first turn longer than one that was waiting for a client.
 
     :raises OSError: if the address cannot be had.
     """
 
-    daemon_threads = True
     request_queue_size = 32
+    _is_closing = False
 
     def __init__(self, address: Address, app: Any) -> None:
         self.address_family = address.family
         super().__init__((address.host, address.port), _Handler)
         self.set_app(app)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._begin_a_thread()
+
+    def _begin_a_thread(self) -> None:
+        self._waiting += 1
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        """Accept and answer; whoever has a client sees that another one waits for the next."""
+        while True:
+            try:
+                request, client = self.get_request()
+            except OSError:
+                if self._is_closing:
+                    return
+                time.sleep(_LOOK_EVERY_S)  # too many open files
+                continue
+            with self._lock:
+                self._waiting -= 1
+                if not self._waiting:
+                    self._begin_a_thread()
+            try:
+                self.process_request(request, client)
+            except Exception:  # noqa: BLE001 - it is logged
+                self.handle_error(request, client)
+                self.shutdown_request(request)
+            with self._lock:
+                if self._waiting >= _THREADS:
+                    return
+                self._waiting += 1
 
     def server_bind(self) -> None:
         # Not HTTPServer's, which asks the name service who we are.
@@ -185,20 +217,27 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             logger.exception("Error in the metrics")
 
     def close(self) -> None:
-        self.shutdown()
+        self._is_closing = True
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # who waits for a client is woken
         self.server_close()
 
 
-def _served(
-    metrics: Callable[..., Iterable[bytes]], directory: str
-) -> Callable[..., Iterable[bytes]]:
+def _served(directory: Directory) -> Callable[..., Iterable[bytes]]:
     """The app: the metrics, and what the workers' states say."""
+    registry = CollectorRegistry()
+    registry.register(directory)
+    # It can choose by name, too, and refuses what is no GET.
+    of_prometheus: Callable[..., Iterable[bytes]] = make_wsgi_app(registry)
 
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
-        if path == "/metrics":
-            return metrics(environ, start_response)
-        found = answer(path, directory)
+        if path != "/metrics":
+            found = answer(path, directory.path)
+        elif environ["REQUEST_METHOD"] == "GET" and not environ["QUERY_STRING"]:
+            found = Answer("200 OK", *directory.text(environ.get("HTTP_ACCEPT")))
+        else:
+            return of_prometheus(environ, start_response)
         if found is None:
             text = f"There are /metrics, {', '.join(PATHS)}\n".encode()
             found = Answer("404 Not Found", "text/plain", text)

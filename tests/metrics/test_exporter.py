@@ -1,0 +1,32 @@
+"""The exporter's server: nobody who is slow keeps others from it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import urllib.request
+from pathlib import Path
+
+from tests.support.servers import free_port, wait_for
+from wsgifast.metrics.directory import Directory
+from wsgifast.metrics.exporter import _THREADS, _served, _Server
+from wsgifast.sockets.address import Address
+
+
+def test_silent_clients_keep_nobody_waiting(tmp_path: Path) -> None:
+    address = Address("127.0.0.1", free_port())
+    threads = threading.active_count()
+    server = _Server(address, _served(Directory(str(tmp_path), own=True)))
+    with contextlib.ExitStack() as silent:
+        for _ in range(10):
+            silent.enter_context(socket.create_connection((address.host, address.port)))
+        for path in ("metrics", "livez", "metrics?name[]=x"):
+            with urllib.request.urlopen(f"http://{address}/{path}", timeout=10) as response:
+                assert response.status == 200
+    wait_for(
+        lambda: threading.active_count() <= threads + _THREADS, "the threads of the silent ones end"
+    )
+    server.close()
+    wait_for(lambda: threading.active_count() == threads, "the others end")
+    address.check_free()

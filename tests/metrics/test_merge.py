@@ -1,0 +1,128 @@
+"""Files of several processes, added up: what prometheus_client makes of them, each time anew."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.utils import floatToGoString
+from prometheus_client.values import MultiProcessValue
+
+from wsgifast.metrics.directory import Directory
+from wsgifast.metrics.prometheus import DIRECTORY
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv(DIRECTORY, str(tmp_path))
+    return str(tmp_path)
+
+
+def process(name: str) -> Write:
+    """Writes values as that process."""
+    make_class: Any = MultiProcessValue
+    value_class = make_class(lambda: name)
+    values: dict[Any, Any] = {}
+
+    def write(kind: str, metric: str, value: float, /, *, sample: str = "", **labels: str) -> None:
+        kind, _, mode = kind.partition("_")
+        names, given = tuple(labels), tuple(labels.values())
+        key = (kind, mode, sample or metric, names, given)
+        if key not in values:
+            values[key] = value_class(
+                kind, metric, sample or metric, names, given, 'Help, "quoted" \\ here.',
+                multiprocess_mode=mode,
+            )  # fmt: skip
+        values[key].set(value, timestamp=value)
+
+    return write
+
+
+def theirs(path: str, accept: str | None) -> list[str]:
+    as_chosen: Any = choose_encoder
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path)  # type: ignore[no-untyped-call]
+    return sorted(as_chosen(accept)[0](registry).decode().split("\n"))
+
+
+def ours(directory: Directory, accept: str | None) -> list[str]:
+    return sorted(directory.text(accept)[1].decode().split("\n"))
+
+
+def write_all(write: Write, by: float) -> None:
+    write("counter", "orders", 3 * by, sample="orders_total", kind='new "\n')
+    write("counter", "orders", 1e15 * by, sample="orders_total", kind="old")
+    write("summary", "weight", 2 * by, sample="weight_sum")
+    write("summary", "weight", 1 * by, sample="weight_count")
+    for labels in ({"of": "a"}, {"of": "b"}):
+        for bound in (0.5, 1.0, 10.0, float("inf")):
+            le = floatToGoString(bound)  # type: ignore[no-untyped-call]
+            write("histogram", "took", by, sample="took_bucket", **labels, le=le)
+        write("histogram", "took", 7 * by, sample="took_sum", **labels)
+    for mode in ("all", "liveall", "sum", "livesum", "max", "livemax", "min", "livemin"):
+        write(f"gauge_{mode}", f"of_{mode}", -2 * by, state="x")
+
+
+@pytest.mark.parametrize("accept", [None, OPENMETRICS, "text/plain; version=1.0.0"])
+def test_the_text_is_that_of_prometheus_client(path: str, accept: str | None) -> None:
+    directory = Directory(path, own=False)
+    one, two = process("11"), process("22")
+    write_all(one, 1)
+    assert ours(directory, accept) == theirs(path, accept)
+    write_all(two, 2.5)
+    assert ours(directory, accept) == theirs(path, accept)
+    write_all(one, 3)  # other numbers in the same places
+    assert ours(directory, accept) == theirs(path, accept)
+    for number in range(200):  # a file that grows
+        one("counter", "orders", 1, sample="orders_total", kind=f"kind {number}")
+    assert ours(directory, accept) == theirs(path, accept)
+    os.unlink(os.path.join(path, "gauge_livesum_22.db"))
+    assert ours(directory, accept) == theirs(path, accept)
+
+
+def test_a_registry_is_told_the_same(path: str) -> None:
+    directory = Directory(path, own=False)
+    registry = CollectorRegistry()
+    registry.register(directory)
+    write = process("11")
+    for by in (1, 2):
+        write_all(write, by)
+        assert sorted(generate_latest(registry).decode().split("\n")) == theirs(path, None)
+
+
+@pytest.mark.parametrize("mode", ["mostrecent", "livemostrecent"])
+def test_gauges_that_go_by_time(path: str, mode: str) -> None:
+    directory = Directory(path, own=False)
+    process("11")(f"gauge_{mode}", "at", 9)
+    process("22")(f"gauge_{mode}", "at", 5)
+    assert "at 9.0" in ours(directory, None)
+    assert ours(directory, None) == theirs(path, None)
+
+
+def test_files_that_go_are_closed(path: str) -> None:
+    directory = Directory(path, own=False)
+    write_all(process("11"), 1)
+    before = len(os.listdir("/proc/self/fd"))
+    directory.text(None)
+    for name in os.listdir(path):
+        os.unlink(os.path.join(path, name))
+    assert directory.text(None)[1] == b""
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_formats_that_clients_invent_take_no_memory(path: str) -> None:
+    directory = Directory(path, own=False)
+    write_all(process("11"), 1)
+    for number in range(30):
+        accept = f"application/openmetrics-text; version=1.0.{number}"
+        assert f"version=1.0.{number}" in directory.text(accept)[0]
+    assert len(directory._texts) < 10
