@@ -36,11 +36,11 @@ BARS = (
         "our protocol / uvicorn's",
     ),
     Bar("django.asgi.file", "ours", "Django under ASGI: FileResponse, 10 MB", "ours / Django's"),
-    Bar("worker.rates.small-32", "FastWorker", "1 KB, 32 clients", "FastWorker / gthread"),
+    Bar("worker.rates.small-32", "FastWorker", "1 KB of a bare app", "FastWorker / gthread"),
     Bar(
         "worker.rates.static",
         "StaticFiles on FastWorker",
-        "a static file of 1 KB, 32 clients",
+        "a static file, 1 KB",
         "StaticFiles on FastWorker / WhiteNoise on gthread",
     ),
     Bar("demo.small", "WSGIFast on gthread", "what is well shaped already", "WSGIFast / raw"),
@@ -65,9 +65,9 @@ THEMES = {
     "light": Theme(ink="#1d2126", soft="#5d6670", line="#d0d4d9", bar="#0b7a5c"),
     "dark": Theme(ink="#e9ebed", soft="#a0a9b2", line="#3a4149", bar="#3fc59b"),
 }
-# Pixels of the picture, which is scaled to its place.
-_WIDTH, _ROW, _TOP, _BOTTOM = 760, 44, 34, 22
-_LEFT, _RIGHT = 10, 70
+# Pixels of the picture, which on a phone is a little smaller, and can be read there too.
+_WIDTH, _ROW, _TOP, _BOTTOM = 480, 44, 34, 22
+_LEFT, _RIGHT = 8, 52
 _FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 _TICKS = (1, 2, 5, 10, 20, 50, 100)
 
@@ -87,7 +87,8 @@ def chart(ratios: Mapping[str, float], theme: Theme) -> str:
         return _LEFT + across * max(0.0, math.log(ratio)) / math.log(most)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
+        f'viewBox="0 0 {_WIDTH} {height}" role="img" '
         f'font-family="{_FONT}" font-size="14" fill="{theme.ink}">',
         "<title>How many times as fast</title>",
         f'<text x="{_LEFT}" y="16" font-weight="600">Times as many requests per second</text>',

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,21 @@ def test_a_file_that_has_changed_is_compressed_again(source: Path, target: Path)
     (target / "style.css").unlink()
     assert "style.css.gz" in collect("CompressedStaticFilesStorage")
     assert gzip.decompress((target / "style.css.gz").read_bytes()) == CSS + b"/* more */"
+
+
+def test_what_another_storage_has_compressed_is_compressed_again(target: Path) -> None:
+    """As WhiteNoise leaves it where a project moves: older than what Django makes anew."""
+    backend = {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"}
+    with override_settings(STORAGES={**settings.STORAGES, "staticfiles": backend}):
+        call_command("collectstatic", interactive=False, verbosity=0)
+    for path in target.iterdir():
+        if path.suffix == ".gz":
+            os.utime(path, (1, 1))
+    collect("CompressedManifestStaticFilesStorage")
+    hashed = target / hashed_names(target)["style.css"]
+    sibling = hashed.with_name(f"{hashed.name}.gz")
+    assert sibling.stat().st_mtime_ns == hashed.stat().st_mtime_ns
+    assert "style.css.gz" not in collect("CompressedManifestStaticFilesStorage")
 
 
 def test_a_dry_run_writes_nothing(target: Path) -> None:

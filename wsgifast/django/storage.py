@@ -67,8 +67,13 @@ class CompressedManifestStaticFilesStorage(ManifestStaticFilesStorage):
 
 def _compressed(directory: str) -> _Processed:
     options = static_options()
+    # What is in STATIC_ROOT was collected: siblings that WhiteNoise has made there are older than
+    # the files that Django has made anew since, and would not be sent.
     report = compress(
-        directory, codings=options["codings"], skip_extensions=options["skip_extensions"]
+        directory,
+        codings=options["codings"],
+        skip_extensions=options["skip_extensions"],
+        overwrite=True,
     )
     # Each file once: collectstatic counts what it is told of.
     written = sorted(report.written, key=_original_of)
