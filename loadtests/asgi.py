@@ -8,10 +8,14 @@ hypercorn, granian, anycorn, daphne and gunicorn's own asgi worker.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 from .bench import BYTES, REQUESTS, Client, Contender, Row, Server, Table, Unit, raw, wrk
 from .command import main
-from .peers import anycorn, daphne, granian, gunicorn_asgi, hypercorn, uvicorn
+from .peers import anycorn, bare_receive, daphne, granian, gunicorn_asgi, hypercorn, uvicorn
 from .shapes import FILE_BYTES, MIB, payload_files
+from .uploading import upload
 
 __all__ = ["APP", "TABLES"]
 
@@ -82,6 +86,48 @@ ROWS = [
         )),
     ),
 ]  # fmt: skip
+
+
+# One upload a run, into memory: what a disk takes is not what is compared.
+IN_MEMORY = (("TMPDIR", "/dev/shm"),) if Path("/dev/shm").is_dir() else ()
+ROWS += [
+    Row(
+        f"asgi.upload.{key}",
+        f"1 GiB {title} (in a short run 128 MiB)",
+        tuple(
+            Contender(name, replace(server, env=IN_MEMORY), f"/upload/{path}")
+            for name, server in sides
+        ),
+        upload(form=path == "form"),
+        BYTES,
+    )
+    for key, title, path, sides in (
+        (
+            "stream",
+            "read by request.stream()",
+            "stream",
+            (
+                *((name, SERVERS[name]) for name in (PLAIN, OURS, "granian")),
+                ("a bare loop", bare_receive()),
+            ),
+        ),
+        (
+            "multipart",
+            "in a form, read by request.form()",
+            "form",
+            tuple((name, SERVERS[name]) for name in (PLAIN, OURS, "granian")),
+        ),
+        (
+            "h11",
+            "read by request.stream() under h11",
+            "stream",
+            (
+                ("uvicorn --http h11", uvicorn(APP, "--http=h11")),
+                ("our H11Protocol", uvicorn(APP, "--http=asgifast.uvicorn:H11Protocol")),
+            ),
+        ),
+    )
+]
 
 
 # uvicorn's zttp protocol, and gunicorn's own ASGI worker, beside ours of each.

@@ -13,12 +13,14 @@ from collections.abc import AsyncIterator
 import asgifast
 from asgifast.messages import PATHSEND, ASGIApp, Message, Receive, Scope, Send
 from starlette.applications import Starlette
+from starlette.datastructures import UploadFile
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from .shapes import FILE_BYTES, PAYLOADS, chunks, payload
+from .uploading import FIELD
 
 __all__ = ["CRUMBS_BYTES", "app", "bare", "fast", "in_the_least_middleware", "limit"]
 
@@ -49,6 +51,30 @@ async def stream(request: Request) -> Response:
     return StreamingResponse(body())
 
 
+async def upload_stream(request: Request) -> Response:
+    """Its size, and in how many messages it came."""
+    size = messages = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        messages += bool(chunk)
+    return PlainTextResponse(f"{size} {messages}")
+
+
+async def upload_form(request: Request) -> Response:
+    """The same of a form's file."""
+    size = messages = 0
+
+    async def counted() -> Message:
+        nonlocal messages
+        messages += 1
+        return await request.receive()
+
+    async with Request(request.scope, counted).form() as form:
+        if isinstance(file := form.get(FIELD), UploadFile):
+            size = file.size or 0
+    return PlainTextResponse(f"{size} {messages}")
+
+
 class Crumbs:
     """100,000 body messages of 100 bytes, of which Starlette sees none."""
 
@@ -67,6 +93,8 @@ app = Starlette(
         Route("/file/{name}", file),
         Route("/our-file/{name}", our_file),
         Route("/stream/{size:int}", stream),
+        Route("/upload/stream", upload_stream, methods=["GET", "POST"]),
+        Route("/upload/form", upload_form, methods=["GET", "POST"]),
         Mount("/static", StaticFiles(directory=PAYLOADS)),
         Mount("/our-static", asgifast.StaticFiles(directory=PAYLOADS)),
         Mount("/crumbs", Crumbs()),

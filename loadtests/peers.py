@@ -22,6 +22,7 @@ from .shapes import PAYLOADS, SLOW_FILE_VARIABLE
 __all__ = [
     "FAST",
     "anycorn",
+    "bare_receive",
     "bare_sendfile",
     "daphne",
     "granian",
@@ -71,6 +72,11 @@ def bare_sendfile(size: int) -> Server:
     """The bound: a loop of epoll and sendfile, with the payload file of so many bytes."""
     file = str(PAYLOADS / f"{size}.bin")
     return Server(("python", "-m", "loadtests.bare_sendfile", "{port}", file))
+
+
+def bare_receive() -> Server:
+    """The bound for uploads: a loop of recv_into()."""
+    return Server(("python", "-m", "loadtests.bare_receive", "{port}"))
 
 
 def uvicorn(app: str, *options: str, ours: bool = False) -> Server:

@@ -16,6 +16,8 @@ import uvicorn
 from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
 from asgifast.uploads import Arrived
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
+from starlette.datastructures import UploadFile
+from starlette.requests import Request
 from uvicorn.server import ServerState
 
 from .test_protocols import HELLO, TOO_MUCH, Client, Upgraded, body, serving, start, turns
@@ -298,6 +300,34 @@ def test_an_upgrade_behind_an_upload(run: Run, protocol: Any) -> None:
         assert await client.exactly(8) == b"upgraded"
 
     conversation(run, protocol, app, talk, ws=Upgraded)
+
+
+def test_a_form_with_a_file(run: Run, protocol: Any) -> None:
+    """By Starlette's parser, which writes to a file in a thread while the rest comes."""
+    pytest.importorskip(
+        "python_multipart", reason="python-multipart is missing: pip install python-multipart"
+    )
+    form = (
+        b'--end\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        + UPLOAD
+        + b'\r\n--end\r\nContent-Disposition: form-data; name="word"\r\n\r\nyes\r\n--end--\r\n'
+    )
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async with Request(scope, receive).form() as fields:
+            file = fields["file"]
+            assert isinstance(file, UploadFile)
+            assert await file.read() == UPLOAD
+            assert fields["word"] == "yes"
+        await answer(send, b"whole")
+
+    async def talk(client: Client) -> None:
+        await client.send(head(len(form), b"Content-Type: multipart/form-data; boundary=end"))
+        await client.send(form)
+        await client.until(b"\r\n\r\nwhole")
+        await client.hello()
+
+    conversation(run, protocol, app, talk)
 
 
 def test_an_upload_over_tls(run: Run, protocol: Any) -> None:

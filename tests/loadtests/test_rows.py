@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtests import frameworks, slow_attack, worker
+from loadtests import asgi, frameworks, slow_attack, worker
 from loadtests.__main__ import tables
 from loadtests.bench import (
     BYTES,
@@ -108,6 +108,14 @@ def test_a_large_file_of_the_worker() -> None:
     assert result.median("FastWorker", BYTES.rate)
     assert result.facts("FastWorker")["client's CPU s/GB"] > 0
     assert not result.differs
+
+
+def test_an_upload_is_measured_with_its_messages() -> None:
+    (row,) = (row for row in asgi.ROWS if row.key == "asgi.upload.stream")
+    row = replace(row, contenders=row.contenders[-1:])
+    (result,) = run(Table("asgi", "a", [row]), SHORT)
+    assert result.median("a bare loop", BYTES.rate), problems([result])
+    assert result.facts("a bare loop")["messages"] > 0
 
 
 def test_others_are_measured_beside_an_attack() -> None:
