@@ -1,0 +1,41 @@
+"""ARCHITECTURE.md tells of the tree as it is."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "ARCHITECTURE.md").read_text()
+
+
+def test_each_module_that_it_names_is_there() -> None:
+    """A name without a folder is in that of the one before it in its row, or in none."""
+    missing = []
+    for row in re.findall(r"^\|.*\|$", TEXT, re.MULTILINE):
+        folder = ROOT / "wsgifast"
+        for name in re.findall(r"`([\w/]+(?:\.py|/))`", row):
+            places = [ROOT / "wsgifast" / name, ROOT / name]
+            if "/" not in name:
+                places = [folder / name, ROOT / "wsgifast" / name]
+            path = next((each for each in places if each.exists()), None)
+            if path is None:
+                missing.append((name, row))
+            elif "/" in name:
+                folder = path if path.is_dir() else path.parent
+    assert not missing
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has tomllib from 3.11 on")
+def test_its_map_is_that_of_the_contract() -> None:
+    import tomllib
+
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    (rooms,) = (each["layers"] for each in contracts if each["id"] == "rooms")
+    shown = TEXT.split("```\n")[1].splitlines()
+    names = [set(re.split(r"\s{4,}", line)[0].split()) for line in shown]
+    assert names == [set(layer.split(" | ")) for layer in rooms]
