@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from asgifast import ASGIFast
 from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
@@ -17,8 +19,9 @@ from starlette.routing import Route
 
 from tests.asgi.support import call, scope_of
 from wsgifast import WSGIFast
-from wsgifast.metrics import CATALOGUE
+from wsgifast.metrics import CATALOGUE, Point, points
 from wsgifast.metrics.opentelemetry import Instruments
+from wsgifast.metrics.points import point
 
 from .test_observed import answer, new_environ, returning
 
@@ -66,6 +69,49 @@ def test_metrics() -> None:
     assert dict(length_error.attributes) == {"wsgifast.kind": "corrected"}
     (clients,) = metrics["wsgifast.clients_left"].data.data_points
     assert clients.value == 1
+    provider.shutdown()
+
+
+def test_a_request_is_active_until_it_ends() -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    body: Any = WSGIFast(returning(iter([b"a", b"b"])), metrics=Instruments(provider))(
+        new_environ(), lambda *args: lambda data: None
+    )
+    for active in (1, 0):
+        metric = exported(reader)["http.server.active_requests"]
+        assert not metric.data.is_monotonic
+        (point,) = metric.data.data_points
+        assert point.value == active
+        assert dict(point.attributes) == {"http.request.method": "GET", "url.scheme": "http"}
+        body.close()
+    provider.shutdown()
+
+
+def test_what_the_process_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def source() -> Iterator[Point]:
+        asked.append(True)
+        yield point("wsgifast_threads", 4)
+        yield point("wsgifast_connections", 3, "idle")
+        yield point("wsgifast_accept_backlog", 7)
+        yield point("wsgifast_timeouts_total", len(asked), "head")
+
+    monkeypatch.setattr(points, "process_sources", [source])
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    Instruments(provider)
+    for collections in (1, 2):
+        metrics = exported(reader)
+        assert len(asked) == collections
+        told = {name: (type(m.data).__name__, m.data.data_points) for name, m in metrics.items()}
+        assert [(kind, each.value) for kind, (each,) in told.values()] == [
+            ("Sum", 0), ("Sum", 4), ("Sum", 3), ("Gauge", 7), ("Sum", collections)
+        ]  # fmt: skip
+        assert dict(told["wsgifast.connections"][1][0].attributes) == {"wsgifast.state": "idle"}
+        assert metrics["wsgifast.timeouts"].data.is_monotonic
+        assert not metrics["wsgifast.threads"].data.is_monotonic
     provider.shutdown()
 
 

@@ -13,9 +13,10 @@ from tests.metrics.test_observed import Failing, Notes
 from tests.server.http2_bench import HTTP2, Peer
 from tests.workers.bench import GET, Bench, large, make_bench
 from wsgifast import WSGIFast
+from wsgifast.metrics import Source
 from wsgifast.server.figures import figures_of
-from wsgifast.workers import FastWorker
-from wsgifast.workers.metrics import Answers, WorkerSource
+from wsgifast.workers import FastWorker, metrics
+from wsgifast.workers.metrics import Answers, WorkerSource, begin_to_tell
 
 __all__ = ["make_bench"]
 
@@ -169,6 +170,18 @@ def test_a_back_end_that_raises_costs_no_response(begin: Begin) -> None:
         bench.run()
     assert len(bench.log.errors) == 1
     assert bench.log.says("told of no more than this once")
+
+
+def test_whoever_tells_of_the_process_tells_of_its_worker(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WSGIFAST_METRICS", raising=False)
+    sources: list[Source] = []
+    monkeypatch.setattr(metrics, "process_sources", sources)
+    bench = make_bench(large)
+    source = WorkerSource(bench.server, lambda: 5)
+    begin_to_tell(source, bench.worker)
+    assert sources == [source.points]
 
 
 def test_the_points_of_a_worker_that_has_ended(make_bench: MakeBench) -> None:

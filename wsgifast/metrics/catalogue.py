@@ -283,13 +283,13 @@ def as_markdown() -> str:
         "",
         "## OpenTelemetry's names",
         "",
-        'The same with `metrics="opentelemetry"`:',
+        'The same with `metrics="opentelemetry"`, but for histograms of FastWorker alone:',
         "",
         "| metric | unit | in Prometheus |",
         "|---|---|---|",
     ]
     for metric in _METRICS:
-        if "middleware" in metric.told_by:
+        if "middleware" in metric.told_by or metric.kind != "histogram":
             lines.append(f"| `{metric.opentelemetry_name}` | `{metric.unit}` | `{metric.name}` |")
     return "\n".join(lines) + "\n"
 

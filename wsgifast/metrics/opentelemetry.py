@@ -6,13 +6,16 @@ semantic conventions for HTTP name what they have a name for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from importlib.metadata import version
+from itertools import chain
 from typing import Any
 
 from ..imports import needs
 from .catalogue import ATTRIBUTES, CATALOGUE, UNKNOWN, Metric
+from .points import Point, process_points
 from .recorder import LengthError
 from .tally import Tally, known_method, known_scheme
 
@@ -31,8 +34,9 @@ def instruments() -> Instruments:
 class Instruments:
     """Records requests with OpenTelemetry's instruments; a :class:`~.recorder.Recorder`.
 
-    Its histograms have to be told of each request; its counters are asked for when they are
-    exported, and are a tally's until then.
+    Its histograms have to be told of each request. Its counters and gauges are asked for when they
+    are exported, and are a tally's until then; so are those of the process, FastWorker's among
+    them.
 
     :param provider: of meters; None for the global one.
     """
@@ -42,14 +46,14 @@ class Instruments:
         self._tally = Tally()
         self._duration = _histogram(meter, CATALOGUE["http_server_request_duration_seconds"])
         self._size = _histogram(meter, CATALOGUE["http_server_response_body_size_bytes"])
+        self._lock = threading.Lock()
+        # By metric, what was found when the first of them was asked for.
+        self._found: dict[str, list[Point]] = {}
         for metric in CATALOGUE.values():
-            if metric.kind == "counter" and "middleware" in metric.told_by:
-                meter.create_observable_counter(
-                    metric.opentelemetry_name,
-                    [partial(self._observe, metric)],
-                    metric.unit,
-                    metric.help,
-                )
+            make = _observable(meter, metric)
+            if make is not None:
+                observe = partial(self._observe, metric)
+                make(metric.opentelemetry_name, [observe], metric.unit, metric.help)
 
     def begin(self, method: str, scheme: str) -> None:
         self._tally.begin(method, scheme)
@@ -90,14 +94,35 @@ class Instruments:
         self, metric: Metric, options: metrics.CallbackOptions
     ) -> Iterator[metrics.Observation]:
         names = [ATTRIBUTES[label] for label in metric.labels]
-        for point in self._tally.points():
-            if point.metric is metric and isinstance(point.value, (int, float)):
+        for point in self._points(metric):
+            if isinstance(point.value, (int, float)):
                 known = {
                     name: value
                     for name, value in zip(names, point.labels, strict=True)
                     if value != UNKNOWN
                 }
                 yield metrics.Observation(point.value, known)
+
+    def _points(self, metric: Metric) -> list[Point]:
+        """Those of one metric: each instrument is asked in turn, and all of them get what was found
+        at once, but none the same twice."""
+        with self._lock:
+            if metric.name not in self._found:
+                self._found = {name: [] for name in CATALOGUE}
+                for point in chain(self._tally.points(), process_points()):
+                    self._found[point.metric.name].append(point)
+            return self._found.pop(metric.name)
+
+
+def _observable(meter: metrics.Meter, metric: Metric) -> Callable[..., object] | None:
+    """What makes the instrument of a metric that is asked for; there are no such histograms."""
+    if metric.kind == "counter":
+        return meter.create_observable_counter
+    if metric.kind == "histogram":
+        return None
+    if metric.across == "sum":
+        return meter.create_observable_up_down_counter
+    return meter.create_observable_gauge
 
 
 def _histogram(meter: metrics.Meter, metric: Metric) -> metrics.Histogram:

@@ -2,11 +2,13 @@
 
 Nothing of it is done at a request but one record of it in a tally. A thread asks the server for its
 figures once a second, and puts all of them into the files that the exporter reads (see
-wsgifast.metrics.exporter), or sends them to where gunicorn's own statsd counters go.
+wsgifast.metrics.exporter), or sends them to where gunicorn's own statsd counters go. A WSGIFast in
+the app that tells OpenTelemetry, or prometheus_client's own registry, tells these figures too.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..metrics.catalogue import CATALOGUE, CONNECTION_STATES
 from ..metrics.patterns import FLASK, note_django_pattern, noting_pattern, wsgi_pattern
 from ..metrics.periodic import Periodic, every_second
-from ..metrics.points import Distribution, Point, point
+from ..metrics.points import Distribution, Point, point, process_sources
 from ..metrics.recorder import RECORDER, LengthError, Recorder
 from ..routes import LENGTH_ERROR, ROUTE
 from ..server.carrier import Carrier
@@ -37,7 +39,7 @@ _WAIT = CATALOGUE["wsgifast_thread_wait_seconds"]
 
 
 class WorkerSource:
-    """A worker's points.
+    """A worker's points; several threads may ask for them.
 
     :param requests: how many requests the worker has had.
     """
@@ -47,6 +49,7 @@ class WorkerSource:
         self._requests = requests
         self._waits = [0] * (len(_WAIT.bounds) + 1)
         self._waited_s = 0.0
+        self._lock = threading.Lock()
         self._ended_as: str | None = None
 
     def end(self, reason: str) -> None:
@@ -70,12 +73,13 @@ class WorkerSource:
         yield from self._gauges()
 
     def _wait(self) -> Distribution:
-        for seconds in self.server.counters.take_waits():
-            self._waits[bisect_left(_WAIT.bounds, seconds)] += 1
-            self._waited_s += seconds
-        # Whoever is not among them found a thread free.
-        at_once = max(0, self._requests() - sum(self._waits))
-        return Distribution((self._waits[0] + at_once, *self._waits[1:]), self._waited_s)
+        with self._lock:
+            for seconds in self.server.counters.take_waits():
+                self._waits[bisect_left(_WAIT.bounds, seconds)] += 1
+                self._waited_s += seconds
+            # Whoever is not among them found a thread free.
+            at_once = max(0, self._requests() - sum(self._waits))
+            return Distribution((self._waits[0] + at_once, *self._waits[1:]), self._waited_s)
 
     def _gauges(self) -> Iterator[Point]:
         figures = figures_of(self.server)
@@ -192,15 +196,14 @@ def begin_to_tell(source: WorkerSource, worker: Any) -> Callable[[], None]:
 
     :param worker: its class says where, its configuration whether statsd is told.
     """
+    process_sources.append(source.points)
     last: list[Callable[[], None]] = []
     export = export_of(type(worker), worker.ppid)
     if export is not None:
         from ..metrics.keeper import Keeper
         from ..metrics.prometheus import reporter
 
-        files = reporter()
-        files.add(source.points)
-        last.append(files.report)
+        last.append(reporter().report)
         every_second.add(Keeper(export).look)
         every_second.add(StateReporter(source.server, worker, export.directory).report)
     statsd = worker.log
