@@ -3,16 +3,18 @@ what a kernel that refuses. One event at a time, in the test's own thread; see w
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import socket
+import tracemalloc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 
-from tests.workers.bench import GET, LARGE, Bench, Client, echo, large, make_bench
+from tests.workers.bench import GET, LARGE, LISTENER, Bench, Client, echo, large, make_bench
 from tests.workers.serving import POLLERS
 from wsgifast.server.endpoint import LINGER_S
 from wsgifast.server.output import ClientGone
@@ -502,14 +504,111 @@ def test_closing_gives_everything_back_and_does_so_once(bench: Bench) -> None:
         near.output.write(b"late")
 
 
+def test_a_request_on_a_kept_connection_needs_no_arming(bench: Bench) -> None:
+    client = bench.begin()
+    calls = bench.armed()
+    poller: Any = bench.server.poller
+    watch = poller.watch
+
+    def look(fd: int, *, known: bool) -> None:
+        calls.append(READ)
+        watch(fd, known=known)
+
+    poller.watch = look
+    for _ in range(3):
+        client.send(GET)
+        bench.run()
+        assert client.read_response().status == 200
+    assert not calls
+    client.send(GET + GET[:7])
+    bench.run()
+    client.send(GET[7:])
+    bench.run()
+    assert [client.read_response().status for _ in range(2)] == [200, 200]
+    assert client.is_in(IDLE)
+
+
+@pytest.mark.parametrize("also", [b"", b"GET / HT"])
+def test_a_client_that_closes_its_side_with_its_request(bench: Bench, also: bytes) -> None:
+    """One event tells of both, and none of the end alone."""
+    client = bench.connect()
+    client.send(GET + also)
+    client.sock.shutdown(socket.SHUT_WR)
+    bench.run()
+    assert client.read_response().status == 200
+    assert client.is_in(CLOSED)
+
+
+@pytest.mark.parametrize("what", [GET, b""])
+def test_what_comes_while_the_app_runs_is_not_lost(make_bench: MakeBench, what: bytes) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if what and not asked:
+            client.send(what)
+        elif not what:
+            client.sock.shutdown(socket.SHUT_WR)
+        asked.append(True)
+        # Another thread leads meanwhile, and finds nobody waiting.
+        bench.poll()
+        while bench.server.pool.work:
+            assert bench.server._receive(bench.server.pool.work.popleft()) is None
+        return echo(environ, start_response)
+
+    asked: list[bool] = []
+    bench = make_bench(app, keepalive=5)
+    client = bench.connect()
+    client.send(GET)
+    bench.run()
+    for _ in range(2 if what else 1):
+        assert client.read_response().status == 200
+    assert client.is_in(IDLE if what else CLOSED)
+
+
+def test_a_socket_that_the_app_has_taken_over_is_watched_no_more(make_bench: MakeBench) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        environ["gunicorn.socket"].sendall(b"taken")
+        client.send(b"for the app")
+        bench.poll()
+        assert not bench.server.pool.work
+        raise StopIteration
+
+    bench = make_bench(app, keepalive=5)
+    client = bench.connect()
+    client.send(GET)
+    bench.run()
+    assert client.receive_all_there_is() == b"taken"
+
+
+def test_an_idle_connection_keeps_little_memory(bench: Bench) -> None:
+    count = 50
+    pairs = [socket.socketpair() for _ in range(count)]
+    bench.begin()  # what is made once
+    with contextlib.ExitStack() as stack:
+        for near, far in pairs:
+            stack.callback(near.close)
+            stack.enter_context(far)
+        tracemalloc.start()
+        stack.callback(tracemalloc.stop)
+        for near, far in pairs:
+            connection = bench.server._connect(near, (f"192.0.2.{near.fileno()}", 4711), LISTENER)
+            assert connection is not None
+            connection.begin()
+            far.sendall(GET)
+            bench.run()
+            assert far.recv(1000)
+        del connection
+        bench.log.requests.clear()
+        bench.log.environs.clear()
+        bench.log.seconds.clear()
+        kept, _ = tracemalloc.get_traced_memory()
+    assert kept / count <= 2048
+
+
 def test_a_closed_connection_is_garbage_at_once(bench: Bench) -> None:
     """Without the cycle collector, which may take long to come."""
     client = bench.begin()
     bench.log.environs.clear()
-    part = client.near.environ_part
-    assert part is not None
-    sock = weakref.ref(part["gunicorn.socket"])
-    del part
+    assert client.near.app_socket is not None
+    sock = weakref.ref(client.near.app_socket)
     client.near.close()
     assert sock() is None
 

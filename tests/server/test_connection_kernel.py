@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,18 +19,20 @@ __all__ = ["make_bench"]
 MakeBench = Callable[..., Bench]
 
 
-def refuse(fd: int, events: int) -> None:
+def refuse(fd: int, events: int = 0, *, known: bool = False) -> None:
     raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
 
 def test_a_kernel_that_cannot_watch_it(make_bench: MakeBench) -> None:
     bench = make_bench(large)
     client = bench.connect()
-    add, bench.server.poller.add = bench.server.poller.add, refuse
+    poller = bench.server.poller
+    watch, poller.watch = poller.watch, refuse
     assert bench.connect().is_in(CLOSED)
-    bench.server.poller.add = add
-    bench.server.poller.arm = refuse
+    poller.watch = watch
+    poller.arm = refuse
     client.send(b"GET / HTTP/1.1\r\nHost: a\r\n")
+    client.sock.shutdown(socket.SHUT_WR)
     bench.run()
     assert client.is_in(CLOSED)
     assert not bench.server.registry.waiting

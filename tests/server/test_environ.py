@@ -84,11 +84,9 @@ def made(
     cfg: Any, head: bytes, peer: object, server: object, parser: str = "gunicorn"
 ) -> dict[str, Any]:
     factory = EnvironFactory(environ_part(cfg))
-    part = factory.for_connection(None, peer, server)
     # Twice, as on one connection: what was learnt changes nothing.
-    first = factory.for_request(part, exchanged(cfg, head, peer, parser))
-    assert factory.for_request(part, exchanged(cfg, head, peer, parser)) == first
-    assert first is not part
+    first = factory.make(exchanged(cfg, head, peer, parser), None, peer, server)
+    assert factory.make(exchanged(cfg, head, peer, parser), None, peer, server) == first
     return first
 
 
@@ -140,14 +138,17 @@ def test_names_that_are_remembered_are_not_too_many(parser: str) -> None:
 def test_connections_and_requests_share_nothing() -> None:
     cfg = settings()
     factory = EnvironFactory(environ_part(cfg))
-    first = factory.for_connection("first", PEER, SERVER)
-    second = factory.for_connection("second", ("192.0.2.3", 1), SERVER)
-    assert (first["gunicorn.socket"], first["REMOTE_ADDR"]) == ("first", PEER[0])
     exchange = exchanged(cfg, HEADS["plain"], PEER)
     exchange.body = "body"
-    assert factory.for_request(first, exchange)["wsgi.input"] == "body"
-    assert "PATH_INFO" not in first
-    assert "PATH_INFO" not in second
+    exchange.proxy = {"PROXY_ADDR": "192.0.2.4"}
+    first = factory.make(exchange, "first", PEER, SERVER)
+    assert (first["gunicorn.socket"], first["REMOTE_ADDR"]) == ("first", PEER[0])
+    assert (first["wsgi.input"], first["PROXY_ADDR"]) == ("body", "192.0.2.4")
+    first["what the app adds"] = True
+    second = factory.make(exchanged(cfg, HEADS["plain"], PEER), "second", "", SERVER)
+    assert (second["gunicorn.socket"], second["REMOTE_ADDR"]) == ("second", "")
+    assert second["wsgi.input"] is None
+    assert second.keys().isdisjoint({"REMOTE_PORT", "PROXY_ADDR", "what the app adds"})
 
 
 def test_errors_are_written_where_the_log_goes(
@@ -164,7 +165,8 @@ def test_errors_are_written_where_the_log_goes(
 
     monkeypatch.setattr(gunicorn_support, "WSGIErrorsWrapper", Wrapper)
     settings_ = settings()
-    errors = EnvironFactory(environ_part(settings_)).for_connection(None, PEER, SERVER)[
+    factory = EnvironFactory(environ_part(settings_))
+    errors = factory.make(exchanged(settings(), HEADS["plain"], PEER), None, PEER, SERVER)[
         "wsgi.errors"
     ]
     errors.write("one\n")

@@ -5,6 +5,7 @@ There are no threads here: the test says who is in the app, and who follows.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +17,7 @@ import pytest
 from tests.support.servers import wait_for
 from wsgifast.server import monitor as module
 from wsgifast.server import pool
-from wsgifast.server.monitor import (
-    _QUICK_TICKS,
-    _RUNNING_PATIENCE_S,
-    _SPARE_PATIENCE_S,
-    SLOW_TICK_S,
-    TICK_S,
-)
+from wsgifast.server.monitor import _RUNNING_PATIENCE_S, _SPARE_PATIENCE_S, TICK_S
 from wsgifast.server.poller import Event
 from wsgifast.server.pool import _BEHIND_TURNS, Pool
 
@@ -39,9 +34,11 @@ class Monitored:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.pauses: list[float] = []
-        # Of each tick, and of each poll: whether output may be left for the next tick.
-        self.ticks: list[bool] = []
-        self.polls: list[tuple[float | None, bool]] = []
+        self.alarm_at = math.inf
+        self.alarms: list[float] = []  # for how long it was set
+        # Of each tick, who led; and of each poll, its timeout.
+        self.ticks: list[Any] = []
+        self.polls: list[float | None] = []
         self.wakes = 0
         self.saturations: list[bool] = []
         self.sent = False  # whether a tick has found something to send
@@ -61,9 +58,8 @@ class Monitored:
             on_saturation=lambda: self.saturations.append(self.pool.saturated),
             on_failure=lambda: None,
         )
-        wake_event: Any = SimpleNamespace(wait=self._pause, set=self._wake_monitor)
-        self._interrupted = False
-        self.pool.monitor._wake_event = wake_event
+        alarm: Any = SimpleNamespace(wait=self._pause, set=self._set_alarm)
+        self.pool.monitor._alarm = alarm
         self.first, *self.others = self.pool._members
         (self.spare,) = self.pool._spares
         self.spare.thread = threading.current_thread()
@@ -75,29 +71,35 @@ class Monitored:
     def enter(self, member: Any) -> None:
         """Let a member begin with a request."""
         member.turn += 1
+        member.since = self.now
         member.busy = True
+        if self.now >= self.pool.monitor.guard_at:
+            self.pool.monitor.guard(self.now)
 
     def follow(self, *members: Any) -> None:
         self.pool._followers.extend(members)
 
     def _tick(self) -> bool:
-        self.ticks.append(self.pool.monitor.ticking)
+        self.ticks.append(self.pool._leader)
         return self.sent
 
     def _pause(self, timeout: float) -> bool:
         assert timeout > 0
         self.pauses.append(timeout)
+        end = self.now + timeout
         self.at_pause()
-        woken, self._interrupted = self._interrupted, False
-        if not woken:
-            self.now += timeout
-        return woken
+        goes_off = self.alarm_at <= end
+        self.now = max(self.now, min(self.alarm_at, end))
+        if goes_off:
+            self.alarm_at = math.inf
+        return goes_off
 
-    def _wake_monitor(self) -> None:
-        self._interrupted = True
+    def _set_alarm(self, seconds: float) -> None:
+        self.alarms.append(seconds)
+        self.alarm_at = self.now + seconds
 
     def _poll(self, timeout: float | None) -> list[Event]:
-        self.polls.append((timeout, self.pool.monitor.ticking))
+        self.polls.append(timeout)
         assert len(self.polls) < 1000
         if self.at_poll is not None:
             self.at_poll()
@@ -118,154 +120,124 @@ def monitored(monkeypatch: pytest.MonkeyPatch) -> Monitored:
     return Monitored(monkeypatch)
 
 
-def test_it_ticks_while_something_runs_and_then_sleeps(monitored: Monitored) -> None:
+def test_without_a_turn_it_sleeps(monitored: Monitored) -> None:
     monitored.pool.monitor.run(LONG_S)
-    *ticks, sleep = monitored.pauses
-    assert set(ticks) == {TICK_S}
-    assert 10 < len(ticks) < 100
-    assert sleep == pytest.approx(LONG_S - len(ticks) * TICK_S)
-    # The last tick takes what was left when the one before it was.
-    assert monitored.ticks == [True] * (len(ticks) + 1) + [False]
+    assert monitored.pauses == [LONG_S]
     assert monitored.now == pytest.approx(100.0 + LONG_S)
-    assert not monitored.pool.monitor.ticking
+    assert not monitored.alarms
 
 
-def test_requests_between_the_ticks_keep_it_awake(monitored: Monitored) -> None:
-    def come_and_go() -> None:
-        monitored.first.turn += 1
-
-    monitored.at_pause = come_and_go
-    monitored.run(200)
-    assert max(monitored.pauses) <= SLOW_TICK_S
-    assert monitored.pool.monitor.ticking
-
-
-def test_its_ticks_become_rare_while_all_turns_are_quick(monitored: Monitored) -> None:
-    pool = monitored.pool
+def test_quick_turns_put_it_off_and_now_and_then_only(monitored: Monitored) -> None:
+    """The monitor does not wake, and who leads keeps the lead."""
+    turns = 1000
 
     def come_and_go() -> None:
-        monitored.first.turn += 1
-
-    monitored.at_pause = come_and_go
-    monitored.run(2 * _QUICK_TICKS)
-    quick, slow = monitored.pauses[: _QUICK_TICKS - 1], monitored.pauses[_QUICK_TICKS - 1 : -1]
-    assert set(quick) == {TICK_S}
-    assert set(slow) == {SLOW_TICK_S}
-    # Something is left for the next tick: that is soon, and so are those after it.
-    monitored.pauses.clear()
-    pool.monitor.ticking = True
-    assert pool.monitor.ticks_soon()
-    assert monitored._interrupted  # from its pause
-    monitored.run(_QUICK_TICKS // 2)
-    assert set(monitored.pauses[:-1]) == {TICK_S}
-    # They stay so while there is something to send, although all turns are quick.
-    monitored.sent = True
-    monitored.run(2 * _QUICK_TICKS)
-    assert max(monitored.pauses) <= TICK_S
-    # A turn that is not quick has them come often again.
-    monitored.sent = False
-    monitored.run(2 * _QUICK_TICKS)
-    assert monitored.pauses[-2] == SLOW_TICK_S
-    monitored.follow(monitored.others[0])
-    monitored.enter(monitored.first)
-    monitored.at_pause = lambda: None
-    monitored.run(2 * SLOW_TICK_S / TICK_S)
-    assert pool._leader is monitored.others[0]
-    assert monitored.pauses[-2] == TICK_S
-
-
-def test_a_monitor_that_sleeps_promises_no_tick(monitored: Monitored) -> None:
-    pool = monitored.pool
-    asked: list[bool] = []
-
-    def ask() -> None:
-        if pool.monitor.asleep:
-            pool.monitor._quick_ticks = _QUICK_TICKS
-            asked.append(pool.monitor.ticks_soon())
-
-    monitored.at_pause = ask
-    pool.monitor.run(LONG_S)
-    assert asked == [False]
-    assert not monitored._interrupted
-
-
-def test_a_request_now_and_then_keeps_it_awake(monitored: Monitored) -> None:
-    """Each begins the quiet time anew."""
-
-    def now_and_then() -> None:
+        monitored.at_pause = lambda: None
+        for _ in range(turns):
+            monitored.enter(monitored.first)
+            monitored.now += TICK_S / 10
+            assert monitored.alarm_at > monitored.now
         monitored.first.busy = False
-        if len(monitored.pauses) % 30 == 0:
-            monitored.enter(monitored.first)
 
-    monitored.at_pause = now_and_then
-    monitored.run(200)
-    assert len(monitored.pauses) >= 200
+    monitored.follow(*monitored.others)
+    monitored.at_pause = come_and_go
+    monitored.pool.monitor.run(LONG_S)
+    assert len(monitored.pauses) == 2  # once after the last turn
+    assert turns / 10 <= len(monitored.alarms) <= turns / 4
+    assert monitored.pool._leader is monitored.first
+    assert not monitored.pool._promote_early
 
 
-def test_a_request_wakes_it(monitored: Monitored) -> None:
-    """Also one that begins just while it falls asleep."""
-
+def test_a_turn_that_begins_while_it_sleeps_is_seen(monitored: Monitored) -> None:
     def begin() -> None:
-        if monitored.pool.monitor.asleep:
-            monitored.enter(monitored.first)
-            monitored.pool.monitor.wake()
-            monitored.at_pause = lambda: None
+        monitored.at_pause = lambda: None
+        monitored.now += 1
+        monitored.enter(monitored.first)
 
     monitored.at_pause = begin
-    monitored.run(200)
-    asleep = next(i for i, pause in enumerate(monitored.pauses) if pause > 2 * TICK_S)
-    assert monitored.pauses[asleep + 1] <= TICK_S
-    assert monitored.pool._leader is monitored.spare
-    assert not monitored.pool.monitor.asleep
-
-
-def test_it_ticks_again_once_it_is_woken(monitored: Monitored) -> None:
-    asleep = 0
-
-    def come_and_go() -> None:
-        nonlocal asleep
-        if monitored.pool.monitor.asleep and not asleep:
-            asleep = len(monitored.pauses)
-            monitored.first.turn += 1
-            monitored.pool.monitor.wake()
-
-    monitored.at_pause = come_and_go
     monitored.pool.monitor.run(LONG_S)
-    again = monitored.pauses[asleep:-1]
-    assert set(again) == {TICK_S}
-    assert len(again) > 10
-    assert monitored.ticks.count(False) == 2
-    assert monitored.ticks[-2]
+    assert monitored.pool._leader is monitored.spare
+    assert monitored.pauses[1] <= LONG_S - 1
 
 
-def test_a_request_that_begins_as_it_falls_asleep(monitored: Monitored) -> None:
-    ticks = monitored.pool.monitor._on_tick
+def test_a_turn_that_begins_as_it_looks_is_seen(monitored: Monitored) -> None:
+    """It still saw that the alarm need not be put off."""
 
-    def begin_at_the_last_tick() -> bool:
-        ticks()
-        if not monitored.pool.monitor.ticking and not monitored.first.busy:
-            monitored.enter(monitored.first)  # and sees nobody asleep yet, so wakes nobody
+    def begin_at_the_tick() -> bool:
+        if not monitored.first.turn:
+            monitored.first.turn += 1
+            monitored.first.since = monitored.now
+            monitored.first.busy = True
         return False
 
-    monitored.pool.monitor._on_tick = begin_at_the_last_tick
+    monitored.pool.monitor._on_tick = begin_at_the_tick
     monitored.follow(monitored.others[0])
-    monitored.run(70)
-    assert max(monitored.pauses) < 2 * TICK_S
+    monitored.run(2)
     assert monitored.pool._leader is monitored.others[0]
 
 
-def test_the_lead_is_kept_by_who_is_quick(monitored: Monitored) -> None:
-    """In the app at every tick, but never in the same request."""
+def test_a_tick_that_was_promised_is_not_put_off(monitored: Monitored) -> None:
+    monitor = monitored.pool.monitor
+    assert not monitor.ticks_soon()  # it does not run
+
+    def promise() -> None:
+        monitored.at_pause = lambda: None
+        monitored.ticks.clear()
+        monitored.alarms.clear()
+        for _ in range(10):
+            assert monitor.ticks_soon()
+            monitored.enter(monitored.first)
+            monitored.now += TICK_S / 20
+        monitored.first.busy = False
+        assert monitored.alarms == [TICK_S]
+
+    monitored.at_pause = promise
+    monitored.run(200)
+    assert len(monitored.ticks) == 2  # at the alarm, and at the end
+    assert monitor.ticks_soon()
+    assert monitored.alarms == [TICK_S, TICK_S]  # the promise was kept: the next is a new one
+
+
+def test_a_promise_made_while_it_looks_is_kept(monitored: Monitored) -> None:
+    ticks = 0
+
+    def leave_more() -> bool:
+        nonlocal ticks
+        ticks += 1
+        if ticks == 1:
+            assert monitored.pool.monitor.ticks_soon()
+        return False
+
+    monitored.pool.monitor._on_tick = leave_more
+    monitored.run(1.5)
+    assert ticks == 3
+    assert monitored.alarms == [TICK_S]
+
+
+def test_a_look_that_comes_early_promotes_nobody(monitored: Monitored) -> None:
     monitored.follow(*monitored.others)
 
-    def next_request() -> None:
+    def promise() -> None:
+        monitored.at_pause = lambda: None
+        monitored.pool.monitor.ticks_soon()
+        monitored.now += TICK_S / 2
         monitored.enter(monitored.first)
 
-    monitored.enter(monitored.first)
-    monitored.at_pause = next_request
-    monitored.run(50)
-    assert monitored.pool._leader is monitored.first
-    assert not monitored.pool._promote_early
+    monitored.at_pause = promise
+    monitored.run(10)
+    assert monitored.ticks[:3] == [monitored.first] * 3
+    assert monitored.pool._leader is monitored.others[-1]
+
+
+def test_an_interrupt_is_not_put_off(monitored: Monitored) -> None:
+    def interrupt() -> None:
+        monitored.pool.monitor.interrupt()
+        monitored.now += TICK_S
+        monitored.enter(monitored.first)
+
+    monitored.at_pause = interrupt
+    monitored.pool.monitor.run(LONG_S)
+    assert monitored.now == pytest.approx(100.0 + TICK_S)
 
 
 def test_a_follower_is_promoted(monitored: Monitored) -> None:
@@ -291,23 +263,6 @@ def test_a_leader_that_only_waits_for_a_processor_is_given_time(
     assert monitored.pool._leader is monitored.first
     assert not monitored.pool._promote_early
     monitored.run(patience + 2)
-    assert monitored.pool._leader is monitored.others[-1]
-
-
-def test_a_tick_that_comes_early_promotes_nobody(monitored: Monitored) -> None:
-    monitored.follow(*monitored.others)
-    monitored.enter(monitored.first)
-    early = iter([True] * 5)
-    monitored.at_pause = lambda: setattr(monitored, "_interrupted", next(early, False))
-    leaders: list[Any] = []
-
-    def look() -> bool:
-        leaders.append(monitored.pool._leader)
-        return False
-
-    monitored.pool.monitor._on_tick = look
-    monitored.run(1.5)
-    assert leaders[:6] == [monitored.first] * 6
     assert monitored.pool._leader is monitored.others[-1]
 
 
@@ -468,10 +423,10 @@ def test_a_blocked_turn_without_an_app_is_seen_too(monitored: Monitored) -> None
 def test_it_stays_awake_while_something_is_sent_at_its_ticks(monitored: Monitored) -> None:
     monitored.sent = True
     monitored.run(200)
-    assert len(monitored.pauses) >= 200
+    assert len(monitored.pauses) >= 199
     monitored.sent = False
     monitored.run(200)
-    assert len(monitored.pauses) < 350
+    assert len(monitored.pauses) < 205
 
 
 def test_an_interrupt_ends_it_and_the_next_one_begins_anew(monitored: Monitored) -> None:
@@ -555,7 +510,7 @@ def test_a_slow_app_among_quick_ones_begins_the_count_anew(monitored: Monitored)
     pool._promote_early = 3
 
     def several_ticks() -> None:
-        monitored.run(3.5)
+        monitored.run(5.5)
 
     monitored.in_app = several_ticks
     monitored.follow(*monitored.others)

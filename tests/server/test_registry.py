@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from wsgifast.server.poller import READ, make_poller
+from wsgifast.server.poller import HUNG_UP, READ, make_poller
 from wsgifast.server.registry import Registry
 
 LATE = float("inf")
@@ -27,7 +27,7 @@ class Waits:
         self.fd = fd if sock is None else sock.fileno()
         self.deadline = float("-inf") if overdue else LATE
         self.retries = retrying
-        self.known = False
+        self.known = self.watched = False
         self.ended = 0
         self.retried = 0
         self.meanwhile: Callable[[], object] = lambda: None
@@ -49,6 +49,7 @@ class Armed:
     must_forget = False
 
     def __init__(self) -> None:
+        self.watches = True
         self.events: list[tuple[str, int, int]] = []
         self.meanwhile: Callable[[], object] = lambda: None
 
@@ -60,11 +61,20 @@ class Armed:
         self.meanwhile()
         self.events.append(("arm", fd, events))
 
+    def watch(self, fd: int, *, known: bool) -> None:
+        self.meanwhile()
+        self.events.append(("watch", fd, int(known)))
+
+    def forget(self, fd: int) -> None:
+        self.events.append(("forget", fd, 0))
+
 
 @pytest.fixture
 def registry() -> Registry[Waits]:
     poller: Any = Armed()
-    return Registry(poller, on_closed=lambda: None, log=logging.getLogger("test"))
+    return Registry(
+        poller, on_closed=lambda: None, push=lambda event: None, log=logging.getLogger("test")
+    )
 
 
 def wait(registry: Registry[Waits], *connections: Waits) -> None:
@@ -140,7 +150,7 @@ def test_a_sweep_between_publishing_and_arming_closes_nothing(kind: str, known: 
     """Its number would be another connection's by the time that it is armed."""
     poller: Any = make_poller(kind)
     registry: Registry[Waits] = Registry(
-        poller, on_closed=lambda: None, log=logging.getLogger("test")
+        poller, on_closed=lambda: None, push=lambda event: None, log=logging.getLogger("test")
     )
     sock, peer = socket.socketpair()
     connection = Waits(sock)
@@ -189,3 +199,121 @@ def test_an_event_that_comes_while_it_is_armed_is_not_lost(registry: Registry[Wa
     wait(registry, connection)
     assert claimed == [connection]
     assert not registry.waiting
+
+
+@pytest.fixture
+def pushed(registry: Registry[Waits]) -> list[tuple[int, int]]:
+    """Events that are to be taken up again."""
+    events: list[tuple[int, int]] = []
+    registry._push = events.append
+    return events
+
+
+@pytest.mark.parametrize("watches", [True, False])
+def test_what_is_watched_is_armed_no_more(registry: Registry[Waits], watches: bool) -> None:
+    poller: Any = registry._poller
+    poller.watches = watches
+    connection = Waits(fd=7)
+    for _ in range(3):
+        registry.wait_for_more(connection)
+        assert registry.claim(7) is connection
+    watched = [("watch", 7, 0), ("watch", 7, 1), ("watch", 7, 1)]
+    assert poller.events == (watched[:1] if watches else watched)
+    # To wait for something else is to be armed, and then watched again.
+    poller.events.clear()
+    wait(registry, connection)
+    assert registry.claim(7) is connection
+    registry.wait_for_more(connection)
+    assert poller.events == [("arm", 7, READ), ("watch", 7, 1)]
+    # Where somebody else reads, nothing is to be told.
+    poller.events.clear()
+    registry.unwatch(connection)
+    registry.unwatch(connection)
+    assert poller.events == ([("forget", 7, 0)] if watches else [])
+    assert connection.known is not watches
+
+
+def test_an_event_that_finds_nobody_is_taken_up_again(
+    registry: Registry[Waits], pushed: list[tuple[int, int]]
+) -> None:
+    connection = Waits(fd=7)
+    registry.wait_for_more(connection)
+    assert registry.claim(7) is connection
+    assert registry.miss(7, READ) is None
+    assert registry.miss(7, HUNG_UP) is None
+    assert not pushed
+    registry.wait_for_more(connection)
+    assert pushed == [(7, READ | HUNG_UP)]
+    assert registry.claim(7) is connection
+    registry.wait_for_more(connection)
+    assert len(pushed) == 1  # once
+
+
+def test_an_event_that_finds_nobody_for_a_moment_claims(
+    registry: Registry[Waits], pushed: list[tuple[int, int]]
+) -> None:
+    connection = Waits(fd=7)
+    registry.wait_for_more(connection)
+    assert registry.claim(7) is connection
+    assert registry.claim(7) is None
+    registry.wait_for_more(connection)  # before the event is noted
+    assert registry.miss(7, READ) is connection
+    registry.wait_for_more(connection)
+    assert not pushed
+
+
+def test_a_missed_event_is_told_again_by_the_kernel_or_is_another_ones(
+    registry: Registry[Waits], pushed: list[tuple[int, int]]
+) -> None:
+    connection, other = Waits(socket.socket()), Waits(fd=8)
+    fd = connection.fd
+    registry.wait_for_more(connection)
+    assert registry.claim(fd) is connection
+    registry.miss(fd, READ)
+    registry.wait(connection, READ)
+    assert registry.claim(fd) is connection
+    registry.miss(fd, READ)
+    registry.forget(connection)
+    connection.close()
+    other.fd = fd
+    registry.wait_for_more(other)
+    assert not pushed
+
+
+def test_what_has_had_a_turn_while_it_is_swept_is_left_alone(
+    registry: Registry[Waits], pushed: list[tuple[int, int]]
+) -> None:
+    """Its event is not lost either, which comes while the sweep has it."""
+    first, second, other = Waits(fd=7, overdue=True), Waits(fd=8, overdue=True), Waits(fd=8)
+    registry.wait_for_more(first)
+    registry.wait_for_more(second)
+
+    other.known = other.watched = True  # it has waited before, and needs no arming
+    meanwhile: list[Callable[[], object]] = []
+
+    class Between(dict[int, Waits]):
+        """Something happens between the sweep's look and its claim."""
+
+        def get(self, fd: int, default: Any = None) -> Any:
+            found = super().get(fd, default)
+            if found is second and meanwhile:
+                meanwhile.pop()()
+            return found
+
+    def has_a_turn() -> None:
+        assert registry.claim(8) is second
+        second.deadline = LATE
+        registry.wait_for_more(second)
+
+    def is_closed() -> None:
+        assert registry.claim(8) is second
+        registry.wait_for_more(other)
+
+    registry.waiting = Between(registry.waiting)
+    for happens in (has_a_turn, is_closed):
+        second.deadline = float("-inf")
+        meanwhile.append(happens)
+        registry.sweep(0.0)
+        assert (second.ended, other.ended) == (0, 0)
+    assert first.ended == 1
+    assert registry.claim(8) is other

@@ -12,10 +12,11 @@ from ..bodies.files import SegmentedBody
 from ..bodies.wrappers import held_in, holds_all, iterated, known_file
 from ..errors import RequestError
 from ..routes import APP_US, SEND_US, SENDFILE_BYTES, WAIT_US
+from .app_socket import AppSocket
 from .backlog import Backlog
 from .carrier import Carrier
 from .environ import EnvironFactory
-from .exchange import AppSocket, Exchange
+from .exchange import Exchange
 from .output import ClientGone
 from .response import Response, ResponseSettings
 
@@ -145,13 +146,14 @@ class Application:
     def _environ(
         self, carrier: Carrier, exchange: Exchange, *, check: bool = True
     ) -> dict[str, Any]:
-        part = carrier.environ_part
-        if part is None:
-            sock = AppSocket(carrier.sock, carrier.hijack)
-            part = self._environs.for_connection(sock, carrier.peer, carrier.address)
-            part.update(exchange.proxy or {})
-            carrier.environ_part = part
-        return self._environs.for_request(part, exchange, check=check)
+        sock = carrier.app_socket
+        if sock is None:
+            sock = carrier.app_socket = AppSocket(carrier)
+        if exchange.proxy is None:
+            exchange.proxy = carrier.proxy
+        else:
+            carrier.proxy = exchange.proxy
+        return self._environs.make(exchange, sock, carrier.peer, carrier.address, check=check)
 
     def _answer_failure(
         self, carrier: Carrier, exchange: Exchange, resp: Response | None, error: Any

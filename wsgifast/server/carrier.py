@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any, Protocol
 
+from .app_socket import AppSocket
 from .exchange import Exchange
 from .output import OutputQueue
 from .response import Response
@@ -18,12 +19,14 @@ class Carrier(Protocol):
     :ivar exchange: the request that is to run.
     :ivar output: where its response goes.
     :ivar response_class: how that is said.
-    :ivar environ_part: of the environ, what all requests of the connection share; None until it is
+    :ivar app_socket: what the apps of its connection find as `gunicorn.socket`; None until it is
         made.
+    :ivar proxy: what a proxy has said of the connection, for the environs of its requests.
     :ivar address: the listener's.
     """
 
-    environ_part: dict[str, Any] | None
+    app_socket: AppSocket | None
+    proxy: dict[str, Any] | None
 
     @property
     def exchange(self) -> Exchange | None: ...

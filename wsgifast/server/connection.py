@@ -70,7 +70,7 @@ class Connection(Endpoint):
     :ivar hijacked: the app has taken the socket over.
     """
 
-    __slots__ = ("_receiver", "exchange", "hijacked")
+    __slots__ = ("_is_read_empty", "_receiver", "exchange", "hijacked")
 
     response_class = Response
 
@@ -81,6 +81,8 @@ class Connection(Endpoint):
         self.exchange: Exchange | None = None
         self.hijacked = False
         self._receiver = receiver
+        # Whether the last receive has left nothing, so that all that still comes has an event.
+        self._is_read_empty = False
 
     @property
     def receives_body(self) -> bool:
@@ -145,16 +147,22 @@ class Connection(Endpoint):
         receiver = self._receiver
         data = b""
         if events or not receiver.has_more_to_do():
+            wanted = receiver.wanted
             try:
-                data = self.sock.recv(receiver.wanted)
+                data = self.sock.recv(wanted)
             except WOULD_BLOCK:
-                self.wait(READ)
+                self.wait_for_more()
                 return None
             except OSError as error:
                 self._core.log.debug("Ignoring a lost connection: %s", error)
             if not data:
                 self.close()
                 return None
+            # epoll(7): for a stream, less than was asked for is all there was; but for its end,
+            # which an event may have told of together with it.
+            self._is_read_empty = len(data) < wanted and events == READ
+        else:
+            self._is_read_empty = False
         try:
             step = receiver.take(data)
         except Exception as error:  # noqa: BLE001 - each has its answer
@@ -195,11 +203,19 @@ class Connection(Endpoint):
         if self._receiver.has_more_to_do() or self.has_more_in_tls():
             self._core.resume(self)
         else:
+            self._wait_to_receive()
+
+    def _wait_to_receive(self) -> None:
+        if self._is_read_empty:
+            self.wait_for_more()
+        else:
             self.wait(READ)
 
     def _stream_body(self, exchange: Exchange) -> None:
         """Leave the body to the app's thread."""
         receiver = self._receiver
+        self._is_read_empty = False
+        self._core.registry.unwatch(self)
         exchange.streamed = streamed = StreamedBody(
             self.sock,
             self.output.lock,
@@ -255,6 +271,7 @@ class Connection(Endpoint):
         """Hand the socket to the app; what is queued goes out first."""
         if not self.hijacked:
             self.hijacked = True
+            self._core.registry.unwatch(self)
             self.output.flush()
             self.sock.setblocking(True)
         return self.sock
@@ -306,7 +323,7 @@ class Connection(Endpoint):
         if self._receiver.rest or self.has_more_in_tls():
             self._core.resume(self)
         else:
-            self.wait(READ)
+            self._wait_to_receive()
 
     def _can_stay(self, exchange: Exchange) -> bool:
         """Whether the connection can have a request after this one."""

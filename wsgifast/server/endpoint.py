@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from .app_socket import AppSocket
 from .carrier import Carrier
 from .counters import Counters
 from .exchange import Exchange
@@ -102,10 +103,10 @@ class Streams(Protocol):
 class Endpoint:
     """An accepted socket, its output, and its state; who owns it is told of in connection.py.
 
-    :ivar environ_part: of the environ, what its requests share.
+    :ivar app_socket: see :class:`~.carrier.Carrier`, as for `proxy`.
     :ivar streams: what speaks HTTP/2 here, once that is agreed on.
 
-    For `deadline`, `known` and `retries` see :class:`~.registry.Waiting`.
+    For `deadline`, `known`, `watched` and `retries` see :class:`~.registry.Waiting`.
     """
 
     __slots__ = (
@@ -113,16 +114,18 @@ class Endpoint:
         "_left_to_discard",
         "_tls",
         "address",
+        "app_socket",
         "deadline",
-        "environ_part",
         "fd",
         "known",
         "output",
         "peer",
+        "proxy",
         "retries",
         "sock",
         "state",
         "streams",
+        "watched",
     )
 
     def __init__(self, core: Core, sock: socket.socket, peer: Any, address: Any) -> None:
@@ -130,9 +133,11 @@ class Endpoint:
         self.fd = sock.fileno()
         self.peer = peer
         self.address = address
-        self.environ_part: dict[str, Any] | None = None
+        self.app_socket: AppSocket | None = None
+        self.proxy: dict[str, Any] | None = None
         self.streams: Streams | None = None
         self.known = False
+        self.watched = False
         self.retries = False
         self.deadline = time.monotonic() + core.options.head_timeout_s
         rules = core.output_rules
@@ -143,7 +148,7 @@ class Endpoint:
 
     def begin(self) -> None:
         """Wait for the first event."""
-        self.wait(READ)
+        self.wait_for_more()
 
     def move(self, event: str) -> None:
         """Go on to the state that an event leads to."""
@@ -156,9 +161,25 @@ class Endpoint:
         try:
             self._core.registry.wait(self, events)
         except (OSError, ValueError) as error:
-            self.output.fail(error)
-            if self.state is not RUNNING:
-                self.close()
+            self._cannot_wait(error)
+
+    def wait_for_more(self) -> None:
+        """As :meth:`wait`, until there is more to read; all that has come has been read.
+
+        TLS reads from the socket by its records, not to its end.
+        """
+        if self._tls is not None:
+            self.wait(READ)
+            return
+        try:
+            self._core.registry.wait_for_more(self)
+        except (OSError, ValueError) as error:
+            self._cannot_wait(error)
+
+    def _cannot_wait(self, error: Exception) -> None:
+        self.output.fail(error)
+        if self.state is not RUNNING:
+            self.close()
 
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
         """Have the output queue go on when the socket is writable; see OutputOwner."""
@@ -220,7 +241,7 @@ class Endpoint:
         registry = self._core.registry
         self._drop_request()
         self.output.close()
-        self.environ_part = None
+        self.app_socket = None
         registry.forget(self)
         try:
             self.sock.close()

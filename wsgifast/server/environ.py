@@ -1,8 +1,9 @@
 """The WSGI environ: the same keys and values as gunicorn's, with what is constant made once.
 
-A worker's part (file_wrapper, errors, ...) and a connection's part (addresses) are copied for each
-request; only its head is worked through. The security-relevant rules are gunicorn's: which headers
-reach us at all was decided by the parser, the mapping to names is CGI's (RFC 3875 section 4.1.18).
+What all requests of a listener share (file_wrapper, errors, its address, ...) is copied for each of
+them; only the head is worked through, and an idle connection keeps nothing. The security-relevant
+rules are gunicorn's: which headers reach us at all was decided by the parser, the mapping to names
+is CGI's (RFC 3875 section 4.1.18).
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ _PROTOCOLS = {(1, 0): "HTTP/1.0", (1, 1): "HTTP/1.1"}
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 # The last one counts, as in gunicorn; its parser refuses repeated ones anyway.
 _SINGLE = frozenset({"CONTENT_TYPE", "CONTENT_LENGTH"})
+# Set for every request; in what is copied for it they have their places already.
+_OF_EACH = (
+    "gunicorn.socket", "wsgi.input", "wsgi.url_scheme", "REQUEST_METHOD", "SCRIPT_NAME",
+    "PATH_INFO", "QUERY_STRING", "RAW_URI", "SERVER_PROTOCOL",
+)  # fmt: skip
 # Names are the client's to choose: remember the usual ones, not every one ever sent.
 _keys: dict[str, str] = {}
 _MAX_KEYS = 500
@@ -41,35 +47,18 @@ class EnvironFactory:
             "wsgi.input_terminated": True,
             **worker_part,
         }
+        # By the listener's address.
+        self._shared: dict[Any, dict[str, Any]] = {}
 
-    def for_connection(self, sock: object, peer: object, server: object) -> dict[str, Any]:
-        """The part that is the same for every request of a connection.
+    def make(
+        self, exchange: Exchange, sock: object, peer: object, server: Any, *, check: bool = True
+    ) -> dict[str, Any]:
+        """The environ of a request.
 
         :param sock: what the app finds under `gunicorn.socket`.
         :param peer: the peer's address as accept() gave it.
         :param server: the listener's address; a Unix socket's path says nothing to an app, so
-            SERVER_NAME is then taken from each request's Host.
-        """
-        environ = self._worker_part.copy()
-        environ["gunicorn.socket"] = sock
-        if isinstance(peer, str):
-            environ["REMOTE_ADDR"] = peer
-        elif isinstance(peer, bytes):
-            environ["REMOTE_ADDR"] = peer.decode()
-        elif isinstance(peer, tuple):
-            environ["REMOTE_ADDR"] = peer[0]
-            environ["REMOTE_PORT"] = str(peer[1])
-        if isinstance(server, tuple):
-            environ["SERVER_NAME"] = server[0]
-            environ["SERVER_PORT"] = str(server[1])
-        return environ
-
-    def for_request(
-        self, part: dict[str, Any], exchange: Exchange, *, check: bool = True
-    ) -> dict[str, Any]:
-        """The environ of a request.
-
-        :param part: what :meth:`for_connection` made.
+            SERVER_NAME is then taken from the request's Host.
         :param check: False for the log of a request that is refused anyway.
         :raises MalformedRequest: if the path is not under SCRIPT_NAME.
         """
@@ -89,25 +78,44 @@ class EnvironFactory:
                 )
         if "%" in path or not path.isascii():
             path = unquote_to_bytes(path).decode("latin-1")
-        environ = {
-            **part,
-            "wsgi.input": exchange.body,
-            "wsgi.url_scheme": req.scheme,
-            "REQUEST_METHOD": req.method,
-            "SCRIPT_NAME": script_name,
-            "PATH_INFO": path,
-            "QUERY_STRING": req.query,
-            "RAW_URI": req.uri,
-            "SERVER_PROTOCOL": _PROTOCOLS.get(version) or f"HTTP/{version[0]}.{version[1]}",
-            **fields,
-        }
-        if "SERVER_NAME" not in part:
+        shared = self._shared.get(server)
+        if shared is None:
+            shared = self._shared[server] = self._share(server)
+        environ = shared.copy()
+        environ["gunicorn.socket"] = sock
+        environ["wsgi.input"] = exchange.body
+        environ["wsgi.url_scheme"] = req.scheme
+        environ["REQUEST_METHOD"] = req.method
+        environ["SCRIPT_NAME"] = script_name
+        environ["PATH_INFO"] = path
+        environ["QUERY_STRING"] = req.query
+        environ["RAW_URI"] = req.uri
+        environ["SERVER_PROTOCOL"] = _PROTOCOLS.get(version) or f"HTTP/{version[0]}.{version[1]}"
+        if isinstance(peer, tuple):
+            environ["REMOTE_ADDR"] = peer[0]
+            environ["REMOTE_PORT"] = str(peer[1])
+        elif isinstance(peer, str):
+            environ["REMOTE_ADDR"] = peer
+        elif isinstance(peer, bytes):
+            environ["REMOTE_ADDR"] = peer.decode()
+        if exchange.proxy is not None:
+            environ.update(exchange.proxy)
+        environ.update(fields)
+        if "SERVER_NAME" not in environ:
             host = fields.get("HTTP_HOST")
             name, _, port = (host or "").partition(":")
             if not port and host is not None:
                 port = _DEFAULT_PORTS.get(req.scheme, "")
             environ["SERVER_NAME"] = name
             environ["SERVER_PORT"] = port
+        return environ
+
+    def _share(self, server: Any) -> dict[str, Any]:
+        """What all requests of a listener share."""
+        environ = {**self._worker_part, **dict.fromkeys(_OF_EACH)}
+        if isinstance(server, tuple):
+            environ["SERVER_NAME"] = server[0]
+            environ["SERVER_PORT"] = str(server[1])
         return environ
 
 

@@ -1,13 +1,11 @@
-"""A request with its response, and what apps see of its connection's socket."""
+"""A request with its response."""
 
 from __future__ import annotations
 
-import socket
 import time
-from collections.abc import Callable
 from typing import Any
 
-__all__ = ["AppSocket", "Exchange"]
+__all__ = ["Exchange"]
 
 
 class Exchange:
@@ -21,8 +19,7 @@ class Exchange:
     :ivar expects_continue: whether the client waits for "100 Continue" (RFC 9110 section 10.1.1).
     :ivar upgrade: the settings of a request that asks for HTTP/2 in its place; None for the others.
         Its answer goes out in HTTP/2.
-    :ivar proxy: what a proxy has said of the connection before its first request: for the environ
-        of each of its requests.
+    :ivar proxy: what a proxy has said of the connection before its first request, for the environ.
     :ivar body: for `wsgi.input`, once there is one.
     :ivar streamed: what is under it, where the app reads it as it comes; its `failure` says why it
         cannot be read to its end.
@@ -78,36 +75,3 @@ class Exchange:
         self.streamed: Any = None
         self.started = time.monotonic()
         self.queued = self.begun = self.answered = 0.0
-
-
-# What may be asked of a connection's socket, and set on it, without taking it over.
-_HARMLESS = frozenset(
-    {
-        "cipher", "family", "getpeercert", "getpeername", "getsockname", "getsockopt",
-        "gettimeout", "proto", "selected_alpn_protocol", "setsockopt", "type", "version",
-    }
-)  # fmt: skip
-
-
-class AppSocket:
-    """What an app finds as `gunicorn.socket`: the client's socket, for those who take it over.
-
-    Its addresses, its certificate and its options can be looked at, and options set, as middleware
-    does. Any other use makes it a blocking socket, as the app expects it, and ends HTTP on it:
-    after the app the connection is closed.
-    """
-
-    __slots__ = ("__weakref__", "_hijack", "_sock")
-
-    def __init__(self, sock: socket.socket, hijack: Callable[[], socket.socket]) -> None:
-        self._sock = sock
-        self._hijack = hijack
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name in _HARMLESS:
-            return getattr(self._sock, name)
-        if not hasattr(self._sock, name):
-            raise AttributeError(f"a socket has no attribute {name!r}")
-        return getattr(self._hijack(), name)

@@ -2,10 +2,11 @@
 
 The monitor runs in the main thread, and does nothing that could block: neither polling nor
 receiving, only what `on_tick` and `on_saturation` do. So it always sees a leader that is blocked,
-and whoever runs it may give a sign of life at each of its rounds. Each tick takes the interpreter
-lock from the leader, so they become rarer while all turns are quick, until one is not or something
-is left for `on_tick`. While nothing happens the monitor sleeps; the next turn wakes it (one release
-of a lock), and after a quiet moment it sleeps again.
+and whoever runs it may give a sign of life at each of its rounds. It sleeps until its alarm goes
+off. Whoever begins a turn puts the alarm off (:meth:`Monitor.guard`), a little before the next tick
+again and again, so that it only goes off when a turn takes longer than a tick, or after the last
+one: while all turns are quick the monitor never asks for the interpreter lock. What is left for
+`on_tick` has the alarm go off within a tick, whatever else happens.
 """
 
 from __future__ import annotations
@@ -14,23 +15,19 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..sockets.wake_event import WakeEvent
+from ..sockets.alarm import make_alarm
 
 __all__ = ["TICK_S", "Member", "Monitor", "is_running"]
 
 # How long a turn may keep the lead: one to two ticks.
 TICK_S = 0.0007
-# The tick after so many ticks in a row that saw the leader in a new turn: 0.2 s and more without a
-# slow app. It is still shorter than what an app that computes may keep the interpreter lock
-# (sys.getswitchinterval, 5 ms).
-SLOW_TICK_S = 0.0028
-_QUICK_TICKS = 300
+# The alarm is put off at the first turn after half a tick, by one and a half: a turn that has begun
+# in between has had a tick when it goes off.
+_GUARD_S = TICK_S / 2
+_GUARDED_S = TICK_S + _GUARD_S
 # A leader that runs, or waits for nothing but a processor, keeps the lead for so long: who would
 # follow it waits for the same processor, or for the interpreter lock that the leader has.
 _RUNNING_PATIENCE_S = 0.005
-# After so long without a turn the monitor sleeps until it is woken; a steady trickle of requests
-# does not pay for waking it each time.
-_QUIET_S = 0.03
 # A spare may take so long for a turn: it competes with all the apps for the interpreter lock, and
 # is no sooner back if another one joins. Longer than that, it is blocked.
 _SPARE_PATIENCE_S = 0.25
@@ -39,28 +36,28 @@ _SPARE_PATIENCE_S = 0.25
 class Member:
     """One thread of the pool."""
 
-    __slots__ = ("busy", "gate", "name", "polling", "spare", "thread", "turn")
+    __slots__ = ("busy", "gate", "name", "polling", "since", "spare", "thread", "turn")
 
     def __init__(self, name: str, *, spare: bool = False) -> None:
         self.name = name
         self.spare = spare
         self.thread: threading.Thread | None = None
         self.busy = False  # in a turn: receiving, or in the app
+        self.since = 0.0  # when its last turn has begun; monotonic
         self.polling = False  # waiting in the poller, or about to
-        self.turn = 0  # turns begun: tells the monitor whether it is still the same one
+        self.turn = 0  # turns begun: tells the watchdog whether it is still the same one
         self.gate = threading.Lock()
         self.gate.acquire()
 
 
 class Monitor:
-    """Looks at the leader of a pool, again and again, and has it replaced if it is kept.
+    """Looks after the leader of a pool, and has it replaced if it is kept.
 
     :param leader: the one at the moment.
     :param replace: called with the leader that is to be replaced.
     :param on_tick: see :class:`~.pool.Pool`.
-    :ivar ticking: whether it looks in at every tick.
-    :ivar asleep: it sleeps until it is woken; whoever begins a turn wakes it.
-    :ivar ticks: how often it has looked.
+    :ivar ticking: whether it runs, so that a tick comes where one is asked for.
+    :ivar guard_at: who begins a turn after this calls :meth:`guard`; monotonic.
     """
 
     def __init__(
@@ -71,14 +68,13 @@ class Monitor:
         on_tick: Callable[[], bool],
     ) -> None:
         self.ticking = False
-        self.asleep = False
-        self.ticks = 0
+        self.guard_at = 0.0
         self._leader = leader
         self._replace = replace
         self._on_tick = on_tick
-        # Ticks in a row that have seen the leader in another turn than the one before.
-        self._quick_ticks = 0
-        self._wake_event = WakeEvent()
+        # The alarm is not to be put off: a tick was promised.
+        self._promised = False
+        self._alarm = make_alarm()
         self._interrupted = False
 
     def run(self, seconds: float) -> None:
@@ -88,68 +84,51 @@ class Monitor:
         """
         now = time.monotonic()
         deadline = now + seconds
-        seen: tuple[Member, int] | None = None
-        seen_at = active_at = now
         self.ticking = True
         while not self._interrupted:
-            self.ticks += 1
-            if self._on_tick():
-                active_at, self._quick_ticks = now, 0
+            # In this order: whoever asks for a tick, or begins a turn, from here on sets the alarm.
+            self._promised = False
+            self.guard_at = 0.0
+            more = self._on_tick()
             leader = self._leader()
-            busy, stamp = leader.busy, (leader, leader.turn)
-            if stamp != seen:
-                seen, seen_at = stamp, now
-                active_at = now
-                self._quick_ticks += 1
-            elif busy and _keeps_too_long(leader, now - seen_at):
-                self._quick_ticks = 0
-                self._replace(leader)
-            if busy:
-                active_at = now
             now = time.monotonic()
-            remaining = deadline - now
-            if remaining <= 0:
+            if leader.busy and _keeps_too_long(leader, now - leader.since):
+                self._replace(leader)
+                leader = self._leader()
+            if now >= deadline:
                 break
-            if now - active_at > _QUIET_S:
-                self.ticking = False
-                self.asleep = True
-                self._on_tick()
-                woken = self._leader().busy or self._wake_event.wait(remaining)
-                self.asleep = False
-                if not woken:
-                    break
-                self.ticking = True
-                now = active_at = time.monotonic()
-            else:
-                tick_s = TICK_S if self._quick_ticks < _QUICK_TICKS else SLOW_TICK_S
-                self._wake_event.wait(min(tick_s, remaining))
-                now = time.monotonic()
+            if more:
+                self.ticks_soon()
+            elif leader.busy:
+                self.guard(now)
+            self._alarm.wait(deadline - now)
         self._interrupted = False
+
+    def guard(self, now: float) -> None:
+        """Have it look in if the turn that begins now takes long."""
+        self.guard_at = now + _GUARD_S
+        if not (self._promised or self._interrupted):
+            self._alarm.set(_GUARDED_S)
 
     def ticks_soon(self) -> bool:
         """Whether the monitor looks in within TICK_S: something may be left for `on_tick` then."""
-        if self.ticking and self._quick_ticks >= _QUICK_TICKS:
-            self._quick_ticks = 0
-            self._wake_event.set()
+        if not self._promised:
+            self._promised = True
+            self._alarm.set(TICK_S)
         return self.ticking
 
     def interrupt(self) -> None:
         """Make :meth:`run` return, or its next call; safe in a signal handler."""
         self._interrupted = True
-        self.wake()
-
-    def wake(self) -> None:
-        """Let it look in at once, if it sleeps."""
-        self.asleep = False
-        self._wake_event.set()
+        self._alarm.set(0)
 
 
 def _keeps_too_long(leader: Member, seconds: float) -> bool:
     """Whether the leader keeps others waiting, so long after it was seen in the same turn."""
     if leader.spare:
         return seconds >= _SPARE_PATIENCE_S
-    # A tick may come early: whoever wants one soon wakes the monitor.
-    if seconds < TICK_S / 2:
+    # The monitor may look in early: something was left for a tick.
+    if seconds < TICK_S:
         return False
     return seconds >= _RUNNING_PATIENCE_S or not is_running(leader.thread)
 

@@ -5,6 +5,8 @@ Theory of operation
 A connection is at any moment either *armed* here or *owned* by one thread, never both: an event is
 delivered once and disarms its descriptor (EPOLLONESHOT), so that whichever thread receives it owns
 the connection until it arms it again. Any thread may arm, at any time, while another one polls.
+A descriptor that is *watched* is told of once for each time that something has come (EPOLLET), and
+needs no arming: whoever owns it must read all there is, and an event may come meanwhile.
 Listeners are not one-shot: they stay armed, and one event stands for one connection to accept. Of
 the pollers that share one, as those of sibling processes do, epoll tells one only (EPOLLEXCLUSIVE).
 
@@ -53,6 +55,8 @@ _ONCE = {
     for events in (0, READ, WRITE, READ | WRITE)
 }
 
+_WATCHED = READ | HUNG_UP | getattr(select, "EPOLLET", 0)
+
 Event = tuple[int, int]
 
 
@@ -61,6 +65,8 @@ class Poller(Protocol):
 
     # Whether a descriptor must be forgotten before it is closed; epoll forgets by itself.
     must_forget: bool
+    # Whether it can watch: tell of each arrival without being armed for it.
+    watches: bool
 
     def add(self, fd: int, events: int) -> None:
         """Arm a descriptor that is new here for one event.
@@ -72,6 +78,14 @@ class Poller(Protocol):
         """Arm a descriptor again after its event, or change what it waits for.
 
         :param events: 0 for nothing; epoll then still tells of an error or a hang-up.
+        """
+
+    def watch(self, fd: int, *, known: bool) -> None:
+        """Report a descriptor whenever more has come to read, until it is armed or forgotten.
+
+        Where :attr:`watches` is False, it is armed for the next time only.
+
+        :param known: it has been armed or watched here before.
         """
 
     def forget(self, fd: int) -> None:
@@ -111,6 +125,7 @@ class EpollPoller:
     """Linux: the kernel keeps the descriptors, and gives each event to one thread only."""
 
     must_forget = False
+    watches = True
 
     def __init__(self) -> None:
         self._epoll = epoll = select.epoll()
@@ -125,6 +140,9 @@ class EpollPoller:
 
     def arm(self, fd: int, events: int) -> None:
         self._modify(fd, _ONCE[events])
+
+    def watch(self, fd: int, *, known: bool) -> None:
+        (self._modify if known else self._register)(fd, _WATCHED)
 
     def forget(self, fd: int) -> None:
         with contextlib.suppress(OSError):
@@ -166,6 +184,7 @@ class SelectorsPoller:
     """Any system with :mod:`selectors`; one thread polls, a second one that comes waits for it."""
 
     must_forget = True
+    watches = False
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -181,6 +200,9 @@ class SelectorsPoller:
         self._pipe.wake()
 
     arm = add
+
+    def watch(self, fd: int, *, known: bool) -> None:
+        self.add(fd, READ)
 
     def forget(self, fd: int) -> None:
         # Its number may be used again before the poll takes this up; the changes keep their order,

@@ -43,7 +43,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from .monitor import Member, Monitor
+from .monitor import TICK_S, Member, Monitor, is_running
 from .poller import Event, Poller
 
 __all__ = ["Pool", "Task"]
@@ -51,6 +51,8 @@ __all__ = ["Pool", "Task"]
 # After an app that was slow, so many quick ones in a row before the lead is kept during the app
 # again: slow requests come in bursts, and each would cost a tick of waiting for the next one.
 _EARLY_PROMOTIONS = 8
+# What counts as slow there; on a busy machine a quick one may wait as long for a processor.
+_SLOW_S = 4 * TICK_S
 # Spares, all of which can be blocked only by what nothing in here should wait for.
 _MAX_SPARES = 4
 # Of the tasks behind, so many have their turn between two polls, or one in so many if it is more.
@@ -70,7 +72,7 @@ class Pool(Generic[Job]):
         calls for, and returns a job if one is ready to run. Called by any thread but the monitor's.
         Must not raise.
     :param run: runs a job; called by the pool's threads but the spare ones. Must not raise.
-    :param on_tick: called by the monitor at every tick, and once more when it stops ticking.
+    :param on_tick: called by the monitor whenever it looks in, and at the ticks it is asked for.
         Returns whether there was anything to do, and there may be more. Must not block.
     :param on_failure: called in a thread of the pool that ends by an error of our own.
     :param on_saturation: called when `saturated` has changed. Must not block.
@@ -217,9 +219,10 @@ class Pool(Generic[Job]):
         except IndexError:
             return  # another thread was quicker
         me.turn += 1
+        me.since = now = time.monotonic()
         me.busy = True
-        if self.monitor.asleep:
-            self.monitor.wake()
+        if now >= self.monitor.guard_at:
+            self.monitor.guard(now)
         if item is not None:
             job = self._receive(item)
         if job is not None:
@@ -248,9 +251,10 @@ class Pool(Generic[Job]):
         except IndexError:
             return  # another thread was quicker
         me.turn += 1
+        me.since = now = time.monotonic()
         me.busy = True
-        if self.monitor.asleep:
-            self.monitor.wake()
+        if now >= self.monitor.guard_at:
+            self.monitor.guard(now)
         job = self._receive(item)
         me.busy = False
         if job is not None:
@@ -272,7 +276,6 @@ class Pool(Generic[Job]):
 
     def _run_without_the_lead(self, me: Member, job: Job) -> None:
         """Promote another before a job that may be slow; see whether it was."""
-        began = self.monitor.ticks
         with self._lock:
             if self._leader is me:
                 if self._followers:
@@ -280,7 +283,7 @@ class Pool(Generic[Job]):
                 else:
                     self._on_offer = True
         self._run(job)
-        slow = self.monitor.ticks > began + 1
+        slow = time.monotonic() - me.since > _SLOW_S
         self._promote_early = _EARLY_PROMOTIONS if slow else self._promote_early - 1
 
     def _lead_or_follow(self, me: Member) -> None:
@@ -318,7 +321,7 @@ class Pool(Generic[Job]):
 
     def _replace(self, leader: Member) -> None:
         """Promote another, if the leader is still in the turn that it keeps too long."""
-        if not leader.spare:
+        if not leader.spare and not is_running(leader.thread):
             self._promote_early = _EARLY_PROMOTIONS
         with self._lock:
             if self._leader is not leader or not leader.busy:

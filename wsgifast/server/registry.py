@@ -14,6 +14,12 @@ It is published first, since its event may come as soon as it is armed. But betw
 not be claimed: the sweep could close it, the kernel could give its descriptor's number to the next
 connection, and the owner would then arm a stranger. So both happen under one lock, which the sweep
 takes for each claim. An event needs no lock: it is a proof that the connection is armed.
+
+To arm it is a call of the kernel for each request. A connection that has read all there was is
+*watched* instead, where the poller can do that: then it is only published. But its next event may
+come while it is owned, and find nobody. That event is *missed*, and noted; whoever publishes the
+connection looks for it afterwards, and whoever has missed it looks once more who waits, so that one
+of the two sees the other.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from .poller import Poller
+from .poller import Event, Poller
 
 __all__ = ["Registry", "Waiting"]
 
@@ -35,8 +41,9 @@ class Waiting(Protocol):
     sock: socket.socket
     #: When the sweep claims it; monotonic, in seconds.
     deadline: float
-    #: Whether the poller knows its descriptor.
+    #: Whether the poller knows its descriptor, and whether it watches it.
     known: bool
+    watched: bool
     #: Whether the next sweep claims it in any case.
     retries: bool
 
@@ -57,14 +64,25 @@ class Registry(Generic[C]):
     """Keeps a worker's connections. Every method may be called from any thread.
 
     :param on_closed: called after each connection that has closed.
+    :param push: has an event taken up as if it had come just now.
     """
 
-    def __init__(self, poller: Poller, *, on_closed: Callable[[], object], log: Any) -> None:
+    def __init__(
+        self,
+        poller: Poller,
+        *,
+        on_closed: Callable[[], object],
+        push: Callable[[Event], object],
+        log: Any,
+    ) -> None:
         self.connections: set[C] = set()
         self._poller = poller
         self._on_closed = on_closed
+        self._push = push
         self.log = log
         self.waiting: dict[int, C] = {}
+        # Events that have found nobody, by descriptor.
+        self._missed: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -79,19 +97,42 @@ class Registry(Generic[C]):
         :raises OSError, ValueError: if the kernel cannot wait for the descriptor; the connection is
             still the caller's then.
         """
+        known, connection.known, connection.watched = connection.known, True, False
         fd = connection.fd
         with self._lock:
+            self._missed.pop(fd, None)  # the kernel tells of it again
             self.waiting[fd] = connection
             try:
-                if connection.known:
+                if known:
                     self._poller.arm(fd, events)
                 else:
-                    connection.known = True
                     self._poller.add(fd, events)
             except (OSError, ValueError) as error:
-                if self.waiting.pop(fd, None) is connection:
-                    self.log.warning("cannot wait for a connection: %s", error)
+                if self._withdraw(connection, error):
                     raise
+
+    def wait_for_more(self, connection: C) -> None:
+        """As :meth:`wait`, to read, for a connection that has read all there was."""
+        if connection.watched:
+            self._publish(connection)
+            return
+        known, connection.known = connection.known, True
+        connection.watched = self._poller.watches
+        fd = connection.fd
+        with self._lock:
+            self._missed.pop(fd, None)
+            self.waiting[fd] = connection
+            try:
+                self._poller.watch(fd, known=known)
+            except (OSError, ValueError) as error:
+                if self._withdraw(connection, error):
+                    raise
+
+    def unwatch(self, connection: C) -> None:
+        """Somebody else reads what comes from now on, and waits for it."""
+        if connection.watched:
+            connection.known = connection.watched = False
+            self._poller.forget(connection.fd)
 
     def change(self, connection: C, events: int) -> None:
         """Let a connection wait for other events, if it waits; any thread may call it.
@@ -112,6 +153,7 @@ class Registry(Generic[C]):
         """
         fd = connection.fd
         self._claim_if_waiting(connection)
+        self._missed.pop(fd, None)
         if self._poller.must_forget and connection.sock.fileno() == fd:
             self._poller.forget(fd)
 
@@ -130,6 +172,18 @@ class Registry(Generic[C]):
         """
         return self.waiting.pop(fd, None)
 
+    def miss(self, fd: int, events: int) -> C | None:
+        """Note an event for a descriptor where nobody waits.
+
+        :returns: the connection that has begun to wait there meanwhile, and is claimed by it.
+        """
+        missed = self._missed
+        missed[fd] = missed.get(fd, 0) | events
+        connection = self.waiting.pop(fd, None)
+        if connection is not None:
+            missed.pop(fd, None)
+        return connection
+
     def sweep(self, now: float) -> None:
         """Claim what is overdue, and let it end.
 
@@ -137,11 +191,16 @@ class Registry(Generic[C]):
         """
         for connection in list(self.waiting.values()):
             try:
+                if not (connection.deadline < now or connection.retries):
+                    continue
+                if not self._claim_if_waiting(connection):
+                    continue
                 if connection.deadline < now:
-                    if self._claim_if_waiting(connection):
-                        connection.on_overdue()
-                elif connection.retries and self._claim_if_waiting(connection):
+                    connection.on_overdue()
+                elif connection.retries:
                     connection.retry()
+                else:
+                    self._publish(connection)  # it has had a turn meanwhile
             except Exception:
                 self.log.exception("Error in a connection")
                 connection.close()
@@ -152,8 +211,28 @@ class Registry(Generic[C]):
             if applies(connection):
                 connection.deadline = min(connection.deadline, deadline)
 
+    def _withdraw(self, connection: C, error: Exception) -> bool:
+        """Give a connection back to its owner; False if it has had an event even so."""
+        if self.waiting.pop(connection.fd, None) is not connection:
+            return False
+        self.log.warning("cannot wait for a connection: %s", error)
+        return True
+
+    def _publish(self, connection: C) -> None:
+        """Let a connection wait that is armed or watched already."""
+        fd = connection.fd
+        self.waiting[fd] = connection
+        if fd in self._missed:
+            events = self._missed.pop(fd, 0)
+            if events:
+                self._push((fd, events))
+
     def _claim_if_waiting(self, connection: C) -> bool:
         fd = connection.fd
         with self._lock:
-            # Between the two only an event may come, and claim it; nobody is published.
-            return self.waiting.get(fd) is connection and self.waiting.pop(fd, None) is not None
+            if self.waiting.get(fd) is not connection:
+                return False
+            claimed = self.waiting.pop(fd, None)
+        if claimed is not None and claimed is not connection:
+            self._publish(claimed)  # its event has come in between, and its number is another's
+        return claimed is connection

@@ -79,7 +79,10 @@ class Server:
         self._sweep_pushed = False
         self.poller = make_poller(options.poller_kind)
         self.registry: Registry[Connection] = Registry(
-            self.poller, on_closed=self._on_closed, log=log
+            self.poller,
+            on_closed=self._on_closed,
+            push=lambda event: self.pool.push(event),
+            log=log,
         )
         self.connections = self.registry.connections
         self.coalescing = Coalescing(lambda: self.pool.monitor.ticks_soon())
@@ -295,7 +298,10 @@ class Server:
         if connection is None:
             if self._acceptor.listens_on(fd):
                 self._acceptor.accept(fd)
-            return None
+                return None
+            connection = self.registry.miss(fd, events)
+            if connection is None:
+                return None
         if self._acceptor.unfinished is not None:
             self._acceptor.count_event()
         ready = self._go_on(connection, events)

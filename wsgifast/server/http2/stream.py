@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import RequestError
 from ...sockets.sendfile import FileTruncated
+from ..app_socket import AppSocket
 from ..exchange import Exchange
 from ..output import ClientGone
 from .response import HTTP2Response
@@ -91,12 +92,20 @@ class Stream:
         return self._hub.connection.address
 
     @property
-    def environ_part(self) -> dict[str, Any] | None:
-        return self._hub.connection.environ_part
+    def app_socket(self) -> AppSocket | None:
+        return self._hub.connection.app_socket
 
-    @environ_part.setter
-    def environ_part(self, part: dict[str, Any] | None) -> None:
-        self._hub.connection.environ_part = part
+    @app_socket.setter
+    def app_socket(self, sock: AppSocket | None) -> None:
+        self._hub.connection.app_socket = sock
+
+    @property
+    def proxy(self) -> dict[str, Any] | None:
+        return self._hub.connection.proxy
+
+    @proxy.setter
+    def proxy(self, said: dict[str, Any] | None) -> None:
+        self._hub.connection.proxy = said
 
     def hijack(self) -> socket.socket:
         raise OSError("the socket of an HTTP/2 connection cannot be taken over: others use it too")

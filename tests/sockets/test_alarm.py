@@ -1,0 +1,73 @@
+"""An alarm goes off once, when it was last set to, and wakes nobody before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from wsgifast.sockets import alarm as module
+from wsgifast.sockets.alarm import Alarm, KernelAlarm, PlainAlarm, make_alarm
+
+# A wait that is expected to end; one that hangs fails the test instead of the run.
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(params=["kernel", "plain"])
+def alarm(request: pytest.FixtureRequest) -> Alarm:
+    if request.param == "plain":
+        return PlainAlarm()
+    made = make_alarm()
+    if not isinstance(made, KernelAlarm):
+        pytest.skip("this system has no timerfd_create: it is Linux's")
+    return made
+
+
+def test_it_does_not_go_off_unless_it_is_set(alarm: Alarm) -> None:
+    assert not alarm.wait(0.001)
+
+
+def test_it_goes_off_once(alarm: Alarm) -> None:
+    alarm.set(0.001)
+    assert alarm.wait(PATIENCE_S)
+    assert not alarm.wait(0.001)
+
+
+def test_one_that_has_gone_off_before_the_wait_counts(alarm: Alarm) -> None:
+    alarm.set(0)
+    threading.Event().wait(0.002)
+    assert alarm.wait(PATIENCE_S)
+
+
+def test_it_can_be_put_off_and_brought_forward(alarm: Alarm) -> None:
+    alarm.set(0.001)
+    alarm.set(10 * PATIENCE_S)
+    assert not alarm.wait(0.01)
+    alarm.set(1.5)
+    alarm.set(0)
+    assert alarm.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_another_thread_sets_it_meanwhile(alarm: Alarm, before: bool) -> None:
+    if before:
+        alarm.set(10 * PATIENCE_S)
+    went_off: list[bool] = []
+    waiting = threading.Thread(target=lambda: went_off.append(alarm.wait(PATIENCE_S)))
+    waiting.start()
+    alarm.set(0)
+    waiting.join(PATIENCE_S)
+    assert went_off == [True]
+
+
+@pytest.mark.parametrize("error", [AttributeError, ImportError, OSError])
+def test_a_system_without_it_has_the_plain_one(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    kind: Callable[[], None] = fail
+    monkeypatch.setattr(module, "KernelAlarm", kind)
+    assert isinstance(make_alarm(), PlainAlarm)
