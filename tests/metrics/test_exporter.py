@@ -8,6 +8,8 @@ import threading
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from tests.support.servers import free_port, wait_for
 from wsgifast.metrics.directory import Directory
 from wsgifast.metrics.exporter import _THREADS, _served, _Server
@@ -30,3 +32,21 @@ def test_silent_clients_keep_nobody_waiting(tmp_path: Path) -> None:
     server.close()
     wait_for(lambda: threading.active_count() == threads, "the others end")
     address.check_free()
+
+
+def test_where_no_thread_can_be_had_one_answers_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    address = Address("127.0.0.1", free_port())
+    threads = threading.active_count()
+    server = _Server(address, _served(Directory(str(tmp_path), own=True)))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in range(3):
+            with urllib.request.urlopen(f"http://{address}/livez", timeout=10) as response:
+                assert response.status == 200
+    server.close()
+    wait_for(lambda: threading.active_count() == threads, "it ends")

@@ -178,8 +178,9 @@ class _Server(WSGIServer):
         self._begin_a_thread()
 
     def _begin_a_thread(self) -> None:
-        self._waiting += 1
+        """:raises RuntimeError: if there can be none."""
         threading.Thread(target=self._serve, daemon=True).start()
+        self._waiting += 1
 
     def _serve(self) -> None:
         """Accept and answer; whoever has a client sees that another one waits for the next."""
@@ -194,7 +195,8 @@ class _Server(WSGIServer):
             with self._lock:
                 self._waiting -= 1
                 if not self._waiting:
-                    self._begin_a_thread()
+                    with contextlib.suppress(RuntimeError):  # the next client waits for this one
+                        self._begin_a_thread()
             try:
                 self.process_request(request, client)
             except Exception:  # noqa: BLE001 - it is logged
