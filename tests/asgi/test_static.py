@@ -118,7 +118,7 @@ def test_twins(site: Path, options: dict[str, Any]) -> None:
     ours = asgifast.StaticFiles(directory=site, **options)
     theirs = wsgifast.StaticFiles(directory=site, **options)
     seen = set()
-    for prefix in ("", options.get("prefix", "")):
+    for prefix in {"", options.get("prefix", "")}:
         for path in PATHS:
             for headers in REQUESTS:
                 for method in ("GET", "HEAD", "POST"):

@@ -27,13 +27,16 @@ __all__ = ["ForkedProcess", "close", "run", "start", "start_anew"]
 # Nothing of an app under test; nor what asks at its import whether gevent has been there before.
 _PRELOADED = """
     asgifast.middleware asgifast.responses asgifast.static asgifast.uvicorn asgifast.workers
-    cheroot.wsgi flask granian.cli gunicorn.app.wsgiapp gunicorn.workers.gasgi
-    gunicorn.workers.gthread gunicorn.workers.sync hypercorn.asyncio multiprocessing.spawn
-    starlette.applications uvicorn.lifespan.on uvicorn.loops.uvloop
-    uvicorn.main uvicorn.protocols.http.h11_impl uvicorn.protocols.http.httptools_impl
-    uvicorn.protocols.websockets.auto waitress werkzeug.serving werkzeug.test wsgifast.cli
-    wsgifast.devservers wsgifast.doctor.command wsgifast.middleware wsgifast.running.command
-    wsgifast.static wsgifast.workers.worker wsgiref.simple_server
+    cheroot.wsgi django.contrib.staticfiles.finders django.core.asgi django.core.management
+    django.core.wsgi django.db.models django.views.static falcon flask granian.cli
+    gunicorn.app.wsgiapp gunicorn.workers.gasgi gunicorn.workers.gthread gunicorn.workers.sync
+    hypercorn.asyncio multiprocessing.spawn servestatic starlette.applications
+    starlette.middleware.base starlette.middleware.gzip starlette.staticfiles uvicorn.lifespan.on
+    uvicorn.loops.uvloop uvicorn.main uvicorn.protocols.http.h11_impl
+    uvicorn.protocols.http.httptools_impl uvicorn.protocols.websockets.auto waitress
+    werkzeug.serving werkzeug.test whitenoise wsgifast.cli wsgifast.devservers
+    wsgifast.doctor.command wsgifast.middleware wsgifast.running.command wsgifast.static
+    wsgifast.workers.worker wsgiref.simple_server
 """
 # One message: a command line and an environment.
 _MESSAGE_BYTES = 2**20
@@ -139,7 +142,11 @@ def close() -> None:
 def _can_run(command: Sequence[str], env: Mapping[str, str]) -> bool:
     return (
         sys.platform == "linux"
-        and (command[:2] == [sys.executable, "-m"] or command[0] == _script("gunicorn"))
+        and (
+            command[:2] == [sys.executable, "-m"]
+            or (command[0] == sys.executable and command[1].endswith(".py"))
+            or command[0] == _script("gunicorn")
+        )
         # gevent replaces what has been imported before it.
         and not {"gevent", "pywsgi"} & set(command)
         and _of_the_interpreter(env) == _of_the_interpreter(os.environ)
@@ -245,15 +252,15 @@ def _run(command: list[str], cwd: str, env: dict[str, str]) -> None:
     tempfile.tempdir = None  # TMPDIR is another
     if "gunicorn.config" in sys.modules:  # it has asked for the folder when it was imported
         importlib.import_module("gunicorn.config").Chdir.default = cwd
-    if command[0] == sys.executable:
+    if command[:2] == [sys.executable, "-m"]:
         _, _, module, *arguments = command
         sys.argv = [module, *arguments]
         sys.path[0] = cwd
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:
-        sys.argv = command
-        sys.path[0] = str(Path(command[0]).parent)
-        runpy.run_path(command[0], run_name="__main__")
+        sys.argv = command[1:] if command[0] == sys.executable else command
+        sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def main() -> None:

@@ -295,7 +295,7 @@ def test_slow_readers_and_idle_connections_hold_no_thread(
     if mode == "upgrade":
         return
     before = stats(server) if mode == "both" else None
-    with contextlib.ExitStack() as stack, slow_readers(server, 6) as readers:
+    with contextlib.ExitStack() as stack, slow_readers(server, 3) as readers:
         for _ in range(8):
             idle = Client(stack.enter_context(Connection(server.address)).sock)
             idle.begin()

@@ -14,6 +14,7 @@ from gunicorn.config import Config
 from gunicorn.instrument.statsd import Statsd
 
 from tests.support.servers import free_port, live_server, wait_for
+from tests.support.shapes import STREAMED_CRUMBS
 from tests.workers.app import FILE_BYTES
 from tests.workers.bench import LARGE, Bench, large, make_bench
 from tests.workers.serving import fast_worker, gunicorn_command
@@ -264,4 +265,4 @@ def test_gunicorns_own_workers_log_json(worker: str, app: str, path: str) -> Non
     assert found["http.response.body.size"] == len(answer.body)
     assert found["url.path"] == path
     assert found["wsgifast.duration_us"] >= 0
-    assert found.get("wsgifast.chunks") == (20_000 if worker == "gthread" else None)
+    assert found.get("wsgifast.chunks") == (STREAMED_CRUMBS if worker == "gthread" else None)

@@ -24,8 +24,8 @@ pytestmark = [
 ]
 
 FILE_BYTES = 64 * 1024 * 1024
-# One read-ahead window takes two seconds: a single one that somebody waits for would show.
-BYTES_PER_S = 64 * 1024
+# One read-ahead window takes half a second, and the first of each download's one and a half.
+BYTES_PER_S = 256 * 1024
 REQUESTS = 200
 
 
@@ -46,7 +46,7 @@ def test_a_slow_disk_holds_up_its_own_files_only(tmp_path: Path) -> None:
         slow_disk(tmp_path / "mnt", size=FILE_BYTES, bytes_per_s=BYTES_PER_S) as path,
         fast_worker(
             "--threads=2",
-            "--timeout=5",
+            "--timeout=2",
             f"--env=SLOW_FILE={path}",
             app="tests.workers.test_slow_disk:app",
         ) as server,
@@ -59,7 +59,7 @@ def test_a_slow_disk_holds_up_its_own_files_only(tmp_path: Path) -> None:
             download.sendall(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
             assert download.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
             downloads.append(download)
-        # Of the disk, each request would cost two seconds and more.
+        # Of the disk, each request would cost half a second and more.
         with Connection(server.address) as client:
             for _ in range(REQUESTS):
                 client.send_request("/")
