@@ -175,10 +175,14 @@ class _Server(WSGIServer):
         self.set_app(app)
         self._lock = threading.Lock()
         self._waiting = 0
-        self._begin_a_thread()
+        with self._lock:
+            self._begin_a_thread()
 
     def _begin_a_thread(self) -> None:
-        """:raises RuntimeError: if there can be none."""
+        """With the lock, or the new one could have a client before it is counted.
+
+        :raises RuntimeError: if there can be none.
+        """
         threading.Thread(target=self._serve, daemon=True).start()
         self._waiting += 1
 
