@@ -45,10 +45,10 @@ $(UNSUPPORTED_GUNICORN): $(READY)
 demo: $(READY)
 	@$(BIN)/python -m loadtests.demo
 
-# Every figure of the documentation, measured and published: an hour and a half on a quiet machine,
-# four hours at most. ARGS='worker. --profile quick' measures less.
+# Every figure of the documentation, measured and published: an hour and a half on a quiet machine.
+# ARGS='worker. --profile release' measures less, and leaves the other figures as they are.
 benchmarks: $(READY)
-	@$(BIN)/python -m loadtests $(or $(ARGS),all --profile release --row-seconds 120)
+	@$(BIN)/python -m loadtests $(or $(ARGS),all --profile release)
 	@$(BIN)/python -m loadtests.publish
 
 # The five field reports measured again; PROFILE=release for as many messages and bytes as then.
