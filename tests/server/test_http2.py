@@ -519,6 +519,8 @@ def test_trailers_are_the_request_s(begin: Begin) -> None:
     answer = peer.get(method="POST", body=b"a", trailers=[("x-sum", "1")])
     assert answer.body == b"a"
     assert ("X-SUM", "1") in seen[0].trailers
+    answer = peer.get(method="POST", body=b"a", trailers=[("x-sum", "a" * 9000)])
+    assert (answer.status, len(seen)) == (431, 1)
     answer = peer.get(method="POST", body=b"a", trailers=[("x-sum", "a\rb")])
     assert peer.goaways or answer.reset is not None or answer.status == 400
 
@@ -727,8 +729,14 @@ def test_floods_end_the_connection(begin: Begin) -> None:
     def answers_to_no_ping(peer: Peer) -> None:
         peer.state._prepare_for_sending([PingFrame(0, b"12345678", flags=["ACK"])])
 
+    def data_without_data(peer: Peer) -> None:
+        if 1 not in peer.answers:
+            peer.ask(method="POST", ends=False)
+        peer.state.send_data(1, b"")
+
     for make, calm in (
         (rapid_reset, 150),
+        (data_without_data, 900),
         (lambda peer: peer.state.ping(b"12345678"), 900),
         (settings, 900),
         (priority, 900),
