@@ -29,7 +29,7 @@ __all__ = ["GATHERED_BYTES", "Arrived", "Upload"]
 # What may wait for an app that is busy before reading stops; one more read may come on top.
 GATHERED_BYTES = 256 * 1024
 _MORE_BYTES = GATHERED_BYTES - HIGH_WATER_LIMIT
-# Less than this is added to what came before it: a list of crumbs takes many times their bytes.
+# Less than this is added to what came before it: small pieces take many times their bytes.
 _PIECE_BYTES = 4 * 1024
 
 

@@ -781,6 +781,19 @@ def test_a_stream_too_many_is_refused_and_no_other(begin: Begin) -> None:
     assert not peer.streams
 
 
+def test_bodies_of_streams_that_were_refused_are_dropped(begin: Begin) -> None:
+    """They are on their way by then, however many there are."""
+    peer = without_limit(begin(http2_max_concurrent_streams=1))
+    first = peer.ask("/", "POST", ends=False)
+    refused = [peer.ask("/", "POST", ends=False) for _ in range(150)]
+    for stream in (*refused, first):
+        peer.state.send_data(stream, b"body", end_stream=True)
+    peer.run()
+    assert {peer.answers[stream].reset for stream in refused} == {REFUSED}
+    assert peer.answers[first].body == b"body"
+    assert not peer.goaways
+
+
 def test_who_opens_too_many_streams_again_and_again_is_ended(begin: Begin) -> None:
     peer = without_limit(begin(http2_max_concurrent_streams=1))
     peer.ask("/", "POST", ends=False)
