@@ -48,8 +48,8 @@ demo: $(READY)
 # Every figure of the documentation, measured and published: an hour and a half on a quiet machine.
 # ARGS='worker. --profile release' measures less, and leaves the other figures as they are.
 benchmarks: $(READY)
-	@$(BIN)/python -m loadtests $(or $(ARGS),all --profile release)
-	@$(BIN)/python -m loadtests.publish
+	@$(BIN)/python -m loadtests $(or $(ARGS),all --profile release); status=$$?; \
+	  $(BIN)/python -m loadtests.publish && exit $$status
 
 # The five field reports measured again; PROFILE=release for as many messages and bytes as then.
 field-reports: $(READY)

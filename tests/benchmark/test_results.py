@@ -221,3 +221,21 @@ def test_each_table_has_a_file_of_its_own(tmp_path: Path) -> None:
     )
     assert status == 0
     assert {path.name for path in tmp_path.iterdir()} == {"one.json", "all.html"}
+
+
+def test_a_row_that_fails_leaves_the_others_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(task: Task) -> Load:
+        raise RuntimeError("no such tool")
+
+    good, bad = (client(1.0, 2.0), client(1.0, 2.0)), (client(1.0, 2.0), fails)
+    rows = [
+        Row(key, key, tuple(Contender(n, client=c) for n, c in zip("ab", sides, strict=True)),
+            sides[0], http=False)
+        for key, sides in (("good", good), ("bad", bad), ("later", good))
+    ]  # fmt: skip
+    kept, status = measure([Table("one", "One", rows)], Profile(1.0, 1), folder=tmp_path)
+    assert ([result.row.key for result in kept], status) == (["good", "later"], 3)
+    assert "error: One, bad: no such tool" in capsys.readouterr().err
+    assert [*json.loads((tmp_path / "one.json").read_text())["rows"]] == ["good", "later"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from .looking import look
 from .processes import HOST, ServerFailed, free_port, orderly_end
 from .report import as_html, as_json, machine, results_text, rows_figures
 from .results import Result
-from .runner import run
+from .runner import run_rows
 from .serving import FAST_WORKER, facts_of, sides
 from .slow_clients import downloads, raise_open_files, slow_clients
 from .tables import Contender, Profile, Row, Table
@@ -174,7 +175,7 @@ def measure(
     :param host: where the servers listen.
     :param page_name: of the page; by default the first table's.
     :returns: the results, and an exit status: 3 if a server or a client of a table failed, so that
-        its results are missing; 130 if it was stopped.
+        the results of that row are missing, or of all if it is the first; 130 if it was stopped.
     """
     parts: list[tuple[Table, list[Result]]] = []
     status = 0
@@ -183,14 +184,12 @@ def measure(
     for table in tables:
         print(f"{table.title}; {facts['python']}, {facts['cores']} cores", file=sys.stderr)
         try:
-            with progress_line() as progress:
-                results = run(table, profile, host=host, progress=progress)
+            results, failed = _measured(table, profile, host)
         except KeyboardInterrupt:
             print("Stopped; the servers have ended.", file=sys.stderr)
             return [], _STATUS_STOPPED
-        except (ServerFailed, RuntimeError, OSError) as error:
-            print(f"error: {table.title}: {error}", file=sys.stderr)
-            status = STATUS_NOT_STARTED
+        status = failed or status
+        if not results:
             continue
         path = folder / f"{table.name}.json"
         write_file(
@@ -204,3 +203,23 @@ def measure(
         write_file(path, as_html(page_title or tables[0].title, parts))
         print(path)
     return [result for _, results in parts for result in results], status
+
+
+def _measured(table: Table, profile: Profile, host: str) -> tuple[list[Result], int]:
+    """The rows that went well, and an exit status."""
+    results: list[Result] = []
+    status = 0
+    rows = list(table.rows)
+    while rows:
+        left = replace(table, rows=tuple(rows))
+        try:
+            with progress_line() as progress:
+                for result in run_rows(left, profile, host=host, progress=progress):
+                    results.append(result)
+                    del rows[0]
+        except (ServerFailed, RuntimeError, OSError, subprocess.SubprocessError) as error:
+            print(f"error: {table.title}, {rows[0].title}: {error}", file=sys.stderr)
+            status = STATUS_NOT_STARTED
+            # The next row may do better, unless this is about the app itself.
+            rows = rows[1:] if results else []
+    return results, status

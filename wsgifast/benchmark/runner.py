@@ -25,26 +25,30 @@ from .processes import HOST, RunningServer, free_port, running, temporary_folder
 from .results import Result
 from .tables import MIN_ROUNDS, Contender, Profile, Row, Server, Table
 
-__all__ = ["alternate", "run"]
+__all__ = ["alternate", "run", "run_rows"]
 
 # gunicorn listens before it imports the app; if that fails, it ends within this time.
 _MAY_END_S = 3.0
 T = TypeVar("T")
 
 
-def run(
+def run(table: Table, profile: Profile) -> list[Result]:
+    """As :func:`run_rows`, all of it."""
+    return list(run_rows(table, profile))
+
+
+def run_rows(
     table: Table,
     profile: Profile,
     *,
     host: str = HOST,
     progress: Progress = lambda done, total, what: None,
-) -> list[Result]:
+) -> Iterator[Result]:
     """Start the contenders' servers, and load each row's in turn.
 
     :param host: where the servers listen.
     :raises ServerFailed: if a server does not start, or ends by itself; with its log.
     """
-    results = []
     with temporary_folder(table.name) as folder, contextlib.ExitStack() as stack:
         table.prepare(Path(folder))
         servers = _Servers(host, Path(folder), stack)
@@ -64,8 +68,7 @@ def run(
             }
             rounds = row.rounds or profile.rounds
             samples = alternate(runs, rounds=rounds, seconds=profile.row_seconds, progress=tell)
-            results.append(Result(row, samples, seen, changes))
-    return results
+            yield Result(row, samples, seen, changes)
 
 
 def alternate(
