@@ -11,6 +11,7 @@ from wsgifast.errors import WSGIFastError
 from wsgifast.imports import needs
 
 from .figures import figures
+from .kept import Pipeline, forget_request, make_small
 from .messages import Receive, Scope, Send
 from .reads import read_plainly
 from .sending import COALESCING, FILE_EXTENSIONS
@@ -75,7 +76,7 @@ def check(module: Any, protocol: str, attributes: set[str], *methods: str) -> No
         raise UnsupportedUvicorn(f"RequestResponseCycle or FlowControl: {error}") from error
     for found, used in (
         (made, _OF_THE_CYCLE | attributes),
-        (flow, {"drain", "read_paused", "resume_reading", "write_paused"}),
+        (flow, _OF_THE_FLOW),
         (base, _OF_THE_PROTOCOL.union(methods)),
     ):
         if missing := sorted(used - set(dir(found))):
@@ -87,13 +88,22 @@ _OF_THE_CYCLE = {
     "body",
     "disconnected",
     "flow",
+    "message_event",
     "more_body",
+    "on_response",
     "receive",
     "response_complete",
     "response_started",
     "scope",
     "send",
     "transport",
+}
+_OF_THE_FLOW = {
+    "_is_writable_event",
+    "drain",
+    "read_paused",
+    "resume_reading",
+    "write_paused",
 }
 _OF_THE_PROTOCOL = {
     "_unset_keepalive_if_required",
@@ -106,12 +116,12 @@ _OF_THE_PROTOCOL = {
 class _Answering:
     """The app as a protocol calls it: with our send() and receive() in place of the cycle's."""
 
-    __slots__ = ("_app", "_gathers_uploads", "_response_class")
+    __slots__ = ("_app", "_is_http1", "_response_class")
 
-    def __init__(self, app: Any, response_class: MakeResponse, *, gathers_uploads: bool) -> None:
+    def __init__(self, app: Any, response_class: MakeResponse, *, is_http1: bool) -> None:
         self._app = app
         self._response_class = response_class
-        self._gathers_uploads = gathers_uploads
+        self._is_http1 = is_http1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any:
         cycle = send.__self__  # type: ignore[attr-defined]
@@ -121,7 +131,7 @@ class _Answering:
             scope["extensions"] = _EXTENSIONS.copy()
         response = self._response_class(cycle, cycle.transport)
         upload = None
-        if cycle.more_body and self._gathers_uploads:
+        if cycle.more_body and self._is_http1:
             upload = Upload(cycle)
             receive = upload.receive
         try:
@@ -133,6 +143,9 @@ class _Answering:
             if upload is not None:
                 upload.end()
         if response.handed_over is not None:
+            if self._is_http1:
+                forget_request(cycle, scope)
+            del scope, receive, send
             await response.sent()
         return result
 
@@ -141,22 +154,27 @@ class FileSending(_Base):
     """What both protocols add to uvicorn's."""
 
     _response_class: MakeResponse
-    # HTTP/2 does it by itself: its windows say how much may wait.
-    _gathers_uploads = True
+    # One request at a time, and no windows that say how much of its body may wait.
+    _is_http1 = True
     _coalescing: CoalescingTransport
     app: Any
+    flow: Any
+    pipeline: Any
     loop: asyncio.AbstractEventLoop
     _unset_keepalive_if_required: Callable[[], None]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.app = _Answering(self.app, self._response_class, gathers_uploads=self._gathers_uploads)
+        self.app = _Answering(self.app, self._response_class, is_http1=self._is_http1)
+        if hasattr(self, "pipeline"):
+            self.pipeline = Pipeline()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._coalescing = CoalescingTransport(transport, self.loop)
         figures.accepted += 1
         figures.open[self] = self._coalescing
         super().connection_made(self._coalescing)
+        make_small(self.flow._is_writable_event)
 
     def connection_lost(self, exc: Exception | None) -> None:
         figures.open.pop(self, None)

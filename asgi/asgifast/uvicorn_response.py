@@ -219,10 +219,12 @@ class Response:
     def _hand_over(self, coro: Coroutine[Any, Any, None], close: Callable[[], None]) -> None:
         self.handed_over = asyncio.get_running_loop().create_task(coro)
         # Not by the task itself, which may be cancelled before its first step.
-        self.handed_over.add_done_callback(lambda _: close())
+        self.handed_over.add_done_callback(partial(_call, close))
 
     async def _send_rest(self, rest: Rest, fd: int, segments: Iterator[bytes | ByteRange]) -> None:
-        await rest()
+        sending = rest()
+        del rest  # which would be kept for as long as the client reads
+        await sending
         for segment in segments:
             if isinstance(segment, bytes):
                 await self._send_bytes(segment)
@@ -281,11 +283,13 @@ class Response:
     async def _finish_run(self, rest: Rest, segment: FileSegment, after: bytes) -> None:
         try:
             try:
-                await rest()
+                sending = rest()
+                del rest  # as above
+                await sending
             except SendfileUnavailable:
                 await self._write_run(segment)
         except ConnectionError:
-            return  # as above
+            return  # as in _begin_run()
         except BaseException:
             self._cut_off()
             raise
@@ -325,6 +329,10 @@ class Response:
     async def _finish(self, data: bytes = b"") -> None:
         await self._cycle.send(response_body(data))
         self._transport.flush()
+
+
+def _call(function: Callable[[], None], task: object) -> None:
+    function()
 
 
 def _at_hand(fd: int, segment: bytes | ByteRange) -> bytes | None:

@@ -199,7 +199,7 @@ class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
 class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
     """uvicorn's ZttpH2Protocol, sending no faster than the client opens its windows."""
 
-    _gathers_uploads = False
+    _is_http1 = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._credit = _Credit()

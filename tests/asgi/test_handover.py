@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import io
 import logging
 import os
+import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from starlette.background import BackgroundTask
 from wsgifast.files import ByteRange
 
 from .test_protocols import (
+    HELLO,
     LARGE_BYTES,
     PATHSEND,
     Client,
@@ -111,6 +115,44 @@ def test_parts_are_handed_over_too(protocol: Any, large: Path, ranges: bytes) ->
             assert data[first : last + 1] in answer
         await client.hello()
         assert descriptors_of(large) == 0
+
+    talk(protocol, app, conversation)
+
+
+class Held:
+    """Stands for what a framework puts into a request's scope."""
+
+
+def test_a_download_keeps_neither_its_request_nor_empty_queues(protocol: Any, large: Path) -> None:
+    held: list[weakref.ref[Held]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["held"] = there = Held()
+        held.append(weakref.ref(there))
+        await FileResponse(large)(scope, receive, send)
+
+    async def conversation(client: Client) -> None:
+        gc.disable()
+        try:
+            await client.send(GET)
+            await client.until(b"\r\n\r\n")
+            await turns()
+            assert held[0]() is None
+            connection: Any = next(iter(client.state.connections))
+            for queue in (
+                connection.cycle.message_event._waiters,
+                connection.flow._is_writable_event._waiters,
+                getattr(connection, "pipeline", []),
+            ):
+                assert sys.getsizeof(queue) < 200  # an empty deque has 600 bytes and more
+        finally:
+            gc.enable()
+        assert await client.exactly(LARGE_BYTES) == large.read_bytes()
+        await client.send(GET + HELLO)
+        await client.until(b"\r\n\r\n")
+        assert await client.exactly(LARGE_BYTES) == large.read_bytes()
+        await client.until(b"\r\n\r\nhello")
+        await client.hello()
 
     talk(protocol, app, conversation)
 

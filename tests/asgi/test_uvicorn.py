@@ -417,6 +417,6 @@ def test_a_uvicorn_that_is_built_differently_is_refused(monkeypatch: pytest.Monk
         expect("another kind of flow")
     with monkeypatch.context() as patch:
         patch.setattr(h11_impl, "RequestResponseCycle", Cycle)
-        expect("Cycle has no body, disconnected, more_body, receive, response_complete, ")
+        expect("Cycle has no body, disconnected, message_event, more_body, on_response, receive, ")
     monkeypatch.delattr(h11_impl, "RequestResponseCycle")
     expect("has no RequestResponseCycle")
