@@ -25,7 +25,7 @@ async def download() -> FileResponse:
 @api.get("/report.csv")
 async def report() -> StreamingResponse:
     def rows() -> Iterator[str]:
-        for row in range(20_000):
+        for row in range(2_000):
             yield f"{row},{row * row}\n"
 
     return StreamingResponse(rows(), media_type="text/csv")

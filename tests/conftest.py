@@ -6,7 +6,10 @@ import contextlib
 import gc
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from subprocess import Popen, TimeoutExpired
+from typing import IO, Any
 
 import pytest
 from hypothesis import settings
@@ -15,6 +18,7 @@ from tests.support import forkserver
 from tests.support.effort import effort
 from tests.support.programs import ProgramMissing
 from tests.support.servers import LiveServer, free_port, live_server
+from wsgifast.benchmark import processes
 
 # No test asserts a time: a busy machine must not fail one.
 settings.register_profile("wsgifast", deadline=None, max_examples=effort(50))
@@ -61,6 +65,35 @@ def _skipping_where_a_program_is_missing() -> Iterator[None]:
         if missing.fatal and os.environ.get("CI") == "true":
             raise
         pytest.skip(str(missing))
+
+
+@pytest.fixture
+def forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the fork server run what benchmarks start; tests/benchmark/test_parts.py does not."""
+    monkeypatch.setattr(processes, "started", _started_in_a_fork)
+
+
+@contextlib.contextmanager
+def _started_in_a_fork(
+    command: Sequence[str],
+    *,
+    stop_s: float,
+    cwd: Path | None,
+    env: Mapping[str, str],
+    stdout: IO[Any],
+    **others: object,
+) -> Iterator[Popen[bytes] | forkserver.ForkedProcess]:
+    process = forkserver.start(command, cwd=cwd or Path.cwd(), env=env, output=stdout)
+    try:
+        yield process
+    finally:
+        for _ in range(round(stop_s)):
+            process.terminate()  # and again: wsgiref swallows what is raised in a request
+            with contextlib.suppress(TimeoutExpired):
+                process.wait(1.0)
+                break
+        process.kill()
+        process.wait()
 
 
 # How each WSGI server is started: given a port and an app, the command.

@@ -20,7 +20,7 @@ from tests.sockets.support import tcp_pair
 from tests.support.programs import program
 from wsgifast.sockets import ReceiveCount
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
 
 MESSAGES = 2000
 SHORT = Profile(0.2, 1, 5.0)

@@ -14,7 +14,7 @@ import pytest
 from tests.support.servers import ROOT, free_port
 from wsgifast import cli
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
 
 APP = "tests.benchmark.apps:app"
 ASGI = "tests.doctor.apps:asgi_app"

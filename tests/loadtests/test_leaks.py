@@ -8,7 +8,7 @@ import pytest
 
 from loadtests.leaks import HELD, SERVERS, Count, Kind, grown, kept, measure
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
 
 FIRST = Count(
     connections=0, descriptors=10, threads=5, memory_kib=30_000, blocks=100_000, processes=(1, 2)

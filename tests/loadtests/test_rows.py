@@ -25,7 +25,7 @@ from loadtests.bench import (
 from loadtests.calls import TABLES as CALLS
 from loadtests.command import chosen, main
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
 
 SHORT = Profile(0.1, 1, 5.0)
 

@@ -10,7 +10,6 @@ import falcon
 import flask
 import pytest
 from asgifast import ASGIFast
-from fastapi import APIRouter, FastAPI
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
@@ -73,6 +72,8 @@ async def _show(request: Request) -> PlainTextResponse:
 
 
 def test_fastapi() -> None:
+    from fastapi import APIRouter, FastAPI  # a third of a second, of each process that runs tests
+
     app = FastAPI()
     router = APIRouter(prefix="/shop")
 
