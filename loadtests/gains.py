@@ -17,8 +17,8 @@ __all__ = ["LINES", "Clause", "Line", "fails", "gains", "rows_needed"]
 class Figure:
     """One figure of a contender.
 
-    :ivar what: "ratio", "cost ratio", "p50" (ms), "none" (it answered nothing; has no text), or
-        the name of one of its facts.
+    :ivar what: "ratio", "cost ratio" (in percent), "p50" (ms), "none" (it answered nothing; has no
+        text), or the name of one of its facts.
     """
 
     row: str
@@ -34,8 +34,10 @@ class Figure:
             return "" if next(iter(found.values())) is None else None
         if self.what == "p50":
             value = found["ms"]["50"]
-        elif self.what.endswith("ratio"):
-            value = found[self.what] and found[self.what]["median"]
+        elif self.what == "ratio":
+            value = found["ratio"] and found["ratio"]["median"]
+        elif self.what == "cost ratio":
+            value = found["cost ratio"] and found["cost ratio"]["median"] * 100
         else:
             value = found["facts"].get(self.what)
         return None if value is None else _short(value)
@@ -124,7 +126,7 @@ LINES: Sequence[Line] = (
         "`ASGIFast(app)` and `uvicorn --http asgifast.uvicorn:HttpToolsProtocol`",
         (
             Clause(
-                "a 10 MiB `FileResponse` {} times as fast as uvicorn's own, at {} of the CPU",
+                "a 10 MiB `FileResponse` {} times as fast as uvicorn's own, with {} % of its CPU",
                 (
                     Figure("asgi.file-large", "our protocol"),
                     Figure("asgi.file-large", "our protocol", "cost ratio"),

@@ -170,6 +170,13 @@ def test_a_text_is_shown_only_where_its_figures_bear_it_out() -> None:
     assert "slow downloads" not in shown(figures(3.0, None))
 
 
+def test_what_a_contender_costs_is_told_in_percent() -> None:
+    ours = figures(5.0, 10.0, **{"cost ratio": {"median": 0.0971}})
+    rows = {"asgi.file-large": {"contenders": {"our protocol": ours}}}
+    table = gains(Figures({"asgi": Published("t", {}, rows)}), benchmarks="page.md")
+    assert "10 times as fast as uvicorn's own, with 9.7 % of its CPU" in table
+
+
 def test_the_chart_is_of_what_is_published(root: Path, take_in: TakeIn) -> None:
     take_in()
     for theme in THEMES:
