@@ -1,6 +1,6 @@
-"""FastWorker beside gunicorn's gthread worker, and beside nginx for large files.
+"""FastWorker beside gunicorn's gthread worker, granian for short answers, and nginx for files.
 
-    python -m loadtests.worker [rates] [tls] [files] [--profile release]
+    python -m loadtests.worker [rates] [memory] [tls] [files] [--profile release]
 
 One worker process and four threads each; the contenders take turns. wrk is the client; it shares
 the machine with the server, so the server's CPU time stands beside each rate. Large files are
@@ -8,24 +8,42 @@ received by clients that read 8 KiB at a time (wrk, and a client in Python), 64 
 beside the servers stands the bound, a bare loop of epoll and sendfile. Over loopback the kernel
 moves a packet in whichever process makes room for it, the server's or the client's, so the client's
 CPU time is told too: a server that leaves its packets to the client's process seems to need none.
+Memory is what a server's processes have more (resident) for each connection that is kept and idle.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import http.client
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .bench import BYTES, Client, Contender, Load, Row, Table, Task, gunicorn, raw, wrk
+import psutil
+
+from .bench import (
+    BYTES,
+    Client,
+    Contender,
+    Load,
+    Row,
+    Table,
+    Task,
+    Unit,
+    gunicorn,
+    raw,
+    wrk,
+)
 from .command import main
-from .peers import FAST, bare_sendfile, nginx
+from .peers import FAST, bare_sendfile, granian, nginx
 from .shapes import FILE_BYTES, payload_file
 
 __all__ = ["TABLES"]
 
 APP = "loadtests.app:app"
 GTHREAD, OURS = "gthread", "FastWorker"
+OUR_FILES = "StaticFiles on FastWorker"
 SMALL = "/small/1024"
 LARGE = f"/{FILE_BYTES}.bin"
 
@@ -76,9 +94,50 @@ def _static(factory: str) -> str:
     return f"loadtests.static_files:{factory}()"
 
 
+IDLE_CONNECTIONS = 2000
+IDLE = Unit("bytes a connection", lambda m: m.load.facts["bytes a connection"])
+
+
+def _idle_connections(task: Task) -> Load:
+    """Ask once on each of many connections, keep them, and look at the server's memory."""
+    server = psutil.Process(task.pid)
+
+    def resident_bytes() -> int:
+        processes = [server, *server.children(recursive=True)]
+        return sum(int(process.memory_info().rss) for process in processes)
+
+    with contextlib.ExitStack() as stack:
+
+        def ask() -> None:
+            connection = http.client.HTTPConnection(*task.address, timeout=60)
+            stack.callback(connection.close)
+            connection.request("GET", task.path)
+            connection.getresponse().read()
+
+        for _ in range(IDLE_CONNECTIONS // 10):  # what is made once
+            ask()
+        before = resident_bytes()
+        for _ in range(IDLE_CONNECTIONS):
+            ask()
+        more = resident_bytes() - before
+    facts = {"bytes a connection": more / IDLE_CONNECTIONS}
+    return Load(IDLE_CONNECTIONS, 0, 0, 1.0, facts=facts)
+
+
+def _idle(name: str, worker_class: str) -> Contender:
+    server = gunicorn(APP, "--worker-connections=5000", worker_class=worker_class)
+    return Contender(name, server, SMALL, fresh=True)
+
+
 ROWS = [
     _rate("small-4", "1 KiB, 4 connections", SMALL, 4),
-    _rate("small-32", "1 KiB, 32 connections", SMALL, 32),
+    Row(
+        "worker.rates.small-32",
+        "1 KiB, 32 connections",
+        (*_pair(SMALL), Contender("granian", granian(APP, interface="wsgi"), SMALL)),
+        wrk(32),
+        ours=OURS,
+    ),
     _rate("sleep", "app sleeps 10 ms, 32", "/sleep", 32),
     _rate("compute", "app computes 3 ms, 32", "/compute", 32),
     Row(
@@ -86,13 +145,18 @@ ROWS = [
         "1 KiB file, 32",
         (
             Contender("WhiteNoise on gthread", gunicorn(_static("whitenoise_app")), "/1024.bin"),
-            Contender(
-                "StaticFiles on FastWorker",
-                gunicorn(_static("static_app"), worker_class=FAST),
-                "/1024.bin",
-            ),
+            Contender(OUR_FILES, gunicorn(_static("static_app"), worker_class=FAST), "/1024.bin"),
+            Contender("nginx", nginx(), "/1024.bin"),
         ),
         wrk(32),
+        ours=OUR_FILES,
+    ),
+    Row(
+        "worker.memory.idle",
+        "an idle connection, kept alive",
+        (_idle(OURS, FAST), _idle(GTHREAD, "gthread")),
+        _idle_connections,
+        IDLE,
     ),
     _tls("small-4", "TLS 1 KiB, 4 connections", SMALL, 4),
     _tls("small-32", "TLS 1 KiB, 32 connections", SMALL, 32),
@@ -118,7 +182,7 @@ def certificate(folder: Path) -> None:
     issued.private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
 
 
-TABLES = [Table("worker", "FastWorker beside gthread and nginx", ROWS, prepare)]
+TABLES = [Table("worker", "FastWorker beside gthread, granian and nginx", ROWS, prepare)]
 
 if __name__ == "__main__":
     raise SystemExit(main("loadtests.worker", __doc__, TABLES))
