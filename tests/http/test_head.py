@@ -20,6 +20,7 @@ from wsgifast.http import (
     status_code,
 )
 from wsgifast.http import head as module
+from wsgifast.http.head import known_head
 
 OK = "200 OK"
 
@@ -231,3 +232,70 @@ def test_names_and_statuses_that_are_made_up_do_not_pile_up(
     assert ResponseHead("200 one more", [("X-One-More", "\xe9")]).headers == [
         ("X-One-More", "\xe9")
     ]
+
+
+@pytest.fixture
+def heads(monkeypatch: pytest.MonkeyPatch) -> dict[Any, ResponseHead]:
+    """Those that are kept."""
+    kept: dict[Any, ResponseHead] = {}
+    monkeypatch.setattr(module, "_heads", kept)
+    return kept
+
+
+def test_a_head_that_was_made_before_is_not_made_again(heads: dict[Any, ResponseHead]) -> None:
+    def headers(value: str) -> list[tuple[str, str]]:
+        return [("X-A", value), ("Content-Length", "5")]
+
+    first = known_head(OK, headers("1"))
+    assert known_head(OK, headers("1")) is first
+    for other in (known_head(OK, headers("2")), known_head("200 Fine", headers("1"))):
+        assert other is not first
+    assert known_head(OK, headers("2")).headers == [("X-A", "2")]
+    assert len(heads) == 3
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("SET-Cookie", "session=1")],
+        [("X-A", "a" * 5000)],
+        [["X-A", "1"]],
+        (("X-A", "1"),),
+        iter([("X-A", "1")]),
+    ],
+)
+def test_a_head_that_is_not_kept(heads: dict[Any, ResponseHead], headers: Any) -> None:
+    assert len(known_head(OK, headers).headers) == 1
+    assert not heads
+
+
+@pytest.mark.parametrize("status", [OK, ["200 OK"], 200])
+def test_what_is_wrong_is_so_each_time(heads: dict[Any, ResponseHead], status: Any) -> None:
+    for _ in range(2):
+        with pytest.raises(BodyError):
+            known_head(status, [("X-A", 1)])  # type: ignore[list-item]
+    assert not heads
+
+
+def test_heads_that_are_made_up_do_not_pile_up(heads: dict[Any, ResponseHead]) -> None:
+    for number in range(2 * module._MAX_HEADS + 10):
+        assert known_head(OK, [("X-A", str(number))]).headers == [("X-A", str(number))]
+    assert 0 < len(heads) <= module._MAX_HEADS
+
+
+def test_a_head_is_encoded_as_it_is_asked_for() -> None:
+    """Whatever it was encoded to before."""
+    head = ResponseHead(OK, [("X-A", "1"), ("Content-Length", "5")])
+    get, ask = head.frame("GET", chunks=True), head.frame("HEAD", chunks=True)
+    assert (get.has_body, ask.has_body) == (True, False)
+    assert head.frame("GET", chunks=False) == frame_response("GET", 200, 5, chunks=False)
+    chunked = ResponseHead(OK, [])
+    assert chunked.frame("GET", chunks=True).chunked
+    assert not chunked.frame("GET", chunks=False).chunked
+    own = "Connection: close\r\n"
+    first = head.encode("1.1", get, own)
+    assert head.encode("1.1", get, own) is first
+    assert head.encode("1.0", get, own).startswith(b"HTTP/1.0 200 OK\r\nConnection: close\r\n")
+    assert b"keep-alive" in head.encode("1.0", get, "Connection: keep-alive\r\n")
+    assert b"Content-Length" not in head.encode("1.1", Framing(True, None, False), own)
+    assert head.encode("1.1", get, own) == first

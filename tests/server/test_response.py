@@ -265,6 +265,21 @@ def test_the_date_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None
     assert clock.now() is second
 
 
+def test_the_servers_own_lines_are_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = 1.0
+    monkeypatch.setattr("time.time", lambda: seconds)
+    clock = module._Clock()
+    lines = clock.own_lines("server", "close", dates=True)
+    assert lines == (
+        "Server: server\r\nDate: Thu, 01 Jan 1970 00:00:01 GMT\r\nConnection: close\r\n"
+    )
+    assert clock.own_lines("server", "close", dates=True) is lines
+    assert clock.own_lines(None, "keep-alive", dates=False) == "Connection: keep-alive\r\n"
+    assert clock.own_lines("server", "close", dates=True) is lines
+    seconds = 2.0
+    assert "00:00:02" in clock.own_lines("server", "close", dates=True)
+
+
 def test_an_error_that_was_replaced_is_not_kept_alive(ask: Ask) -> None:
     """Not by the frame that it went through, until the cycle collector comes."""
     errors: list[weakref.ref[Exception]] = []

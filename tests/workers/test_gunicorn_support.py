@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gunicorn.config import Config
+from gunicorn.glogging import Logger
 from gunicorn.http.message import Message, Request
 
 from wsgifast.workers.gunicorn_parser import GunicornParser, Unreader
-from wsgifast.workers.gunicorn_support import (
-    Settings,
-)
+from wsgifast.workers.gunicorn_support import Settings, post_request, pre_request
 from wsgifast.workers.gunicorn_version import UnsupportedGunicorn, check_gunicorn
 
 
@@ -34,6 +34,38 @@ def test_every_setting_is_as_gunicorn_has_it() -> None:
             else:
                 assert found == expected, name
         assert not settings.is_ssl
+
+
+def test_a_hook_that_does_nothing_is_not_called() -> None:
+    class Own(Logger):  # type: ignore[misc]
+        def debug(self, msg: str, *args: object, **kwargs: object) -> None:
+            said.append(msg % args)
+
+    said: list[str] = []
+    cfg = configured()
+    quiet = SimpleNamespace(log=Logger(cfg))
+    assert pre_request(Settings(cfg), quiet) is None
+    assert post_request(Settings(cfg), quiet) is None
+    # Its line is logged: by the level, or by another logger whatever its level.
+    assert pre_request(Settings(cfg), SimpleNamespace(log=Logger(configured(loglevel="debug"))))
+    hook = pre_request(Settings(cfg), SimpleNamespace(log=Own(cfg)))
+    assert hook is not None
+    hook(SimpleNamespace(method="GET", path="/a"))
+    assert said == ["GET /a"]
+    # Somebody's own is called, with the worker.
+    called: list[Any] = []
+    own = Settings(
+        configured(
+            pre_request=lambda worker, req: called.append(worker),
+            post_request=lambda worker, req: called.append(worker),
+        )
+    )
+    before, after = pre_request(own, quiet), post_request(own, quiet)
+    assert before is not None
+    assert after is not None
+    before("request")
+    after("request", {}, None)
+    assert called == [quiet, quiet]
 
 
 def test_heads_have_the_limit_that_gunicorn_gives_them() -> None:

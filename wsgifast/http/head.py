@@ -12,9 +12,16 @@ import re
 from collections.abc import Iterable
 
 from ..errors import BodyError
-from .framing import Framing
+from .framing import Framing, frame_response
 
-__all__ = ["ResponseHead", "check_field", "declared_length", "parse_length", "status_code"]
+__all__ = [
+    "ResponseHead",
+    "check_field",
+    "declared_length",
+    "known_head",
+    "parse_length",
+    "status_code",
+]
 
 # RFC 9112 4: three digits, a space, a reason that may be empty. RFC 9110 15: classes 1 to 5; what
 # is above is unknown to everybody, but ends as any final response does.
@@ -39,6 +46,11 @@ _HOP_BY_HOP = frozenset(
 _codes: dict[str, int] = {}
 _names: dict[str, str] = {}
 _MAX_CACHED = 500
+# Heads that were made before, by status and headers: the last few, and none that is long, or sets a
+# cookie, which is no other client's to have and may be a secret.
+_heads: dict[tuple[object, ...], ResponseHead] = {}
+_MAX_HEADS = 256
+_MAX_KEPT_CHARACTERS = 1024
 
 
 class ResponseHead:
@@ -60,8 +72,8 @@ class ResponseHead:
     """
 
     __slots__ = (
-        "_upgrade", "closes", "code", "content_length", "has_date", "has_server", "headers",
-        "status", "upgrades",
+        "_encoded", "_framed", "_upgrade", "closes", "code", "content_length", "has_date",
+        "has_server", "headers", "status", "upgrades",
     )  # fmt: skip
 
     def __init__(self, status: str, headers: Iterable[tuple[str, str]]) -> None:
@@ -70,6 +82,9 @@ class ResponseHead:
         self.content_length: int | None = None
         self.closes = self.upgrades = self.has_date = self.has_server = False
         self._upgrade: tuple[str, str] | None = None
+        # What was asked last, and the answer: most requests ask the same.
+        self._framed: tuple[str, bool, Framing] | None = None
+        self._encoded: tuple[str, str, Framing, bytes] | None = None
         kept: list[tuple[str, str]] = []
         self.headers = kept
         try:
@@ -114,6 +129,14 @@ class ResponseHead:
         elif lower == "upgrade":
             self._upgrade = (name, value)
 
+    def frame(self, method: str, *, chunks: bool) -> Framing:
+        """See :func:`~.framing.frame_response`."""
+        framed = self._framed
+        if framed is None or framed[0] != method or framed[1] is not chunks:
+            framing = frame_response(method, self.code, self.content_length, chunks=chunks)
+            self._framed = framed = method, chunks, framing
+        return framed[2]
+
     def encode(self, http_version: str, framing: Framing, own_lines: str) -> bytes:
         """The head as it is sent, up to the empty line.
 
@@ -121,6 +144,14 @@ class ResponseHead:
         :param own_lines: the server's own headers, each ended by CR LF: Connection, and what
             `headers` lacks.
         """
+        encoded = self._encoded
+        if (
+            encoded is not None
+            and encoded[0] is own_lines
+            and encoded[1] == http_version
+            and encoded[2] is framing
+        ):
+            return encoded[3]
         lines = "".join([f"{name}: {value}\r\n" for name, value in self.headers])
         if framing.length is not None:
             lines += f"Content-Length: {framing.length}\r\n"
@@ -128,7 +159,39 @@ class ResponseHead:
             lines += "Transfer-Encoding: chunked\r\n"
         space = "" if len(self.status) > 3 else " "  # RFC 9112 4: there even without a reason
         head = f"HTTP/{http_version} {self.status}{space}\r\n{own_lines}{lines}\r\n"
-        return head.encode("latin-1")
+        data = head.encode("latin-1")
+        self._encoded = own_lines, http_version, framing, data
+        return data
+
+
+def known_head(status: str, headers: Iterable[tuple[str, str]]) -> ResponseHead:
+    """As :class:`ResponseHead`; one that was made before is not made again.
+
+    It is shared: nothing of it may be changed.
+    """
+    if type(headers) is not list:
+        return ResponseHead(status, headers)
+    key = (status, *headers)
+    try:
+        head = _heads.get(key)
+    except TypeError:  # what it is made of can be changed, and so be no key
+        return ResponseHead(status, headers)
+    if head is None:
+        head = ResponseHead(status, headers)
+        if _is_to_be_kept(head):
+            if len(_heads) >= _MAX_HEADS:
+                _heads.clear()
+            _heads[key] = head
+    return head
+
+
+def _is_to_be_kept(head: ResponseHead) -> bool:
+    size = 0
+    for name, value in head.headers:
+        size += len(name) + len(value)
+        if len(name) == 10 and name.lower() == "set-cookie":
+            return False
+    return size <= _MAX_KEPT_CHARACTERS
 
 
 def status_code(status: str) -> int:

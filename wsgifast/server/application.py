@@ -32,8 +32,8 @@ class Application:
     :param log: a logger that has an access() too, for the access log.
     :param logs_access: whether there is an access log: building a line of it costs as much as a
         short request.
-    :param pre_request: called with each request before the app.
-    :param post_request: called with the request, its environ ({} where there is none) and its
+    :param pre_request: called with each request before the app; None: there is nothing to call.
+    :param post_request: the same with the request, its environ ({} where there is none) and its
         response (None where there is none) after the app, whatever it did.
     :param may_stay: called once for each request, before the app: whether its connection may have
         another one after it.
@@ -52,8 +52,8 @@ class Application:
         settings: ResponseSettings,
         log: Any,
         logs_access: bool,
-        pre_request: Callable[[Any], object],
-        post_request: Callable[[Any, dict[str, Any], Response | None], object],
+        pre_request: Callable[[Any], object] | None,
+        post_request: Callable[[Any, dict[str, Any], Response | None], object] | None,
         may_stay: Callable[[], bool],
         answer_error: Callable[[Carrier, Any, BaseException], object],
         on_answered: Callable[[Carrier, Exchange], object] | None = None,
@@ -79,7 +79,8 @@ class Application:
         environ: dict[str, Any] = {}
         try:
             try:
-                self._pre_request(req)
+                if self._pre_request is not None:
+                    self._pre_request(req)
                 exchange.resp = resp = carrier.response_class(req, carrier.output, self._settings)
                 environ = self._environ(carrier, exchange)
                 resp.offer(environ)
@@ -99,10 +100,11 @@ class Application:
         finally:
             if self._logs_access:
                 exchange.answered = time.monotonic()
-            try:
-                self._post_request(req, environ, resp)
-            except Exception:
-                self.log.exception("Exception in post_request hook")
+            if self._post_request is not None:
+                try:
+                    self._post_request(req, environ, resp)
+                except Exception:
+                    self.log.exception("Exception in post_request hook")
             carrier.app_is_done()
 
     def _respond(self, resp: Response, body: Any) -> None:

@@ -22,9 +22,8 @@ from ..http.framing import (
     Framing,
     chunk,
     chunk_size_line,
-    frame_response,
 )
-from ..http.head import ResponseHead, check_field
+from ..http.head import ResponseHead, check_field, known_head
 from ..sockets.sendfile import SMALL_FILE_BYTES, FileSegment
 from .output import ClientGone, OutputQueue
 
@@ -32,6 +31,7 @@ __all__ = ["Response", "ResponseSettings"]
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
 
+_VERSIONS = {(1, 0): "1.0", (1, 1): "1.1"}
 # Below it, joining costs less than handing several buffers to the kernel.
 _JOIN_BYTES = 64 * 1024
 
@@ -130,7 +130,7 @@ class Response:
                 exc_info = None  # or the frame and the traceback would keep each other alive
         elif self.status is not None:
             raise BodyError("the app called start_response twice without exc_info (PEP 3333)")
-        self._head = head = ResponseHead(status, headers)
+        self._head = head = known_head(status, headers)
         self.status = status
         self.status_code = head.code
         self._framing = framing = self._frame(head)
@@ -177,6 +177,15 @@ class Response:
 
     def write_all(self, blocks: list[bytes] | tuple[bytes, ...]) -> None:
         """Send a whole body that exists already, with the head and what ends it."""
+        if len(blocks) == 1 and not self.headers_sent:
+            # The usual body: one block, of the length that its head says.
+            (data,) = blocks
+            size = self._framing.length
+            if type(data) is bytes and len(data) == size and size <= _JOIN_BYTES:
+                head = self._encoded_head()
+                self.headers_sent = True
+                self._output.write(head + data if self._counter.admit(size) else head)
+                return
         parts = [b"" if self.headers_sent else self._encoded_head()]
         for data in blocks:
             block = self._framed(data)
@@ -280,12 +289,8 @@ class Response:
     # How HTTP/1 says it.
 
     def _frame(self, head: ResponseHead) -> Framing:
-        return frame_response(
-            self.req.method,
-            head.code,
-            head.content_length,
-            chunks=self.req.version > (1, 0) and self.cfg.sends_chunks,
-        )
+        req = self.req
+        return head.frame(req.method, chunks=req.version > (1, 0) and self.cfg.sends_chunks)
 
     def _send_hints(self, fields: list[tuple[str, str]]) -> None:
         lines = "".join([f"{name}: {value}\r\n" for name, value in fields])
@@ -321,13 +326,11 @@ class Response:
             connection = "close"
         else:
             connection = "keep-alive"
-        major, minor = self.req.version
-        own = f"Connection: {connection}\r\n"
-        if not head.has_date:
-            own = f"Date: {clock.now()}\r\n{own}"
-        if not head.has_server:
-            own = f"Server: {self.cfg.server_name}\r\n{own}"
-        return head.encode(f"{major}.{minor}", self._framing, own)
+        version = self.req.version
+        http_version = _VERSIONS.get(version) or f"{version[0]}.{version[1]}"
+        server_name = None if head.has_server else self.cfg.server_name
+        own = clock.own_lines(server_name, connection, dates=not head.has_date)
+        return head.encode(http_version, self._framing, own)
 
     def _checked_head(self) -> ResponseHead:
         if self._head is None:
@@ -336,17 +339,42 @@ class Response:
 
 
 class _Clock:
-    """The Date header's value, made once a second (RFC 9110 section 6.6.1)."""
+    """What changes every second: the Date header (RFC 9110 section 6.6.1), and what stands by it.
 
-    second = 0
-    date = ""
+    What holds for a second is kept in one attribute: threads that come in between two of them see
+    the one or the other.
+    """
+
+    def __init__(self) -> None:
+        self._now: tuple[int, str, dict[tuple[str | None, str, bool], str]] = (0, "", {})
 
     def now(self) -> str:
+        return self._look()[1]
+
+    def own_lines(self, server_name: str | None, connection: str, *, dates: bool) -> str:
+        """The server's own header lines; the same object throughout a second.
+
+        :param server_name: None: the app has said it.
+        :param dates: whether Date is among them.
+        """
+        _, date, made = self._look()
+        key = server_name, connection, dates
+        lines = made.get(key)
+        if lines is None:
+            lines = f"Connection: {connection}\r\n"
+            if dates:
+                lines = f"Date: {date}\r\n{lines}"
+            if server_name is not None:
+                lines = f"Server: {server_name}\r\n{lines}"
+            lines = made.setdefault(key, lines)
+        return lines
+
+    def _look(self) -> tuple[int, str, dict[tuple[str | None, str, bool], str]]:
         second = int(time.time())
-        if second != self.second:
-            self.date = http_date(second)
-            self.second = second
-        return self.date
+        now = self._now
+        if second != now[0]:
+            self._now = now = second, http_date(second), {}
+        return now
 
 
 clock = _Clock()

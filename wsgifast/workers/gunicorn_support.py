@@ -7,12 +7,15 @@ and tested at both ends.
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from gunicorn import SERVER, SERVER_SOFTWARE
-from gunicorn.config import Config
+from gunicorn.config import Config, PostRequest, PreRequest
+from gunicorn.glogging import Logger
 from gunicorn.http.message import (
     DEFAULT_MAX_HEADERFIELD_SIZE,
     MAX_HEADERS,
@@ -21,7 +24,7 @@ from gunicorn.http.message import (
 )
 from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper
 
-__all__ = ["Settings", "environ_part", "patched_threads"]
+__all__ = ["Settings", "environ_part", "patched_threads", "post_request", "pre_request"]
 
 
 class Settings:
@@ -76,6 +79,26 @@ def environ_part(settings: Settings) -> dict[str, Any]:
         "wsgi.file_wrapper": FileWrapper,
         "SERVER_SOFTWARE": SERVER_SOFTWARE,
     }
+
+
+def pre_request(settings: Settings, worker: Any) -> Callable[[Any], object] | None:
+    """The hook, for requests; None where it is gunicorn's own, and its line is not logged."""
+    if settings.pre_request is PreRequest.default and not _logs_debug(worker.log):
+        return None
+    return partial(settings.pre_request, worker)
+
+
+def post_request(settings: Settings, worker: Any) -> Callable[..., object] | None:
+    """The hook, for requests; None where it is gunicorn's own, which does nothing."""
+    if settings.post_request is PostRequest.default:
+        return None
+    return partial(settings.post_request, worker)
+
+
+def _logs_debug(log: Any) -> bool:
+    if getattr(type(log), "debug", None) is not Logger.debug:
+        return True  # somebody else's, which may do anything
+    return bool(log.error_log.isEnabledFor(logging.DEBUG))
 
 
 def patched_threads() -> str | None:

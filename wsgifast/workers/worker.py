@@ -11,7 +11,6 @@ import math
 import socket
 import sys
 import time
-from functools import partial
 from typing import Any
 
 from gunicorn.errors import AppImportError
@@ -24,7 +23,13 @@ from ..server.environ import EnvironFactory
 from ..server.server import Server
 from .attributes import InvalidWorkerOption, check_attributes
 from .error_page import ErrorPage
-from .gunicorn_support import Settings, environ_part, patched_threads
+from .gunicorn_support import (
+    Settings,
+    environ_part,
+    patched_threads,
+    post_request,
+    pre_request,
+)
 from .gunicorn_version import check_gunicorn
 from .metrics import Answers, WorkerSource, begin_to_tell
 from .metrics_setup import check_metrics, prepare_metrics, wants_metrics
@@ -241,8 +246,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             # A logger with an access() of its own (statsd's) is always called.
             logs_access=type(self.log).access is not Logger.access
             or bool(getattr(self.log, "access_log_enabled", True)),
-            pre_request=partial(settings.pre_request, self),
-            post_request=partial(settings.post_request, self),
+            pre_request=pre_request(settings, self),
+            post_request=post_request(settings, self),
             may_stay=self._may_stay,
             answer_error=self._answer_error,
             on_answered=None if answers is None else answers.record,
