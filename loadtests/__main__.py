@@ -19,7 +19,7 @@ from .demo import LOCUST
 # From bodies to servers.
 MODULES = (
     "demo", "frameworks", "calls", "static_files", "django_files", "memory", "worker", "metrics",
-    "slow", "slow_attack", "asgi", "nodelay", "field_reports.__main__",
+    "slow", "slow_attack", "asgi", "asgi_middleware", "nodelay", "field_reports.__main__",
 )  # fmt: skip
 
 

@@ -37,7 +37,8 @@ CHARTS = {theme: f"assets/ratios-{theme}.svg" for theme in THEMES}
 # In this order on the page; others follow.
 NAMES = (
     "demo", "frameworks", "worker", "metrics", "slow", "slow-attack", "static-files",
-    "static-trees", "django-files", "django-start", "memory", "asgi", "asgi-others", "nodelay",
+    "static-trees", "django-files", "django-start", "memory", "asgi", "asgi-others",
+    "asgi-middleware", "nodelay",
     "calls",
 )  # fmt: skip
 # Around what of README is written here.

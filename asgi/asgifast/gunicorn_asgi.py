@@ -85,8 +85,8 @@ class _Run(bytes):
 class _Cycle:
     """A request as uvicorn's RequestResponseCycle has it: what Response looks at."""
 
-    __slots__ = ("_protocol", "_send", "disconnected_here", "flow", "response_complete",
-                 "response_started", "scope", "transport")  # fmt: skip
+    __slots__ = ("_protocol", "_send", "disconnected_here", "flow", "is_bodyless",
+                 "response_complete", "response_started", "scope", "transport")  # fmt: skip
 
     def __init__(self, protocol: Any, scope: Scope, send: Send) -> None:
         self._protocol = protocol
@@ -95,6 +95,7 @@ class _Cycle:
         self.transport = protocol.coalescing
         self.flow = protocol._flow_control
         self.response_started = self.response_complete = self.disconnected_here = False
+        self.is_bodyless = False
 
     @property
     def disconnected(self) -> bool:
@@ -111,6 +112,7 @@ class _Cycle:
         kind = message["type"]
         if kind == "http.response.start":
             self.response_started = True
+            self.is_bodyless = not has_body(self.scope["method"], message["status"])
         elif kind == "http.response.body" and not message.get("more_body"):
             self.response_complete = True
 
@@ -118,10 +120,8 @@ class _Cycle:
 class _GunicornResponse(Response):
     __slots__ = ()
 
-    async def send(self, message: Message) -> None:
-        await super().send(message)
-        if message["type"] == "http.response.start":
-            self._is_head = not has_body(self._cycle.scope["method"], message["status"])
+    def _is_bodyless(self) -> bool:
+        return bool(self._cycle.is_bodyless)
 
     def _frame(self, data: bytes) -> bytes:
         _begin(self._cycle.send(response_body(data, more_body=True)))

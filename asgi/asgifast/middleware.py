@@ -100,85 +100,40 @@ class ASGIFast:
             inner = {**scope, "extensions": extensions}
         if OBSERVED in scope:
             scope[OBSERVED].app_scope = inner
-        exchange = _Exchange()
-        exchange.middleware = self
-        exchange.scope = scope
-        exchange.server_receive = receive
-        exchange.server_send = send
-        exchange.start = exchange.response = None
+        # Attribute by attribute: a constructor is a call more, for every request.
+        response = _Response()
+        response._middleware = self
+        response._scope = scope
+        response._server_receive = receive
+        response._server_send = send
+        response._kept = ()
+        response._receiving = False
+        response._start = None
+        response._is_plain = True
+        if scope["method"] == "HEAD":
+            response._look()
         try:
-            await self._call(inner, exchange.receive, exchange.send)
+            await self._call(inner, response.receive, response.send)
         except Exception:
-            if exchange.response is not None:
-                await exchange.response.abandon()
+            if not response._is_plain:
+                await response.abandon()
             raise
         except BaseException:
-            if exchange.response is not None:
-                exchange.response.drop()
+            if not response._is_plain:
+                response.drop()
             raise
-        if exchange.response is not None:
-            await exchange.response.finish()
-        elif exchange.start is not None:
-            await send(exchange.start)
-
-
-class _Exchange:
-    """One request, as long as nothing is to be done of it.
-
-    Most responses are a head with a Content-Length and one message behind it, of an app that asks
-    for no request body: they are passed on here, and never pay for a _Response. Whatever else
-    happens makes one. The attributes are set by ASGIFast: a constructor is a call more.
-
-    :ivar start: the head, while it is held: see :class:`_Response`.
-    """
-
-    __slots__ = ("middleware", "response", "scope", "server_receive", "server_send", "start")
-
-    middleware: ASGIFast
-    scope: Scope
-    server_receive: Receive
-    server_send: Send
-    start: Message | None
-    response: _Response | None
-
-    async def send(self, message: Message) -> None:
-        """The send() that the app is given."""
-        if self.response is None:
-            start = self.start
-            if start is None:
-                if message["type"] == "http.response.start" and self.scope["method"] != "HEAD":
-                    headers = message.get("headers")
-                    if type(headers) is list:
-                        for name, _ in headers:
-                            if name == b"content-length":
-                                self.start = message
-                                return
-            elif (
-                message["type"] == "http.response.body"
-                and not message.get("more_body")
-                and type(message.get("body", b"")) is bytes
-            ):
-                self.start = None
-                server_send = self.server_send
-                await server_send(start)
-                await server_send(message)
-                return
-        await self._whole().send(message)
-
-    async def receive(self) -> Message:
-        """The receive() that the app is given."""
-        return await self._whole().receive()
-
-    def _whole(self) -> _Response:
-        if self.response is None:
-            self.response = _Response(
-                self.middleware, self.scope, self.server_receive, self.server_send, self.start
-            )
-        return self.response
+        if not response._is_plain:
+            await response.finish()
+        elif response._start is not None:
+            await send(response._start)
 
 
 class _Response(FileMessages):
     """One response's messages, on their way from the app to the server.
+
+    Most responses are a head with a Content-Length and one message of bytes behind it. They are
+    plain: the head is held until the second message, which lets both go on. Any other message
+    ends that, and all that follow are looked at: :meth:`_look`.
 
     `_start` is the head, held until the first message behind it, as servers hold it (ASGI,
     "Response Start"): a file's head may still change. Without a Content-Length it is a stream's,
@@ -186,33 +141,46 @@ class _Response(FileMessages):
     then `_head` sends it. `_coalescer` is made by the first small message that has others behind
     it.
 
-    :param start: a head that is held already.
+    ASGIFast sets the attributes of a plain response, :meth:`_look` the others.
     """
 
-    __slots__ = ("_coalescer", "_head", "_may_coalesce", "_middleware")
+    __slots__ = ("_coalescer", "_head", "_is_plain", "_may_coalesce", "_middleware")
 
-    def __init__(
-        self,
-        middleware: ASGIFast,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        start: Message | None,
-    ) -> None:
-        super().__init__(scope, receive, send)
-        self._middleware = self._filter = middleware
-        self._start = start
-        self._headers = start["headers"] if start is not None else []
-        self._head: BackgroundTask | None = None
-        self._coalescer: Coalescer | None = None
-        self._may_coalesce = True
+    _middleware: ASGIFast
+    _is_plain: bool
+    _head: BackgroundTask | None
+    _coalescer: Coalescer | None
+    _may_coalesce: bool
+
+    # Not Delivery's.
+    __init__ = object.__init__
 
     async def send(self, message: Message) -> None:
         """The send() that the app is given."""
-        if self._head is not None:
-            await self._settle_head()
         kind = message["type"]
         start = self._start
+        if self._is_plain:
+            if start is not None:
+                if (
+                    kind == "http.response.body"
+                    and type(message.get("body")) is bytes
+                    and not message.get("more_body")
+                ):
+                    self._start = None
+                    await self._server_send(start)
+                    await self._server_send(message)
+                    return
+            elif kind == "http.response.start":
+                headers = message.get("headers")
+                if type(headers) is list:
+                    for name, _ in headers:
+                        if name == b"content-length":
+                            self._start = message
+                            return
+            self._look()
+        if self._head is not None:
+            await self._settle_head()
+            start = self._start
         if kind == "http.response.body":
             body = message.get("body", b"")
             if type(body) is not bytes:
@@ -262,6 +230,14 @@ class _Response(FileMessages):
             if start is not None:
                 await self._forward_start()
             await self._server_send(message)
+
+    def _look(self) -> None:
+        """From here on look at each message."""
+        self._is_plain = False
+        self._filter = self._middleware
+        self._headers = self._start["headers"] if self._start is not None else []
+        self._head = self._coalescer = None
+        self._may_coalesce = True
 
     async def finish(self) -> None:
         """The app has returned: nothing may be left behind."""

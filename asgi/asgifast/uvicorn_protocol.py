@@ -11,6 +11,7 @@ from wsgifast.errors import WSGIFastError
 from wsgifast.imports import needs
 
 from .figures import figures
+from .idle_timer import IdleTimerLoop
 from .kept import Pipeline, forget_request, make_small
 from .messages import Receive, Scope, Send
 from .reads import read_plainly
@@ -106,7 +107,6 @@ _OF_THE_FLOW = {
     "write_paused",
 }
 _OF_THE_PROTOCOL = {
-    "_unset_keepalive_if_required",
     "connection_lost",
     "connection_made",
     "resume_writing",
@@ -160,17 +160,18 @@ class FileSending(_Base):
     app: Any
     flow: Any
     pipeline: Any
-    loop: asyncio.AbstractEventLoop
-    _unset_keepalive_if_required: Callable[[], None]
+    # An IdleTimerLoop.
+    loop: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.app = _Answering(self.app, self._response_class, is_http1=self._is_http1)
+        self.loop = IdleTimerLoop(self.loop)
         if hasattr(self, "pipeline"):
             self.pipeline = Pipeline()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._coalescing = CoalescingTransport(transport, self.loop)
+        self._coalescing = CoalescingTransport(transport, self.loop.real)
         figures.accepted += 1
         figures.open[self] = self._coalescing
         super().connection_made(self._coalescing)
@@ -180,9 +181,7 @@ class FileSending(_Base):
         figures.open.pop(self, None)
         self._coalescing.lost()
         super().connection_lost(exc)
-        # uvicorn leaves the keep-alive timer of a connection that was reset, and the timer would
-        # keep all that the connection had.
-        self._unset_keepalive_if_required()
+        self.loop.stop()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -191,6 +190,7 @@ class FileSending(_Base):
     def handle_websocket_upgrade(self, *args: Any) -> None:
         # uvicorn hands the connection over to its WebSocket protocol, which needs none of this.
         figures.open.pop(self, None)
+        self.loop.stop()
         self._coalescing.flush()
         self._coalescing.lost()
         self.transport = self._coalescing.real

@@ -57,7 +57,6 @@ class Response:
         "_cycle",
         "_error",
         "_headers",
-        "_is_head",
         "_size",
         "_transport",
         "handed_over",
@@ -71,7 +70,6 @@ class Response:
         self._chunks: list[bytes] = []
         self._size = 0
         self._error: Exception | None = None
-        self._is_head = cycle.scope["method"] == "HEAD"
 
     async def send(self, message: Message) -> None:
         if self.handed_over is not None:
@@ -89,7 +87,7 @@ class Response:
                     and self._error is None
                     and not cycle.response_complete
                     and not cycle.disconnected
-                    and not self._is_head
+                    and not self._is_bodyless()
                 ):
                     if not self._chunks:
                         self._transport.call_before_flush(self._write_chunks)
@@ -108,7 +106,8 @@ class Response:
                 message = {**message, "body": b"".join(self._chunks)}
                 self._chunks.clear()
                 self._size = 0
-            self._settle()
+            if self._chunks or self._error is not None:
+                self._settle()
             await cycle.send(message)
             self._transport.flush()
         elif kind == "http.response.start":
@@ -117,7 +116,13 @@ class Response:
                 headers = list(headers)
                 message = {**message, "headers": headers}
             self._headers = headers
+            for name, _ in headers:
+                if name == b"content-length":
+                    # Where it has to wait, others of the connection may write meanwhile.
+                    self._transport.body_follows = not cycle.flow.write_paused
+                    break
             await cycle.send(message)
+            self._transport.body_follows = False
         elif kind in (PATHSEND, ZEROCOPYSEND) and cycle.response_started:
             self._settle()
             if cycle.response_complete or cycle.disconnected:
@@ -141,6 +146,10 @@ class Response:
                 await self.handed_over
             finally:
                 self.handed_over = None
+
+    def _is_bodyless(self) -> bool:
+        """Whether no body byte may be sent, whatever the app sends."""
+        return bool(self._cycle.scope["method"] == "HEAD")
 
     # Coalesced messages
 
@@ -179,7 +188,7 @@ class Response:
     # Files
 
     async def _send_path(self, asked: PathToSend) -> None:
-        if self._is_head:
+        if self._is_bodyless():
             await self._finish()
             return
         declared = declared_length(self._headers or ())
@@ -188,7 +197,7 @@ class Response:
         await self._send_body(fd, (asked.run(size, declared),), partial(os.close, fd))
 
     async def _send_planned(self, planned: PlannedBody) -> None:
-        segments = () if self._is_head else planned.segments
+        segments = () if self._is_bodyless() else planned.segments
         await self._send_body(planned.file.fileno(), segments, planned.file.close)
 
     async def _send_body(
@@ -240,7 +249,7 @@ class Response:
         await self._cycle.send(message)
 
     async def _send_zero_copy(self, message: Message) -> None:
-        if not self._is_head:
+        if not self._is_bodyless():
             file = file_to_send(message)
             if file.segment is None:
                 await send_unsized(self._send_part, file.fd, message.get("count"))

@@ -31,7 +31,21 @@ except MissingExtra:
     HttpToolsProtocol = None  # type: ignore[assignment, misc]
 
 
-class FastUvicornH11Worker(UvicornWorker):  # type: ignore[misc, unused-ignore]
+class _Worker(UvicornWorker):  # type: ignore[misc, unused-ignore]
+    """uvicorn's worker, with gunicorn's listeners as what they are.
+
+    gunicorn wraps each listening socket. uvloop closes a listener's descriptor by itself and tells
+    a socket.socket so; anything else it closes once more, by a number that may be another's then.
+    """
+
+    sockets: list[Any]
+
+    def run(self) -> None:
+        self.sockets = [getattr(listener, "sock", listener) for listener in self.sockets]
+        super().run()
+
+
+class FastUvicornH11Worker(_Worker):
     """uvicorn's worker with asgifast.uvicorn.H11Protocol, on asyncio's own event loop."""
 
     CONFIG_KWARGS: dict[str, Any] = {  # noqa: RUF012 - as the base class has it
@@ -43,7 +57,7 @@ class FastUvicornH11Worker(UvicornWorker):  # type: ignore[misc, unused-ignore]
 
 if HttpToolsProtocol is not None:
 
-    class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
+    class FastUvicornWorker(_Worker):
         """uvicorn's worker with asgifast.uvicorn.HttpToolsProtocol."""
 
         CONFIG_KWARGS: dict[str, Any] = {  # noqa: RUF012 - as the base class has it

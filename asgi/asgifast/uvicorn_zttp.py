@@ -113,7 +113,9 @@ class ZttpResponse(HttpToolsResponse):
             ):
                 cycle.conn = _Uncounted(cycle.conn)
         await super().send(message)
-        self._is_head = cycle.bodyless
+
+    def _is_bodyless(self) -> bool:
+        return bool(self._cycle.bodyless)
 
     def _frame(self, data: bytes) -> bytes:
         cycle = self._cycle
@@ -136,10 +138,11 @@ class ZttpH2Response(Response):
 
     async def send(self, message: Message) -> None:
         await super().send(message)
-        if message["type"] == "http.response.start":
-            self._is_head = self._cycle.bodyless
-        elif message.get("more_body"):
+        if message.get("more_body"):
             await self._room(_PARKED_BYTES)
+
+    def _is_bodyless(self) -> bool:
+        return bool(self._cycle.bodyless)
 
     async def _room(self, parked: int) -> None:
         """Wait until no more than so many bytes wait for the client's window."""

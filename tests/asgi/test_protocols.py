@@ -540,6 +540,49 @@ def test_what_is_sent_to_nobody_is_not_kept(protocol: Any) -> None:
     talk(protocol, app, conversation)
 
 
+def test_a_head_with_a_length_leaves_with_what_follows_it(protocol: Any, large: Path) -> None:
+    """Whatever that is, and however long it takes; alone where nothing follows."""
+    may_go_on = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=LARGE_BYTES if scope["path"] == "/file" else 5)
+        may_go_on.clear()
+        await asyncio.wait_for(may_go_on.wait(), 10)
+        if scope["path"] == "/file":
+            await send({"type": PATHSEND, "path": str(large)})
+        elif scope["path"] == "/pieces":
+            await body(send, b"he", more=True)
+            await turns()
+            await body(send, b"llo")
+        elif scope["path"] == "/whole":
+            await body(send, b"hello")
+
+    async def conversation(client: Client) -> None:
+        for target, first in (("/whole", b"hello"), ("/pieces", b"he"), ("/file", None)):
+            await client.send(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % target.encode())
+            for _ in range(20):
+                await turns()
+                with pytest.raises(BlockingIOError):
+                    client.sock.recv(1)
+            may_go_on.set()
+            answer = await client.receive()
+            head, _, begun = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 "), answer
+            if first is not None:
+                assert begun == first, answer
+                await client.exactly(5 - len(begun))
+            else:
+                rest = await client.exactly(LARGE_BYTES - len(begun))
+                assert begun + rest == large.read_bytes()
+        await client.hello()
+        await client.send(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+        await turns(20)
+        may_go_on.set()
+        assert (await client.to_end()).startswith(b"HTTP/1.1 200 "), "what was sent is told"
+
+    talk(protocol, app, conversation)
+
+
 @pytest.mark.parametrize("target", ["/hello", "/pathsend", "/ours", "/stream"])
 def test_nothing_is_left_of_a_client_that_resets(protocol: Any, large: Path, target: str) -> None:
     """Neither the keep-alive timer nor a cycle of references keeps what its connection had."""

@@ -335,6 +335,24 @@ def test_writes_of_one_turn_are_one() -> None:
     asyncio.run(run())
 
 
+def test_a_head_leaves_with_its_body_in_whichever_turn_that_comes() -> None:
+    async def run() -> None:
+        async with connected() as (transport, client):
+            transport.body_follows = True
+            transport.write(b"head")
+            await turns()
+            assert writes(transport) == []
+            transport.write(b"body")
+            await turns()
+            assert writes(transport) == [8]
+            assert await read(client, 8) == b"headbody"
+            transport.write(b"no head")
+            await turns()
+            assert writes(transport) == [8, 7], "it was said of one write"
+
+    asyncio.run(run())
+
+
 def test_what_is_coalesced_is_bounded() -> None:
     async def run() -> None:
         async with connected() as (transport, client):

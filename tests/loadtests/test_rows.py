@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtests import asgi, frameworks, slow_attack, worker
+from loadtests import asgi, asgi_middleware, frameworks, slow_attack, worker
 from loadtests.__main__ import tables
 from loadtests.bench import (
     BYTES,
@@ -95,6 +95,18 @@ def test_a_row_gives_a_figure_for_every_contender(table: Table, key: str) -> Non
     for name in result.runs:
         assert result.median(name, result.row.unit.rate), problems([result])
     assert not result.differs
+
+
+def test_a_row_whose_framework_is_missing_says_how_to_get_it() -> None:
+    rows = asgi_middleware.rows("no_such_framework", "Nobody's middleware")
+    results = run(Table("missing", "m", rows), SHORT)
+    assert len(results) == 3
+    for result in results:
+        for name in result.runs:
+            assert result.verdict(name) in ("", "fails")
+            (told,) = result.errors(name)
+            assert "no_such_framework is not installed: " in told
+            assert "pip install --group frameworks" in told
 
 
 def test_a_large_file_of_the_worker() -> None:

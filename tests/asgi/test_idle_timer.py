@@ -1,0 +1,128 @@
+"""One timer for all the times that a connection is idle; the test moves the loop's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from asgifast.idle_timer import IdleTimerLoop
+
+
+class Timer:
+    def __init__(self, due: float, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self.due, self.callback, self.args = due, callback, args
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Loop:
+    """An event loop, as far as timers go."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[Timer] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def create_task(self, coro: Any) -> Any:
+        return coro
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Timer:
+        timer = Timer(self.now + delay, callback, args)
+        self.timers.append(timer)
+        return timer
+
+    def wait(self, until: float) -> None:
+        while due := [t for t in self.timers if t.due <= until and not t.cancelled]:
+            timer = min(due, key=lambda t: t.due)
+            self.timers.remove(timer)
+            self.now = max(self.now, timer.due)
+            timer.callback(*timer.args)
+        self.now = until
+
+
+def made() -> tuple[Loop, Any]:
+    loop: Any = Loop()
+    return loop, IdleTimerLoop(loop)
+
+
+def test_it_calls_when_its_time_is_over() -> None:
+    loop, idle = made()
+    called: list[float] = []
+    idle.call_later(5, lambda: called.append(loop.now))
+    loop.wait(4.9)
+    assert called == []
+    loop.wait(20)
+    assert called == [5.0], "once"
+
+
+def test_one_timer_for_many_requests() -> None:
+    loop, idle = made()
+    called: list[float] = []
+    for request in range(1, 100):
+        set_ = idle.call_later(5, lambda: called.append(loop.now))
+        assert len(loop.timers) == 1
+        loop.wait(request * 0.1)
+        set_.cancel()
+    idle.call_later(5, lambda: called.append(loop.now))
+    loop.wait(100)
+    assert called == [9.9 + 5], "counted from the last request"
+    assert loop.timers == []
+
+
+def test_what_is_unset_is_not_called() -> None:
+    loop, idle = made()
+    called: list[str] = []
+    idle.call_later(5, lambda: called.append("first")).cancel()
+    loop.wait(100)
+    assert called == []
+    assert loop.timers == [], "nobody is idle: nothing runs"
+    idle.call_later(5, lambda: called.append("second"))
+    loop.wait(105)
+    assert called == ["second"]
+
+
+def test_a_second_timer_beside_it_is_the_loops_own() -> None:
+    loop, idle = made()
+    called: list[object] = []
+    first = idle.call_later(5, lambda: called.append("idle"))
+    second = idle.call_later(3, called.append, "other")
+    first.cancel()
+    assert isinstance(second, Timer)
+    loop.wait(10)
+    assert called == ["other"]
+
+
+def test_nothing_is_kept_of_a_connection_that_is_gone() -> None:
+    class Connection:
+        def close(self) -> None: ...
+
+    loop, idle = made()
+    connection = Connection()
+    left = weakref.ref(connection)
+    idle.call_later(5, connection.close)
+    idle.stop()
+    gc.disable()
+    try:
+        del connection
+        assert left() is None
+    finally:
+        gc.enable()
+    assert all(timer.cancelled for timer in loop.timers)
+
+
+def test_everything_else_is_the_loops() -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        idle = IdleTimerLoop(loop)
+        assert idle.real is loop
+        assert idle.is_running()
+        assert await idle.create_task(asyncio.sleep(0, "done")) == "done"
+
+    asyncio.run(run())
