@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import ssl
 import tracemalloc
+import weakref
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from typing import Any
@@ -230,6 +232,34 @@ def test_a_client_that_leaves_in_the_middle(run: Run, protocol: Any, waits: bool
     conversation(run, protocol, app, talk)
     assert messages[0] == {"type": "http.request", "body": b"half", "more_body": True}
     assert messages[1:] == [{"type": "http.disconnect"}] * 2
+
+
+def test_nothing_is_left_of_a_client_that_leaves(run: Run, protocol: Any) -> None:
+    """Though much has come at once: no cycle of references keeps what its connection had."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] == "http.request":
+            pass
+
+    async def talk(client: Client) -> None:
+        await client.send(head(TOO_MUCH) + UPLOAD)
+        await turns()
+        connection: Any = next(iter(client.state.connections))
+        assert isinstance(connection.transport.get_protocol(), asyncio.BufferedProtocol)
+        left = weakref.ref(connection)
+        del connection
+        gc.collect()
+        gc.disable()
+        try:
+            client.sock.close()
+            while client.state.tasks or client.state.connections:
+                await turns()
+            await turns()
+            assert left() is None
+        finally:
+            gc.enable()
+
+    conversation(run, protocol, app, talk)
 
 
 @pytest.mark.parametrize("receives", [False, True])
