@@ -23,6 +23,7 @@ from wsgifast.imports import needs
 
 from .messages import ASGIApp, Message, Receive, Scope, Send, response_body
 from .middleware import ASGIFast
+from .reads import read_into_buffer, read_plainly
 from .sending import COALESCING, FILE_EXTENSIONS
 from .transport import CoalescingTransport
 from .uvicorn_response import Response
@@ -49,7 +50,10 @@ class UnsupportedGunicorn(WSGIFastError, ImportError):
         )
 
 
-_USED = {"_handle_websocket", "_safe_write", "_send_body", "connection_lost", "connection_made"}
+_USED = {
+    "_handle_websocket", "_pause_reading", "_safe_write", "_send_body", "connection_lost",
+    "connection_made",
+}  # fmt: skip
 if missing := sorted(_USED - set(dir(ASGIProtocol))):
     raise UnsupportedGunicorn(f"ASGIProtocol has no {', '.join(missing)}")
 if "last" not in inspect.signature(ASGIProtocol._send_body).parameters:
@@ -196,6 +200,12 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
         super().resume_writing()
         self.coalescing.drained()
 
+    def _pause_reading(self) -> None:
+        """The client sends faster than the app receives."""
+        super()._pause_reading()
+        if self._reading_paused and self._callback_parser is not None:  # not HTTP/2
+            read_into_buffer(self.coalescing.real)
+
     def _send_body(self, body: bytes, chunked: bool = False, *more: Any) -> None:
         if type(body) is not _Run:
             super()._send_body(body, chunked, *more)
@@ -211,6 +221,7 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
         # gunicorn hands the connection over to its WebSocket protocol, which needs none of this.
         self.coalescing.flush()
         self.transport = self.writer = self.coalescing.real
+        read_plainly(self.coalescing.real)
         await super()._handle_websocket(*args)
 
 

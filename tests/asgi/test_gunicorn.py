@@ -12,8 +12,10 @@ from pathlib import Path
 import gunicorn.config
 import pytest
 
+from tests.support.http import Connection
+
 from .servers import asgi_server
-from .support import expect_http2
+from .support import expect_http2, expect_websocket
 
 
 @pytest.mark.skipif(
@@ -26,6 +28,18 @@ def test_http_2(files: Path, app: str) -> None:
     name = "ours-gunicorn-asgi"
     with asgi_server(name, f"tests.asgi.app:{app}", files, extra=extra) as server:
         expect_http2(server, files, ranges=app == "fast")
+
+
+def test_uploads_and_a_websocket_behind_them(files: Path) -> None:
+    data = (files / "large").read_bytes()
+    with (
+        asgi_server("ours-gunicorn-asgi", "tests.asgi.app:app", files) as server,
+        Connection(server.address) as connection,
+    ):
+        for _ in range(2):
+            answer = connection.request("/echo", method="POST", body=data)
+            assert (answer.status, answer.body) == (200, data)
+        expect_websocket(connection)
 
 
 @pytest.mark.parametrize(
