@@ -1,9 +1,11 @@
 """What metrics cost a FastWorker, and how long a scrape of eight workers takes under load.
 
-    python -m loadtests.metrics [requests] [scrape] [--profile release]
+    python -m loadtests.metrics [cost] [requests] [scrape] [--profile release]
 
 The same server with and without WSGIFAST_METRICS, in turn; the exporter's CPU time is part of the
-server's. What a recorded request costs by itself is `python -m loadtests.calls metrics`.
+server's. On a machine that has other work, too, rates of two servers differ by more than metrics
+cost; so the cost is a ratio of CPU times for each request, in many short rounds. What a recorded
+request costs by itself is `python -m loadtests.calls metrics`.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ APP = "loadtests.app:app"
 FLASK = "loadtests.frameworks:app"
 WORKERS = 8
 _PAUSE_S = 0.05  # between two scrapes
+# What two per cent are to be seen in: neighbours in time, and the median of many ratios.
+_COST_RUN_S = 0.5
+_COST_ROUNDS = 50
 
 
 def _metered(server: Server) -> tuple[Server, int]:
@@ -109,7 +114,21 @@ def _scrape_row() -> Row:
     )
 
 
+def _cost_row(key: str, title: str, app: str, path: str) -> Row:
+    return Row(
+        f"metrics.cost.{key}",
+        f"{title}: CPU of a request",
+        _pair(app, path),
+        wrk(32),
+        Unit("CPU us/req", lambda m: m.cpu_us_per_request),
+        seconds=_COST_RUN_S,
+        rounds=_COST_ROUNDS,
+    )
+
+
 ROWS = [
+    _cost_row("small", "1 KiB, 32 connections", APP, "/small/1024"),
+    _cost_row("flask", "a page of Flask's, 32", FLASK, "/page"),
     Row("metrics.requests.small", "1 KiB, 32 connections", _pair(APP, "/small/1024"), wrk(32)),
     Row("metrics.requests.flask", "a page of Flask's, 32", _pair(FLASK, "/page"), wrk(32)),
     _scrape_row(),

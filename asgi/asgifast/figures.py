@@ -45,11 +45,12 @@ class Figures:
             states[_state_of(protocol.cycle, transport)] += 1
             queued += transport.get_write_buffer_size()
             slow += transport.waits_for_client
-        for state in _STATES:
-            yield point("wsgifast_connections", states[state], state)
-        yield point("wsgifast_connections_accepted_total", self.accepted)
-        yield point("wsgifast_slow_clients", slow)
-        yield point("wsgifast_output_queued_bytes", queued)
+        if self.accepted:  # else another server's protocol has the connections
+            for state in _STATES:
+                yield point("wsgifast_connections", states[state], state)
+            yield point("wsgifast_connections_accepted_total", self.accepted)
+            yield point("wsgifast_slow_clients", slow)
+            yield point("wsgifast_output_queued_bytes", queued)
         yield point("wsgifast_sendfile_bytes_total", self.sendfile_bytes)
 
 

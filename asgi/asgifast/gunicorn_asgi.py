@@ -21,6 +21,8 @@ from wsgifast.errors import WSGIFastError
 from wsgifast.http import chunk_size_line, has_body
 from wsgifast.imports import needs
 
+from .exporting import observed
+from .gunicorn_metrics import Exporting
 from .messages import ASGIApp, Message, Receive, Scope, Send, response_body
 from .middleware import ASGIFast
 from .reads import read_into_buffer, read_plainly
@@ -186,7 +188,7 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)
-        self.app: Any = _Answering(worker.asgi, self)
+        self.app: Any = _Answering(observed(worker.asgi), self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self.coalescing = CoalescingTransport(transport, self.worker.loop)
@@ -225,7 +227,7 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
         await super()._handle_websocket(*args)
 
 
-class FastASGIWorker(gasgi.ASGIWorker):  # type: ignore[misc, unused-ignore]
+class FastASGIWorker(Exporting, gasgi.ASGIWorker):  # type: ignore[misc, unused-ignore]
     """gunicorn's ASGI worker (`-k asgi`) with files sent by sendfile over HTTP/1."""
 
     def init_process(self) -> None:

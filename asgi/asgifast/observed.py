@@ -38,15 +38,25 @@ class Observed:
         self._has_failed = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
         span = None if self._spans is None else self._spans.current()
-        request = ObservedRequest(scope, receive, send)
-        if self._recorder is not None:
+        recorder = self._recorder
+        if OBSERVED in scope and scope[OBSERVED].recorder is recorder:
+            recorder = None  # a server of ours, or an ASGIFast around this one, does it already
+        if recorder is None and span is None:
+            await self._app(scope, receive, send)
+            return
+        request = ObservedRequest(scope, receive, send, recorder)
+        if recorder is not None:
             try:
-                self._recorder.begin(scope["method"], scope.get("scheme", "http"))
+                recorder.begin(scope["method"], scope.get("scheme", "http"))
             except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
                 self._log_failure()
+        request.app_scope = {**scope, OBSERVED: request}
         try:
-            await self._app({**scope, OBSERVED: request}, request.receive, request.send)
+            await self._app(request.app_scope, request.receive, request.send)
         except OSError:
             request.left = not request.is_complete
             raise
@@ -72,7 +82,7 @@ class Observed:
                     length_error=length_error,
                     left=request.left,
                 )
-            recorder = self._recorder
+            recorder = request.recorder
             if recorder is None:
                 return
             recorder.record(
@@ -100,16 +110,20 @@ class Observed:
 class ObservedRequest:
     """One request, from the call of the app on, as the server sees its messages.
 
+    :ivar recorder: that is told of it; None if another one is told already.
     :ivar app_scope: the scope that the app was given, in which its framework notes the route.
     :ivar route: which way the body went; ASGIFast says what the server cannot see of it.
     """
 
     __slots__ = (
         "_receive", "_root_path", "_send", "app_scope", "began", "chunks", "headers",
-        "is_complete", "left", "route", "scope", "size", "status",
+        "is_complete", "left", "recorder", "route", "scope", "size", "status",
     )  # fmt: skip
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, recorder: Recorder | None
+    ) -> None:
+        self.recorder = recorder
         self.began = perf_counter()
         self.scope = self.app_scope = scope
         # A Mount changes it in the scope that it hands on.

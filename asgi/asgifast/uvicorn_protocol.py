@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from wsgifast.errors import WSGIFastError
 from wsgifast.imports import needs
 
+from .exporting import begin_under_uvicorn, observed
 from .figures import figures
 from .idle_timer import IdleTimerLoop
 from .kept import Pipeline, forget_request, make_small
@@ -165,7 +166,7 @@ class FileSending(_Base):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.app = _Answering(self.app, self._response_class, is_http1=self._is_http1)
+        self.app = _Answering(observed(self.app), self._response_class, is_http1=self._is_http1)
         self.loop = IdleTimerLoop(self.loop)
         if hasattr(self, "pipeline"):
             self.pipeline = Pipeline()
@@ -196,3 +197,6 @@ class FileSending(_Base):
         self.transport = self._coalescing.real
         read_plainly(self._coalescing.real)
         super().handle_websocket_upgrade(*args)  # type: ignore[misc]
+
+
+begin_under_uvicorn()

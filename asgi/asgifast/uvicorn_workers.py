@@ -23,6 +23,7 @@ except ImportError:
         with needs("asgifast.workers", "uvicorn", "gunicorn,asgi"):
             from uvicorn.workers import UvicornWorker
 
+from .gunicorn_metrics import Exporting
 from .uvicorn import H11Protocol
 
 try:
@@ -31,7 +32,7 @@ except MissingExtra:
     HttpToolsProtocol = None  # type: ignore[assignment, misc]
 
 
-class _Worker(UvicornWorker):  # type: ignore[misc, unused-ignore]
+class _Worker(Exporting, UvicornWorker):  # type: ignore[misc, unused-ignore]
     """uvicorn's worker, with gunicorn's listeners as what they are.
 
     gunicorn wraps each listening socket. uvloop closes a listener's descriptor by itself and tells

@@ -25,7 +25,7 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "")  # so that it is as before afterwards
         monkeypatch.delenv(name)
     monkeypatch.setattr(metrics_setup, "_made", None)
-    monkeypatch.setattr(metrics_setup, "_parent", lambda: str(tmp_path))
+    monkeypatch.setattr(metrics_setup, "memory_folder", lambda: str(tmp_path))
     monkeypatch.setattr(metrics_setup, "_ADDRESS_PATIENCE_S", 0.0)
 
 
@@ -140,7 +140,7 @@ def test_what_killed_servers_have_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_where_no_directory_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_setup, "_parent", lambda: "/proc")
+    monkeypatch.setattr(metrics_setup, "memory_folder", lambda: "/proc")
     prepare_metrics(worker("9100"))
     assert refused("9100").startswith(
         "FastWorker.metrics_bind='9100': metrics are gathered in PROMETHEUS_MULTIPROC_DIR='/proc', "

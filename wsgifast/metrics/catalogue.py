@@ -22,7 +22,7 @@ __all__ = [
 Kind = Literal["counter", "gauge", "histogram"]
 # What a gauge of several workers is: their sum, the greatest of them, or one for each `pid`.
 Across = Literal["sum", "max", "each"]
-# Who tells of it: WSGIFast and ASGIFast, FastWorker, asgifast's protocols for uvicorn.
+# Who tells of it: WSGIFast and ASGIFast, FastWorker, asgifast's protocols and workers.
 Teller = Literal["middleware", "worker", "protocol"]
 
 
@@ -227,12 +227,12 @@ _METRICS = (
     Metric(
         "wsgifast_workers", "gauge", "{process}", (),
         "Workers that serve.",
-        _WORKER,
+        _SOCKETS,
     ),
     Metric(
         "wsgifast_worker_starts_total", "counter", "{process}", (),
         "Workers that have begun to serve.",
-        _WORKER,
+        _SOCKETS,
     ),
     Metric(
         "wsgifast_worker_ends_total", "counter", "{process}", ("reason",),
@@ -243,12 +243,12 @@ _METRICS = (
     Metric(
         "wsgifast_worker_memory_bytes", "gauge", "By", (),
         "Resident memory of each worker, by its pid.",
-        _WORKER, across="each",
+        _SOCKETS, across="each",
     ),
     Metric(
         "wsgifast_worker_cpu_seconds_total", "counter", "s", (),
         "Processor time of the workers.",
-        _WORKER,
+        _SOCKETS,
     ),
 )  # fmt: skip
 
@@ -256,7 +256,7 @@ CATALOGUE: Final = {metric.name: metric for metric in _METRICS}
 
 _GROUPS: tuple[tuple[str, tuple[Teller, ...]], ...] = (
     ("Of any server: WSGIFast, ASGIFast and FastWorker", _ANY_SERVER),
-    ("FastWorker, and asgifast's protocols for uvicorn", _SOCKETS),
+    ("FastWorker, and asgifast's protocols and workers", _SOCKETS),
     ("FastWorker", _WORKER),
 )
 

@@ -19,6 +19,7 @@ import signal
 import socket
 import socketserver
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -71,6 +72,16 @@ class Export:
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
+
+    def announce(self) -> None:
+        """Say in the directory where the server wants to be scraped.
+
+        :raises OSError: if that cannot be.
+        """
+        fd, made = tempfile.mkstemp(dir=self.directory, suffix=".tmp")
+        with open(fd, "w") as file:
+            file.write(self.address)
+        os.replace(made, os.path.join(self.directory, ADDRESS_FILE))
 
 
 def main(export: str) -> None:

@@ -19,6 +19,7 @@ from ..metrics.catalogue import CATALOGUE, CONNECTION_STATES
 from ..metrics.patterns import FLASK, note_django_pattern, noting_pattern, wsgi_pattern
 from ..metrics.periodic import Periodic, every_second
 from ..metrics.points import Distribution, Point, point, process_sources
+from ..metrics.processes import resident_bytes
 from ..metrics.recorder import RECORDER, LengthError, Recorder
 from ..routes import LENGTH_ERROR, ROUTE
 from ..server.carrier import Carrier
@@ -27,7 +28,6 @@ from ..server.figures import figures_of
 from ..server.server import Server
 from ..sockets.sendfile import FileTruncated
 from .metrics_setup import export_of
-from .recycling import resident_bytes
 from .state import StateReporter
 
 if TYPE_CHECKING:

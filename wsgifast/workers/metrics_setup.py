@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import atexit
-import errno
 import fcntl
 import glob
 import os
 import shutil
 import tempfile
-import time
 from importlib.util import find_spec
 from typing import Any
 
 from ..errors import ConfigurationError, MissingExtra
 from ..metrics.address import VARIABLE, metrics_address
+from ..metrics.gathering import check_free, memory_folder
 from ..metrics.processes import is_alive, name_of_process
-from ..sockets.address import Address
 from .attributes import InvalidWorkerOption
 
 __all__ = ["check_metrics", "export_of", "prepare_metrics", "wants_metrics"]
@@ -53,7 +51,7 @@ def prepare_metrics(worker_class: Any) -> None:
     # An arbiter that takes another's place (USR2) may have that one's in its environment.
     if given and (given == _made or not os.path.basename(given).startswith(_PREFIX)):
         return
-    parent = _parent()
+    parent = memory_folder()
     _remove_stale(parent)
     try:
         made = tempfile.mkdtemp(prefix=f"{_PREFIX}{name_of_process(os.getpid())}-", dir=parent)
@@ -80,7 +78,7 @@ def check_metrics(worker_class: Any, cfg: Any) -> None:
             raise MissingExtra(name, "prometheus_client", "prometheus")
     except (ConfigurationError, MissingExtra) as error:
         raise InvalidWorkerOption(str(error)) from None
-    directory = os.environ.get(_DIRECTORY) or _parent()
+    directory = os.environ.get(_DIRECTORY) or memory_folder()
     try:
         with tempfile.TemporaryFile(dir=directory):
             pass
@@ -96,7 +94,10 @@ def check_metrics(worker_class: Any, cfg: Any) -> None:
         os.chown(directory, cfg.uid, cfg.gid)  # the workers'
     # The server that this one is to replace has it still; it is waited for.
     if "GUNICORN_PID" not in os.environ:
-        _check_free(address, f"{name}={text!r}")
+        try:
+            check_free(address, _ADDRESS_PATIENCE_S)
+        except OSError as error:
+            raise InvalidWorkerOption(f"{name}={text!r}: {error.strerror}") from None
 
 
 def export_of(worker_class: Any, arbiter_pid: int) -> Any:
@@ -108,33 +109,12 @@ def export_of(worker_class: Any, arbiter_pid: int) -> Any:
     directory = os.environ.get(_DIRECTORY)
     if wanted is None or not directory:
         return None
-    from ..metrics.exporter import ADDRESS_FILE, Export
+    from ..metrics.exporter import Export
 
     address = str(metrics_address(wanted[1], wanted[0]))
-    fd, made = tempfile.mkstemp(dir=directory, suffix=".tmp")
-    with open(fd, "w") as file:
-        file.write(address)
-    os.replace(made, os.path.join(directory, ADDRESS_FILE))
-    return Export(directory, directory == _made, address, name_of_process(arbiter_pid))
-
-
-def _parent() -> str:
-    """Memory, where there is a file system of it: a disk would keep who writes waiting."""
-    shm = "/dev/shm"
-    return shm if os.access(shm, os.W_OK | os.X_OK) else tempfile.gettempdir()
-
-
-def _check_free(address: Address, option: str) -> None:
-    deadline = time.monotonic() + _ADDRESS_PATIENCE_S
-    while True:
-        try:
-            address.check_free()
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
-                raise InvalidWorkerOption(f"{option}: {error.strerror}") from None
-            time.sleep(0.1)
-        else:
-            return
+    export = Export(directory, directory == _made, address, name_of_process(arbiter_pid))
+    export.announce()
+    return export
 
 
 def _remove(directory: str, maker: int) -> None:

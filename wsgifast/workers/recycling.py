@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
-import resource
-import sys
 import time
 
-__all__ = ["Recycling", "resident_bytes"]
+from ..metrics.processes import resident_bytes
+
+__all__ = ["Recycling"]
 
 # Of its lifetime, each worker takes up to this part less: those that were started together are not
 # to end together.
@@ -41,14 +40,3 @@ class Recycling:
         if time.monotonic() > self._end:
             return "max_lifetime_s", "max_lifetime_s is over"
         return None
-
-
-def resident_bytes() -> int:
-    """The resident memory of this process; where the system does not tell, the most it ever had."""
-    try:
-        with open("/proc/self/statm", "rb", 0) as file:
-            pages = int(file.read(256).split()[1])  # proc_pid_statm(5)
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -17,6 +17,7 @@ from gunicorn.errors import AppImportError
 from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
+from ..metrics.processes import resident_bytes
 from ..server.application import Application
 from ..server.carrier import Carrier
 from ..server.environ import EnvironFactory
@@ -33,7 +34,7 @@ from .gunicorn_support import (
 from .gunicorn_version import check_gunicorn
 from .metrics import Answers, WorkerSource, begin_to_tell
 from .metrics_setup import check_metrics, prepare_metrics, wants_metrics
-from .recycling import Recycling, resident_bytes
+from .recycling import Recycling
 from .tls import TLSContexts
 from .wiring import http2, options, parsers
 

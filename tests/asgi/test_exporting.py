@@ -1,0 +1,99 @@
+"""WSGIFAST_METRICS on uvicorn and on gunicorn's ASGI workers: all of their workers, added up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.http import Connection, get
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
+from tests.workers.test_metrics import Scrape, scraped_until, workers_of
+
+UVICORN = "-m uvicorn --http asgifast.uvicorn:{protocol} --port {port}"
+GUNICORN = "-m gunicorn --no-control-socket -b 127.0.0.1:{port} -k asgifast.workers.{worker}"
+APP = "tests.asgi.metered:app"
+_PATIENCE_S = 40.0
+
+
+def _command(kind: str, port: int) -> list[str]:
+    if kind.endswith("Worker"):
+        return GUNICORN.format(worker=kind, port=port).split()
+    return UVICORN.format(protocol=kind, port=port).split()
+
+
+@pytest.mark.parametrize("kind", ["H11Protocol", "FastUvicornWorker", "FastASGIWorker"])
+def test_workers_are_added_up(kind: str, tmp_path: Path) -> None:
+    port, metrics = free_port(), free_port()
+    (tmp_path / "blocking").touch()
+    argv = [sys.executable, *_command(kind, port), "--workers", "2", APP]
+    env = {
+        "WSGIFAST_METRICS": f"127.0.0.1:{metrics}",
+        "ASGIFAST_TEST_FILES": str(tmp_path),
+        "ASGIFAST_TEST_BLOCKING": str(tmp_path / "blocking"),
+    }
+    with live_server(argv, ("127.0.0.1", port), env=env, forked=False) as server:
+        scraped_until(metrics, "wsgifast_workers", 2)
+        assert get(("127.0.0.1", metrics), "/readyz").body == b"ready: 2 of 2 workers\n"
+        assert get(("127.0.0.1", metrics), "/livez").status == 200
+        for _ in range(4):
+            assert server.get("/hello").status == 200
+        # Once, although the app's ASGIFast would count them, too.
+        name = "http_server_request_duration_seconds_count"
+        scraped_until(metrics, name, 4, http_response_status_code="200", http_request_method="GET")
+        _a_request_is_active_until_its_client_leaves(server, metrics)
+        _a_worker_is_killed(metrics)
+    wait_for(lambda: not _is_taken(metrics), "the exporter has gone", timeout=_PATIENCE_S)
+
+
+def _a_request_is_active_until_its_client_leaves(server: LiveServer, metrics: int) -> None:
+    assert isinstance(server.address, tuple)
+    post = {"http_request_method": "POST"}
+    with Connection(server.address) as client:
+        client.send(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
+        scraped_until(metrics, "http_server_active_requests", 1, **post)
+    scraped_until(metrics, "http_server_active_requests", 0, **post)
+
+
+def _a_worker_is_killed(metrics: int) -> None:
+    before = workers_of(Scrape(metrics))
+    os.kill(min(before), signal.SIGKILL)
+
+    def is_replaced() -> bool:
+        now = workers_of(Scrape(metrics))
+        return len(now) == 2 and now != before
+
+    wait_for(is_replaced, "another worker has its place", timeout=_PATIENCE_S)
+    # What it had counted lasts.
+    scrape = Scrape(metrics)
+    name = "http_server_request_duration_seconds_count"
+    assert scrape.value(name, http_response_status_code="200", http_request_method="GET") == 4
+    assert scrape.value("wsgifast_worker_starts_total") == 3
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize("kind", ["H11Protocol", "FastUvicornWorker"])
+@pytest.mark.parametrize("address", ["nonsense", "taken"])
+def test_what_cannot_work_is_said_at_the_start(kind: str, address: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        if address == "taken":
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            said = f"WSGIFAST_METRICS={address!r}: Address already in use"
+        else:
+            said = "WSGIFAST_METRICS='nonsense': expected a host and a port such as"
+        argv = [sys.executable, *_command(kind, free_port()), APP]
+        env = {**os.environ, "WSGIFAST_METRICS": address, "ASGIFAST_TEST_FILES": "/tmp"}
+        env.pop("PROMETHEUS_MULTIPROC_DIR", None)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == (3 if kind == "H11Protocol" else 4)  # uvicorn, gunicorn: not again
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
