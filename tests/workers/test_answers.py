@@ -13,7 +13,7 @@ from tests.metrics.test_observed import Failing, Notes
 from tests.server.http2_bench import HTTP2, Peer
 from tests.workers.bench import GET, Bench, large, make_bench
 from wsgifast import WSGIFast
-from wsgifast.metrics import Source
+from wsgifast.metrics import Distribution, Source, Tally
 from wsgifast.server.figures import figures_of
 from wsgifast.workers import FastWorker, metrics
 from wsgifast.workers.metrics import Answers, WorkerSource, begin_to_tell
@@ -53,6 +53,21 @@ def test_a_request(begin: Begin) -> None:
     (request,) = notes.requests
     assert request[:5] == ("POST", "http", 201, None, "")
     assert request.size == 3
+
+
+def test_requests_of_the_same_labels(make_bench: MakeBench) -> None:
+    bench, tally = make_bench(app_of([b"abc"])), Tally()
+    bench.worker._answers = Answers(tally, bench.log)
+    bench.begin_anew()
+    for _ in range(3):  # the first, and those that find its labels
+        bench.begin()
+    values = {point.metric.name: point.value for point in tally.points()}
+    duration = values["http_server_request_duration_seconds"]
+    size = values["http_server_response_body_size_bytes"]
+    assert isinstance(duration, Distribution)
+    assert isinstance(size, Distribution)
+    assert (sum(duration.counts), size.total) == (3, 9)
+    assert values["http_server_active_requests"] == 0
 
 
 def test_what_wsgifast_knows_of_it(begin: Begin) -> None:

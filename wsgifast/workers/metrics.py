@@ -16,11 +16,19 @@ from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from ..metrics.catalogue import CATALOGUE, CONNECTION_STATES
-from ..metrics.patterns import FLASK, note_django_pattern, noting_pattern, wsgi_pattern
+from ..metrics.patterns import (
+    BOTTLE,
+    FLASK,
+    PATTERN,
+    note_django_pattern,
+    noting_pattern,
+    wsgi_pattern,
+)
 from ..metrics.periodic import Periodic, every_second
 from ..metrics.points import Distribution, Point, point, process_sources
 from ..metrics.processes import resident_bytes
 from ..metrics.recorder import RECORDER, LengthError, Recorder
+from ..metrics.tally import NOTED_TOGETHER, Tally
 from ..routes import LENGTH_ERROR, ROUTE
 from ..server.carrier import Carrier
 from ..server.exchange import Exchange
@@ -109,8 +117,8 @@ class Answers:
 
     def __init__(self, recorder: Recorder, log: Any) -> None:
         self._recorder = recorder
-        self._begin = recorder.begin
-        self._record = recorder.record
+        # Where most requests are counted without a call; other recorders have none.
+        self._lanes = recorder.lanes if isinstance(recorder, Tally) else {}
         self._log = log
         self._has_failed = False
 
@@ -119,10 +127,11 @@ class Answers:
 
         def call(environ: dict[str, Any], start_response: StartResponse) -> Any:
             environ[RECORDER] = recorder
-            try:
-                begin(environ["REQUEST_METHOD"], environ["wsgi.url_scheme"])
-            except Exception:  # noqa: BLE001 - whatever it is, the request is answered
-                self._log_failure()
+            lane = lanes.get((environ["REQUEST_METHOD"], environ["wsgi.url_scheme"]))
+            if lane is not None:
+                lane.begun += 1
+            else:
+                self._begin(environ)
             if FLASK in modules:
                 start_response = noting_pattern(environ, start_response)
             body = app(environ, start_response)
@@ -130,8 +139,14 @@ class Answers:
                 note_django_pattern(environ, body)
             return body
 
-        recorder, begin = self._recorder, self._begin
+        recorder, lanes = self._recorder, self._lanes
         return call
+
+    def _begin(self, environ: dict[str, Any]) -> None:
+        try:
+            self._recorder.begin(environ["REQUEST_METHOD"], environ["wsgi.url_scheme"])
+        except Exception:  # noqa: BLE001 - whatever it is, the request is answered
+            self._log_failure()
 
     def record(self, carrier: Carrier, exchange: Exchange) -> None:
         """A response has been sent, as far as it ever will be."""
@@ -151,15 +166,18 @@ class Answers:
                 return
             if error is not None:
                 size = max(0, size - carrier.output.bytes_left())
-            self._record(
-                exchange.req.method,
-                environ["wsgi.url_scheme"],
-                status,
-                wsgi_pattern(environ),
-                environ.get(ROUTE, ""),
-                time.monotonic() - exchange.started,
-                size,
-            )
+            method, scheme = exchange.req.method, environ["wsgi.url_scheme"]
+            pattern, route = environ.get(PATTERN), environ.get(ROUTE, "")
+            if pattern is None and BOTTLE in modules:
+                pattern = wsgi_pattern(environ)
+            seconds = time.monotonic() - exchange.started
+            lane = self._lanes.get((method, scheme))
+            noted = None if lane is None else lane.noted.get((status, pattern, route))
+            if noted is not None and len(noted[0]) < NOTED_TOGETHER:
+                noted[0].append(seconds)
+                noted[1].append(size)
+            else:
+                self._recorder.record(method, scheme, status, pattern, route, seconds, size)
             is_well = error is None and (resp is None or resp.is_as_declared())
             if not is_well or LENGTH_ERROR in environ:
                 self._count_what_went_wrong(environ, resp, error)
