@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import trio
 from asgifast import ASGIFast, FileResponse
 from asgifast.messages import Message, Receive, Scope, Send
 from asgifast.sending import PLANNED, PlannedBody
@@ -445,6 +446,24 @@ def test_a_server_whose_sendfile_breaks_off_gets_bytes(
         assert answer.body == DATA
         if message["type"] == ZEROCOPYSEND:
             os.close(message["file"])
+
+
+def test_that_server_sends_by_itself_where_it_breaks_nothing_off(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On trio, faster than anything that ASGIFast could do."""
+    monkeypatch.setitem(sys.modules, "anycorn.sendfile", ModuleType("anycorn.sendfile"))
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        raise AssertionError("nobody asks for a body, or whether the client has left")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    trio.run(app_of(START, pathsend(path)), offering(PATHSEND, ZEROCOPYSEND), receive, send)
+    assert [message["type"] for message in sent] == ["http.response.start", PATHSEND]
+    assert sent[1]["path"] == path
 
 
 def test_runs_move_on_where_no_offset_is_given(path: str) -> None:
