@@ -600,7 +600,7 @@ def test_an_idle_connection_keeps_little_memory(bench: Bench) -> None:
         bench.log.environs.clear()
         bench.log.seconds.clear()
         kept, _ = tracemalloc.get_traced_memory()
-    assert kept / count <= 2048
+    assert kept / count <= 1800  # beside the socket object: 2 KiB in all
 
 
 def test_a_closed_connection_is_garbage_at_once(bench: Bench) -> None:
