@@ -4,8 +4,8 @@ Theory of operation. All calls are made in the event loop's thread.
 
 - Coalescing: write() keeps small data until the end of the loop's turn, until COALESCED_BYTES are
   there, or until flush(): a head and its body leave in one packet, and no data waits for anything
-  but code that is running already. The exception is a head whose sender says that the body follows
-  (`body_follows`): it leaves with what is written next.
+  but code that is running already. The exception is what its sender will flush (`flush_follows`),
+  as a head with the body: the turn's end is not waited for, and nothing is made for it.
 - A file in flight (`_file` is set): what is written meanwhile stays behind it. Everything before it
   has left the real transport's buffer first, because sendfile goes past that buffer.
 - A file ends by its last byte, by its own end coming too early (FileTruncated), by the loss of the
@@ -56,8 +56,8 @@ class CoalescingTransport(asyncio.Transport):
         "_pending",
         "_size",
         "_turn_scheduled",
-        "body_follows",
         "can_sendfile",
+        "flush_follows",
         "is_closing",
         "real",
     )
@@ -73,8 +73,8 @@ class CoalescingTransport(asyncio.Transport):
         self._pending: list[bytes | bytearray | memoryview] = []
         self._size = 0
         self._turn_scheduled = False
-        # Whether the next data need not leave before what follows it.
-        self.body_follows = False
+        # Whether whoever writes the next data will also flush it.
+        self.flush_follows = False
         self._before_flush: Callable[[], None] | None = None
         self._file: FileTransfer | None = None
         self._drain_waiter: asyncio.Future[None] | None = None
@@ -94,8 +94,8 @@ class CoalescingTransport(asyncio.Transport):
         self._size += size
         if self._size >= COALESCED_BYTES:
             self.flush()
-        elif self.body_follows:
-            self.body_follows = False
+        elif self.flush_follows:
+            self.flush_follows = False
         elif not self._turn_scheduled:
             self._schedule()
 

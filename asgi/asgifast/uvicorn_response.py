@@ -108,8 +108,13 @@ class Response:
                 self._size = 0
             if self._chunks or self._error is not None:
                 self._settle()
-            await cycle.send(message)
-            self._transport.flush()
+            # Where it has to wait, others of the connection may write meanwhile.
+            self._transport.flush_follows = not cycle.flow.write_paused
+            try:
+                await cycle.send(message)
+            finally:
+                self._transport.flush_follows = False
+                self._transport.flush()
         elif kind == "http.response.start":
             headers = message.get("headers", ())
             if type(headers) is not list:
@@ -118,11 +123,10 @@ class Response:
             self._headers = headers
             for name, _ in headers:
                 if name == b"content-length":
-                    # Where it has to wait, others of the connection may write meanwhile.
-                    self._transport.body_follows = not cycle.flow.write_paused
+                    self._transport.flush_follows = not cycle.flow.write_paused
                     break
             await cycle.send(message)
-            self._transport.body_follows = False
+            self._transport.flush_follows = False
         elif kind in (PATHSEND, ZEROCOPYSEND) and cycle.response_started:
             self._settle()
             if cycle.response_complete or cycle.disconnected:

@@ -540,6 +540,22 @@ def test_what_is_sent_to_nobody_is_not_kept(protocol: Any) -> None:
     talk(protocol, app, conversation)
 
 
+def test_a_small_response_is_one_write_and_makes_nothing_for_the_turns_end(
+    protocol: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduled: list[CoalescingTransport] = []
+    monkeypatch.setattr(CoalescingTransport, "_schedule", scheduled.append)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    async def conversation(client: Client) -> None:
+        for _ in range(3):
+            await client.hello()
+
+    talk(protocol, app, conversation)
+    assert scheduled == []
+
+
 def test_a_head_with_a_length_leaves_with_what_follows_it(protocol: Any, large: Path) -> None:
     """Whatever that is, and however long it takes; alone where nothing follows."""
     may_go_on = asyncio.Event()

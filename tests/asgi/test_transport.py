@@ -338,7 +338,7 @@ def test_writes_of_one_turn_are_one() -> None:
 def test_a_head_leaves_with_its_body_in_whichever_turn_that_comes() -> None:
     async def run() -> None:
         async with connected() as (transport, client):
-            transport.body_follows = True
+            transport.flush_follows = True
             transport.write(b"head")
             await turns()
             assert writes(transport) == []
