@@ -36,6 +36,7 @@ from tests.support.slow_clients import opening
 from wsgifast.arguments import write_file
 from wsgifast.benchmark.report import as_json
 from wsgifast.benchmark.slow_clients import tls_context
+from wsgifast.server.pool import MAX_SPARES
 
 from .bench import (
     HOST,
@@ -226,13 +227,19 @@ class Kind:
 _BOTH = ("--http-protocols=h2,h1", "--http2-cleartext=both", "--log-level=critical")
 _UVICORN = "loadtests.asgi_app:bare"
 _PEM = ("--ssl-certfile={folder}/server.pem", "--ssl-keyfile={folder}/server.pem")
+# FastWorker polls with these while all its threads are taken; the first is there at the start.
+_SPARES = MAX_SPARES - 1
 # asyncio's own default for its threads, in which files are read that are not in memory.
 _ASYNCIO_THREADS = min(32, (os.cpu_count() or 1) + 4)
 # uvicorn's time limit for a connection that is kept alive is 5 s.
 _TIMERS_S = 6.0
 SERVERS = (
-    Kind("FastWorker", gunicorn("loadtests.app:app", *_BOTH, worker_class=FAST)),
-    Kind("FastWorker, TLS", gunicorn("loadtests.app:app", *_BOTH, worker_class=FAST, tls=True)),
+    Kind("FastWorker", gunicorn("loadtests.app:app", *_BOTH, worker_class=FAST), _SPARES),
+    Kind(
+        "FastWorker, TLS",
+        gunicorn("loadtests.app:app", *_BOTH, worker_class=FAST, tls=True),
+        _SPARES,
+    ),
     Kind("uvicorn, our protocol", uvicorn(_UVICORN, ours=True), _ASYNCIO_THREADS, _TIMERS_S),
     Kind(
         "uvicorn, our protocol, TLS",

@@ -46,7 +46,7 @@ from typing import Generic, TypeVar
 from .monitor import TICK_S, Member, Monitor, is_running
 from .poller import Event, Poller
 
-__all__ = ["Pool", "Task"]
+__all__ = ["MAX_SPARES", "Pool", "Task"]
 
 # After an app that was slow, so many quick ones in a row before the lead is kept during the app
 # again: slow requests come in bursts, and each would cost a tick of waiting for the next one.
@@ -54,7 +54,7 @@ _EARLY_PROMOTIONS = 8
 # What counts as slow there; on a busy machine a quick one may wait as long for a processor.
 _SLOW_S = 4 * TICK_S
 # Spares, all of which can be blocked only by what nothing in here should wait for.
-_MAX_SPARES = 4
+MAX_SPARES = 4
 # Of the tasks behind, so many have their turn between two polls, or one in so many if it is more.
 _BEHIND_TURNS = 4
 _BEHIND_PART = 8
@@ -348,7 +348,7 @@ class Pool(Generic[Job]):
             self._exhausted_s += time.monotonic() - since
 
     def _make_spare(self) -> Member | None:
-        if len(self._spares) == _MAX_SPARES or self._spares[-1].thread is None:
+        if len(self._spares) == MAX_SPARES or self._spares[-1].thread is None:
             return None
         spare = Member(f"wsgifast-spare-{len(self._spares)}", spare=True)
         self._spares.append(spare)
