@@ -36,10 +36,10 @@ BARS = (
         "our protocol / uvicorn's",
     ),
     Bar("django.asgi.file", "ours", "Django under ASGI: FileResponse, 10 MB", "ours / Django's"),
-    Bar("worker.rates.small-32", "FastWorker", "1 KB of a bare app", "FastWorker / gthread"),
+    Bar("worker.rates.small-32", "gthread", "1 KB of a bare app", "FastWorker / gthread"),
     Bar(
         "worker.rates.static",
-        "StaticFiles on FastWorker",
+        "WhiteNoise on gthread",
         "a static file, 1 KB",
         "StaticFiles on FastWorker / WhiteNoise on gthread",
     ),

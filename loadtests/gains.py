@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from .published import Figures
 
-__all__ = ["LINES", "Clause", "Line", "fails", "gains", "rows_needed"]
+__all__ = ["LINES", "Clause", "Line", "all_figures", "fails", "gains", "rows_needed"]
 
 
 @dataclass(frozen=True)
 class Figure:
     """One figure of a contender.
 
+    :ivar contender: for the ratio of a row that has an `ours`, the one that ours is compared with.
     :ivar what: "ratio", "cost ratio" (in percent), "p50" (ms), "none" (it answered nothing; has no
         text), or the name of one of its facts.
     """
@@ -89,7 +90,7 @@ LINES: Sequence[Line] = (
         (
             Clause(
                 "1 KiB {} times as fast as on gthread",
-                (Figure("worker.rates.small-32", "FastWorker"),),
+                (Figure("worker.rates.small-32", GTHREAD),),
                 (Clause(", a small Flask page {} times", (Figure("flask.page-fast", FAST),)),),
             ),
             Clause(
@@ -117,7 +118,7 @@ LINES: Sequence[Line] = (
             ),
             Clause(
                 "on FastWorker {} times as fast as WhiteNoise's on gthread",
-                (Figure("worker.rates.static", "StaticFiles on FastWorker"),),
+                (Figure("worker.rates.static", "WhiteNoise on gthread"),),
             ),
             Clause("nothing read at the start, nothing stale"),
         ),
@@ -191,8 +192,12 @@ def gains(figures: Figures, *, benchmarks: str) -> str:
 
 def rows_needed() -> list[str]:
     """The keys of the rows whose figures the table shows."""
-    clauses = [clause for line in LINES for clause in line.gains]
-    return list(dict.fromkeys(figure.row for figure in _figures(clauses)))
+    return list(dict.fromkeys(figure.row for figure in all_figures()))
+
+
+def all_figures() -> Iterator[Figure]:
+    """What the table may show."""
+    return _figures([clause for line in LINES for clause in line.gains])
 
 
 def _figures(clauses: Sequence[Clause]) -> Iterator[Figure]:

@@ -14,7 +14,7 @@ import pytest
 from loadtests import publish
 from loadtests.bench import Contender, Load, Row, Table
 from loadtests.chart import BARS, THEMES, chart
-from loadtests.gains import LINES, gains, rows_needed
+from loadtests.gains import LINES, all_figures, gains, rows_needed
 from loadtests.published import Figures, Published, read
 
 MACHINE = {"cores": 2, "processor": "P", "system": "Linux 6.1-x", "python": "CPython 3.13.0",
@@ -201,6 +201,17 @@ def test_every_figure_that_is_shown_is_one_of_the_load_tests() -> None:
     shown = {(each.row, each.contender) for clause in clauses for each in clause.figures}
     assert all(contender in _contenders()[key] for key, contender in shown)
     assert {key for key, _ in shown} == {*rows_needed()}
+
+
+def test_every_ratio_that_is_shown_is_one_that_its_row_has() -> None:
+    """The one whom all others are compared with has none."""
+    from loadtests.__main__ import tables
+
+    base = {r.key: r.ours or r.contenders[0].name for table in tables() for r in table.rows}
+    shown = [(bar.key, bar.contender) for bar in BARS] + [
+        (figure.row, figure.contender) for figure in all_figures() if figure.what == "ratio"
+    ]
+    assert [pair for pair in shown if base[pair[0]] == pair[1]] == []
 
 
 def test_every_row_that_is_published_is_one_of_the_load_tests() -> None:
