@@ -8,10 +8,24 @@ hypercorn, granian, anycorn, daphne and gunicorn's own asgi worker.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from .bench import BYTES, REQUESTS, Client, Contender, Row, Server, Table, Unit, raw, wrk
+from .bench import (
+    BYTES,
+    REQUESTS,
+    Case,
+    Client,
+    Contender,
+    Row,
+    Server,
+    Table,
+    Unit,
+    case_rows,
+    raw,
+    wrk,
+)
 from .command import main
 from .peers import anycorn, bare_receive, daphne, granian, gunicorn_asgi, hypercorn, uvicorn
 from .shapes import FILE_BYTES, MIB, payload_files
@@ -130,68 +144,45 @@ ROWS += [
 ]
 
 
-# uvicorn's zttp protocol, and gunicorn's own ASGI worker, beside ours of each.
-PAIRS = (
-    (
-        "zttp",
-        ("uvicorn --http zttp", uvicorn(APP, "--http=zttp")),
-        ("our ZttpProtocol", uvicorn(APP, "--http=asgifast.uvicorn:ZttpProtocol")),
-    ),
-    (
-        "gunicorn-worker",
-        ("gunicorn -k asgi", gunicorn_asgi(APP)),
-        ("FastASGIWorker", gunicorn_asgi(APP, "asgifast.workers.FastASGIWorker")),
-    ),
-)
-
-
-def _pair(key: str, plain: tuple[str, Server], ours: tuple[str, Server]) -> list[Row]:
-    return [
-        Row(
-            f"asgi.{key}.{case}",
-            f"{plain[0]}: {title}",
-            tuple(Contender(name, server, path) for name, server in (plain, ours)),
-            client,
-            unit,
-        )
-        for case, title, path, unit, client in _CASES
-    ]
-
-
-_CASES: list[tuple[str, str, str, Unit, Client]] = [
+CASES: list[Case] = [
     ("file", "FileResponse 10 MiB", LARGE, BYTES, raw()),
     ("crumbs", "100,000 messages of 100 bytes", "/crumbs/", BYTES, raw()),
     ("response", "Response 1 KiB", "/plain", REQUESTS, wrk(8)),
 ]
-ROWS += [row for pair in PAIRS for row in _pair(*pair)]
-
-
-def _other(name: str, raw_server: Server, wrapped: Server) -> list[Row]:
-    return [
-        Row(
-            f"others.{name}.{key}",
-            f"{name}: {title}",
-            (Contender(name, raw_server, path), Contender(f"{name} + ASGIFast", wrapped, path)),
-            client,
-            unit,
-        )
-        for key, title, path, unit, client in _CASES
-    ]
-
-
+# uvicorn's zttp protocol, and gunicorn's own ASGI worker, beside ours of each.
+ROWS += case_rows(
+    "asgi.zttp",
+    "uvicorn --http zttp",
+    {
+        "uvicorn --http zttp": uvicorn(APP, "--http=zttp"),
+        "our ZttpProtocol": uvicorn(APP, "--http=asgifast.uvicorn:ZttpProtocol"),
+    },
+    CASES,
+)
+ROWS += case_rows(
+    "asgi.gunicorn-worker",
+    "gunicorn -k asgi",
+    {
+        "gunicorn -k asgi": gunicorn_asgi(APP),
+        "FastASGIWorker": gunicorn_asgi(APP, "asgifast.workers.FastASGIWorker"),
+    },
+    CASES,
+)
+OTHERS: dict[str, Callable[[str], Server]] = {
+    "hypercorn-asyncio": lambda app: hypercorn(app, "asyncio"),
+    "hypercorn-uvloop": lambda app: hypercorn(app, "uvloop"),
+    "hypercorn-trio": lambda app: hypercorn(app, "trio"),
+    "granian": granian,
+    "gunicorn-asgi": gunicorn_asgi,
+    "anycorn-trio": anycorn,
+    "daphne": daphne,
+}
 OTHER_ROWS = [
     row
-    for name, raw_server, wrapped in (
-        *(
-            (f"hypercorn-{loop}", hypercorn(APP, loop), hypercorn(FAST, loop))
-            for loop in ("asyncio", "uvloop", "trio")
-        ),
-        ("granian", granian(APP), granian(FAST)),
-        ("gunicorn-asgi", gunicorn_asgi(APP), gunicorn_asgi(FAST)),
-        ("anycorn-trio", anycorn(APP), anycorn(FAST)),
-        ("daphne", daphne(APP), daphne(FAST)),
+    for name, server in OTHERS.items()
+    for row in case_rows(
+        f"others.{name}", name, {name: server(APP), f"{name} + ASGIFast": server(FAST)}, CASES
     )
-    for row in _other(name, raw_server, wrapped)
 ]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from asgifast import ASGIFast
 from asgifast.messages import ASGIApp
 
-from .bench import BYTES, REQUESTS, Client, Contender, Load, Row, Table, Task, Unit, raw, wrk
+from .bench import BYTES, REQUESTS, Case, Load, Row, Table, Task, case_rows, raw, wrk
 from .command import main
 from .peers import uvicorn
 from .shapes import FILE_BYTES, MIB, chunks, payload, payload_file, payload_files
@@ -194,10 +194,10 @@ FRAMEWORKS: dict[str, tuple[str, Callable[[], ASGIApp], Callable[[], ASGIApp]]] 
     "quart": ("Quart's after_request", _quart, lambda: ASGIFast(_quart())),
     "sanic": ("Sanic's on_response", _sanic, lambda: ASGIFast(_sanic())),
 }
-CASES: list[tuple[str, str, Unit, Client]] = [
-    ("file", "a file of 10 MiB", BYTES, raw()),
-    ("stream", "1 MiB in blocks of 1 KiB", BYTES, raw()),
-    ("small", "a response of 1 KiB", REQUESTS, wrk(8)),
+CASES: list[Case] = [
+    ("file", "a file of 10 MiB", "/file", BYTES, raw()),
+    ("stream", "1 MiB in blocks of 1 KiB", "/stream", BYTES, raw()),
+    ("small", "a response of 1 KiB", "/small", REQUESTS, wrk(8)),
 ]
 
 
@@ -221,21 +221,11 @@ def __getattr__(name: str) -> Any:
 
 def rows(framework: str, title: str) -> list[Row]:
     """A file, a stream and a small response through one framework."""
-    sides = {"uvicorn": ("plain", False), "our protocol + ASGIFast": ("fast", True)}
-    contenders = [
-        Contender(side, uvicorn(f"{MODULE}:{kind}_{framework}", ours=ours))
-        for side, (kind, ours) in sides.items()
-    ]
-    made = [
-        Row(
-            f"asgi.middleware.{framework}.{case}",
-            f"{title}: {what}",
-            tuple(replace(contender, path=f"/{case}") for contender in contenders),
-            client,
-            unit,
-        )
-        for case, what, unit, client in CASES
-    ]
+    sides = {
+        "uvicorn": uvicorn(f"{MODULE}:plain_{framework}"),
+        "our protocol + ASGIFast": uvicorn(f"{MODULE}:fast_{framework}", ours=True),
+    }
+    made = case_rows(f"asgi.middleware.{framework}", title, sides, CASES)
     return made if find_spec(framework) else [_missing(row, framework) for row in made]
 
 

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 from wsgiref.util import FileWrapper
@@ -263,7 +262,7 @@ CALLS_A_SECOND = Unit("calls/s", lambda m: m.load.requests_per_s)
 def _timed(name: str) -> Client:
     def run(task: Task) -> Load:
         with temporary_folder("calls") as folder:
-            path = Path(folder, "times.json")
+            path = folder / "times.json"
             loops = LOOPS["full" if task.full else "quick"]
             if name.startswith("asgi"):
                 loops //= REQUESTS_A_TURN

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from wsgifast.arguments import count, seconds
-from wsgifast.benchmark.comparison import measure
+from wsgifast.benchmark.measuring import measure
 from wsgifast.benchmark.slow_clients import raise_open_files
 
 from .bench import REPORTS, Profile, Table

@@ -9,30 +9,33 @@ middleware or another application around it.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from .bench import (
     BYTES,
     REQUESTS,
+    Case,
     Client,
     Contender,
-    Load,
     Row,
-    Server,
     Table,
-    Task,
+    case_rows,
     gunicorn,
     raw,
     wrk,
 )
 from .command import main
 from .peers import FAST, uvicorn
-from .shapes import FILE_BYTES, LARGE_FOLDER_VARIABLE, PAYLOADS, payload_file, payload_files
-from .static_files import MILLISECONDS
+from .shapes import (
+    FILE_BYTES,
+    LARGE_FOLDER_VARIABLE,
+    PAYLOADS,
+    payload_file,
+    payload_files,
+    table_lines,
+)
+from .static_files import MILLISECONDS, start_up
 
 __all__ = ["TABLES", "asgi", "fast_asgi", "wsgi"]
 
@@ -105,11 +108,7 @@ def lines(request: object) -> Any:
     """An export: a generator of 1,000 lines."""
     from django.http import StreamingHttpResponse
 
-    def made() -> Iterator[str]:
-        for number in range(1000):
-            yield f"{number},the price of it,{number * 7}\n"
-
-    return StreamingHttpResponse(made(), content_type="text/csv")
+    return StreamingHttpResponse(table_lines(), content_type="text/csv")
 
 
 def export(request: object) -> Any:
@@ -149,45 +148,25 @@ def _static(path: str) -> tuple[Contender, ...]:
     return (*beside, Contender("ours, FastWorker", fast, path))
 
 
-def _sides(key: str, raw_server: Server, ours: Server) -> list[Row]:
-    cases: list[tuple[str, str, Any, Client]] = [
-        ("file", "FileResponse, 10 MiB", BYTES, raw()),
-        ("lines", "a generator of 1,000 lines", REQUESTS, raw()),
-        ("page", "a small page", REQUESTS, wrk(8)),
-    ]
-    return [
-        Row(
-            f"django.{key}.{path}",
-            f"{key}: {title}",
-            (Contender("Django", raw_server, f"/{path}"), Contender("ours", ours, f"/{path}")),
-            client,
-            unit,
-        )
-        for path, title, unit, client in cases
-    ]
-
-
+CASES: list[Case] = [
+    ("file", "FileResponse, 10 MiB", "/file", BYTES, raw()),
+    ("lines", "a generator of 1,000 lines", "/lines", REQUESTS, raw()),
+    ("page", "a small page", "/page", REQUESTS, wrk(8)),
+]
 _START_UP = """
-import sys, time, warnings
+import json, sys, time, warnings
 warnings.simplefilter("ignore")
 from loadtests.django_files import wsgi
 import django.core.handlers.wsgi, django.contrib.staticfiles, whitenoise.middleware
 import servestatic.middleware, wsgifast.files.site
 start = time.perf_counter()
 wsgi(*sys.argv[1:])
-print(time.perf_counter() - start)
+print(json.dumps([time.perf_counter() - start, {}]))
 """
 
 
 def _start_up(middleware: str) -> Client:
-    """Seconds to make the application in a process of its own."""
-
-    def run(task: Task) -> Load:
-        command = [sys.executable, "-c", _START_UP, middleware, str(task.folder)]
-        ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        return Load(1, 0, 0, float(ran.stdout))
-
-    return run
+    return start_up(_START_UP, lambda folder: (middleware, str(folder)))
 
 
 def prepare_tree(folder: Path) -> None:
@@ -203,13 +182,17 @@ ROWS = [
         "django.static.large", "static file, 10 MiB",
         _static(f"/static/{FILE_BYTES}.bin"), raw(), BYTES,
     ),
-    *_sides(
-        "wsgi", gunicorn(f"{NAME}:wsgi()"),
-        gunicorn(f"{NAME}:wsgi(wrapped=True)", worker_class=FAST),
+    *case_rows(
+        "django.wsgi", "wsgi",
+        {"Django": gunicorn(f"{NAME}:wsgi()"),
+         "ours": gunicorn(f"{NAME}:wsgi(wrapped=True)", worker_class=FAST)},
+        CASES,
     ),
-    *_sides(
-        "asgi", uvicorn(f"{NAME}:asgi", "--factory"),
-        uvicorn(f"{NAME}:fast_asgi", "--factory", ours=True),
+    *case_rows(
+        "django.asgi", "asgi",
+        {"Django": uvicorn(f"{NAME}:asgi", "--factory"),
+         "ours": uvicorn(f"{NAME}:fast_asgi", "--factory", ours=True)},
+        CASES,
     ),
 ]  # fmt: skip
 STARTS = [

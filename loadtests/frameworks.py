@@ -10,7 +10,6 @@ sendfile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from flask import Flask, Response, send_file
@@ -18,7 +17,7 @@ from flask import Flask, Response, send_file
 from .bench import BYTES, REQUESTS, Client, Contender, Row, Table, Unit, gunicorn, raw, served, wrk
 from .command import main
 from .peers import FAST
-from .shapes import FILE_BYTES, MIB, payload, payload_file, payload_files
+from .shapes import FILE_BYTES, MIB, payload, payload_file, payload_files, table_lines
 
 __all__ = ["TABLES", "app"]
 
@@ -33,11 +32,7 @@ def _open() -> Response:
 
 @app.get("/lines")
 def _lines() -> Response:
-    def lines() -> Iterator[str]:
-        for number in range(1000):
-            yield f"{number},the price of it,{number * 7}\n"
-
-    return Response(lines(), mimetype="text/csv")
+    return Response(table_lines(), mimetype="text/csv")
 
 
 @app.get("/file")

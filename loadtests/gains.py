@@ -5,12 +5,13 @@ A text whose figures are not published, or do not bear it out, is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .published import Figures
 
-__all__ = ["LINES", "Clause", "Line", "all_figures", "fails", "gains", "rows_needed"]
+__all__ = ["all_figures", "gains", "rows_needed"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Figure:
 
     row: str
     contender: str
-    what: str = "ratio"
+    what: str
 
     def text(self, figures: Figures) -> str | None:
         """None where it is not published, or is no number."""
@@ -44,137 +45,53 @@ class Figure:
         return None if value is None else _short(value)
 
 
-def fails(row: str, contender: str) -> Figure:
-    """Bears out a text that says so."""
-    return Figure(row, contender, "none")
-
-
-@dataclass(frozen=True)
-class Clause:
-    """A text with a "{}" for each figure, left out as a whole; and clauses that may follow it."""
-
-    text: str
-    figures: tuple[Figure, ...] = ()
-    then: tuple[Clause, ...] = ()
-
-
-@dataclass(frozen=True)
-class Line:
-    """What is added, and what it gains."""
-
-    what: str
-    gains: tuple[Clause, ...]
-
-
-GTHREAD, WRAPPED, FAST = "gthread", "WSGIFast on gthread", "WSGIFast on FastWorker"
-_CROWD = "slow.worker.downloads-10000"
-LINES: Sequence[Line] = (
-    Line(
-        "`WSGIFast(app)`, on any WSGI server",
-        (
-            Clause(
-                "an open file {} times as fast",
-                (Figure("demo.file", WRAPPED),),
-                (Clause(" (in a Flask `Response` {} times)", (Figure("flask.open", "WSGIFast"),)),),
-            ),
-            Clause("a list of 100-byte chunks {} times", (Figure("demo.list-of-100", WRAPPED),)),
-            Clause(
-                "bare `str` and `bytes`, which fail otherwise, are sent",
-                (fails("demo.str", GTHREAD), fails("demo.bytes", GTHREAD)),
-            ),
-            Clause("ranges, 304s and resumed downloads for files"),
-        ),
+# What is added, and what it gains. A figure is {row|contender}, for its ratio, or
+# {row|contender|what}; the text in [brackets] is left out by itself, where it lacks a figure.
+LINES: Mapping[str, Sequence[str]] = {
+    "`WSGIFast(app)`, on any WSGI server": (
+        "an open file {demo.file|WSGIFast on gthread} times as fast"
+        "[ (in a Flask `Response` {flask.open|WSGIFast} times)]",
+        "a list of 100-byte chunks {demo.list-of-100|WSGIFast on gthread} times",
+        "bare `str` and `bytes`, which fail otherwise, are sent"
+        "{demo.str|gthread|none}{demo.bytes|gthread|none}",
+        "ranges, 304s and resumed downloads for files",
     ),
-    Line(
-        "`gunicorn -k wsgifast.workers.FastWorker`",
-        (
-            Clause(
-                "1 KiB {} times as fast as on gthread",
-                (Figure("worker.rates.small-32", GTHREAD),),
-                (Clause(", a small Flask page {} times", (Figure("flask.page-fast", FAST),)),),
-            ),
-            Clause(
-                "a generator of 1,000 lines {} times in Flask",
-                (Figure("flask.lines-fast", FAST),),
-                (Clause(" and {} times in Django", (Figure("django.wsgi.lines", "ours"),)),),
-            ),
-            Clause(
-                "beside {} slow downloads, where gthread answers none, in {} ms (p50)",
-                (
-                    Figure(_CROWD, "FastWorker", "slow ones"),
-                    Figure(_CROWD, "FastWorker", "p50"),
-                    fails(_CROWD, GTHREAD),
-                ),
-            ),
-            Clause("no slow client holds a thread"),
-        ),
+    "`gunicorn -k wsgifast.workers.FastWorker`": (
+        "1 KiB {worker.rates.small-32|gthread} times as fast as on gthread"
+        "[, a small Flask page {flask.page-fast|WSGIFast on FastWorker} times]",
+        "a generator of 1,000 lines {flask.lines-fast|WSGIFast on FastWorker} times in Flask"
+        "[ and {django.wsgi.lines|ours} times in Django]",
+        "beside {slow.worker.downloads-10000|FastWorker|slow ones} slow downloads, where gthread "
+        "answers none,{slow.worker.downloads-10000|gthread|none} "
+        "in {slow.worker.downloads-10000|FastWorker|p50} ms (p50)",
+        "no slow client holds a thread",
     ),
-    Line(
-        '`StaticFiles(directory="site")`',
-        (
-            Clause(
-                "1 KiB files {} times as fast as WhiteNoise's",
-                (Figure("static.small", "StaticFiles"),),
-            ),
-            Clause(
-                "on FastWorker {} times as fast as WhiteNoise's on gthread",
-                (Figure("worker.rates.static", "WhiteNoise on gthread"),),
-            ),
-            Clause("nothing read at the start, nothing stale"),
-        ),
+    '`StaticFiles(directory="site")`': (
+        "1 KiB files {static.small|StaticFiles} times as fast as WhiteNoise's",
+        "on FastWorker {worker.rates.static|WhiteNoise on gthread} times as fast as WhiteNoise's "
+        "on gthread",
+        "nothing read at the start, nothing stale",
     ),
-    Line(
-        "`ASGIFast(app)` and `uvicorn --http asgifast.uvicorn:HttpToolsProtocol`",
-        (
-            Clause(
-                "a 10 MiB `FileResponse` {} times as fast as uvicorn's own, with {} % of its CPU",
-                (
-                    Figure("asgi.file-large", "our protocol"),
-                    Figure("asgi.file-large", "our protocol", "cost ratio"),
-                ),
-            ),
-            Clause(
-                "on uvicorn as it is {} times",
-                (Figure("asgi.file-large", "uvicorn + ASGIFast"),),
-            ),
-        ),
+    "`ASGIFast(app)` and `uvicorn --http asgifast.uvicorn:HttpToolsProtocol`": (
+        "a 10 MiB `FileResponse` {asgi.file-large|our protocol} times as fast as uvicorn's own, "
+        "with {asgi.file-large|our protocol|cost ratio} % of its CPU",
+        "on uvicorn as it is {asgi.file-large|uvicorn + ASGIFast} times",
     ),
-    Line(
-        "`wsgifast.devservers`",
-        (
-            Clause(
-                "200 bytes {} times as fast on wsgiref's server",
-                (Figure("nodelay.small.wsgiref", "wsgifast wsgiref"),),
-                (
-                    Clause(
-                        ", {} times on Werkzeug's",
-                        (Figure("nodelay.small.werkzeug", "wsgifast werkzeug"),),
-                    ),
-                ),
-            ),
-            Clause("kept connections without the 40 ms stall, files by sendfile"),
-        ),
+    "`wsgifast.devservers`": (
+        "200 bytes {nodelay.small.wsgiref|wsgifast wsgiref} times as fast on wsgiref's server"
+        "[, {nodelay.small.werkzeug|wsgifast werkzeug} times on Werkzeug's]",
+        "kept connections without the 40 ms stall, files by sendfile",
     ),
-    Line(
-        "`wsgifast.sockets`, `wsgifast.mail`",
-        (
-            Clause(
-                "small messages {} times as fast as with TCP_NODELAY",
-                (Figure("field.coalescing.simple", "no_delay"),),
-                (
-                    Clause(
-                        ", {} times under asyncio", (Figure("field.coalescing.async", "no_delay"),)
-                    ),
-                ),
-            ),
-            Clause(
-                "mails of 20 MB {} times as fast as smtplib's to aiosmtpd",
-                (Figure("field.smtp.attachment", "wsgifast, BDAT"),),
-            ),
-            Clause("whole receives in one call"),
-        ),
+    "`wsgifast.sockets`, `wsgifast.mail`": (
+        "small messages {field.coalescing.simple|no_delay} times as fast as with TCP_NODELAY"
+        "[, {field.coalescing.async|no_delay} times under asyncio]",
+        "mails of 20 MB {field.smtp.attachment|wsgifast, BDAT} times as fast as smtplib's to "
+        "aiosmtpd",
+        "whole receives in one call",
     ),
-)
+}
+_FIGURE = re.compile(r"\{([^{}|]+)\|([^{}|]+)(?:\|([^{}|]+))?\}")
+_OPTIONAL = re.compile(r"\[([^]]*)\]")
 _HEAD = "| what you add | what it gains ([each figure with its command, machine and date]({})) |"
 
 
@@ -184,9 +101,9 @@ def gains(figures: Figures, *, benchmarks: str) -> str:
     :param benchmarks: where the page of the figures is.
     """
     lines = [_HEAD.format(benchmarks), "|---|---|"]
-    for line in LINES:
-        texts = [text for clause in line.gains if (text := _text(clause, figures))]
-        lines.append(f"| {line.what} | {'; '.join(texts)} |")
+    for what, texts in LINES.items():
+        own = (_filled(_OPTIONAL.sub(lambda m: _filled(m[1], figures), t), figures) for t in texts)
+        lines.append(f"| {what} | {'; '.join(filter(None, own))} |")
     return "\n".join(lines)
 
 
@@ -195,23 +112,20 @@ def rows_needed() -> list[str]:
     return list(dict.fromkeys(figure.row for figure in all_figures()))
 
 
-def all_figures() -> Iterator[Figure]:
+def all_figures() -> list[Figure]:
     """What the table may show."""
-    return _figures([clause for line in LINES for clause in line.gains])
+    return [figure for texts in LINES.values() for text in texts for figure in _figures(text)]
 
 
-def _figures(clauses: Sequence[Clause]) -> Iterator[Figure]:
-    for clause in clauses:
-        yield from clause.figures
-        yield from _figures(clause.then)
+def _figures(text: str) -> list[Figure]:
+    return [Figure(row, name, what or "ratio") for row, name, what in _FIGURE.findall(text)]
 
 
-def _text(clause: Clause, figures: Figures) -> str:
-    found = [figure.text(figures) for figure in clause.figures]
-    if None in found:
-        return ""
-    shown = [text for text in found if text]  # what fails has none
-    return clause.text.format(*shown) + "".join(_text(each, figures) for each in clause.then)
+def _filled(text: str, figures: Figures) -> str:
+    """A text with its figures in it; "" where one is missing."""
+    found = [figure.text(figures) for figure in _figures(text)]
+    shown = [each for each in found if each is not None]
+    return _FIGURE.sub(lambda _: shown.pop(0), text) if shown == found else ""
 
 
 def _short(figure: float) -> str:

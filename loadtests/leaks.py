@@ -15,55 +15,36 @@ A round is over at its count or its time, whichever comes first.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import os
-import socket
-import ssl
-import struct
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import psutil
-import trustme
-
-from tests.support.slow_clients import opening
-from wsgifast.arguments import write_file
-from wsgifast.benchmark.report import as_json
-from wsgifast.benchmark.slow_clients import tls_context
 from wsgifast.server.pool import MAX_SPARES
 
 from .bench import (
-    HOST,
-    REPORTS,
-    Address,
     Server,
-    free_port,
+    certificate,
+    family,
     gunicorn,
-    running,
-    started,
+    resident_bytes,
+    running_server,
     table,
     temporary_folder,
+    write_report,
 )
 from .command import command_line
+from .leaving import Clients, killed
 from .peers import FAST, uvicorn
 from .shapes import FILE_BYTES, payload_file
 
-__all__ = ["SERVERS", "Count", "Kind", "grown", "growth", "kept", "measure"]
+__all__ = ["SERVERS", "Count", "Kind", "grown", "kept", "measure"]
 
-ROOT = Path(__file__).resolve().parents[1]
-# What the process that is killed holds, in all states together.
-HELD = 100
 # A server learns at once that a client has left; what it still has then, it has lost.
 SETTLE_S = 10.0
-CLIENT_TIMEOUT_S = 10.0
-# So small that the kernel's buffers take in no answer whole.
-RECEIVE_BUFFER_BYTES = 16 * 1024
 # What a server may grow by for each connection in the later half of the rounds. A connection that
 # is kept is dozens of blocks, so in one state of twelve only it is still several on average.
 # Resident memory has the allocator's noise on top, of which TLS with its large buffers makes most.
@@ -71,123 +52,6 @@ GROWTH_BLOCKS = 0.5
 GROWTH_BYTES = 1024
 # Of a server's table; a soak has hundreds of rounds.
 _MOST_LINES = 40
-
-
-@dataclass(frozen=True)
-class State:
-    """How far a client gets before it leaves."""
-
-    name: str
-    sent: bytes = b""
-    answered: bool = False  # it waits for the first bytes of the answer
-    below_tls: bool = False  # TLS is not agreed on: it speaks to the socket itself
-
-
-_FILE = b"GET /server-wrapper HTTP/1.1\r\nHost: a\r\n\r\n"
-_POST = b"POST /upload HTTP/1.1\r\nHost: a\r\n"
-STATES = (
-    State("connected"),
-    State("half a head", b"GET /file HTTP/1.1\r\nHos"),
-    State("kept alive", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
-    # So large that FastWorker receives it into a temporary file.
-    State("half an upload", _POST + b"Content-Length: 1000000\r\n\r\n" + bytes(50_000)),
-    State("half a chunk", _POST + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n" + bytes(20_000)),
-    State("in a download", _FILE, answered=True),
-    State("in a stream", b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
-    State("in HTTP/2 streams", opening("readers of HTTP/2 streams", "/server-wrapper")),
-    State("HTTP/2 nonsense", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100),
-)
-
-
-def tls_states() -> tuple[State, ...]:
-    """The same above TLS, and those in which TLS is not agreed on."""
-    outgoing = ssl.MemoryBIO()
-    with contextlib.suppress(ssl.SSLWantReadError):
-        tls_context().wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
-    hello = outgoing.read()
-    return (
-        State("connected, no TLS yet", below_tls=True),
-        State("half a hello", hello[: len(hello) // 2], below_tls=True),
-        State("half a handshake", hello, answered=True, below_tls=True),
-        State("no TLS at all", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", below_tls=True),
-        *STATES,
-    )
-
-
-class Clients:
-    """Clients of one server that leave in the middle.
-
-    :param tls: the server speaks TLS.
-    """
-
-    def __init__(self, address: Address, *, tls: bool) -> None:
-        self.states = tls_states() if tls else STATES
-        self._address = address
-        self._tls = tls_context() if tls else None
-
-    def bring_to(self, state: State) -> socket.socket:
-        """Connect, and go as far as this.
-
-        :raises TimeoutError: if the server does not answer.
-        """
-        sock = socket.socket()
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-            sock.settimeout(CLIENT_TIMEOUT_S)
-            sock.connect(self._address)
-            if self._tls is not None and not state.below_tls:
-                sock = self._tls.wrap_socket(sock)
-            # A server may end what it cannot understand before all of it is sent.
-            with contextlib.suppress(ConnectionError, ssl.SSLEOFError):
-                sock.sendall(state.sent)
-            if state.answered and not sock.recv(1):
-                raise ConnectionError(f"no answer to a client that is {state.name!r}")
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-
-    def abandon(self, count: int, seconds: float) -> int:
-        """Leave one after the other, in each state in turn; returns how many have."""
-        deadline = time.monotonic() + seconds
-        for number in range(count):
-            if time.monotonic() > deadline:
-                return number
-            turn, place = divmod(number, len(self.states))
-            sock = self.bring_to(self.states[place])
-            if turn % 2:  # with a reset
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            sock.close()
-        return count
-
-    def blocks(self) -> int:
-        """What the server's app says at /blocks."""
-        request = b"GET /blocks HTTP/1.0\r\nHost: a\r\n\r\n"
-        with self.bring_to(State("asking", request)) as sock, sock.makefile("rb") as answer:
-            return int(answer.read().rpartition(b"\r\n\r\n")[2])
-
-    def hold(self, count: int) -> list[socket.socket]:
-        """Connections in all states at once, which wait for no answer: threads may all be busy."""
-        return [
-            self.bring_to(State(state.name, state.sent, below_tls=state.below_tls))
-            for state in itertools.islice(itertools.cycle(self.states), count)
-        ]
-
-
-def _killed(address: Address, tls: bool) -> int:
-    """Kill a process that holds connections; returns how many."""
-    command = [sys.executable, "-m", "loadtests.leaks", "hold", str(address[1]), "tls" * tls]
-    with started(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        if not process.stdout.readline():
-            raise RuntimeError("the process that holds connections has failed; see above")
-    return HELD
-
-
-def _hold(port: int, tls: bool) -> None:
-    held = Clients((HOST, port), tls=tls).hold(HELD)
-    print(f"{len(held)} connections", flush=True)
-    time.sleep(60)  # until killed
 
 
 @dataclass(frozen=True)
@@ -270,12 +134,9 @@ def measure(
     payload_file(FILE_BYTES)
     server = kind.server
     with temporary_folder("leaks") as folder:
-        issued = trustme.CA().issue_cert("localhost")
-        issued.private_key_and_cert_chain_pem.write_to_path(Path(folder, "server.pem"))
-        address = (HOST, free_port())
-        places = {"{host}": HOST, "{port}": str(address[1]), "{folder}": folder}
-        with running(server.placed(places)[0], address, name=kind.name, cwd=ROOT) as process:
-            clients = Clients(address, tls=server.tls)
+        certificate(folder)
+        with running_server(server, kind.name, folder=folder) as process:
+            clients = Clients(process.address, tls=server.tls)
             # For what is made once, such as threads.
             clients.abandon(2 * len(clients.states), seconds)
             count = _steady(process.pid, clients)
@@ -283,7 +144,7 @@ def measure(
             done = 0
             least = time.monotonic() + least_s
             for number in itertools.count(1):
-                done += clients.abandon(connections, seconds) + _killed(address, server.tls)
+                done += clients.abandon(connections, seconds) + killed(process.address, server.tls)
                 time.sleep(idle_s)
                 count = _settled(process.pid, clients, done, count)
                 yield count
@@ -293,15 +154,14 @@ def measure(
 
 def _count(pid: int, clients: Clients, connections: int) -> Count:
     blocks = clients.blocks()
-    root = psutil.Process(pid)
-    family = [root, *root.children(recursive=True)]
+    processes = family(pid)
     return Count(
         connections=connections,
-        descriptors=sum(process.num_fds() for process in family),
-        threads=sum(process.num_threads() for process in family),
-        memory_kib=sum(process.memory_info().rss for process in family) // 1024,
+        descriptors=sum(process.num_fds() for process in processes),
+        threads=sum(process.num_threads() for process in processes),
+        memory_kib=resident_bytes(pid) // 1024,
         blocks=blocks,
-        processes=tuple(process.pid for process in family),
+        processes=tuple(process.pid for process in processes),
     )
 
 
@@ -406,13 +266,9 @@ def main(arguments: list[str] | None = None) -> int:
         found += [f"{kind.name}: {leak}" for leak in kept(kind, counts) + grown(counts)]
         figures[kind.name] = {"counts": counts, "growth": each}
     print("\n".join(found) or "nothing leaks")
-    REPORTS.mkdir(exist_ok=True)
-    write_file(REPORTS / "leaks.json", as_json({"servers": figures, "leaks": found}))
+    write_report("leaks", {"servers": figures, "leaks": found})
     return 1 if found else 0
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["hold"]:
-        _hold(int(sys.argv[2]), tls=sys.argv[3] == "tls")
-    else:
-        sys.exit(main())
+    sys.exit(main())

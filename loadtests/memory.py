@@ -16,9 +16,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
-
-from .bench import Contender, Load, Row, Table, Task, Unit
+from .bench import Contender, Load, Row, Table, Task, Unit, resident_bytes
 from .command import main
 from .peers import uvicorn
 from .shapes import LARGE_FOLDER_VARIABLE, MIB
@@ -46,8 +44,7 @@ def watched(task: Task) -> Load:
     connection = http.client.HTTPConnection(*task.address, timeout=60)
     try:
         _get(connection, "/page").read()
-        server = psutil.Process(task.pid)  # all of it: uvicorn has one process
-        before = server.memory_info().rss
+        before = resident_bytes(task.pid)
         begun, cpu = time.perf_counter(), time.process_time()
         answer = _get(connection, task.path)
         received = 0
@@ -55,7 +52,7 @@ def watched(task: Task) -> Load:
         while received < size and (count := answer.readinto(buffer)):
             received += count
             if received * LOOKS >= size * (len(looks) + 1):
-                looks.append((server.memory_info().rss - before) / MIB)
+                looks.append((resident_bytes(task.pid) - before) / MIB)
         seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
     finally:
         connection.close()

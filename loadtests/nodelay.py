@@ -12,28 +12,15 @@ data to send along.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import ThreadingMixIn
-from typing import Any
-from wsgiref import simple_server
 
-from werkzeug.serving import run_simple
-
-from wsgifast import devservers
-
-from .app import app
-from .bench import BYTES, HOST, REQUESTS, Contender, Row, Server, Table, raw
+from .bench import BYTES, HOST, REQUESTS, Contender, Row, Server, Table, raw, served
 from .command import main
 from .shapes import REPORT_BYTES, payload, payload_files
 
-__all__ = ["SERVERS", "TABLES"]
+__all__ = ["TABLES"]
 
 LARGE_BYTES = 64 << 20
-
-
-class _ThreadingWSGIServer(ThreadingMixIn, simple_server.WSGIServer):
-    daemon_threads = True
 
 
 class _PlainHandler(BaseHTTPRequestHandler):
@@ -49,36 +36,19 @@ class _PlainHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def _wsgiref(port: int) -> None:
-    simple_server.make_server(HOST, port, app, _ThreadingWSGIServer).serve_forever()
-
-
-def _fast_wsgiref(port: int) -> None:
-    devservers.make_server(HOST, port, app, devservers.ThreadingWSGIServer).serve_forever()
-
-
-def _werkzeug(port: int, **options: Any) -> None:
-    run_simple(HOST, port, app, threaded=True, **options)
+def _small(kind: str) -> Server:
+    return Server(("python", "-m", "tests.support.serve", kind, "{port}", "loadtests.app:app"))
 
 
 PLAIN = "http.server, HTTP/1.1"
-SERVERS: dict[str, Callable[[int], None]] = {
-    "wsgiref": _wsgiref,
-    "wsgifast wsgiref": _fast_wsgiref,
-    "werkzeug": _werkzeug,
-    "wsgifast werkzeug": lambda port: _werkzeug(
-        port, request_handler=devservers.WerkzeugRequestHandler
-    ),
-    PLAIN: lambda port: ThreadingHTTPServer((HOST, port), _PlainHandler).serve_forever(),
+SERVERS = {
+    "wsgiref": _small("threading-wsgiref"),
+    "wsgifast wsgiref": _small("fast-wsgiref"),
+    "werkzeug": _small("werkzeug"),
+    "wsgifast werkzeug": _small("fast-werkzeug"),
+    PLAIN: Server(("python", "-m", "loadtests.nodelay", "--serve", "{port}")),
+    "waitress": served("loadtests.app:app", None, "waitress"),
 }
-WAITRESS = (
-    "python",
-    "-m",
-    "waitress",
-    f"--listen={HOST}:{{port}}",
-    "--threads=4",
-    "loadtests.app:app",
-)
 
 
 def _rows(key: str, title: str, path: str, *more: str) -> list[Row]:
@@ -89,14 +59,9 @@ def _rows(key: str, title: str, path: str, *more: str) -> list[Row]:
     unit = BYTES if key == "large" else REQUESTS
     found = []
     for stock, others in (("wsgiref", more), ("werkzeug", ())):
-        contenders = [
-            Contender(
-                n, Server(("python", "-m", "loadtests.nodelay", "--serve", n, "{port}")), path
-            )
-            for n in (stock, f"wsgifast {stock}", *others)
-        ]
-        contenders.append(Contender("waitress", Server(WAITRESS), path))
-        found.append(Row(f"nodelay.{key}.{stock}", title, tuple(contenders), raw(), unit))
+        names = (stock, f"wsgifast {stock}", *others, "waitress")
+        contenders = tuple(Contender(name, SERVERS[name], path) for name in names)
+        found.append(Row(f"nodelay.{key}.{stock}", title, contenders, raw(), unit))
     return found
 
 
@@ -114,5 +79,5 @@ TABLES = [Table("nodelay", "Development servers, stock and ours", ROWS, prepare)
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        SERVERS[sys.argv[2]](int(sys.argv[3]))
+        ThreadingHTTPServer((HOST, int(sys.argv[2])), _PlainHandler).serve_forever()
     raise SystemExit(main("loadtests.nodelay", __doc__, TABLES))

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from wsgifast.terminal import number_text
+
 if TYPE_CHECKING:
     from .bench import Table
 
@@ -136,7 +138,5 @@ def _condensed(value: Any) -> Any:
 
 
 def number(figure: float | None) -> str:
-    """Three digits, which is what such a measurement can carry; "" for none."""
-    if figure is None:
-        return ""
-    return f"{figure:,.0f}" if abs(figure) >= 100 else f"{figure:.3g}"
+    """A figure as a text; "" for none."""
+    return "" if figure is None else number_text(figure)

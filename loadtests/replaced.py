@@ -20,29 +20,25 @@ import dataclasses
 import itertools
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from wsgifast.arguments import count, seconds, write_file
-from wsgifast.benchmark.report import as_json
+from wsgifast.arguments import count, seconds
 
-from .bench import HOST, REPORTS, Address, Server, free_port, gunicorn, running, table
-from .bench import temporary_folder as folder_for
+from .bench import Address, Server, gunicorn, running_server, table, temporary_folder, write_report
 from .command import command_line
 from .peers import FAST, granian
+from .repeating import Client, Outcome
 from .shapes import payload, payload_file
 
-__all__ = ["CONTENDERS", "Client", "Contender", "Outcome", "measure"]
+__all__ = ["CONTENDERS", "Contender", "measure"]
 
-ROOT = Path(__file__).resolve().parents[1]
-GIVE_UP_S = 30.0
 SMALL_BYTES = 1024
 DOWNLOAD_BYTES = 100 * 1024 * 1024
 # So slow that some are under way at each replacement. gunicorn's arbiter does nothing else until
@@ -55,10 +51,6 @@ _MOST_LOST = 1000
 _DONE_S = 90.0
 # So long after it was started a new worker accepts.
 _BOOT_S = 2.0
-
-
-class _Lost(Exception):
-    """The message is what the client saw."""
 
 
 @dataclass(frozen=True)
@@ -96,117 +88,6 @@ CONTENDERS = (
 )
 
 
-@dataclass
-class Outcome:
-    """What became of the requests of one server's clients."""
-
-    name: str = ""
-    seconds: float = 0.0
-    answered: int = 0
-    downloads: int = 0
-    repeated: int = 0  # and answered then
-    deeds: dict[str, int] = field(default_factory=dict)
-    lost: dict[str, int] = field(default_factory=dict)
-
-    def lose(self, reason: str) -> None:
-        self.lost[reason] = self.lost.get(reason, 0) + 1
-
-    @property
-    def times_lost(self) -> int:
-        return sum(self.lost.values())
-
-
-class Client:
-    """One connection at a time, asked again and again for a body of known bytes."""
-
-    def __init__(self, address: Address, path: str, body: bytes, outcome: Outcome) -> None:
-        self._address = address
-        self._request = f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
-        self._body = body
-        self._outcome = outcome
-        self._sock: socket.socket | None = None
-        self._buffer = bytearray(256 * 1024)
-
-    def ask(self, bytes_per_s: float = 0.0) -> bool:
-        """Ask once, or twice where that is allowed; whether the answer came whole."""
-        repeated = False
-        while True:
-            was_used = self._sock is not None
-            try:
-                stays = self._exchange(bytes_per_s)
-            except _Closed:
-                self.close()
-                if was_used and not repeated:
-                    repeated = True
-                    continue
-                self._outcome.lose("closed without an answer")
-                return False
-            except (_Lost, OSError) as error:
-                self.close()
-                self._outcome.lose(_named(error))
-                return False
-            if not stays:
-                self.close()
-            self._outcome.repeated += repeated
-            return True
-
-    def close(self) -> None:
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
-
-    def _exchange(self, bytes_per_s: float) -> bool:
-        """Returns whether the connection stays open."""
-        if self._sock is None:
-            self._sock = socket.create_connection(self._address, GIVE_UP_S)
-        sock = self._sock
-        try:
-            sock.sendall(self._request)
-            data = sock.recv(64 * 1024)
-        except (BrokenPipeError, ConnectionResetError):
-            raise _Closed from None
-        if not data:
-            raise _Closed
-        while b"\r\n\r\n" not in data:
-            more = sock.recv(64 * 1024)
-            if not more:
-                raise _Lost("half a head")
-            data += more
-        head, _, rest = data.partition(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 200 "):
-            raise _Lost(f"status {head[9:12].decode('latin-1')}")
-        lower = head.lower()
-        if b"content-length: %d" % len(self._body) not in lower:
-            raise _Lost("another Content-Length")
-        self._check(rest, 0)
-        self._receive(sock, len(rest), bytes_per_s)
-        return b"connection: close" not in lower
-
-    def _receive(self, sock: socket.socket, done: int, bytes_per_s: float) -> None:
-        begun = time.monotonic()
-        whole = len(self._body)
-        while done < whole:
-            received = sock.recv_into(self._buffer, min(len(self._buffer), whole - done))
-            if not received:
-                raise _Lost(f"cut off after {done // 2**20} MiB" if done > 2**20 else "cut off")
-            self._check(memoryview(self._buffer)[:received], done)
-            done += received
-            if bytes_per_s:
-                time.sleep(max(0.0, begun + done / bytes_per_s - time.monotonic()))
-
-    def _check(self, received: bytes | memoryview, offset: int) -> None:
-        if received != memoryview(self._body)[offset : offset + len(received)]:
-            raise _Lost("other bytes")
-
-
-class _Closed(Exception):
-    """Before any byte of the answer."""
-
-
-def _named(error: Exception) -> str:
-    return "no byte in time" if isinstance(error, TimeoutError) else str(error)
-
-
 def measure(
     contender: Contender, *, requests: int, times: int, longest_s: float, clients: int = 16,
     downloads: int = 3,
@@ -219,33 +100,32 @@ def measure(
     """
     outcome = Outcome(contender.name)
     payload_file(DOWNLOAD_BYTES)
-    with folder_for("replaced") as folder:
-        address = (HOST, free_port())
-        places = {"{host}": HOST, "{port}": str(address[1]), "{folder}": folder}
-        command, env = contender.server.placed(places)
-        with running(command, address, name=contender.name, env=env, cwd=ROOT) as process:
-            deeds = itertools.cycle(contender.deeds)
-            pid = process.pid
-            begun = time.monotonic()
-            deadline = begun + longest_s
+    with (
+        temporary_folder("replaced") as folder,
+        running_server(contender.server, contender.name, folder=folder) as process,
+    ):
+        deeds = itertools.cycle(contender.deeds)
+        pid = process.pid
+        begun = time.monotonic()
+        deadline = begun + longest_s
 
-            def have_answered(share: float) -> bool:
-                """Wait for so much of all requests; False if that is not to be."""
-                while outcome.answered < requests * share:
-                    if time.monotonic() > deadline or outcome.times_lost > _MOST_LOST:
-                        return False
-                    time.sleep(0.02)
-                return True
+        def have_answered(share: float) -> bool:
+            """Wait for so much of all requests; False if that is not to be."""
+            while outcome.answered < requests * share:
+                if time.monotonic() > deadline or outcome.times_lost > _MOST_LOST:
+                    return False
+                time.sleep(0.02)
+            return True
 
-            with _asking(address, outcome, clients, downloads):
-                for number in range(times):
-                    if not have_answered((number + 1) / (times + 1)):
-                        break
-                    deed = next(deeds)
-                    pid = _do(deed, pid, Path(folder, "pid.2"))
-                    outcome.deeds[deed.name] = outcome.deeds.get(deed.name, 0) + 1
-                have_answered(1)
-            outcome.seconds = time.monotonic() - begun
+        with _asking(process.address, outcome, clients, downloads):
+            for number in range(times):
+                if not have_answered((number + 1) / (times + 1)):
+                    break
+                deed = next(deeds)
+                pid = _do(deed, pid, folder / "pid.2")
+                outcome.deeds[deed.name] = outcome.deeds.get(deed.name, 0) + 1
+            have_answered(1)
+        outcome.seconds = time.monotonic() - begun
     return outcome
 
 
@@ -361,8 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
     for outcome in outcomes:
         for reason, times in outcome.lost.items():
             print(f"{outcome.name}: {times}x {reason}")
-    REPORTS.mkdir(exist_ok=True)
-    write_file(REPORTS / "replaced.json", as_json({"outcomes": outcomes}))
+    write_report("replaced", {"outcomes": outcomes})
     return int(any(o.lost and o.name == "FastWorker" for o in outcomes))
 
 

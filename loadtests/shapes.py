@@ -105,6 +105,12 @@ def chunks(size: int, each: int) -> list[bytes]:
     return [whole[start : start + each] for start in range(0, size, each)]
 
 
+def table_lines() -> Iterator[str]:
+    """An export: 1,000 lines."""
+    for number in range(1000):
+        yield f"{number},the price of it,{number * 7}\n"
+
+
 @lru_cache(maxsize=8)
 def payload_file(size: int) -> Path:
     """A file on disk with the payload in it."""

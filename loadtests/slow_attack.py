@@ -15,9 +15,9 @@ from tests.support.slow_disk import has_slow_disk
 
 from .bench import Contender, Row, Table
 from .command import main
-from .peers import FAST, nginx
+from .peers import nginx
 from .shapes import FILE_BYTES, SLOW_FILE_VARIABLE, payload_files
-from .slow import DISK_FOLDER, OTHERS, beside, worker
+from .slow import DISK_FOLDER, OTHERS, beside, pair
 
 __all__ = ["TABLES"]
 
@@ -42,17 +42,15 @@ ENVIRONMENT = {SLOW_FILE_VARIABLE: f"{{folder}}/{DISK_FOLDER}/file"}
 def _row(kind: str | None) -> Row:
     disk = kind == "downloads from a slow disk"
     path, nginx_path = PATHS[kind]
-    contenders = [
-        Contender(name, worker(worker_class, env=ENVIRONMENT), path, fresh=True)
-        for name, worker_class in (("FastWorker", FAST), ("gthread", "gthread"))
-    ]
+    crowds = [] if kind is None else [(kind, None)]
+    contenders: tuple[Contender, ...] = pair(path, env=ENVIRONMENT)
     if nginx_path is not None:
-        client = beside(kind, asks="/1024.bin", disk=disk)
+        client = beside(*crowds, asks="/1024.bin", disk=disk)
         peer = nginx(aio=disk, env=ENVIRONMENT)
-        contenders.append(Contender("nginx", peer, nginx_path, client, fresh=True))
+        contenders += (Contender("nginx", peer, nginx_path, client, fresh=True),)
     key = f"attack.{(kind or 'none').replace(' ', '-')}"
     title = "nobody beside" if kind is None else f"{KINDS[kind].clients:,} {kind}"
-    return Row(key, title, tuple(contenders), beside(kind, disk=disk), OTHERS)
+    return Row(key, title, contenders, beside(*crowds, disk=disk), OTHERS)
 
 
 prepare = payload_files(1024, LIST_BYTES, FILE_BYTES)

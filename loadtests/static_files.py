@@ -7,9 +7,10 @@ With nginx as the limit. Without a server: `python -m loadtests.calls static`.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from .command import main
 from .peers import nginx
 from .shapes import FILE_BYTES, MIB, PAYLOADS, payload_files
 
-__all__ = ["TABLES", "static_app", "whitenoise_app"]
+__all__ = ["MILLISECONDS", "TABLES", "no_app", "start_up", "static_app", "whitenoise_app"]
 
 RANGE = (f"Range: bytes={3 * MIB}-{4 * MIB - 1}",)
 FEW_FILES, MANY_FILES = 10, 100_000
@@ -56,25 +57,33 @@ def _tree(count: int) -> Contender:
     return Contender(f"{count:,} files", server, "/0/0.txt")
 
 
-def _start_up(count: int) -> Client:
-    """Seconds to make the app in a process of its own, which imports nothing else."""
+def start_up(script: str, arguments: Callable[[Path], tuple[str, ...]]) -> Client:
+    """Seconds to make an app in a process of its own.
+
+    :param script: prints them, and other figures by their names, in JSON.
+    :param arguments: the script's, of the run's folder.
+    """
 
     def run(task: Task) -> Load:
-        command = [sys.executable, "-c", _START_UP, str(task.folder / str(count))]
+        command = [sys.executable, "-c", script, *arguments(task.folder)]
         ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        seconds, before_mb, after_mb = map(float, ran.stdout.split())
-        return Load(1, 0, 0, seconds, facts={"MB more": after_mb - before_mb})
+        seconds, facts = json.loads(ran.stdout)
+        return Load(1, 0, 0, seconds, facts=facts)
 
     return run
 
 
+def _start_up(count: int) -> Client:
+    return start_up(_START_UP, lambda folder: (str(folder / str(count)),))
+
+
 _START_UP = """
-import resource, sys, time
+import json, resource, sys, time
 from wsgifast import StaticFiles
 most_mb = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before, start = most_mb(), time.perf_counter()
 StaticFiles(directory=sys.argv[1])
-print(time.perf_counter() - start, before, most_mb())
+print(json.dumps([time.perf_counter() - start, {"MB more": most_mb() - before}]))
 """
 MILLISECONDS = Unit("start, ms", lambda m: m.load.seconds * 1e3)
 

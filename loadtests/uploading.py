@@ -7,9 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
-from .bench import Client, Load, Task
+from .bench import Client, Load, Task, family
 from .shapes import MIB, payload
 
 __all__ = ["FIELD", "upload"]
@@ -77,9 +75,8 @@ def upload(*, form: bool = False) -> Client:
 
 def _memory(pid: int, *, reset: bool = False) -> int:
     """The most memory that a server and its workers have had since the last reset."""
-    root = psutil.Process(pid)
     most = 0
-    for one in (root, *root.children(recursive=True)):
+    for one in family(pid):
         if reset:
             Path(f"/proc/{one.pid}/clear_refs").write_text("5")  # proc(5)
         status = Path(f"/proc/{one.pid}/status").read_text()

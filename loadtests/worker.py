@@ -1,14 +1,15 @@
 """FastWorker beside gunicorn's gthread worker, granian for short answers, and nginx for files.
 
-    python -m loadtests.worker [rates] [memory] [tls] [files] [--profile release]
+    python -m loadtests.worker [rates] [two] [memory] [tls] [files] [--profile release]
 
-One worker process and four threads each; the contenders take turns. wrk is the client; it shares
-the machine with the server, so the server's CPU time stands beside each rate. Large files are
-received by clients that read 8 KiB at a time (wrk, and a client in Python), 64 KiB and 256 KiB;
-beside the servers stands the bound, a bare loop of epoll and sendfile. Over loopback the kernel
-moves a packet in whichever process makes room for it, the server's or the client's, so the client's
-CPU time is told too: a server that leaves its packets to the client's process seems to need none.
-Memory is what a server's processes have more (resident) for each connection that is kept and idle.
+One worker process and four threads each, but where two workers stand beside one; the contenders
+take turns. wrk is the client; it shares the machine with the server, so the server's CPU time
+stands beside each rate. Large files are received by clients that read 8 KiB at a time (wrk, and a
+client in Python), 64 KiB and 256 KiB; beside the servers stands the bound, a bare loop of epoll and
+sendfile. Over loopback the kernel moves a packet in whichever process makes room for it, the
+server's or the client's, so the client's CPU time is told too: a server that leaves its packets to
+the client's process seems to need none. Memory is what a server's processes have more (resident)
+for each connection that is kept and idle.
 """
 
 from __future__ import annotations
@@ -16,11 +17,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import http.client
-from functools import cache
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from .bench import (
     BYTES,
@@ -31,8 +29,10 @@ from .bench import (
     Table,
     Task,
     Unit,
+    certificate,
     gunicorn,
     raw,
+    resident_bytes,
     wrk,
 )
 from .command import main
@@ -57,6 +57,15 @@ def _pair(path: str, **options: Any) -> tuple[Contender, Contender]:
 
 def _rate(name: str, title: str, path: str, connections: int) -> Row:
     return Row(f"worker.rates.{name}", title, _pair(path), wrk(connections))
+
+
+def _two(name: str, title: str, path: str) -> Row:
+    """What a second worker is worth, on a machine with two cores."""
+    gthread, ours = _pair(path)
+    gthreads, both = (
+        dataclasses.replace(pair, name=f"{pair.name}, 2 workers") for pair in _pair(path, workers=2)
+    )
+    return Row(f"worker.two.{name}", title, (ours, both, gthread, gthreads), wrk(32))
 
 
 def _tls(name: str, title: str, path: str, connections: int) -> Row:
@@ -100,12 +109,6 @@ IDLE = Unit("bytes a connection", lambda m: m.load.facts["bytes a connection"])
 
 def _idle_connections(task: Task) -> Load:
     """Ask once on each of many connections, keep them, and look at the server's memory."""
-    server = psutil.Process(task.pid)
-
-    def resident_bytes() -> int:
-        processes = [server, *server.children(recursive=True)]
-        return sum(int(process.memory_info().rss) for process in processes)
-
     with contextlib.ExitStack() as stack:
 
         def ask() -> None:
@@ -116,10 +119,10 @@ def _idle_connections(task: Task) -> Load:
 
         for _ in range(IDLE_CONNECTIONS // 10):  # what is made once
             ask()
-        before = resident_bytes()
+        before = resident_bytes(task.pid)
         for _ in range(IDLE_CONNECTIONS):
             ask()
-        more = resident_bytes() - before
+        more = resident_bytes(task.pid) - before
     facts = {"bytes a connection": more / IDLE_CONNECTIONS}
     return Load(IDLE_CONNECTIONS, 0, 0, 1.0, facts=facts)
 
@@ -151,6 +154,9 @@ ROWS = [
         wrk(32),
         ours=OUR_FILES,
     ),
+    # wrk needs next to nothing of the cores here, and half of them there.
+    _two("compute", "two workers: app computes 3 ms, 32", "/compute"),
+    _two("small-32", "two workers: 1 KiB, 32, of which wrk has its share", SMALL),
     Row(
         "worker.memory.idle",
         "an idle connection, kept alive",
@@ -171,15 +177,6 @@ def prepare(folder: Path) -> None:
     for size in (1024, FILE_BYTES):
         payload_file(size)
     certificate(folder)
-
-
-@cache
-def certificate(folder: Path) -> None:
-    """Write server.pem, of localhost."""
-    import trustme
-
-    issued = trustme.CA().issue_cert("localhost")
-    issued.private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
 
 
 TABLES = [Table("worker", "FastWorker beside gthread, granian and nginx", ROWS, prepare)]

@@ -6,7 +6,6 @@ import json
 import resource
 import shutil
 import subprocess
-from pathlib import Path
 
 from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.processes import temporary_folder
@@ -37,7 +36,7 @@ def wrk(connections: int = 8) -> Client:
         url = f"{scheme}://{task.address[0]}:{task.address[1]}{task.path}"
         headers = [part for header in task.headers for part in ("-H", header)]
         with temporary_folder("wrk") as folder:
-            script = Path(folder, "report.lua")
+            script = folder / "report.lua"
             script.write_text(_REPORT)
             command = ["wrk", "-d", f"{seconds}s", "-c", str(connections), "-t", "1"]
             cpu = _children_cpu_s()

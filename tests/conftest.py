@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -46,10 +47,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    """Thousands of tests live to the end: no collection of garbage is to look at them again."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Thousands of tests live to the end: no collection of garbage is to look at them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_unconfigure() -> None:
@@ -70,6 +76,7 @@ def _skipping_where_a_program_is_missing() -> Iterator[None]:
 @pytest.fixture
 def forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the fork server run what benchmarks start; tests/benchmark/test_parts.py does not."""
+    importlib.import_module("wsgifast.benchmark.comparison")  # which has the real one for clients
     monkeypatch.setattr(processes, "started", _started_in_a_fork)
 
 
@@ -78,12 +85,11 @@ def _started_in_a_fork(
     command: Sequence[str],
     *,
     stop_s: float,
-    cwd: Path | None,
     env: Mapping[str, str],
     stdout: IO[Any],
     **others: object,
 ) -> Iterator[Popen[bytes] | forkserver.ForkedProcess]:
-    process = forkserver.start(command, cwd=cwd or Path.cwd(), env=env, output=stdout)
+    process = forkserver.start(command, cwd=Path.cwd(), env=env, output=stdout)
     try:
         yield process
     finally:

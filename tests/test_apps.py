@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import bottle
 import django.core.handlers.asgi
 import django.core.handlers.wsgi
 import falcon
-import fastapi
 import flask
 import pytest
 import starlette.applications
@@ -74,7 +74,7 @@ ASGI_APPS: dict[str, Callable[[], Any]] = {
     "a function that returns the coroutine": lambda: sync_asgi,
     "a method": lambda: Methods().asgi,
     "a partial": lambda: functools.partial(asgi),
-    "FastAPI": lambda: fastapi.FastAPI(),
+    "FastAPI": lambda: pkgutil.resolve_name("fastapi:FastAPI")(),  # slow to import
     "Starlette": lambda: starlette.applications.Starlette(),
     "falcon": lambda: __import__("falcon.asgi").asgi.App(),
     "Django": lambda: django.core.handlers.asgi.ASGIHandler.__new__(

@@ -23,9 +23,12 @@ import zstandard
 from tests.support.http import get
 from tests.support.servers import free_port, live_server, wait_for
 from wsgifast import ConfigurationError, StaticFiles, __version__, cli
+from wsgifast.files import codings, directory
 from wsgifast.files import compress as module
-from wsgifast.files import directory
-from wsgifast.files.compress import MANIFEST, available_codings, compress
+from wsgifast.files import tree as tree_module
+from wsgifast.files.codings import available_codings
+from wsgifast.files.compress import compress
+from wsgifast.files.manifest import MANIFEST
 
 TEXT = b"A line of text that repeats itself.\n" * 200
 
@@ -337,7 +340,7 @@ def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(
             (tree / "css").symlink_to(outside)
 
     real = directory.open_folder
-    monkeypatch.setattr(module, "open_folder", swapping)
+    monkeypatch.setattr(tree_module, "open_folder", swapping)
     report = compress(tree, codings=["gzip"], jobs=1)
     assert snapshot(outside) == before
     assert ("css/site.css" in report.failed) == (when == "read")
@@ -375,7 +378,7 @@ def test_the_command_and_its_exit_status(
     def failing(content: bytes) -> bytes:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setitem(module._ENCODERS, "gzip", failing)
+    monkeypatch.setitem(codings.ENCODERS, "gzip", failing)
     (tree / "new.txt").write_bytes(TEXT)
     assert cli.main(["compress", str(tree)]) == 1
     assert "new.txt: Input/output error" in capsys.readouterr().err

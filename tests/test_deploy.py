@@ -12,7 +12,7 @@ import yaml
 from tests.docs.configurations import check_nginx, check_unit
 from tests.support.checkers import check
 from tests.support.programs import program
-from tests.support.servers import ROOT, free_port, live_server
+from tests.support.servers import ROOT, free_port, live_server, wait_for
 
 FOLDER = ROOT / "examples" / "deploy"
 
@@ -85,7 +85,11 @@ def test_what_visitors_do() -> None:
         assert (part.status, len(part.body)) == (206, 2**20)
         upload = server.get("/upload", method="POST", body=b"x" * 100_000)
         assert upload.body == b"100000\n"
-        log = server.log()
-    assert re.search(r'"GET /orders HTTP/1.1" 200 \d+ joined', log), log
-    assert re.search(r'"GET /orders.csv HTTP/1.1" 200 \d+ coalesced', log), log
-    assert re.search(r'"GET /manual.bin HTTP/1.1" 206 1048576 file', log), log
+        # A line is written once the client has all.
+        for line in (
+            r'"GET /orders HTTP/1.1" 200 \d+ joined',
+            r'"GET /orders.csv HTTP/1.1" 200 \d+ coalesced',
+            r'"GET /manual.bin HTTP/1.1" 206 1048576 file',
+        ):
+            line_written = re.compile(line).search
+            wait_for(lambda: line_written(server.log()), f"the log has {line}")  # noqa: B023

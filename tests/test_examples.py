@@ -65,7 +65,7 @@ def test_every_byte_of_an_example(example: str) -> None:
     port = free_port()
     command = ["python", "-m", *command_in(example), "--bind", f"127.0.0.1:{port}"]
     command.append("--no-control-socket")
-    with live_server(command, ("127.0.0.1", port), forked=False) as server:
+    with live_server(command, ("127.0.0.1", port)) as server:
         for path, expected in EXPECTED[example].items():
             response = server.get(path)
             assert response.status == 200, f"{path}: {response}\n{server.log()}"

@@ -17,7 +17,8 @@ from tests.support import files
 from tests.support.http import Connection, Response
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from wsgifast import ConfigurationError, WSGIFast
-from wsgifast.bodies.files import FileSlice, SegmentedBody
+from wsgifast.bodies.files import FileSlice
+from wsgifast.bodies.segments import SegmentedBody
 
 # Longer than a block, so that a range has a beginning, blocks and an end.
 CONTENT = os.urandom(1_000_003)

@@ -83,7 +83,7 @@ def test_flask_run() -> None:
     port = free_port()
     command = ["python", "-m", "flask", "--app", "examples.flask_blueprints", "run"]
     command += ["--port", str(port)]
-    with live_server(command, ("127.0.0.1", port), forked=False) as server:
+    with live_server(command, ("127.0.0.1", port)) as server:
         assert b"/polls/static/style.css" in server.get("/polls/").body
         style = server.get("/polls/static/style.css")
         assert style.header("Cache-Control") == "max-age=3600, public"

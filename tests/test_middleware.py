@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from tests.support import shapes
 from wsgifast import BodyError, ConfigurationError, StaticFiles, WSGIFast
-from wsgifast.bodies.files import FileReader, FileSlice, SegmentedBody
+from wsgifast.bodies.files import FileReader, FileSlice
+from wsgifast.bodies.segments import SegmentedBody
 from wsgifast.errors import BodyTooShort
 
 if TYPE_CHECKING:

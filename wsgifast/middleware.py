@@ -6,6 +6,7 @@ import copy
 import logging
 import weakref
 from collections.abc import Iterable, Mapping
+from functools import partial
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
@@ -23,30 +24,23 @@ from .bodies.classify import (
     Shape,
     classify,
 )
-from .bodies.files import (
-    BLOCK_BYTES,
-    FileReader,
-    FileSlice,
-    SegmentedBody,
-    file_body,
-    known_size,
-    segment_of,
-)
+from .bodies.files import FileReader, FileSlice, known_size, segment_of
 from .bodies.held_head import HeldHead
+from .bodies.segments import SegmentedBody, file_body
 from .bodies.streams import ClosedWith, SizedStream, Stream, close_body
 from .errors import BodyError
 from .file_answers import plan_file_body, request_facts
 from .front_server import front_server_of
 from .metrics.backends import recorder_for, spans_for
 from .metrics.observed import Observed
-from .metrics.patterns import FLASK, note_django_pattern, noting_pattern
+from .metrics.patterns import FLASK, note_django_pattern, start_noting
 from .metrics.recorder import RECORDER, Recorder
 from .options import check_switches
 from .routes import CHUNKS, LENGTH_ERROR, ROUTE
 from .shapes.examined import Examined
 from .shapes.reports import Reports, check_rate
 from .sockets.options import owned_socket, set_nodelay
-from .sockets.sendfile import FileSegment
+from .sockets.sendfile import BLOCK_BYTES, FileSegment
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -169,10 +163,8 @@ class WSGIFast:
         head = _head
         if head is None:
             head = HeldHead(self.app, environ["REQUEST_METHOD"], start_response)
-            if RECORDER in environ and FLASK in modules:
-                start_response = noting_pattern(environ, head.start)
-            else:
-                start_response = head.start
+        if RECORDER in environ and FLASK in modules:
+            start_response = partial(start_noting, environ, head.start)
         else:
             start_response = head.start
         body: Any = self._call(environ, start_response)

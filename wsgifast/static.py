@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from .apps import check_app
-from .bodies.files import BLOCK_BYTES, SegmentedBody, file_body
+from .bodies.segments import SegmentedBody, file_body
 from .file_answers import request_facts
 from .files import Plan
 from .files.site import StaticFilesBase
+from .sockets.sendfile import BLOCK_BYTES
 
 if TYPE_CHECKING:
     # WSGIApplication is named in a string, for StaticFilesBase.

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Progress", "cell_text", "progress_line", "table"]
+__all__ = ["Progress", "cell_text", "number_text", "progress_line", "table"]
 
 # How many parts are done, of how many, and what the next is.
 Progress = Callable[[int, int, str], None]
@@ -68,7 +68,12 @@ def cell_text(cell: object) -> str:
     if cell is None:
         return "-"
     if isinstance(cell, float):
-        return f"{cell:,.0f}" if abs(cell) >= 100 else f"{cell:.3g}"
+        return number_text(cell)
     if isinstance(cell, int):
         return f"{cell:,}"
     return str(cell)
+
+
+def number_text(number: float) -> str:
+    """Three digits, which is what a measurement can carry, or all those before the point."""
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"

@@ -17,7 +17,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from functools import partial
 from typing import Any
 
-from wsgifast.bodies.files import FileSlice, Segment, SegmentedBody, segment_of
+from wsgifast.bodies.files import FileSlice, segment_of
+from wsgifast.bodies.segments import Segment, SegmentedBody
 from wsgifast.bodies.wrappers import held_in, iterated, known_file
 from wsgifast.django.responses import PlannedResponse
 from wsgifast.file_answers import plan_file_body

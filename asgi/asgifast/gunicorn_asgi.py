@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from wsgifast.errors import WSGIFastError
@@ -23,10 +24,11 @@ from wsgifast.imports import needs
 
 from .exporting import observed
 from .gunicorn_metrics import Exporting
+from .idle_timer import IdleTimerLoop
 from .messages import ASGIApp, Message, Receive, Scope, Send, response_body
 from .middleware import ASGIFast
 from .reads import read_into_buffer, read_plainly
-from .sending import COALESCING, FILE_EXTENSIONS
+from .sending import PROTOCOL_EXTENSIONS
 from .transport import CoalescingTransport
 from .uvicorn_response import Response
 
@@ -53,8 +55,10 @@ class UnsupportedGunicorn(WSGIFastError, ImportError):
 
 
 _USED = {
-    "_handle_websocket", "_pause_reading", "_safe_write", "_send_body", "connection_lost",
-    "connection_made",
+    "_arm_keepalive_timer", "_cancel_keepalive_timer", "_check_h1c_protocol_available",
+    "_h1c_protocol_class", "_handle_websocket", "_keepalive_timeout", "_pause_reading",
+    "_resume_reading", "_safe_write", "_send_body", "connection_lost", "connection_made",
+    "data_received",
 }  # fmt: skip
 if missing := sorted(_USED - set(dir(ASGIProtocol))):
     raise UnsupportedGunicorn(f"ASGIProtocol has no {', '.join(missing)}")
@@ -64,20 +68,33 @@ if getattr(gasgi, "ASGIProtocol", None) is not ASGIProtocol:
     raise UnsupportedGunicorn("its worker does not take ASGIProtocol from its module")
 
 
-class _Run(bytes):
-    """Stands for a run of a file that gunicorn counts and frames, but does not see.
+def _prepare_parser() -> None:
+    """Have gunicorn's parser in C used, where there is one.
 
-    :ivar framing: what is sent before and behind it; None if gunicorn has sent nothing.
+    gunicorn looks for it when it is first asked to, and notes in the class that was asked that it
+    is there: a subclass would note it for itself, and gunicorn, which asks ASGIProtocol, would do
+    without. The parser keeps little of what comes behind a whole request, and gunicorn closes the
+    connection where that was more. FastASGIProtocol stops reading there, so all is kept.
     """
+    protocol: Any = ASGIProtocol
+    if protocol._check_h1c_protocol_available():
+        parser = protocol._h1c_protocol_class
+        if hasattr(parser, "remaining_truncated"):
+            protocol._h1c_protocol_class = partial(parser, limit_remaining=0)
+
+
+_prepare_parser()
+
+
+class _Run(bytes):
+    """Stands for a run of a file that gunicorn counts and frames, but does not see."""
 
     __class__ = bytes  # type: ignore[assignment] # gunicorn copies what is none
     size: int
-    framing: tuple[bytes, bytes] | None
 
     def __new__(cls, size: int) -> _Run:
         run = super().__new__(cls)
         run.size = size
-        run.framing = None
         return run
 
     def __len__(self) -> int:
@@ -89,36 +106,70 @@ class _Run(bytes):
 
 
 class _Cycle:
-    """A request as uvicorn's RequestResponseCycle has it: what Response looks at."""
+    """A request as uvicorn's RequestResponseCycle has it: what Response looks at.
 
-    __slots__ = ("_protocol", "_send", "disconnected_here", "flow", "is_bodyless",
-                 "response_complete", "response_started", "scope", "transport")  # fmt: skip
+    Most responses are a head and one message of bytes, which gunicorn makes one write of: for them
+    no Response is made. Any other message makes one, which has all messages from then on.
 
-    def __init__(self, protocol: Any, scope: Scope, send: Send) -> None:
-        self._protocol = protocol
-        self._send = send
+    :ivar gunicorn_send: gunicorn's send() for this request.
+    :ivar status: of the response, as soon as it has begun.
+    """
+
+    __slots__ = (
+        "disconnected_here", "flow", "gunicorn_send", "headers", "protocol", "response",
+        "response_complete", "response_started", "scope", "status", "transport",
+    )  # fmt: skip
+
+    def __init__(self, protocol: FastASGIProtocol, scope: Scope, send: Send) -> None:
+        self.protocol = protocol
+        self.gunicorn_send = send
         self.scope = scope
         self.transport = protocol.coalescing
         self.flow = protocol._flow_control
+        self.response: _GunicornResponse | None = None
+        self.headers: list[tuple[bytes, bytes]] | None = None
         self.response_started = self.response_complete = self.disconnected_here = False
-        self.is_bodyless = False
 
     @property
     def disconnected(self) -> bool:
-        return self.disconnected_here or bool(self._protocol._closed)
+        return self.disconnected_here or bool(self.protocol._closed)
 
     @disconnected.setter
     def disconnected(self, value: bool) -> None:
         self.disconnected_here = value
 
+    async def take(self, message: Message) -> None:
+        """The send() that the app is given."""
+        if self.response is not None:
+            await self.response.send(message)
+            return
+        kind = message["type"]
+        if kind == "http.response.body" and not message.get("more_body"):
+            transport = self.transport
+            transport.flush_follows = not self.flow.write_paused
+            try:
+                await self.gunicorn_send(message)
+            finally:
+                transport.flush_follows = False
+                transport.flush()
+            self.response_complete = True
+        elif kind == "http.response.start" and type(message.get("headers")) is list:
+            await self.gunicorn_send(message)
+            self.response_started = True
+            self.status = message["status"]
+            self.headers = message["headers"]
+        else:
+            self.response = _GunicornResponse(self, self.transport, self.headers)
+            await self.response.send(message)
+
     async def send(self, message: Message) -> None:
         if self.disconnected:
             return
-        await self._send(message)
+        await self.gunicorn_send(message)
         kind = message["type"]
         if kind == "http.response.start":
             self.response_started = True
-            self.is_bodyless = not has_body(self.scope["method"], message["status"])
+            self.status = message["status"]
         elif kind == "http.response.body" and not message.get("more_body"):
             self.response_complete = True
 
@@ -126,17 +177,39 @@ class _Cycle:
 class _GunicornResponse(Response):
     __slots__ = ()
 
+    def __init__(
+        self,
+        cycle: _Cycle,
+        transport: CoalescingTransport,
+        headers: list[tuple[bytes, bytes]] | None,
+    ) -> None:
+        super().__init__(cycle, transport)
+        self._headers = headers
+
     def _is_bodyless(self) -> bool:
-        return bool(self._cycle.is_bodyless)
+        cycle = self._cycle
+        return not has_body(cycle.scope["method"], cycle.status)
 
     def _frame(self, data: bytes) -> bytes:
         _begin(self._cycle.send(response_body(data, more_body=True)))
         return b""  # gunicorn has written it
 
     def _announce(self, size: int) -> tuple[bytes, bytes]:
-        run = _Run(size)
-        _begin(self._cycle.send(response_body(run, more_body=True)))
-        return run.framing or (b"", b"")
+        protocol = self._cycle.protocol
+        framing = b"", b""
+
+        def framed(body: bytes, chunked: bool = False, *more: Any) -> None:
+            nonlocal framing
+            head = protocol._response_buffer or b""
+            protocol._response_buffer = None
+            framing = (head + chunk_size_line(size), b"\r\n") if chunked else (head, b"")
+
+        protocol._send_body = framed
+        try:
+            _begin(self._cycle.send(response_body(_Run(size), more_body=True)))
+        finally:
+            del protocol._send_body
+        return framing
 
 
 def _begin(sending: Coroutine[Any, Any, None]) -> None:
@@ -167,17 +240,21 @@ class _Answering:
         if not scope["http_version"].startswith("1."):
             await self._framed(scope, receive, send)
             return
-        extensions = scope.get("extensions") or {}
-        scope["extensions"] = {**extensions, **FILE_EXTENSIONS, COALESCING: {}}
+        if offered := scope.get("extensions"):
+            scope["extensions"] = {**offered, **PROTOCOL_EXTENSIONS}
+        else:
+            scope["extensions"] = PROTOCOL_EXTENSIONS.copy()
         cycle = _Cycle(self._protocol, scope, send)
-        response = _GunicornResponse(cycle, cycle.transport)
         try:
-            await self._app(scope, receive, response.send)
+            await self._app(scope, receive, cycle.take)
         except Exception:
-            await response.sent()  # what is in our hands does not fail with what the app does next
+            if cycle.response is not None:
+                # What is in our hands does not fail with what the app does next.
+                await cycle.response.sent()
             raise
-        if response.handed_over is not None:
-            await response.sent()
+        if cycle.response is not None:
+            await cycle.response.sent()
+            cycle.response = None  # they know each other
 
 
 class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
@@ -188,6 +265,7 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)
+        self._idle_timer = IdleTimerLoop(worker.loop)
         self.app: Any = _Answering(observed(worker.asgi), self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -197,27 +275,33 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
     def connection_lost(self, exc: Exception | None) -> None:
         self.coalescing.lost()
         super().connection_lost(exc)
+        self._idle_timer.stop()
+
+    def _arm_keepalive_timer(self) -> None:
+        if self._keepalive > 0:
+            self._idle_timer.cancel()
+            self._idle_timer.call_later(self._keepalive, self._keepalive_timeout)
+
+    def _cancel_keepalive_timer(self) -> None:
+        self._idle_timer.cancel()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self.coalescing.drained()
+
+    def data_received(self, data: bytes) -> None:
+        parser = self._callback_parser
+        is_behind = parser is not None and parser.is_complete
+        super().data_received(data)
+        if is_behind and not self._reading_paused:
+            # The next request is kept until gunicorn is done with the one before; then it reads on.
+            self._pause_reading()
 
     def _pause_reading(self) -> None:
         """The client sends faster than the app receives."""
         super()._pause_reading()
         if self._reading_paused and self._callback_parser is not None:  # not HTTP/2
             read_into_buffer(self.coalescing.real)
-
-    def _send_body(self, body: bytes, chunked: bool = False, *more: Any) -> None:
-        if type(body) is not _Run:
-            super()._send_body(body, chunked, *more)
-            return
-        head = self._response_buffer or b""
-        self._response_buffer = None
-        if chunked:
-            body.framing = head + chunk_size_line(body.size), b"\r\n"
-        else:
-            body.framing = head, b""
 
     async def _handle_websocket(self, *args: Any) -> None:
         # gunicorn hands the connection over to its WebSocket protocol, which needs none of this.

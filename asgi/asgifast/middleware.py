@@ -194,10 +194,14 @@ class _Response(FileMessages):
                 self._start = None
                 await self._server_send(start)
             if message.get("more_body"):
-                if len(body) <= SMALL_MESSAGE_BYTES and (coalescer := self._may_hold()):
-                    await coalescer.add(body)
-                    return
-                await self._flush()
+                if len(body) <= SMALL_MESSAGE_BYTES:
+                    if self._may_coalesce:
+                        self._begin_to_coalesce()
+                    if self._coalescer is not None:
+                        await self._coalescer.add(body)
+                        return
+                elif self._coalescer is not None:
+                    await self._coalescer.flush()
             elif self._coalescer is not None:
                 message = {**message, "body": await self._coalescer.end(body)}
             await self._server_send(message)
@@ -277,13 +281,12 @@ class _Response(FileMessages):
     def _charset(self) -> str:
         return charset_of(self._text_headers())
 
-    def _may_hold(self) -> Coalescer | None:
-        if self._coalescer is None and self._may_coalesce:
-            self._may_coalesce = False
-            if self._middleware.coalesce and not self.offers(COALESCING):
-                self._coalescer = Coalescer(self._server_send)
-                self._note_route("coalesced")
-        return self._coalescer
+    def _begin_to_coalesce(self) -> None:
+        """Make the coalescer, unless the server coalesces itself."""
+        self._may_coalesce = False
+        if self._middleware.coalesce and not self.offers(COALESCING):
+            self._coalescer = Coalescer(self._server_send)
+            self._note_route("coalesced")
 
     async def _flush(self) -> None:
         if self._coalescer is not None:

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.http import has_body
+from wsgifast.metrics.failures import Failures
 from wsgifast.metrics.patterns import asgi_pattern
 from wsgifast.metrics.recorder import LengthError, Recorder, Spans
 
@@ -35,7 +36,7 @@ class Observed:
         self._app = app
         self._recorder = recorder
         self._spans = spans
-        self._has_failed = False
+        self._failures = Failures(logger)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,7 +54,7 @@ class Observed:
             try:
                 recorder.begin(scope["method"], scope.get("scheme", "http"))
             except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
-                self._log_failure()
+                self._failures.tell()
         request.app_scope = {**scope, OBSERVED: request}
         try:
             await self._app(request.app_scope, request.receive, request.send)
@@ -99,12 +100,7 @@ class Observed:
             if request.left:
                 recorder.count_client_left()
         except Exception:  # noqa: BLE001 - the same
-            self._log_failure()
-
-    def _log_failure(self) -> None:
-        if not self._has_failed:
-            self._has_failed = True
-            logger.exception("Metrics have failed, and are told of no more than this once")
+            self._failures.tell()
 
 
 class ObservedRequest:
@@ -175,6 +171,11 @@ class ObservedRequest:
 
     def length_error(self) -> LengthError | None:
         """Whether the body was another than its Content-Length; not where the client has left."""
+        for name, value in self.headers:
+            if name == b"content-length":
+                if value == b"%d" % self.size:
+                    return None  # as nearly always: nothing else has to be asked
+                break
         if self.left or not self.is_complete or not has_body(self.scope["method"], self.status):
             return None
         declared = declared_length(self.headers)

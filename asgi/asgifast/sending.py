@@ -34,6 +34,7 @@ __all__ = [
     "COALESCING",
     "FILE_EXTENSIONS",
     "PLANNED",
+    "PROTOCOL_EXTENSIONS",
     "Delivery",
     "FileToSend",
     "PathToSend",
@@ -58,6 +59,8 @@ FILE_EXTENSIONS: dict[str, dict[str, Any]] = {
     ZEROCOPYSEND: {},
     PLANNED: {},
 }
+# What asgifast's own protocols offer, to apps and to ASGIFast.
+PROTOCOL_EXTENSIONS: dict[str, dict[str, Any]] = {**FILE_EXTENSIONS, COALESCING: {}}
 # Cannot be opened: whoever heeds the path alone would send the whole file for a part of it.
 _NO_PATH = "/dev/null/asgifast.planned"
 # Files from this size on are watched over: reading on for a client that has left would cost time.

@@ -117,10 +117,14 @@ class CoalescingTransport(asyncio.Transport):
             self.real.write(self._take())
 
     def _call_back(self) -> None:
-        """Have what is kept elsewhere written, behind what is pending here."""
+        """Have what is kept elsewhere written, behind what is pending here, and flushed next."""
         if self._before_flush is not None:
             before_flush, self._before_flush = self._before_flush, None
-            before_flush()
+            is_followed, self.flush_follows = self.flush_follows, True
+            try:
+                before_flush()
+            finally:
+                self.flush_follows = is_followed
 
     def _schedule(self) -> None:
         self._turn_scheduled = True

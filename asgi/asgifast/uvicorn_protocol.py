@@ -16,7 +16,7 @@ from .idle_timer import IdleTimerLoop
 from .kept import Pipeline, forget_request, make_small
 from .messages import Receive, Scope, Send
 from .reads import read_plainly
-from .sending import COALESCING, FILE_EXTENSIONS
+from .sending import PROTOCOL_EXTENSIONS
 from .transport import CoalescingTransport
 from .uploads import Upload
 from .uvicorn_response import Response
@@ -33,9 +33,6 @@ __all__ = ["FileSending", "MakeResponse", "UnsupportedUvicorn", "check"]
 
 # The versions that the tests run over: the oldest, and the newest known.
 OLDEST_UVICORN, NEWEST_UVICORN = "0.30.0", "0.54.0"
-
-# What is offered to apps, and to ASGIFast.
-_EXTENSIONS: dict[str, dict[str, Any]] = {**FILE_EXTENSIONS, COALESCING: {}}
 
 
 class UnsupportedUvicorn(WSGIFastError, ImportError):
@@ -127,9 +124,9 @@ class _Answering:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any:
         cycle = send.__self__  # type: ignore[attr-defined]
         if "extensions" in scope:
-            scope["extensions"] = {**scope["extensions"], **_EXTENSIONS}
+            scope["extensions"] = {**scope["extensions"], **PROTOCOL_EXTENSIONS}
         else:
-            scope["extensions"] = _EXTENSIONS.copy()
+            scope["extensions"] = PROTOCOL_EXTENSIONS.copy()
         response = self._response_class(cycle, cycle.transport)
         upload = None
         if cycle.more_body and self._is_http1:

@@ -125,8 +125,10 @@ class Response:
                 if name == b"content-length":
                     self._transport.flush_follows = not cycle.flow.write_paused
                     break
-            await cycle.send(message)
-            self._transport.flush_follows = False
+            try:
+                await cycle.send(message)
+            finally:
+                self._transport.flush_follows = False
         elif kind in (PATHSEND, ZEROCOPYSEND) and cycle.response_started:
             self._settle()
             if cycle.response_complete or cycle.disconnected:

@@ -211,8 +211,8 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
 
     @property
     def cycle(self) -> Any:
-        """One of the requests that are under way, as HTTP/1.1 has its one."""
-        return next(iter(self.cycles.values()), None)
+        """One of the requests that are under way, as HTTP/1.1 has its one; any thread may ask."""
+        return next(iter(list(self.cycles.values())), None)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

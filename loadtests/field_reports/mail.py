@@ -27,8 +27,7 @@ from loadtests.bench import (
     Row,
     Table,
     Task,
-    free_port,
-    running,
+    running_server,
 )
 from tests.support.mailservers import PASSWORD, dovecot
 from tests.support.programs import ProgramMissing, program
@@ -80,10 +79,8 @@ def _dovecot(forwarded: bool) -> Iterator[int]:
         if not forwarded:
             yield imap.port
             return
-        port = free_port()
-        command, _ = server("forward", imap.port).placed({"{port}": str(port)})
-        with running(command, (HOST, port), name="forwarder"):
-            yield port
+        with running_server(server("forward", imap.port), "forwarder") as forwarder:
+            yield forwarder.address[1]
 
 
 def _append_row(key: str, title: str, *, forwarded: bool) -> Row:

@@ -28,7 +28,7 @@ def test_every_byte_of_an_example(example: str, rows: int) -> None:
         else ["--bind", f"127.0.0.1:{port}", "--no-control-socket"]
     )
     command = ["python", "-m", *shlex.split(found[0]), *bind]
-    with live_server(command, ("127.0.0.1", port), forked=False) as server:
+    with live_server(command, ("127.0.0.1", port)) as server:
         assert server.get("/").body == "Grüße".encode()
         assert server.get("/report.csv").body == csv
         assert server.get("/download").body == source

@@ -5,12 +5,19 @@ Over HTTP/1.1 it is among the servers of the other suites.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import gunicorn.config
 import pytest
+from asgifast.gunicorn_asgi import FastASGIProtocol
+from asgifast.messages import ASGIApp, Receive, Scope, Send, response_body, response_start
+from gunicorn.asgi.protocol import ASGIProtocol
 
 from tests.support.http import Connection
 
@@ -40,6 +47,103 @@ def test_uploads_and_a_websocket_behind_them(files: Path) -> None:
             answer = connection.request("/echo", method="POST", body=data)
             assert (answer.status, answer.body) == (200, data)
         expect_websocket(connection)
+
+
+async def ok(scope: Scope, receive: Receive, send: Send) -> None:
+    await send(response_start(200, [(b"content-length", b"2")]))
+    await send(response_body(b"ok"))
+
+
+def _worker(
+    loop: asyncio.AbstractEventLoop, app: ASGIApp = ok, **settings: object
+) -> SimpleNamespace:
+    """A worker of gunicorn's, as far as its protocol looks at it."""
+    config = gunicorn.config.Config()
+    for name, value in settings.items():
+        config.set(name, value)
+    log = logging.getLogger("gunicorn.error")
+    log.access_log_enabled = False  # type: ignore[attr-defined]
+    return SimpleNamespace(
+        cfg=config, log=log, asgi=app, loop=loop, state={}, alive=True, nr=0, nr_conns=0,
+        max_requests=sys.maxsize,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", ["auto", "python"])
+def test_requests_are_parsed_by_the_parser_that_gunicorn_would_take(setting: str) -> None:
+    async def run() -> list[object]:
+        parsers: list[object] = []
+        for protocol_class in (FastASGIProtocol, ASGIProtocol):
+            worker = _worker(asyncio.get_running_loop(), http_parser=setting)
+            protocol = protocol_class(worker)
+            ours, client = socket.socketpair()
+            with client:
+                transport, _ = await worker.loop.create_connection(lambda: protocol, sock=ours)  # noqa: B023
+                parsers.append(type(protocol._callback_parser))
+                transport.close()
+                await asyncio.sleep(0)
+        return parsers
+
+    ours, theirs = asyncio.run(run())
+    assert ours is theirs
+
+
+@pytest.mark.parametrize("setting", ["auto", "python"])
+def test_a_large_upload_that_comes_before_the_request_in_front_of_it_is_answered(
+    setting: str,
+) -> None:
+    """gunicorn closes such a connection; so it may, when a client is quick, between requests."""
+    size = 1024 * 1024
+    come = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        received = 0
+        while (message := await receive())["type"] == "http.request":
+            received += len(message["body"])
+            if not message["more_body"]:
+                break
+        await come.wait()
+        await send(response_start(200, [(b"content-length", b"7")]))
+        await send(response_body(b"%07d" % received))
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        protocol = FastASGIProtocol(_worker(loop, app, http_parser=setting))
+        ours, client = socket.socketpair()
+        await loop.create_connection(lambda: protocol, sock=ours)
+        reader, writer = await asyncio.open_connection(sock=client)
+        for length in (2, size):
+            writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % length)
+            writer.write(bytes(length))
+        while not protocol._reading_paused:
+            await asyncio.sleep(0)
+        come.set()
+        for length in (2, size):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            assert await reader.readexactly(7) == b"%07d" % length
+        writer.close()
+
+    asyncio.run(run())
+
+
+def test_a_connection_that_is_idle_for_as_long_as_keepalive_says_is_closed() -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        worker = _worker(loop, keepalive=1)
+        protocol = FastASGIProtocol(worker)
+        protocol._keepalive = 0.02  # the setting is in whole seconds
+        ours, client = socket.socketpair()
+        await loop.create_connection(lambda: protocol, sock=ours)
+        reader, writer = await asyncio.open_connection(sock=client)
+        for _ in range(2):
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+            assert await reader.readexactly(2) == b"ok"
+        assert await asyncio.wait_for(reader.read(), 10.0) == b""
+        writer.close()
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_files_and_streams(name: str, files: Path) -> None:
         pytest.skip(f"{name} is not installed: .venv/bin/pip install --group frameworks")
     large = (files / "large").read_bytes()
     app = f"tests.asgi.optional_frameworks:{name}"
-    with asgi_server("ours-httptools-uvloop", app, files, forked=False) as server:
+    with asgi_server("ours-httptools-uvloop", app, files) as server:
         with Connection(server.address) as connection:
             for _ in range(2):
                 whole = connection.request("/file")

@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 import uvicorn
 from asgifast import ASGIFast, FileResponse, StaticFiles
+from asgifast.coalescing import SMALL_MESSAGE_BYTES
 from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
 from asgifast.transport import CoalescingTransport
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from tests.support.descriptors import open_descriptors
 from wsgifast.sockets.sendfile import BLOCK_BYTES, FileTruncated
 
 PATHSEND = "http.response.pathsend"
@@ -46,9 +48,9 @@ def large(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_descriptor_is_left() -> Iterator[None]:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     yield
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() <= before
 
 
 class Client:
@@ -599,6 +601,28 @@ def test_a_head_with_a_length_leaves_with_what_follows_it(protocol: Any, large: 
     talk(protocol, app, conversation)
 
 
+def test_a_head_that_is_refused_holds_nothing_back(protocol: Any) -> None:
+    piece = bytes(SMALL_MESSAGE_BYTES + 1)
+    may_go_on = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send)
+        await turns()
+        with pytest.raises(RuntimeError, match=r"http\.response\.start"):
+            await start(send, length=5)
+        await body(send, piece, more=True)
+        await may_go_on.wait()
+        await body(send, b"")
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.wait_for(client.until(piece), 10)
+        may_go_on.set()
+        await client.until(b"0\r\n\r\n")
+
+    talk(protocol, app, conversation)
+
+
 @pytest.mark.parametrize("target", ["/hello", "/pathsend", "/ours", "/stream"])
 def test_nothing_is_left_of_a_client_that_resets(protocol: Any, large: Path, target: str) -> None:
     """Neither the keep-alive timer nor a cycle of references keeps what its connection had."""
@@ -795,12 +819,12 @@ def test_parts_of_files(protocol: Any, large: Path, kind: str) -> None:
         assert b"\r\n\r\n" + data[200_000:400_000] + b"\r\n--" + boundary in body
         await ask(b"HEAD", b"5-9")
         await client.hello()
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         for _ in range(3):
             await ask(b"GET", b"100000-399999")
             await client.exactly(300_000)
             await client.hello()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_descriptors() <= before
 
     talk(protocol, app, conversation)
 
@@ -888,12 +912,12 @@ def test_an_upgraded_connection_is_uvicorns_alone(protocol: Any, large: Path) ->
 
     async def conversation(client: Client) -> None:
         await client.hello()
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         await client.until(b"\r\n\r\n")
         await client.exactly(LARGE_BYTES)
         await client.hello()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_descriptors() <= before
         await client.send(
             b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"

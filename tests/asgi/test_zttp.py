@@ -6,12 +6,15 @@ HTTP/1.1 is also among the servers of the other suites.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -37,6 +40,7 @@ PATHSEND = "http.response.pathsend"
 ZEROCOPYSEND = "http.response.zerocopysend"
 AUTO = "ours-AutoZttpProtocol-uvloop"
 LARGE_BYTES = 3_000_000
+PATIENCE_S = 60.0  # a busy machine takes seconds where a quiet one takes tenths
 
 
 @pytest.fixture
@@ -101,14 +105,14 @@ async def connected(app: ASGIApp, client: Client) -> AsyncIterator[Wire]:
     wire.pump()
     yield wire
     wire.protocol.connection_lost(None)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while state.tasks:
             await asyncio.sleep(0)
 
 
 async def settled(condition: Callable[[], object], wire: Wire) -> None:
     """Go on until a condition holds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             wire.pump()
             await asyncio.sleep(0)
@@ -152,6 +156,30 @@ def sending(messages: list[Message], said: list[str] | None = None) -> ASGIApp:
                 said.append(message["type"])
 
     return app
+
+
+def test_metrics_look_at_a_connection_whose_requests_come_and_go() -> None:
+    """They do so in another thread, which any instruction may hand the interpreter back from."""
+    protocol = ZttpH2Protocol.__new__(ZttpH2Protocol)
+    cycles: dict[int, Any] = {1: object()}
+    protocol.cycles = cycles
+    numbers = itertools.count(2)
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        if frame.f_code.co_name != "cycle":
+            return None
+        frame.f_trace_opcodes = True
+        cycles[next(numbers)] = object()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        found = protocol.cycle
+    finally:
+        sys.settrace(before)
+    assert found is cycles[1]
+    assert len(cycles) > 3
 
 
 @pytest.mark.parametrize("wrap", [ASGIFast, lambda app: app], ids=["wrapped", "bare"])

@@ -12,9 +12,9 @@ import pytest
 
 from wsgifast import ConfigurationError
 from wsgifast.benchmark.budget import budget, over_budget
-from wsgifast.benchmark.comparison import measure
 from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.looking import Seen
+from wsgifast.benchmark.measuring import measure
 from wsgifast.benchmark.report import as_html, as_json, problems, results_text, rows_figures
 from wsgifast.benchmark.results import Ratio, Result
 from wsgifast.benchmark.runner import alternate, run

@@ -18,7 +18,8 @@ from gunicorn.http.wsgi import FileWrapper as GunicornWrapper
 
 from wsgifast import ConfigurationError, register_file_wrapper
 from wsgifast.bodies.classify import Shape, classify
-from wsgifast.bodies.files import FileSlice, SegmentedBody
+from wsgifast.bodies.files import FileSlice
+from wsgifast.bodies.segments import SegmentedBody
 from wsgifast.devservers.filewrapper import FileWrapper as DevServerWrapper
 
 

@@ -20,7 +20,7 @@ from werkzeug.wsgi import ClosingIterator
 from tests.support import django_project
 from tests.test_middleware import Server, new_environ
 from wsgifast import WSGIFast
-from wsgifast.bodies.files import SegmentedBody
+from wsgifast.bodies.segments import SegmentedBody
 from wsgifast.sockets import FileSegment
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ import pytest
 from tests.support.http import Connection
 from tests.support.servers import wait_for
 from wsgifast import WSGIFast
-from wsgifast.bodies.files import FileSlice, Segment, SegmentedBody
+from wsgifast.bodies.files import FileSlice
+from wsgifast.bodies.segments import Segment, SegmentedBody
 from wsgifast.devservers import connection
 from wsgifast.sockets.sendfile import FileSegment
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,9 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.test import override_settings
+
+from tests.support import forkserver
+from tests.support.servers import ROOT
 
 OURS = "wsgifast.django.StaticFilesMiddleware"
 WHITENOISE = "whitenoise.middleware.WhiteNoiseMiddleware"
@@ -63,13 +65,12 @@ def test_the_order_of_the_apps() -> None:
 
 
 def manage(data: Path, *arguments: str) -> str:
-    done = subprocess.run(
+    done = forkserver.run(
         [sys.executable, "examples/django_project/manage.py", *arguments],
+        cwd=ROOT,
         env={**os.environ, "DJANGO_PROJECT_DATA": str(data)},
-        capture_output=True,
-        text=True,
-        check=True,
     )
+    assert done.returncode == 0, done
     return done.stdout + done.stderr
 
 

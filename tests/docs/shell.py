@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import shlex
+import signal
 import ssl
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from tests.support import forkserver
 from tests.support.programs import program
-from tests.support.servers import LiveServer, free_port, live_server
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from wsgifast.cli import command_parser
 
 __all__ = ["Shell"]
@@ -143,6 +144,10 @@ class Shell(contextlib.ExitStack):
         # gunicorn's arbiter listens before its worker can be told to end.
         answer = self._server.get("/", tls=_any_certificate() if "--certfile" in words else None)
         assert answer.status < 500, f"{words}: {answer}\n{self._server.log()}"
+        if "--workers" in words and name == "gunicorn":
+            workers = int(words[words.index("--workers") + 1])
+            arbiter = self._server.pid
+            wait_for(lambda: _can_end(arbiter, workers), "every worker can be told to end")
 
     def _here(self, text: str) -> str:
         for named, port in self._ports.items():
@@ -155,6 +160,23 @@ class Shell(contextlib.ExitStack):
         environment = {**os.environ, **variables, "PATH": path}
         environment.pop("DJANGO_SETTINGS_MODULE", None)  # that of other tests
         return environment
+
+
+def _can_end(arbiter: int, workers: int) -> bool:
+    """Whether all workers have their own signal handlers: SIGTERM is lost on one that has not.
+
+    A worker that has been forked only now still catches SIGCHLD, as its arbiter does.
+    """
+    handlers = []
+    for task in Path(f"/proc/{arbiter}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            try:
+                status = Path(f"/proc/{child}/status").read_text()
+            except OSError:
+                return False  # it has ended meanwhile
+            handlers.append(int(status.partition("SigCgt:")[2].split()[0], 16))
+    child_ended = 1 << signal.SIGCHLD - 1
+    return len(handlers) >= workers and not any(caught & child_ended for caught in handlers)
 
 
 def _any_certificate() -> ssl.SSLContext:

@@ -18,13 +18,8 @@ from starlette.routing import Mount, Route
 from tests.support import django_project
 from wsgifast import ConfigurationError, WSGIFast
 from wsgifast.doctor import examine
-from wsgifast.doctor.endpoints import (
-    from_access_log,
-    from_framework,
-    from_har,
-    from_openapi,
-    from_urls_file,
-)
+from wsgifast.doctor.endpoints import from_access_log, from_har, from_openapi, from_urls_file
+from wsgifast.doctor.frameworks import from_framework
 
 
 def flask_app() -> Any:

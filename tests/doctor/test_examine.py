@@ -38,6 +38,12 @@ def test_what_would_be_gained_is_measured() -> None:
     assert report.good == 1
 
 
+@pytest.mark.parametrize("app", [wsgi_app, asgi_app], ids=["WSGI", "ASGI"])
+def test_a_body_to_head_has_no_length_to_be_wrong(app: Any) -> None:
+    report = examine(app, [Endpoint("/good", "/good", "test", "HEAD")])
+    assert not report.of("wrong"), as_text(report)
+
+
 def test_a_slow_reader_is_tried() -> None:
     report = examine(wsgi_app, ["/file-in-generator", "/good"])
     held = {seen.endpoint.url: seen.raw.held for seen in report.observations}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import h11
@@ -267,6 +268,29 @@ def test_a_head_that_was_made_before_is_not_made_again(heads: dict[Any, Response
 def test_a_head_that_is_not_kept(heads: dict[Any, ResponseHead], headers: Any) -> None:
     assert len(known_head(OK, headers).headers) == 1
     assert not heads
+
+
+class Said(str, Enum):
+    """Formatted, a member is its name."""
+
+    STATUS = "200 OK"
+    NAME = "X-A"
+    VALUE = "1"
+
+
+def test_the_characters_of_an_enum_are_sent(heads: dict[Any, ResponseHead]) -> None:
+    """And not what it is formatted to, now or in the next response with equal headers."""
+    expected = b"HTTP/1.1 200 OK\r\nX-A: 1\r\nContent-Length: 0\r\n\r\n"
+    for name in (Said.NAME, "X-A", Said.NAME):
+        for status in (Said.STATUS, "200 OK"):
+            for value in (Said.VALUE, "1"):
+                heads.clear()
+                for _ in range(2):
+                    head = known_head(status, [(name, value)])
+                    assert head.encode("1.1", Framing(True, 0, False), "") == expected
+                assert known_head("200 OK", [("X-A", "1")]) is head
+                assert {type(text) for text in (head.status, *head.headers[0])} == {str}
+    assert {type(text) for text in check_field(Said.NAME, Said.VALUE)} == {str}
 
 
 @pytest.mark.parametrize("status", [OK, ["200 OK"], 200])

@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from loadtests.leaks import HELD, SERVERS, Count, Kind, grown, kept, measure
+from loadtests.leaks import SERVERS, Count, Kind, grown, kept, measure
+from loadtests.leaving import HELD
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
 

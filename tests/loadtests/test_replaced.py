@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadtests.replaced import CONTENDERS, Client, Outcome, measure
+from loadtests.repeating import Client, Outcome
+from loadtests.replaced import CONTENDERS, measure
 
 BODY = b"0123456789"
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n" + BODY

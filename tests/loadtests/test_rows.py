@@ -10,16 +10,14 @@ from loadtests import asgi, asgi_middleware, frameworks, slow_attack, worker
 from loadtests.__main__ import tables
 from loadtests.bench import (
     BYTES,
-    HOST,
     Profile,
     Table,
     Task,
-    free_port,
     percentile,
     problems,
     raw,
     run,
-    running,
+    running_server,
     served,
 )
 from loadtests.calls import TABLES as CALLS
@@ -37,17 +35,13 @@ def test_percentiles_by_nearest_rank() -> None:
 
 
 def test_the_client_counts_what_it_saw() -> None:
-    address = (HOST, free_port())
-    places = {"{host}": HOST, "{port}": str(address[1])}
-    argv, env = served("loadtests.app:app", None, "wsgiref").placed(places)
-
     def seen(requests: int, path: str, size: int | None = None) -> tuple[int, int, object]:
-        task = Task(path, 10.0, address, body_bytes=size)
+        task = Task(path, 10.0, server.address, body_bytes=size)
         load = raw(requests=requests)(task)
         assert load.client_cpu_s > 0
         return load.requests, load.body_bytes, load.errors
 
-    with running(argv, address, env=env):
+    with running_server(served("loadtests.app:app", None, "wsgiref")) as server:
         assert seen(5, "/small", 512) == (5, 5 * 512, {})
         assert seen(2, "/rows/4096", 4096) == (2, 2 * 4096, {})
         assert seen(1, "/small/9", 10) == (0, 0, {"status 200 with 9 bytes instead of 10": 1})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.support.child import in_a_child
-from wsgifast.metrics import Distribution
+from wsgifast.metrics import Distribution, dead
 from wsgifast.metrics.directory import Directory
 from wsgifast.metrics.points import point
 from wsgifast.metrics.processes import is_alive, name_of_process, pid_in
@@ -64,6 +67,60 @@ def test_what_the_dead_have_counted_lasts(path: Path) -> None:
             [f"{name_of_process(os.getpid())}.db", "wsgifast-dead.db"]
         )
     assert directory.processes() == {name_of_process(os.getpid())}
+
+
+class Killed(BaseException):
+    pass
+
+
+class Mortal:
+    """A module os whose caller is killed at one of its renames and removals.
+
+    :param behind: it is killed when that is done; else before.
+    """
+
+    def __init__(self, at: int, *, behind: bool) -> None:
+        self._left = at
+        self._behind = behind
+        self.path = os.path
+
+    def replace(self, *args: str) -> None:
+        self._take(os.replace, *args)
+
+    def unlink(self, *args: str) -> None:
+        self._take(os.unlink, *args)
+
+    def _take(self, step: Callable[..., None], *args: str) -> None:
+        self._left -= 1
+        if self._left != -1:
+            step(*args)
+            return
+        if self._behind:
+            step(*args)
+        raise Killed
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_nothing_is_counted_twice_whenever_its_exporter_is_killed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, behind: bool
+) -> None:
+    for steps in itertools.count():
+        in_a_child(report)
+        deaths = steps + 1
+        with monkeypatch.context() as patch:
+            patch.setattr(dead, "os", Mortal(steps, behind=behind))
+            with contextlib.suppress(Killed):
+                Directory(str(path), own=True).clean()
+                break
+        # The next exporter.
+        directory = Directory(str(path), own=True)
+        directory.clean()
+        found = samples(directory)
+        assert found["wsgifast_timeouts_total", (("kind", "head"),)] == 2 * deaths
+        assert found["wsgifast_thread_wait_seconds_count", ()] == 15 * deaths
+        assert {file.name for file in path.iterdir()} >= {"counter_wsgifast-dead.db"}
+    assert steps == 8  # a plan, a file, what it replaces and the plan's removal, of both kinds
+    assert not list(path.glob("*.tmp"))
 
 
 APPS_OWN = """

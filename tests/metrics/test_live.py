@@ -42,8 +42,7 @@ def test_workers_of_gthread_with_the_app_loaded_before(tmp_path: Path) -> None:
         registry.register(Directory(str(tmp_path), own=False))
         return parsed(registry)
 
-    # Not forked from a process that has imported prometheus_client in its other mode.
-    with live_server(argv, ("127.0.0.1", port), env=env, forked=False) as server:
+    with live_server(argv, ("127.0.0.1", port), env=env) as server:
         _ask(server)
         wait_for(
             lambda: (
@@ -65,7 +64,7 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServer,
         "tests.metrics.app:app",
     )  # fmt: skip
     env = {"WSGIFAST_METRICS": f"127.0.0.1:{metrics}"}
-    with live_server(argv, ("127.0.0.1", port), env=env, forked=False) as server:
+    with live_server(argv, ("127.0.0.1", port), env=env) as server:
         yield server, metrics
 
 

@@ -89,7 +89,8 @@ def test_what_clients_invent_takes_no_memory() -> None:
         _record(tally, method=f"M{number}", scheme=f"s{number}")
     assert list(_points(tally, _DURATION)) == [("_OTHER", "_OTHER", "200", "/items/<id>")]
     assert _active(tally) == {("_OTHER", "_OTHER"): 0}
-    assert not any(lane.noted for lane in tally.lanes.values())
+    assert len(tally._series) == 1
+    assert not tally.notes
 
 
 def test_distinct_patterns_are_limited() -> None:
@@ -101,8 +102,6 @@ def test_distinct_patterns_are_limited() -> None:
     other = durations["GET", "http", "200", "_OTHER"].value
     assert isinstance(other, Distribution)
     assert sum(other.counts) == 50
-    (lane,) = tally.lanes.values()
-    assert len(lane.noted) == tallies._MOST_PATTERNS
 
 
 def _active(tally: Tally) -> dict[tuple[str, ...], float]:
@@ -187,3 +186,43 @@ def test_a_child_counts_from_nothing() -> None:
     in_a_child(counts_nothing)
     assert _value(tally, "wsgifast_clients_left_total") == 1
     assert _value(tally, "wsgifast_content_length_errors_total", "short") == 1
+
+
+def test_what_was_noted_is_bounded_and_seen_by_whoever_asks() -> None:
+    tally = Tally()
+    for number in range(3 * tallies.NOTED_TOGETHER):
+        tally.begin("GET", "http")
+        _record(tally)
+        assert len(tally.notes) < tallies.NOTED_TOGETHER
+        assert len(tally.begun) < tallies.NOTED_TOGETHER
+        if number % 100 == 99:
+            count = _value(tally, "wsgifast_responses_total", "as-is", "/items/<id>")
+            assert count == number + 1
+            assert not tally.notes
+
+
+def test_the_first_request_of_a_process_is_counted_at_once() -> None:
+    """Whoever is to tell of it begins then."""
+    called: list[bool] = []
+    tally = Tally(lambda: called.append(True))
+    _record(tally)
+    assert called == [True]
+
+    def begins() -> None:
+        called.clear()
+        _record(tally)
+        assert called == [True]
+
+    in_a_child(begins)
+
+
+def test_requests_under_way_are_asked_for_where_somebody_knows() -> None:
+    tally = Tally()
+    tally.active = lambda: [("GET", "http"), ("GET", "http"), ("BREW", "http")]
+    _record(tally, method="POST")
+    assert _active(tally) == {("GET", "http"): 2, ("_OTHER", "http"): 1, ("POST", "http"): 0}
+
+    def knows_of_none() -> None:
+        assert not _active(tally)
+
+    in_a_child(knows_of_none)

@@ -166,6 +166,60 @@ def test_without_descriptors_accepting_pauses(monkeypatch: pytest.MonkeyPatch) -
     assert server.listens
 
 
+@pytest.mark.parametrize("behind_others", [False, True])
+def test_without_a_watch_for_a_listener_accepting_pauses(
+    behind_others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are connected are served all the same."""
+
+    def refuse(fd: int) -> None:
+        server.poller.fds.discard(fd)  # as one that could be forgotten, and not be put back
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    server = Server(waiting=1)
+    now = [1000.0]
+    monkeypatch.setattr(accepting, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    listen = server.poller.listen
+    monkeypatch.setattr(server.poller, "listen", refuse)
+    if behind_others:
+        monkeypatch.setattr(server.poller, "queue_behind_others", refuse)
+        server.acceptor.accept(LISTENER)
+        assert len(server.begun) == 1
+    else:
+        server.open = False
+        server.acceptor.update()
+        server.open = True
+        server.acceptor.update()
+    assert not server.listens
+    assert not server.acceptor.listening
+    assert server.warnings == [
+        "Cannot accept: [Errno 28] No space left on device; trying again soon"
+    ]
+    server.acceptor.update()
+    now[0] += 1
+    server.acceptor.update()  # no better
+    assert not server.listens
+    monkeypatch.setattr(server.poller, "listen", listen)
+    now[0] += 1
+    server.acceptor.update()
+    assert server.listens
+
+
+def test_a_listener_that_cannot_be_watched_at_all_ends_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(fd: int) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    server = Server()
+    server.open = False
+    server.acceptor.update()
+    server.open = True
+    monkeypatch.setattr(server.poller, "listen", refuse)
+    with pytest.raises(PermissionError):
+        server.acceptor.update()
+
+
 def test_who_is_told_of_a_connection_accepts_it() -> None:
     """Although it should not listen any more: the kernel has told nobody else."""
     server = Server(waiting=3)

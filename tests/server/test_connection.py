@@ -539,6 +539,18 @@ def test_a_client_that_closes_its_side_with_its_request(bench: Bench, also: byte
     assert client.is_in(CLOSED)
 
 
+def test_urgent_data_hides_nothing_that_comes_behind_it(bench: Bench) -> None:
+    """RFC 9293 section 3.8.5: a receive ends in front of it, although there is more."""
+    client = bench.connect(tcp=True)
+    for _ in range(2):
+        client.send(GET[:7])
+        client.sock.send(b"!", socket.MSG_OOB)
+        client.send(GET[7:])
+        bench.run()
+        assert client.read_response().status == 200
+    assert client.is_in(IDLE)
+
+
 @pytest.mark.parametrize("what", [GET, b""])
 def test_what_comes_while_the_app_runs_is_not_lost(make_bench: MakeBench, what: bytes) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -628,3 +640,38 @@ def test_only_who_is_kept_alive_is_idle(make_bench: MakeBench) -> None:
     bench.pass_time(LINGER_S + 1)
     states = [client.near.state for client in (idle, silent, begun, taking)]
     assert states == [CLOSED, CLOSED, RECEIVING, SENDING]
+
+
+def test_a_response_ends_after_what_a_tick_has_taken_of_it(make_bench: MakeBench) -> None:
+    """Whoever sends at a tick takes the blocks under the lock, and queues them a moment later."""
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        yield b"first, "
+        yield b"second"
+        output = client.near.output
+        lock, taken = output.lock, output._gathered.take()
+        assert taken == b"second"
+
+        class Held:
+            """Is free when that is done."""
+
+            def __enter__(self) -> None:
+                output.lock = lock
+                lock.acquire()
+                output._begin_backlog().append(taken)
+                output._send()
+
+            def __exit__(self, *_: object) -> None:
+                lock.release()
+
+        held: Any = Held()
+        output.lock = held
+
+    bench = make_bench(app)
+    bench.worker.application._logs_access = False  # which would ask for the lock too
+    bench.server.pool.monitor.ticking = True
+    client = bench.connect()
+    client.send(b"GET / HTTP/1.0\r\n\r\n")
+    bench.run()
+    assert client.receive_all_there_is().endswith(b"\r\n\r\nfirst, second")

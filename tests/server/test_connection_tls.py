@@ -11,12 +11,15 @@ import trustme
 
 from tests.support import http2
 from tests.workers.bench import Bench, echo, make_bench
+from wsgifast.server.http2 import outgoing
 from wsgifast.server.poller import READ, WRITE
+from wsgifast.server.pool import Pool
 from wsgifast.server.states import CLOSED, LINGERING, STREAMS
 from wsgifast.workers.worker import FastWorker
 
 __all__ = ["make_bench"]
 
+LARGE = 1 << 20
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
 
 MakeBench = Callable[..., Bench]
@@ -109,8 +112,20 @@ def test_tls_ends_with_a_goodbye(tls_bench: TLSBench, pem: tuple[str, ssl.SSLCon
     assert client.is_in(CLOSED)
 
 
-def test_http2_is_agreed_on(tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext]) -> None:
-    bench = tls_bench(http_protocols="h2,h1", keepalive=5)
+def test_http2_is_agreed_on(
+    tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways: list[int] = []
+    monkeypatch.setattr(Pool, "make_way", lambda pool: ways.append(1))
+    monkeypatch.setattr(outgoing, "LONG_TURN_BYTES", 60_000)
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/large":
+            start_response("200 OK", [])
+            return [bytes(LARGE)]
+        return echo(environ, start_response)
+
+    bench = tls_bench(app, http_protocols="h2,h1", keepalive=5)
     context = pem[1]
     context.set_alpn_protocols(["h2"])
     try:
@@ -129,6 +144,18 @@ def test_http2_is_agreed_on(tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext]
         speaker.take(client.sock.recv(1 << 20))
         client.send(speaker.state.data_to_send())
     assert [speaker.answers[stream].body for stream in streams] == bodies
+    assert not ways
+    # Others go on while much is encrypted.
+    stream = speaker.ask(path="/large")
+    speaker.open(1 << 21)
+    speaker.open(1 << 21, stream)
+    client.send(speaker.state.data_to_send())
+    while not speaker.answers[stream].ended:
+        bench.run()
+        speaker.take(client.sock.recv(1 << 20))
+        client.send(speaker.state.data_to_send())
+    assert len(speaker.answers[stream].body) == LARGE
+    assert ways
     # It waits in no thread.
     assert client.near.fd in bench.server.registry.waiting
     client.close()

@@ -106,10 +106,10 @@ def test_a_thread_that_takes_what_has_waited_says_so(monitored: Monitored) -> No
     pool._lead_or_follow(monitored.first)
     turn(monitored, monitored.first)
     assert taken == ["waited"]
-    assert pool.exhausted_for(monitored.now + 2) == pytest.approx(monitored.now + 2 - since)
+    assert pool.exhaustion.seconds(monitored.now + 2) == pytest.approx(monitored.now + 2 - since)
     monitored.now += 5
     turn(monitored, monitored.first)  # it polls: the time is over
-    assert pool.exhausted_for(monitored.now + 100) == pytest.approx(monitored.now - since)
+    assert pool.exhaustion.seconds(monitored.now + 100) == pytest.approx(monitored.now - since)
 
 
 def test_waits_that_nobody_asks_for_are_limited() -> None:

@@ -214,6 +214,21 @@ def test_what_an_app_has_raised_is_not_for_its_client(begin: Begin) -> None:
     assert not peer.streams
 
 
+def test_an_error_has_no_body_for_head(begin: Begin) -> None:
+    """RFC 9110 section 9.3.2; clients that find one end the connection."""
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        raise ValueError("a secret")
+
+    peer = begin(app)
+    for status, headers in ((500, []), (431, [("x", "a" * 9000)])):
+        answer = peer.get(method="HEAD", headers=headers)
+        assert (answer.status, answer.body, answer.ended) == (status, b"", True)
+        assert int(answer.headers["content-length"]) > 0
+    assert not peer.goaways
+    assert peer.get().body == b"Internal Server Error"
+
+
 def test_too_little_does_not_look_whole(begin: Begin) -> None:
     for body in (lambda: [b"abc"], lambda: iter([b"abc"])):
         peer = begin(app_of(body, ("Content-Length", "4")))
@@ -995,7 +1010,7 @@ def test_an_error_of_ours_ends_one_connection(
     def fail(*args: object, **options: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr(peer.near.frames, "send_data", fail)
+    monkeypatch.setattr(peer.near.frames, "send_body", fail)
     peer.open(100, stream)
     peer.send_only()
     peer.bench.run()

@@ -6,15 +6,20 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from h2.exceptions import FlowControlError, ProtocolError
+from h2.settings import SettingCodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.server.http2_bench import HTTP2, Peer, Stalled
+from tests.support import http2
 from tests.support.effort import effort
 from tests.workers.bench import Bench, echo
 from wsgifast.errors import MalformedRequest
 from wsgifast.http.http2 import request_head, trailer_lines
 from wsgifast.server.http2.floods import PERIOD_S, RESETS, WINDOWS, Flood, Floods
+from wsgifast.server.http2.frames import Frames
+from wsgifast.server.options import HTTP2Options
 
 GET = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"a"), (b":path", b"/")]
 
@@ -101,7 +106,7 @@ def test_floods_are_over_after_a_while() -> None:
 def test_windows_are_earned() -> None:
     floods = Floods(0.0)
     for _ in range(2000):
-        floods.earn_windows(10, held_back=False)
+        floods.earn_windows(10, frames=1)
     for _ in range(4000 + WINDOWS):
         floods.note_window(0.0)
     # 10 bytes a frame have earned a little more.
@@ -115,11 +120,85 @@ def test_what_is_held_back_earns_next_to_nothing() -> None:
     floods = Floods(0.0)
     for _ in range(WINDOWS):
         floods.note_window(0.0)
-        floods.earn_windows(1, held_back=True)
+        floods.earn_windows(1, frames=0)
     for _ in range(int(WINDOWS * 2 / 1024)):
         floods.note_window(0.0)
     with pytest.raises(Flood):
         floods.note_window(0.0)
+
+
+# Frames of a body
+
+
+OPTIONS = HTTP2Options(
+    max_concurrent_streams=100,
+    initial_window_bytes=65_535,
+    max_frame_bytes=16_384,
+    max_header_list_bytes=65_536,
+)
+
+
+def asked(window: int, frame_bytes: int) -> Frames:
+    """The frames of a connection on which a client has asked, and is answered."""
+    client = http2.Client(window=window)
+    client.begin()
+    client.state.update_settings({SettingCodes.MAX_FRAME_SIZE: frame_bytes})
+    client.ask()
+    frames = Frames(OPTIONS)
+    frames.begin()
+    frames.take(client.state.data_to_send())
+    frames.data_to_send()
+    frames.send_headers(1, [(b":status", b"200")])
+    return frames
+
+
+@given(
+    bodies=st.lists(st.tuples(st.integers(0, 70_000), st.booleans()), max_size=4),
+    frame_bytes=st.sampled_from([16_384, 20_000, 1 << 20]),
+    ends=st.booleans(),
+)
+@settings(max_examples=effort(60))
+def test_a_body_is_framed_as_by_h2(
+    bodies: list[tuple[int, bool]], frame_bytes: int, ends: bool
+) -> None:
+    """The same bytes, in the same order among others, and the same windows afterwards."""
+    ours, theirs = asked(1 << 20, frame_bytes), asked(1 << 20, frame_bytes)
+    for each in (ours, theirs):
+        each.outbound_flow_control_window = 1 << 20
+    sent = [b"", b""]
+    for number, (size, pings) in enumerate(bodies):
+        last = ends and number == len(bodies) - 1
+        data = memoryview(bytes([number]) * size)
+        frames = ours.send_body(1, data, end_stream=last)
+        most = min(frame_bytes, 1 << 16)
+        parts = [data[start : start + most] for start in range(0, size or 1, most)]
+        assert frames == len(parts)
+        for part in parts:
+            theirs.send_data(1, part, end_stream=last and part is parts[-1])
+        for side, each in enumerate((ours, theirs)):
+            if pings:
+                each.ping(b"12345678")
+            else:
+                sent[side] += each.data_to_send()
+    sent[0] += ours.data_to_send()
+    sent[1] += theirs.data_to_send()
+    assert sent[0] == sent[1]
+    assert ours.window == theirs.window
+    assert ours.stream_window(1) == theirs.stream_window(1)
+    assert ours.is_open(1) == theirs.is_open(1)
+    assert ours.data_to_send() == b""
+
+
+def test_a_body_that_may_not_be_sent_is_not() -> None:
+    frames = asked(100, 16_384)
+    frames.data_to_send()
+    with pytest.raises(FlowControlError, match="101 bytes"):
+        frames.send_body(1, bytes(101), end_stream=False)
+    frames.send_body(1, bytes(100), end_stream=True)
+    frames.data_to_send()
+    for number in (1, 3):
+        with pytest.raises(ProtocolError):
+            frames.send_body(number, b"", end_stream=False)
 
 
 # Whatever a client does

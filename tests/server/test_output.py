@@ -21,122 +21,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.server.output_bench import Near, drain_armed, opened, rules
+from tests.support.descriptors import open_descriptors
 from tests.support.effort import effort
 from tests.support.eviction import wait_until_missed
 from wsgifast.http.framing import chunk
 from wsgifast.server import output, output_memory, sending
-from wsgifast.server.counters import Counters
-from wsgifast.server.disk import DiskThreads
-from wsgifast.server.disk_budget import DiskBudget
 from wsgifast.server.output import ClientGone, OutputQueue
-from wsgifast.server.output_memory import OutputMemory
-from wsgifast.server.output_rules import Coalescing, OutputRules
+from wsgifast.server.output_rules import Coalescing
 from wsgifast.sockets.options import NEAR_SEND_BUFFER_BYTES
 
 SIZE = 8 * 1024 * 1024
-
-
-def rules(
-    *,
-    ahead_bytes: int = 1 << 20,
-    timeout_s: float = 60.0,
-    least_bytes_per_s: float = 0.0,
-    sendfile: bool = True,
-    memory_bytes: int = 1 << 30,
-    warnings: list[str] | None = None,
-    disk: DiskThreads | None = None,
-    response_on_disk_bytes: int = 1 << 30,
-    responses_on_disk_bytes: int = 1 << 40,
-) -> OutputRules:
-    told: list[str] = [] if warnings is None else warnings
-    return OutputRules(
-        ahead_bytes=ahead_bytes,
-        timeout_s=timeout_s,
-        least_bytes_per_s=least_bytes_per_s,
-        sendfile=sendfile,
-        response_on_disk_bytes=response_on_disk_bytes,
-        memory=OutputMemory(
-            memory_bytes,
-            DiskBudget(responses_on_disk_bytes),
-            lambda text, *args: told.append(text % args),
-        ),
-        disk=disk or DiskThreads(lambda error: told.append(repr(error))),
-        coalescing=Coalescing(lambda: True),
-        counters=Counters(),
-    )
-
-
-class Near:
-    """An output queue and its client.
-
-    :ivar armed: how it was waited for each time: True for "try again later".
-    """
-
-    def __init__(self, rules: OutputRules) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.client = socket.create_connection(listener.getsockname(), timeout=10)
-            self.sock = listener.accept()[0]
-        self.sock.setblocking(False)
-        self.armed: list[bool] = []
-        self.deadlines: list[float] = []
-        self.resumed = 0
-        self.refusal: Exception | None = None
-        self.changed = threading.Condition()
-        self.queue = self.make_queue(rules)
-
-    def make_queue(self, rules: OutputRules) -> OutputQueue:
-        return OutputQueue(sending.Sender(self.sock, rules), self, rules)
-
-    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
-        if self.refusal is not None:
-            raise self.refusal
-        with self.changed:
-            self.armed.append(retry)
-            self.deadlines.append(deadline)
-            self.changed.notify_all()
-
-    def resume_sending(self) -> None:
-        with self.changed:
-            self.resumed += 1
-            self.changed.notify_all()
-
-    @property
-    def send_buffer(self) -> int:
-        # Linux doubles what it is given, and says so (socket(7)).
-        return self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
-
-    def receive_all_there_is(self) -> bytes:
-        self.client.setblocking(False)
-        data = b""
-        try:
-            while block := self.client.recv(1 << 20):
-                data += block
-        except BlockingIOError:
-            pass
-        self.client.setblocking(True)
-        return data
-
-    def receive(self, size: int) -> bytes:
-        """So many bytes, as they come: a packet may be on its way yet."""
-        data = b""
-        while len(data) < size:
-            block = self.client.recv(min(1 << 20, size - len(data)))
-            assert block, f"the connection ended {size - len(data)} bytes early"
-            data += block
-        return data
-
-    def drain(self, size: int) -> bytes:
-        """Receive what is left of the output, of so many bytes; the queue goes on meanwhile."""
-        received = b""
-        while self.queue.draining:
-            received += self.receive(size - self.queue.bytes_left() - len(received))
-            self.queue.on_writable()
-        return received + self.receive(size - len(received))
-
-    def close(self) -> None:
-        self.queue.close()
-        self.client.close()
-        self.sock.close()
 
 
 @pytest.fixture
@@ -148,11 +43,8 @@ def near() -> Iterator[Near]:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[int]:
-    path = tmp_path / "file"
-    path.write_bytes(os.urandom(SIZE))
-    fd = os.open(path, os.O_RDONLY)
-    yield fd
-    os.close(fd)
+    with opened(tmp_path / "file", os.urandom(SIZE)) as fd:
+        yield fd
 
 
 @pytest.fixture(autouse=True)
@@ -265,11 +157,8 @@ PIECES = st.lists(
 
 @pytest.fixture(scope="module")
 def content(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    path = tmp_path_factory.mktemp("output") / "content"
-    path.write_bytes(CONTENT)
-    fd = os.open(path, os.O_RDONLY)
-    yield fd
-    os.close(fd)
+    with opened(tmp_path_factory.mktemp("output") / "content", CONTENT) as fd:
+        yield fd
 
 
 @given(
@@ -289,7 +178,7 @@ def test_whatever_is_written_arrives_in_order(
     near = Near(rules(ahead_bytes=1 << 30, sendfile=kernel, memory_bytes=memory_bytes))
     queue = near.queue
     expected = received = b""
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = open_descriptors()
     try:
         for (kind, size, offset), read in zip(pieces, reads, strict=False):
             data = CONTENT[offset : offset + size]
@@ -313,7 +202,7 @@ def test_whatever_is_written_arrives_in_order(
         assert near.receive_all_there_is() == b""
         assert queue.bytes_queued == 0
         queue.reset()
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert open_descriptors() <= descriptors
     finally:
         near.close()
 
@@ -358,14 +247,14 @@ def test_nothing_follows_what_an_error_has_dropped(
     near: Near, content: int, write: Callable[[OutputQueue, int], object]
 ) -> None:
     """The client would take it for the bytes that are missing."""
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = open_descriptors()
     near.queue.write_file(b"head", content, 0, len(CONTENT))
     near.queue.write_file(b"", content, 0, 1000)
     near.queue.write(bytes(SIZE))
     left = near.queue.bytes_left()
     sent = 4 + len(CONTENT) + 1000 + SIZE - left
     near.queue.fail(TimeoutError("the client took no byte in time"))
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert open_descriptors() <= descriptors
     assert not near.queue.draining
     near.receive(sent)
     with pytest.raises(ClientGone, match="took no byte"):
@@ -418,7 +307,7 @@ def test_a_writer_far_ahead_of_its_client_waits_for_room(near: Near) -> None:
 def test_a_kernel_that_cannot_watch_the_socket_ends_the_queue(near: Near, file: int) -> None:
     near.refusal = OSError(errno.ENOMEM, "Cannot allocate memory")
     queue = near.queue
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = open_descriptors()
     with pytest.raises(ClientGone, match="Cannot allocate memory"):
         queue.write(bytes(SIZE))
     assert not queue.draining
@@ -428,7 +317,7 @@ def test_a_kernel_that_cannot_watch_the_socket_ends_the_queue(near: Near, file: 
     near.queue = queue = near.make_queue(rules())
     with pytest.raises(ClientGone, match="Cannot allocate memory"):
         queue.write_file(b"", file, 0, SIZE)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert open_descriptors() <= descriptors
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EIO])
@@ -557,7 +446,7 @@ def test_blocks_of_a_stream_that_leave_together_are_framed_together(
     for block in (b"first", b"second", b"third"):
         queue.write_next(block)
     assert near.receive_all_there_is() == b"head"
-    assert queue.waits_for_company
+    assert queue.waits_for_company()
     assert queue.bytes_left() == len(b"firstsecondthird")
     queue.write(b"end")  # does not overtake them
     assert near.receive_all_there_is() == b"10\r\nfirstsecondthird\r\nend"
@@ -665,7 +554,7 @@ class HangingDisk:
         self.calls: list[str] = []
         self._sendfile = os.sendfile
         monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
-        monkeypatch.setattr(sending, "read_cached", lambda fd, offset, size: None)
+        monkeypatch.setattr(sending, "view_cached", lambda fd, offset, size: None)
         monkeypatch.setattr(os, "sendfile", self._hang)
 
     def _hang(self, out: int, fd: int, offset: int, size: int) -> int:
@@ -679,21 +568,6 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingDisk]:
     disk = HangingDisk(monkeypatch)
     yield disk
     disk.go.set()
-
-
-def drain_armed(near: Near, size: int) -> bytes:
-    """Receive so many bytes, and go on as often as the queue waits for an event."""
-    received = b""
-    deadline = time.monotonic() + 20
-    while len(received) < size or near.armed:
-        assert time.monotonic() < deadline, f"{len(received)} bytes of {size} have come"
-        received += near.receive_all_there_is()
-        if near.armed:
-            near.armed.clear()
-            near.queue.on_writable()
-        else:
-            time.sleep(0.001)
-    return received
 
 
 @pytest.mark.parametrize("kernel", [True, False])
@@ -747,17 +621,17 @@ def test_a_connection_may_end_while_its_disk_is_waited_for(
 ) -> None:
     """Its descriptors stay until the disk thread is done: their numbers are nobody else's."""
     near = Near(rules())
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = open_descriptors()
     near.queue.write_file(b"", content, 0, 100_000)
     while not hanging.calls:
         time.sleep(0.001)
     near.queue.fail(TimeoutError("the worker stops"))
-    assert len(os.listdir("/proc/self/fd")) == descriptors + 1
+    assert len(open_descriptors() - descriptors) == 1
     near.queue.closing = True
     hanging.go.set()
     with near.changed:
         assert near.changed.wait_for(lambda: near.resumed, 20)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert open_descriptors() <= descriptors
     assert near.armed == []
     near.close()
 
@@ -815,10 +689,10 @@ def test_no_thread_for_the_disk_ends_the_queue(
 
     monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = open_descriptors()
     with pytest.raises(ClientGone, match="can't start new thread"):
         near.queue.write_file(b"", content, 0, 100)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert open_descriptors() <= descriptors
 
 
 # What waits in memory, and what does not
@@ -828,20 +702,20 @@ def test_output_beyond_the_memory_waits_in_temporary_files(content: int) -> None
     warnings: list[str] = []
     shared = rules(memory_bytes=20 * len(CONTENT), warnings=warnings)
     clients = [Near(shared) for _ in range(6)]
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = open_descriptors()
     try:
         for client in clients:
             client.queue.write_all([b"head", *[CONTENT] * 10])
             assert client.queue.draining
         assert shared.memory.used_bytes <= 20 * len(CONTENT)
-        assert len(os.listdir("/proc/self/fd")) >= descriptors + 4  # two are in memory
+        assert len(open_descriptors() - descriptors) >= 4  # two are in memory
         assert len(warnings) == 1
         assert f"output_memory_bytes ({20 * len(CONTENT)})" in warnings[0]
         for client in clients:
             assert drain_armed(client, 4 + 10 * len(CONTENT)) == b"head" + 10 * CONTENT
             client.queue.reset()
         assert shared.memory.used_bytes == 0
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert open_descriptors() <= descriptors
     finally:
         for client in clients:
             client.close()
@@ -864,16 +738,16 @@ def test_what_stays_for_its_last_bytes_counts_whole() -> None:
 def test_an_answer_of_the_usual_size_stays_in_memory(content: int) -> None:
     shared = rules(memory_bytes=0)
     near = Near(shared)
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = open_descriptors()
     try:
         near.queue.write_file(b"", content, 0, len(CONTENT))
         near.queue.write(bytes(10_000))
         assert shared.memory.used_bytes == 10_000
-        assert len(os.listdir("/proc/self/fd")) == descriptors + 1
+        assert len(open_descriptors() - descriptors) == 1
         near.queue.write(bytes(10_000))  # and now it is in a file, in one run with what follows
         near.queue.write(bytes(10_000))
         assert shared.memory.used_bytes == 10_000
-        assert len(os.listdir("/proc/self/fd")) == descriptors + 2
+        assert len(open_descriptors() - descriptors) == 2
         assert drain_armed(near, len(CONTENT) + 30_000) == CONTENT + bytes(30_000)
     finally:
         near.close()
@@ -891,13 +765,18 @@ def test_where_no_temporary_file_can_be_written_output_stays_in_memory(
     shared = rules(memory_bytes=0, warnings=warnings)
     near = Near(shared)
     monkeypatch.setattr(*((os, "pwrite") if full else (tempfile, "TemporaryFile")), refuse)
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = open_descriptors()
+    now = [1000.0]
+    monkeypatch.setattr(output_memory, "time", SimpleNamespace(monotonic=lambda: now[0]))
     try:
-        near.queue.write_all([CONTENT] * 10)
-        assert any("no room" in line for line in warnings)
-        assert drain_armed(near, 10 * len(CONTENT)) == 10 * CONTENT
+        for seconds, times in ((0, 1), (5, 1), (5, 2)):
+            now[0] += seconds
+            near.queue.write_all([CONTENT] * 5)
+            # Once for each is too often: the log may be on the same disk.
+            assert [line[-7:] for line in warnings].count("no room") == times
+        assert drain_armed(near, 15 * len(CONTENT)) == 15 * CONTENT
         near.queue.reset()
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert open_descriptors() <= descriptors
     finally:
         near.close()
     assert shared.memory.used_bytes == 0
@@ -938,7 +817,7 @@ def blocks(count: int, size: int = 1000) -> Iterator[bytes]:
 def test_a_writer_that_may_runs_ahead_into_a_temporary_file() -> None:
     shared = rules(ahead_bytes=100_000)
     near = Near(shared)
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = open_descriptors()
     try:
         near.queue.may_run_ahead = True
         for block in blocks(20_000):
@@ -946,11 +825,11 @@ def test_a_writer_that_may_runs_ahead_into_a_temporary_file() -> None:
             assert shared.memory.used_bytes <= 250_000
         assert near.queue.bytes_queued > 10_000_000
         assert shared.memory.disk.used_bytes > 10_000_000
-        assert len(os.listdir("/proc/self/fd")) == descriptors + 1
+        assert len(open_descriptors() - descriptors) == 1
         assert drain_armed(near, 20_000_000) == b"".join(blocks(20_000))
         near.queue.reset()
         assert not near.queue.may_run_ahead
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert open_descriptors() <= descriptors
         assert shared.memory.used_bytes == shared.memory.disk.used_bytes == 0
     finally:
         near.close()

@@ -8,11 +8,14 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from tests.support.servers import wait_for
 from tests.workers.serving import POLLERS
 from wsgifast.errors import ConfigurationError
+from wsgifast.server.monitor import is_running
 from wsgifast.server.poller import (
     HUNG_UP,
     READ,
@@ -417,6 +420,8 @@ def test_one_of_those_that_share_a_listener_is_told_and_each_in_its_turn(
     for thread in threads:
         thread.start()
     for count in range(1, 11):
+        # Nobody is told who does not wait: on a busy machine a thread may not be there yet.
+        wait_for(lambda: not any(map(is_running, threads)), "both of them wait")
         with socket.create_connection(listener.getsockname(), PATIENCE_S):
             assert accepted.acquire(timeout=PATIENCE_S)
             # Who has been told in vain would fail at accept(), in its thread.
@@ -452,3 +457,28 @@ def test_a_kernel_that_can_only_tell_them_all(listener: socket.socket) -> None:
     with pytest.raises(OSError, match="exists"):
         poller.listen(listener.fileno())
     poller.close()
+
+
+def test_a_poll_gathers_what_the_kernel_tells_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short request may be behind thousands of downloads that have room; but there is an end."""
+    monkeypatch.setattr("wsgifast.server.poller._MOST_AT_ONCE", 2)
+    monkeypatch.setattr("wsgifast.server.poller._MOST_EVENTS", 6)
+    poller = EpollPoller()
+    parts: list[list[tuple[int, int]]] = []
+    timeouts: list[float | None] = []
+
+    def poll(timeout: float | None) -> list[tuple[int, int]]:
+        timeouts.append(timeout)
+        return parts.pop(0)
+
+    epoll, poller._epoll = poller._epoll, SimpleNamespace(poll=poll)  # type: ignore[assignment]
+    try:
+        for sizes, told in (([1], 1), ([2, 0], 2), ([2, 2, 1], 5), ([2] * 6, 8)):
+            timeouts.clear()
+            numbers = iter(range(100, 200))
+            parts[:] = [[(next(numbers), WRITE) for _ in range(size)] for size in sizes]
+            assert poller.poll(7.0) == [(100 + number, WRITE) for number in range(told)]
+            assert timeouts == [7.0, *[0] * (min(len(sizes), 4) - 1)]
+    finally:
+        poller._epoll = epoll
+        poller.close()

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from tests.support.servers import wait_for
+from wsgifast.server import exhaustion, pool
 from wsgifast.server import monitor as module
-from wsgifast.server import pool
 from wsgifast.server.monitor import _RUNNING_PATIENCE_S, _SPARE_PATIENCE_S, TICK_S
-from wsgifast.server.poller import Event
-from wsgifast.server.pool import _BEHIND_TURNS, Pool
+from wsgifast.server.poller import READ, WRITE, Event
+from wsgifast.server.pool import _BEHIND_S, Pool
 
 SIZE = 3
 LONG_S = 10.0
@@ -46,7 +46,7 @@ class Monitored:
         self.at_pause: Callable[[], object] = lambda: None
         self.at_poll: Callable[[], object] | None = None  # None: time goes by
         self.in_app: Callable[[], object] = lambda: None
-        for each in (module, pool):
+        for each in (module, pool, exhaustion):
             monkeypatch.setattr(each, "time", SimpleNamespace(monotonic=lambda: self.now))
         poller: Any = SimpleNamespace(poll=self._poll, wake=self._wake)
         self.pool: Pool[str] = Pool(
@@ -356,7 +356,7 @@ def exhaust(monitored: Monitored) -> float:
     monitored.enter(monitored.first)
     monitored.run(1.5)
     monitored.first.busy = False
-    since = monitored.pool.exhausted_since
+    since = monitored.pool.exhaustion.since
     assert since is not None
     assert 100 < since <= monitored.now
     return since
@@ -364,7 +364,7 @@ def exhaust(monitored: Monitored) -> float:
 
 def test_it_is_exhausted_until_a_thread_has_nothing_to_do(monitored: Monitored) -> None:
     pool = monitored.pool
-    assert pool.exhausted_since is None
+    assert pool.exhaustion.since is None
     since = exhaust(monitored)
     pool.ready.extend(["first", "second"])
     monitored.spare.busy = True
@@ -373,10 +373,10 @@ def test_it_is_exhausted_until_a_thread_has_nothing_to_do(monitored: Monitored) 
     for _ in range(2):
         turn(monitored, monitored.first)
         monitored.now += 1
-        assert pool.exhausted_since == since
+        assert pool.exhaustion.since == since
     assert monitored.ran == ["first", "second"]
     turn(monitored, monitored.first)  # it polls
-    assert pool.exhausted_since is None
+    assert pool.exhaustion.since is None
 
 
 def test_who_follows_has_nothing_to_do(monitored: Monitored) -> None:
@@ -384,14 +384,14 @@ def test_who_follows_has_nothing_to_do(monitored: Monitored) -> None:
     monitored.first.gate.release()
     monitored.pool._lead_or_follow(monitored.first)
     assert monitored.pool._followers == [monitored.first]
-    assert monitored.pool.exhausted_since is None
+    assert monitored.pool.exhaustion.since is None
 
 
 def test_a_spare_that_polls_helps_nobody_who_waits(monitored: Monitored) -> None:
     since = exhaust(monitored)
     monitored.pool._serve_as_spare(monitored.spare)
     assert monitored.polls
-    assert monitored.pool.exhausted_since == since
+    assert monitored.pool.exhaustion.since == since
 
 
 def test_what_no_thread_is_free_for_is_told_before_it_can_be_taken(monitored: Monitored) -> None:
@@ -497,6 +497,29 @@ def test_a_lead_that_nobody_could_take_is_on_offer(monitored: Monitored) -> None
     assert not pool._on_offer
 
 
+@pytest.mark.parametrize("queue", ["work", "behind"])
+def test_a_long_turn_makes_way_if_there_is_work(queue: str, monitored: Monitored) -> None:
+    """It runs, so that the monitor would leave it the lead; but it runs beside others."""
+    pool = monitored.pool
+    first, other = monitored.first, monitored.others[0]
+    monitored.enter(first)
+    monitored.follow(other)
+    first.thread = threading.current_thread()
+    pool.make_way()
+    assert pool._leader is first  # there is nothing to do
+    getattr(pool, queue).append(lambda: "request")
+    first.thread = threading.Thread()
+    pool.make_way()
+    assert pool._leader is first  # its turn is not the one that takes long
+    first.thread = threading.current_thread()
+    pool.make_way()
+    assert pool._leader is other
+    pool._set_leader(first)
+    pool.make_way()
+    assert pool._leader is first
+    assert pool._on_offer  # nobody was free
+
+
 def turn(monitored: Monitored, member: Any) -> None:
     """One request in a member, without following afterwards."""
     pool = monitored.pool
@@ -561,25 +584,74 @@ def test_what_was_received_for_a_thread_comes_first(monitored: Monitored) -> Non
     assert not monitored.pool.ready
 
 
-def test_of_the_tasks_behind_a_few_have_their_turn_between_two_polls(
-    monitored: Monitored,
+def test_what_is_behind_has_its_turn_between_two_polls(
+    monitored: Monitored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """For as long as the events before it have taken, at least a moment and at most a few."""
+    monkeypatch.setattr("wsgifast.server.pool._FEW_EVENTS", 3)
+    monkeypatch.setattr("wsgifast.server.pool._BEHIND_S", 1.0)
+    monkeypatch.setattr("wsgifast.server.pool._MOST_BEHIND_S", 8.0)
     pool = monitored.pool
-    events: list[Event] = [(7, 1), (8, 1)]
+    taken: list[Any] = []
+
+    def takes(item: Any) -> Any:
+        if callable(item):
+            return item()
+        taken.append(item)
+        monitored.now += 0.25
+        return None
+
+    pool._receive = takes
+    events: list[Event] = [(7, READ), (8, WRITE), (9, READ | WRITE), (10, WRITE)]
     pool._poller.poll = lambda timeout: events  # type: ignore[method-assign]
-    tasks = [lambda number=number: str(number) for number in range(200)]
-    pool.behind.extend(tasks)
-    taken = 0
-    while pool.behind:
-        before = len(pool.behind)
+    pool.behind.extend((fd, WRITE) for fd in range(100, 200))
+
+    def turns(events_s: float) -> list[int]:
         pool.take_up_events(None)
-        assert [pool.work.popleft(), pool.work.popleft()] == events
-        few = len(pool.work)
-        assert 0 < few <= max(_BEHIND_TURNS, before // 4)
-        assert list(pool.work) == tasks[taken : taken + few]
-        taken += few
-        pool.work.clear()
-    assert taken == 200
+        events.clear()
+        while pool.work:
+            before = len(taken)
+            turn(monitored, monitored.first)
+            if len(pool.work) == 1:
+                monitored.now += events_s
+        return [fd for fd, _ in taken[before:]]
+
+    assert turns(0.0) == [100, 101, 102, 103]
+    assert [fd for fd, _ in taken[:2]] == [7, 9]
+    assert list(pool.behind)[-2:] == [(8, WRITE), (10, WRITE)]
+    events.append((11, READ))
+    assert len(turns(1.75)) == 8
+    events.append((11, READ))
+    assert turns(100.0) == list(range(112, 144))
+    # Where few come, all have their turn.
+    events += [(12, READ), (13, WRITE)]
+    turns(0.0)
+    assert taken[-6:-4] == [(12, READ), (13, WRITE)]
+    # Each once, also what comes there again; a poll that finds nothing ends it.
+    pool.behind.clear()
+    again = 0
+
+    def comes_again() -> None:
+        nonlocal again
+        again += 1
+        pool.behind.append(comes_again)
+
+    pool.behind.append(comes_again)
+    assert turns(0.0) == []
+    assert again == 1
+
+
+def test_what_is_behind_may_be_ready_to_run(monitored: Monitored) -> None:
+    """Others go on where it was left, as long as there is time."""
+    pool = monitored.pool
+    monitored.in_app = lambda: setattr(monitored, "now", monitored.now + 0.3 * _BEHIND_S)
+    pool._poller.poll = lambda timeout: []  # type: ignore[method-assign]
+    pool.behind.extend(lambda number=number: str(number) for number in range(9))  # type: ignore[misc]
+    pool.take_up_events(None)
+    while pool.work:
+        turn(monitored, monitored.first)
+    assert monitored.ran == ["0", "1", "2", "3"]
+    assert len(pool.behind) == 5
 
 
 class Polling:

@@ -144,6 +144,21 @@ def test_a_host_that_is_missing_or_malformed(
     assert told(bench, b"GET / HTTP/1.0\r\n\r\n") == 200
 
 
+def test_an_error_has_no_body_for_head(make_bench: MakeBench) -> None:
+    """RFC 9110 section 9.3.2: whether it is the app's, or the server's own."""
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        raise ValueError("a secret")
+
+    bench = make_bench(app, attributes={"body_limit_bytes": 5})
+    for status, fields in ((500, b""), (413, b"Content-Length: 6\r\n")):
+        client = bench.begin(b"HEAD / HTTP/1.1\r\nHost: a\r\n" + fields + b"\r\n")
+        head = client.read_response("HEAD")
+        assert head.status == status
+        assert int(head.header("Content-Length") or 0) > 0
+        assert client.read_to_end() == b""
+
+
 @pytest.mark.parametrize(
     "header",
     [

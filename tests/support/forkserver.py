@@ -7,6 +7,7 @@ environment, folder and output, as if started by its command line.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -18,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -26,17 +28,18 @@ __all__ = ["ForkedProcess", "close", "run", "start", "start_anew"]
 
 # Nothing of an app under test; nor what asks at its import whether gevent has been there before.
 _PRELOADED = """
-    asgifast.middleware asgifast.responses asgifast.static asgifast.uvicorn asgifast.workers
-    cheroot.wsgi django.contrib.staticfiles.finders django.core.asgi django.core.management
-    django.core.wsgi django.db.models django.views.static falcon flask granian.cli
-    gunicorn.app.wsgiapp gunicorn.workers.gasgi gunicorn.workers.gthread gunicorn.workers.sync
+    anyio._backends._asyncio asgifast.middleware asgifast.responses asgifast.static
+    asgifast.uvicorn asgifast.workers cheroot.wsgi ctypes django.contrib.staticfiles.finders
+    django.core.asgi django.core.management django.core.wsgi django.db.models
+    django.views.static encodings.idna falcon flask granian.cli gunicorn.app.wsgiapp
+    gunicorn.workers.gasgi gunicorn.workers.gthread gunicorn.workers.sync gunicorn_h1c
     hypercorn.asyncio multiprocessing.spawn servestatic starlette.applications
-    starlette.middleware.base starlette.middleware.gzip starlette.staticfiles uvicorn.lifespan.on
-    uvicorn.loops.uvloop uvicorn.main uvicorn.protocols.http.h11_impl
+    starlette.middleware.base starlette.middleware.gzip starlette.staticfiles unittest.mock
+    uvicorn.lifespan.on uvicorn.loops.uvloop uvicorn.main uvicorn.protocols.http.h11_impl
     uvicorn.protocols.http.httptools_impl uvicorn.protocols.websockets.auto waitress
     werkzeug.serving werkzeug.test whitenoise wsgifast.cli wsgifast.devservers
     wsgifast.doctor.command wsgifast.middleware wsgifast.running.command wsgifast.static
-    wsgifast.workers.worker wsgiref.simple_server
+    wsgifast.workers.worker wsgiref.simple_server zttp
 """
 # One message: a command line and an environment.
 _MESSAGE_BYTES = 2**20
@@ -90,13 +93,19 @@ def start(
 
 
 def run(
-    command: Sequence[str], *, cwd: Path, timeout: float = 60
+    command: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str] = os.environ,
+    timeout: float = 60,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command until it ends, as subprocess.run does with its output captured."""
-    if not _can_run(command, os.environ):
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd)
+    if not _can_run(command, env):
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=env
+        )
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = _fork(command, cwd, os.environ, output, errors)
+        process = _fork(command, cwd, env, output, errors)
         try:
             status = process.wait(timeout)
         finally:
@@ -245,6 +254,23 @@ def _without(number: signal.Signals) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
 
 
+def _run_and_exit(command: list[str], cwd: str, env: dict[str, str]) -> None:
+    """Run a command; end without taking the interpreter apart, which copies all of its memory."""
+    try:
+        _run(command, cwd, env)
+    except SystemExit as error:
+        if error.code is not None and not isinstance(error.code, int):
+            raise  # it is to be printed
+        status = error.code or 0
+    else:
+        status = 0
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in sys.stdout, sys.stderr:
+        stream.flush()
+    os._exit(status)
+
+
 def _run(command: list[str], cwd: str, env: dict[str, str]) -> None:
     os.chdir(cwd)
     os.environ.clear()
@@ -267,13 +293,15 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
+    gc.disable()  # modules are no garbage
     for name in _PRELOADED.split():
         with contextlib.suppress(ImportError):  # an extra that is not installed
             importlib.import_module(name)
     gc.freeze()
+    gc.enable()
     request = _serve(control)
     if request is not None:
-        _run(**request)
+        _run_and_exit(**request)
 
 
 if __name__ == "__main__":

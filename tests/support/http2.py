@@ -22,7 +22,7 @@ class Answer:
     """What has come on a stream."""
 
     headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
+    received: bytearray = field(default_factory=bytearray)
     early: list[dict[str, str]] = field(default_factory=list)
     trailers: dict[str, str] = field(default_factory=dict)
     ended: bool = False
@@ -31,6 +31,10 @@ class Answer:
     @property
     def status(self) -> int:
         return int(self.headers[":status"])
+
+    @property
+    def body(self) -> bytes:
+        return bytes(self.received)
 
 
 class Client:
@@ -103,7 +107,7 @@ class Client:
         elif isinstance(event, h2.events.TrailersReceived):
             answer.trailers = _text(event.headers)
         elif isinstance(event, h2.events.DataReceived):
-            answer.body += event.data
+            answer.received += event.data
             if self.reads:
                 self.state.acknowledge_received_data(
                     event.flow_controlled_length, event.stream_id or 0

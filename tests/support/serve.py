@@ -16,10 +16,19 @@ def serve(server: str, port: int, app: Any) -> None:
 
         with wsgiref.simple_server.make_server("127.0.0.1", port, app) as httpd:
             httpd.serve_forever()
-    elif server == "fast-wsgiref":
-        from wsgifast.devservers import ThreadingWSGIServer, make_server
+    elif server == "threading-wsgiref":
+        import socketserver
+        from wsgiref.simple_server import WSGIServer, make_server
 
-        with make_server("127.0.0.1", port, app, server_class=ThreadingWSGIServer) as fast:
+        class Threading(socketserver.ThreadingMixIn, WSGIServer):
+            daemon_threads = True
+
+        make_server("127.0.0.1", port, app, Threading).serve_forever()
+    elif server == "fast-wsgiref":
+        from wsgifast import devservers
+
+        kind = devservers.ThreadingWSGIServer
+        with devservers.make_server("127.0.0.1", port, app, server_class=kind) as fast:
             fast.serve_forever()
     elif server == "fast-werkzeug":
         import werkzeug.serving

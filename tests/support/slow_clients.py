@@ -17,7 +17,7 @@ from hyperframe.frame import HeadersFrame, SettingsFrame, WindowUpdateFrame
 
 from loadtests.rawclient import percentile
 from wsgifast.benchmark import slow_clients as crowds
-from wsgifast.benchmark.processes import HOST
+from wsgifast.benchmark.processes import HOST, tls_context
 
 __all__ = ["HOST", "KINDS", "Kind", "Others", "opening", "others", "receive_answer", "slow_clients"]
 
@@ -194,7 +194,7 @@ def others(
     times: list[float] = []
     failures = 0
     sock: socket.socket | None = None
-    context = crowds.tls_context() if tls else None
+    context = tls_context() if tls else None
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if sock is not None and len(times) % 10 == 0:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import socket
+import struct
 import tempfile
 import threading
 import time
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from wsgifast.bodies.files import SegmentedBody
+from wsgifast.bodies.segments import SegmentedBody
 from wsgifast.sockets import FileSegment
 
 FILE_BYTES = 10 * 1024 * 1024
@@ -30,7 +31,7 @@ _released = threading.Event()
 
 def block(size: int, seed: int = 0) -> bytes:
     """Bytes that differ at every place, so that a shifted or mixed-up body is seen."""
-    unit = b"".join(i.to_bytes(4, "big") for i in range(seed, seed + 4096))
+    unit = struct.pack(">4096I", *range(seed, seed + 4096))
     return (unit * (size // len(unit) + 1))[:size]
 
 

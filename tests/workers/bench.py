@@ -180,12 +180,15 @@ class Bench:
         self.worker.tmp.close()
         self._undo.close()
 
-    def connect(self, tls: ssl.SSLContext | None = None, peer: Any = PEER) -> Client:
+    def connect(
+        self, tls: ssl.SSLContext | None = None, peer: Any = PEER, *, tcp: bool = False
+    ) -> Client:
         """Accept a connection, as far as the worker comes without the client.
 
         :param tls: the client's, whose handshake is then done.
+        :param tcp: by TCP, of which a Unix socket lacks some.
         """
-        sock, far = socket.socketpair()
+        sock, far = _tcp_pair() if tcp else socket.socketpair()
         near = self.server._connect(sock, peer, LISTENER)
         assert near is not None
         near.begin()
@@ -249,6 +252,12 @@ class Bench:
         self.clock.now += seconds
         self.server._sweep()
         self.run()
+
+
+def _tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        far = socket.create_connection(listener.getsockname())
+        return listener.accept()[0], far
 
 
 @pytest.fixture

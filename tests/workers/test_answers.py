@@ -8,12 +8,16 @@ from typing import Any
 
 import flask
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from tests.metrics.test_observed import Failing, Notes
+from tests.metrics.test_observed import Recorded
+from tests.metrics.test_opentelemetry import exported
 from tests.server.http2_bench import HTTP2, Peer
 from tests.workers.bench import GET, Bench, large, make_bench
 from wsgifast import WSGIFast
-from wsgifast.metrics import Distribution, Source, Tally
+from wsgifast.metrics import CATALOGUE, Distribution, Source, Tally, points
+from wsgifast.metrics.opentelemetry import Instruments
 from wsgifast.server.figures import figures_of
 from wsgifast.workers import FastWorker, metrics
 from wsgifast.workers.metrics import Answers, WorkerSource, begin_to_tell
@@ -23,19 +27,64 @@ __all__ = ["make_bench"]
 MakeBench = Callable[..., Bench]
 
 
+class Told(Tally):
+    """A tally that shows what was noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: list[Recorded] = []
+
+    @property
+    def requests(self) -> list[Recorded]:
+        self.count()
+        return self._told
+
+    def _count_notes(self) -> None:
+        self._told += [Recorded(*note) for note in self.notes]
+        super()._count_notes()
+
+    @property
+    def under_way(self) -> int:
+        return self._sum("http_server_active_requests")
+
+    @property
+    def clients_left(self) -> int:
+        return self._sum("wsgifast_clients_left_total")
+
+    @property
+    def length_errors(self) -> list[str]:
+        return [
+            each.labels[0]
+            for each in self.points()
+            if each.metric.name == "wsgifast_content_length_errors_total"
+        ]
+
+    def _sum(self, name: str) -> int:
+        return sum(
+            int(each.value)
+            for each in self.points()
+            if each.metric.name == name and isinstance(each.value, (int, float))
+        )
+
+
+class Failing(Told):
+    def count(self) -> None:
+        raise RuntimeError("the back end is down")
+
+
 @pytest.fixture
-def begin(make_bench: MakeBench) -> Callable[..., tuple[Bench, Notes]]:
-    def make(app: Any, notes: Notes | None = None, **options: Any) -> tuple[Bench, Notes]:
+def begin(make_bench: MakeBench) -> Callable[..., tuple[Bench, Told]]:
+    def make(app: Any, told: Told | None = None, **options: Any) -> tuple[Bench, Told]:
         bench = make_bench(app, **options)
-        notes = notes or Notes()
-        bench.worker._answers = Answers(notes, bench.log)
+        told = told or Told()
+        bench.worker._answers = Answers(told, bench.log)
         bench.begin_anew()
-        return bench, notes
+        return bench, told
 
     return make
 
 
-Begin = Callable[..., tuple[Bench, Notes]]
+Begin = Callable[..., tuple[Bench, Told]]
 
 
 def app_of(body: Any, status: str = "200 OK", *headers: tuple[str, str]) -> Any:
@@ -48,9 +97,9 @@ def app_of(body: Any, status: str = "200 OK", *headers: tuple[str, str]) -> Any:
 
 
 def test_a_request(begin: Begin) -> None:
-    bench, notes = begin(app_of([b"abc"], "201 Created"))
+    bench, told = begin(app_of([b"abc"], "201 Created"))
     bench.begin(GET.replace(b"GET", b"POST"))
-    (request,) = notes.requests
+    (request,) = told.requests
     assert request[:5] == ("POST", "http", 201, None, "")
     assert request.size == 3
 
@@ -74,10 +123,10 @@ def test_what_wsgifast_knows_of_it(begin: Begin) -> None:
     app = flask.Flask(__name__)
     app.add_url_rule("/<int:number>", view_func=lambda number: ["x"] * number)
     app.add_url_rule("/lines", "lines", lambda: flask.Response(["x"] * 1000))
-    bench, notes = begin(WSGIFast(app))
+    bench, told = begin(WSGIFast(app))
     bench.begin(GET.replace(b"/ ", b"/lines "))
     bench.begin(GET.replace(b"/ ", b"/5 "))
-    assert [(r.route, r.pattern, r.size > 3) for r in notes.requests] == [
+    assert [(r.route, r.pattern, r.size > 3) for r in told.requests] == [
         ("joined", "/lines", True), ("as-is", "/<int:number>", True),
     ]  # fmt: skip
 
@@ -91,16 +140,16 @@ def test_what_wsgifast_knows_of_it(begin: Begin) -> None:
     ],
 )
 def test_bodies_that_break_their_length(begin: Begin, body: Any, kind: str | None) -> None:
-    bench, notes = begin(app_of(body, "200 OK", ("Content-Length", "5")))
+    bench, told = begin(app_of(body, "200 OK", ("Content-Length", "5")))
     bench.begin()
-    assert notes.length_errors == ([] if kind is None else [kind])
-    assert not notes.clients_left
+    assert told.length_errors == ([] if kind is None else [kind])
+    assert not told.clients_left
 
 
 def test_what_wsgifast_has_corrected(begin: Begin) -> None:
-    bench, notes = begin(WSGIFast(app_of([b"abc"], "200 OK", ("Content-Length", "5"))))
+    bench, told = begin(WSGIFast(app_of([b"abc"], "200 OK", ("Content-Length", "5"))))
     bench.begin()
-    assert notes.length_errors == ["corrected"]
+    assert told.length_errors == ["corrected"]
 
 
 def test_a_file_that_shrinks(begin: Begin, tmp_path: Path) -> None:
@@ -112,35 +161,35 @@ def test_a_file_that_shrinks(begin: Begin, tmp_path: Path) -> None:
         wrapped: Iterable[bytes] = environ["wsgi.file_wrapper"](path.open("rb"))
         return wrapped
 
-    bench, notes = begin(app)
+    bench, told = begin(app)
     client = bench.begin()
     path.write_bytes(bytes(10))
     while client.receive_all_there_is():
         bench.run()
     bench.run()
-    assert notes.length_errors == ["short"]
-    assert 0 < notes.requests[0].size < 2_000_000
+    assert told.length_errors == ["short"]
+    assert 0 < told.requests[0].size < 2_000_000
 
 
 def test_a_client_that_is_given_up(begin: Begin) -> None:
-    bench, notes = begin(large)
+    bench, told = begin(large)
     bench.begin()
-    assert not notes.requests
-    assert notes.active == {("GET", "http"): 1}
+    assert not told.requests
+    assert told.under_way == 1
     bench.pass_time(FastWorker.send_timeout_s + 1)
-    (request,) = notes.requests
-    assert notes.clients_left == 1
-    assert notes.active == {("GET", "http"): 0}
+    (request,) = told.requests
+    assert told.clients_left == 1
+    assert told.under_way == 0
     assert 0 < request.size < 1024 * 1024
 
 
 def test_streams_of_http2(begin: Begin) -> None:
-    bench, notes = begin(WSGIFast(app_of([b"x"] * 100)), **HTTP2)
+    bench, told = begin(WSGIFast(app_of([b"x"] * 100)), **HTTP2)
     peer = Peer(bench)
     assert peer.get().status == 200
     assert peer.get().body == b"x" * 100
-    assert [(r.status, r.route, r.size) for r in notes.requests] == [(200, "joined", 100)] * 2
-    assert notes.active == {("GET", "http"): 0}
+    assert [(r.status, r.route, r.size) for r in told.requests] == [(200, "joined", 100)] * 2
+    assert told.under_way == 0
     assert figures_of(bench.server).connections == {"http2": 1}
     bench.pass_time(1000)
     peer.run()
@@ -152,11 +201,11 @@ def _raise() -> Any:
 
 
 def test_an_app_that_raises(begin: Begin) -> None:
-    bench, notes = begin(app_of(_raise))
+    bench, told = begin(app_of(_raise))
     client = bench.begin()
     assert client.read_response().status == 500
-    assert [request.status for request in notes.requests] == [500]
-    assert notes.active == {("GET", "http"): 0}
+    assert [request.status for request in told.requests] == [500]
+    assert told.under_way == 0
 
 
 def test_an_app_that_takes_the_connection_over(begin: Begin) -> None:
@@ -164,16 +213,16 @@ def test_an_app_that_takes_the_connection_over(begin: Begin) -> None:
         environ["gunicorn.socket"].sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
         raise StopIteration
 
-    bench, notes = begin(app)
+    bench, told = begin(app)
     bench.begin()
-    assert not notes.requests
-    assert notes.active == {("GET", "http"): 0}
+    assert not told.requests
+    assert told.under_way == 0
 
 
 def test_a_request_that_never_reaches_the_app_is_none(begin: Begin) -> None:
-    bench, notes = begin(app_of([b"abc"]))
+    bench, told = begin(app_of([b"abc"]))
     bench.begin(b"nonsense\r\n\r\n")
-    assert not notes.requests
+    assert not told.requests
 
 
 def test_a_back_end_that_raises_costs_no_response(begin: Begin) -> None:
@@ -199,15 +248,35 @@ def test_whoever_tells_of_the_process_tells_of_its_worker(
     assert sources == [source.points]
 
 
+def test_waits_for_a_thread_are_told_to_opentelemetry(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(points.observers, "wsgifast_thread_wait_seconds", [])
+    bench = make_bench(large)
+    source = WorkerSource(bench.server, lambda: 5)
+    monkeypatch.setattr(points, "process_sources", [source.points])
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    Instruments(provider)
+    for seconds in (0.2, 0.3):
+        bench.server.counters.count_wait(seconds)
+    for _ in range(2):  # nothing is told twice
+        metric = exported(reader)["wsgifast.thread_wait"]
+        (told,) = metric.data.data_points
+        assert (metric.unit, told.count, told.sum) == ("s", 2, 0.5)
+        assert told.explicit_bounds == CATALOGUE["wsgifast_thread_wait_seconds"].bounds
+    provider.shutdown()
+
+
 def test_the_points_of_a_worker_that_has_ended(make_bench: MakeBench) -> None:
     bench = make_bench(large)
     source = WorkerSource(bench.server, lambda: 5)
     names = {point.metric.name for point in source.points()}
     assert "wsgifast_threads" in names
     source.end("max_requests")
-    points = {point.metric.name: point for point in source.points()}
-    assert "wsgifast_threads" not in points
-    assert points["wsgifast_worker_ends_total"].labels == ("max_requests",)
-    wait = points["wsgifast_thread_wait_seconds"].value
+    told = {point.metric.name: point for point in source.points()}
+    assert "wsgifast_threads" not in told
+    assert told["wsgifast_worker_ends_total"].labels == ("max_requests",)
+    wait = told["wsgifast_thread_wait_seconds"].value
     assert not isinstance(wait, (int, float))
     assert (wait.counts[0], sum(wait.counts), wait.total) == (5, 5, 0.0)

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forkserver
 from tests.support.http import Connection
-from tests.support.servers import LiveServer, free_port, wait_for
+from tests.support.servers import ROOT, LiveServer, free_port, wait_for
 from tests.workers.app import FILE_BYTES, block
 from tests.workers.serving import POLLERS, fast_worker, stats
 
@@ -306,7 +307,7 @@ def test_wrong_option_is_a_sentence_at_start(
         f"{setting}\n"
     )
     argv = [sys.executable, "-m", "gunicorn", "-c", str(conf), "-b", "127.0.0.1:0", "a:a"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    done = forkserver.run(argv, cwd=ROOT)
     assert done.returncode == 1
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr

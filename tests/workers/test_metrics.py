@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support import forkserver
 from tests.support.http import Connection, get
-from tests.support.servers import LiveServer, free_port, wait_for
+from tests.support.servers import ROOT, LiveServer, free_port, wait_for
 from tests.workers.app import FILE_BYTES
 from tests.workers.serving import fast_worker, gunicorn_command, reset, stats
 from wsgifast.metrics import CATALOGUE
@@ -261,7 +261,7 @@ def test_what_cannot_work_is_said_at_the_start(tmp_path: Path) -> None:
     env = {
         **os.environ, "WSGIFAST_METRICS": "127.0.0.1:1", "PROMETHEUS_MULTIPROC_DIR": missing
     }  # fmt: skip
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env)
+    done = forkserver.run(argv, cwd=ROOT, env=env)
     assert done.returncode == 1
     assert (
         "Error: WSGIFAST_METRICS='127.0.0.1:1': metrics are gathered in "

@@ -100,7 +100,7 @@ def test_the_state_of_a_worker(make_bench: MakeBench, tmp_path: Path) -> None:
     assert (state.unready_after_s, state.lost_after_s) == (7.0, 40)
     (client,) = state.slow_clients
     assert client.path == "/"
-    bench.server.pool.exhausted_since = 3.25
+    bench.server.pool.exhaustion.since = 3.25
     bench.server._stopping = True
     reporter(bench, tmp_path).report()
     (state,) = states(str(tmp_path))

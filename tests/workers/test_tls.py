@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import ssl
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,8 @@ import pytest
 import trustme
 from gunicorn.config import Config
 
-from tests.support.servers import wait_for
+from tests.support import forkserver
+from tests.support.servers import ROOT, wait_for
 from tests.workers.app import block
 from tests.workers.serving import fast_worker, gunicorn_command, stats
 from wsgifast.workers.tls import TLSContexts
@@ -120,6 +121,37 @@ def test_files_that_do_not_work_are_told_once_and_the_last_good_context_goes_on(
     assert TLSContexts.last_good is contexts.current()
 
 
+@pytest.mark.parametrize("started", [False, True])
+def test_files_replaced_while_they_are_read_are_read_again(tmp_path: Path, started: bool) -> None:
+    authority = trustme.CA()
+    cert, key = issue(tmp_path, authority)
+    log = Log()
+    replaced = started
+
+    def ssl_context(cfg: Any, make_default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+        """gunicorn's, with another certificate and key in the files between its two reads."""
+        nonlocal replaced
+        if not replaced:
+            replaced = True
+            other = tmp_path / "other"
+            other.mkdir()
+            new_cert, new_key = issue(other, authority)
+            os.replace(new_key, key)
+            try:
+                return make_default()
+            finally:
+                os.replace(new_cert, cert)
+        return make_default()
+
+    contexts = TLSContexts(configured(cert, key, ssl_context=ssl_context), log)
+    before = contexts.current() if started else None
+    if started:
+        replaced = False
+        os.utime(cert)
+    assert contexts.current() is not before
+    assert log.errors == []
+
+
 def test_files_that_never_worked(tmp_path: Path) -> None:
     cert, key = issue(tmp_path, trustme.CA())
     key.write_text("no key at all")
@@ -171,7 +203,7 @@ def test_a_key_that_does_not_fit_is_refused_at_the_start(tmp_path: Path) -> None
         "-k", "wsgifast.workers.FastWorker", "-b", "127.0.0.1:0", f"--certfile={cert}",
         f"--keyfile={key}", "tests.workers.app:app",
     )  # fmt: skip
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = forkserver.run(argv, cwd=ROOT)
     assert done.returncode == 1
     assert f"Error: certfile={str(cert)!r}, keyfile={str(key)!r}: " in done.stderr
     assert "Traceback" not in done.stderr

@@ -21,7 +21,7 @@ from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
 from tests.workers.bench import PEER, Bench, Client, Log, make_bench
-from wsgifast.bodies.files import SegmentedBody
+from wsgifast.bodies.segments import SegmentedBody
 from wsgifast.errors import ConfigurationError
 from wsgifast.server.connection import Connection
 from wsgifast.server.endpoint import LINGER_S

@@ -9,10 +9,9 @@ from typing import Any
 
 from ..arguments import APP_HELP, add_header_options, add_parser, count, seconds
 from ..errors import ConfigurationError, MissingExtra
+from . import SERVERS
 
 __all__ = ["add_command"]
-
-_SERVERS = ("gunicorn", "uvicorn", "waitress", "wsgiref", "werkzeug")
 
 _EXAMPLES = """\
   wsgifast bench shop.wsgi:application
@@ -39,7 +38,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("paths", nargs="*", metavar="/PATH", help="asked for by GET; / without one")
 
     serving = parser.add_argument_group("servers")
-    serving.add_argument("--server", choices=_SERVERS, help="gunicorn; uvicorn for an ASGI app")
+    serving.add_argument("--server", choices=SERVERS, help="gunicorn; uvicorn for an ASGI app")
     serving.add_argument(
         "--worker-class",
         metavar="NAME",

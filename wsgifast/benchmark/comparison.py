@@ -1,37 +1,32 @@
-"""Somebody's app as it is and wrapped, compared; and what every comparison prints and writes."""
+"""Somebody's app as it is and wrapped, compared."""
 
 from __future__ import annotations
 
 import argparse
 import ipaddress
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..arguments import STATUS_NOT_STARTED, given_headers, write_file
+from ..arguments import STATUS_NOT_STARTED, given_headers
 from ..errors import ConfigurationError
 from ..loading import AppNotLoaded
-from ..terminal import progress_line
 from .budget import budget, over_budget
 from .load import Client, Load, Task
 from .locust_client import GIVE_UP_S, Locust, LocustFailed
 from .looking import look
-from .processes import HOST, ServerFailed, free_port, orderly_end
-from .report import as_html, as_json, machine, results_text, rows_figures
-from .results import Result
-from .runner import run_rows
+from .measuring import measure
+from .processes import HOST, free_port, orderly_end
 from .serving import FAST_WORKER, facts_of, sides
 from .slow_clients import downloads, raise_open_files, slow_clients
 from .tables import Contender, Profile, Row, Table
 
-__all__ = ["compare", "measure"]
+__all__ = ["compare"]
 
 _STATUS_FAILED = 1
-_STATUS_STOPPED = 130  # as a shell reports Ctrl-C
 # Beside slow clients a server may be stuck: an answer is given up sooner than else.
 _GIVE_UP_BESIDE_SLOW_S = 5.0
 # By then the kernel's buffers are full, and what is seen does not depend on the crowd's beginning.
@@ -159,67 +154,3 @@ def _beside(client: Client, clients: int, paths: Sequence[str]) -> Client:
         return replace(load, facts={"slow ones": float(crowd.gathered)})
 
     return run
-
-
-def measure(
-    tables: Sequence[Table],
-    profile: Profile,
-    *,
-    folder: Path,
-    host: str = HOST,
-    page_name: str = "",
-    page_title: str = "",
-) -> tuple[list[Result], int]:
-    """Run tables; print each, write FOLDER/NAME.json for each, and a page of all.
-
-    :param host: where the servers listen.
-    :param page_name: of the page; by default the first table's.
-    :returns: the results, and an exit status: 3 if a server or a client of a table failed, so that
-        the results of that row are missing, or of all if it is the first; 130 if it was stopped.
-    """
-    parts: list[tuple[Table, list[Result]]] = []
-    status = 0
-    facts = machine()
-    folder.mkdir(exist_ok=True)
-    for table in tables:
-        print(f"{table.title}; {facts['python']}, {facts['cores']} cores", file=sys.stderr)
-        try:
-            results, failed = _measured(table, profile, host)
-        except KeyboardInterrupt:
-            print("Stopped; the servers have ended.", file=sys.stderr)
-            return [], _STATUS_STOPPED
-        status = failed or status
-        if not results:
-            continue
-        path = folder / f"{table.name}.json"
-        write_file(
-            path, as_json({"title": table.title, "profile": profile, **rows_figures(results)})
-        )
-        notes = "".join(f"\n- {note}" for note in table.notes)
-        print(f"\n{table.title}\n\n{results_text(results)}{notes}\n\n{path}", flush=True)
-        parts.append((table, results))
-    if parts:
-        path = folder / f"{page_name or tables[0].name}.html"
-        write_file(path, as_html(page_title or tables[0].title, parts))
-        print(path)
-    return [result for _, results in parts for result in results], status
-
-
-def _measured(table: Table, profile: Profile, host: str) -> tuple[list[Result], int]:
-    """The rows that went well, and an exit status."""
-    results: list[Result] = []
-    status = 0
-    rows = list(table.rows)
-    while rows:
-        left = replace(table, rows=tuple(rows))
-        try:
-            with progress_line() as progress:
-                for result in run_rows(left, profile, host=host, progress=progress):
-                    results.append(result)
-                    del rows[0]
-        except (ServerFailed, RuntimeError, OSError, subprocess.SubprocessError) as error:
-            print(f"error: {table.title}, {rows[0].title}: {error}", file=sys.stderr)
-            status = STATUS_NOT_STARTED
-            # The next row may do better, unless this is about the app itself.
-            rows = rows[1:] if results else []
-    return results, status

@@ -12,7 +12,9 @@ from .processes import HOST, Address
 with needs("wsgifast bench", "psutil", "bench"):
     import psutil
 
-__all__ = ["Client", "Load", "Measured", "Task", "cpu_seconds", "measured"]
+__all__ = [
+    "Client", "Load", "Measured", "Task", "cpu_seconds", "family", "measured", "resident_bytes",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,17 +116,24 @@ def cpu_seconds(pid: int) -> float:
 
     :raises psutil.NoSuchProcess: if the process itself has ended.
     """
-    root = psutil.Process(pid)
     while True:
-        family = [root, *root.children(recursive=True)]
+        root, *children = family(pid)
         try:
-            spent = sum(sum(process.cpu_times()[:4]) for process in family)
+            spent = sum(sum(process.cpu_times()[:4]) for process in (root, *children))
         except psutil.NoSuchProcess:
             if not root.is_running():
                 raise
             continue  # a worker ended in between: its time is the parent's now, count again
-        if {process.pid for process in family} == {
-            pid,
-            *(child.pid for child in root.children(recursive=True)),
-        }:
+        if {*children} == {*family(pid)[1:]}:
             return float(spent)
+
+
+def resident_bytes(pid: int) -> int:
+    """The memory that a process and all its descendants have."""
+    return sum(process.memory_info().rss for process in family(pid))
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process, and all its descendants."""
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import ssl
 import time
 from dataclasses import dataclass
 
 from ..errors import ConfigurationError
 from .load import Task
+from .processes import tls_context
 
 __all__ = ["Seen", "look"]
 
@@ -71,7 +71,4 @@ def look(task: Task) -> Seen:
 def _connection(task: Task) -> http.client.HTTPConnection:
     if not task.tls:
         return http.client.HTTPConnection(*task.address, timeout=LOOK_S)
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return http.client.HTTPSConnection(*task.address, timeout=LOOK_S, context=context)
+    return http.client.HTTPSConnection(*task.address, timeout=LOOK_S, context=tls_context())

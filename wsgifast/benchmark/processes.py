@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ __all__ = [
     "running",
     "started",
     "temporary_folder",
+    "tls_context",
 ]
 
 HOST = "127.0.0.1"
@@ -98,7 +100,6 @@ def running(
     *,
     name: str = "",
     env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
 ) -> Iterator[RunningServer]:
     """Start a server, wait until it accepts connections, stop it at the end of the block.
 
@@ -117,12 +118,12 @@ def running(
     argv = [sys.executable if command[0] == "python" else command[0], *command[1:]]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
     with temporary_folder("load") as folder, contextlib.ExitStack() as stack:
-        log_path = Path(folder, "log")
+        log_path = folder / "log"
         with log_path.open("wb") as log:
             outputs: dict[str, Any] = {
                 "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log
             }  # fmt: skip
-            child = started(argv, stop_s=STOP_S, cwd=cwd, env=environment, **outputs)
+            child = started(argv, stop_s=STOP_S, env=environment, **outputs)
             process = stack.enter_context(child)
         server = RunningServer(name, address, process, log_path)
         _wait_until_listening(server)
@@ -176,10 +177,10 @@ def _guard() -> IO[bytes]:
 
 
 @contextlib.contextmanager
-def temporary_folder(name: str) -> Iterator[str]:
+def temporary_folder(name: str) -> Iterator[Path]:
     """A new folder, removed at the end of the block: by Ctrl-C and SIGTERM too."""
     with orderly_end(), tempfile.TemporaryDirectory(prefix=f"wsgifast-{name}-") as folder:
-        yield folder
+        yield Path(folder)
 
 
 @contextlib.contextmanager
@@ -221,6 +222,14 @@ def free_port(host: str = HOST) -> int:
                     continue
                 raise
         return port
+
+
+def tls_context() -> ssl.SSLContext:
+    """TLS with whoever answers: the servers that are measured are our own."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def _wait_until_listening(server: RunningServer) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from ..terminal import number_text
 from .load import Measured
 from .looking import Seen
 from .tables import Row
@@ -44,12 +45,8 @@ class Ratio:
         return cls(median(ratios), min(ratios), max(ratios))
 
     def __str__(self) -> str:
-        return f"{_short(self.median)}x ({_short(self.low)}..{_short(self.high)})"
-
-
-def _short(number: float) -> str:
-    """Three digits are all that such a measurement can carry."""
-    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
+        median, low, high = map(number_text, (self.median, self.low, self.high))
+        return f"{median}x ({low}..{high})"
 
 
 @dataclass(frozen=True)

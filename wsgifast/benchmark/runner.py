@@ -13,6 +13,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from .processes import HOST, RunningServer, free_port, running, temporary_folder
 from .results import Result
 from .tables import MIN_ROUNDS, Contender, Profile, Row, Server, Table
 
-__all__ = ["alternate", "run", "run_rows"]
+__all__ = ["alternate", "run", "run_rows", "running_server"]
 
 # gunicorn listens before it imports the app; if that fails, it ends within this time.
 _MAY_END_S = 3.0
@@ -50,8 +51,8 @@ def run_rows(
     :raises ServerFailed: if a server does not start, or ends by itself; with its log.
     """
     with temporary_folder(table.name) as folder, contextlib.ExitStack() as stack:
-        table.prepare(Path(folder))
-        servers = _Servers(host, Path(folder), stack)
+        table.prepare(folder)
+        servers = _Servers(host, folder, stack)
         for number, row in enumerate(table.rows):
 
             def tell(step: str, title: str = row.title, number: int = number) -> None:
@@ -126,13 +127,22 @@ class _Servers:
             self._running[server] = self._stack.enter_context(self.started(server, name))
         return self._running[server]
 
-    @contextlib.contextmanager
-    def started(self, server: Server, name: str) -> Iterator[RunningServer]:
-        address = (self._host, free_port(self._host))
-        places = {"host": address[0], "port": str(address[1]), "folder": str(self._folder)}
-        argv, env = server.placed({f"{{{name}}}": value for name, value in places.items()})
-        with running(argv, address, name=name, env=env) as one:
-            yield one
+    def started(self, server: Server, name: str) -> AbstractContextManager[RunningServer]:
+        return running_server(server, name, folder=self._folder, host=self._host)
+
+
+def running_server(
+    server: Server, name: str = "", *, folder: Path = Path(), host: str = HOST
+) -> AbstractContextManager[RunningServer]:
+    """A server on a free port; see :func:`~.processes.running`.
+
+    :param name: what messages call it.
+    :param folder: what "{folder}" stands for.
+    """
+    address = (host, free_port(host))
+    places = {"{host}": host, "{port}": str(address[1]), "{folder}": str(folder)}
+    argv, env = server.placed(places)
+    return running(argv, address, name=name, env=env)
 
 
 def _at(task: Task, server: RunningServer) -> Task:

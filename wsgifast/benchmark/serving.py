@@ -24,14 +24,14 @@ from typing import Any
 from ..apps import Interface
 from ..errors import ConfigurationError, MissingExtra
 from ..loading import AppNotLoaded, load_app, unwrapped, wrapped
+from . import SERVERS
 from .processes import HOST, started
 from .tables import Server
 
-__all__ = ["FAST_WORKER", "SERVERS", "Facts", "app", "facts_of", "gunicorn", "served", "sides"]
+__all__ = ["FAST_WORKER", "Facts", "app", "facts_of", "gunicorn", "served", "sides"]
 
 FAST_WORKER = "wsgifast.workers.FastWorker"
 OUR_PROTOCOL = "asgifast.uvicorn:HttpToolsProtocol"
-SERVERS = ("gunicorn", "uvicorn", "waitress", "wsgiref", "werkzeug")
 # The environment variable that says which app: JSON.
 VARIABLE = "WSGIFAST_BENCH"
 _APP = "wsgifast.benchmark.serving:app"

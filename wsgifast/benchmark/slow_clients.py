@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .processes import Address, started
+from .processes import Address, started, tls_context
 
 __all__ = [
     "Crowd",
@@ -35,7 +35,6 @@ __all__ = [
     "downloads",
     "raise_open_files",
     "slow_clients",
-    "tls_context",
 ]
 
 # So small that the kernel's buffers do not hide that a client is slow; with less than this, the
@@ -193,14 +192,6 @@ class Crowd:
             if not received:
                 raise OSError("ended")
             self.received_bytes += received if reads else 0
-
-
-def tls_context() -> ssl.SSLContext:
-    """TLS with whoever answers: the servers that are measured are our own."""
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 class SlowClients:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
-from .files import SegmentedBody
+from .segments import SegmentedBody
 from .wrappers import held_in, holds_all, known_file
 
 __all__ = [

@@ -9,6 +9,7 @@ from ..apps import app_name
 from ..errors import BodyError
 from ..http import BodyCounter, Framing, declared_length, frame_response, has_body, status_code
 from .chunks import charset_of, to_bytes
+from .second_start import check_second_start
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
@@ -56,7 +57,7 @@ class HeldHead:
         """The start_response that the app is given."""
         if exc_info is None:
             if self.status is not None:
-                raise BodyError(f"{self.app_name} called start_response twice without exc_info")
+                check_second_start(None, sent=False, app=self.app_name)
         elif self.forwarded:
             # The server re-raises if the headers are out already (PEP 3333, "Error Handling").
             try:

@@ -52,7 +52,7 @@ _HOLDERS: dict[str, Callable[[Any], object]] = {
     "cherrypy._cpwsgi.AppResponse": attrgetter("iter_response"),
     "cherrypy._cpwsgi._TrappedResponse": attrgetter("iter_response"),
     "werkzeug.wsgi.ClosingIterator": lambda body: body._next.args[0],
-    "wsgifast.bodies.files.SegmentedBlocks": attrgetter("body"),
+    "wsgifast.bodies.segments.SegmentedBlocks": attrgetter("body"),
     "wsgifast.bodies.streams.ClosedWith": attrgetter("blocks"),
 }
 # Generators that encode text and let bytes pass, and the argument that they iterate.

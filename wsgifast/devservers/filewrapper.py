@@ -6,8 +6,8 @@ import io
 from typing import IO
 from wsgiref import util
 
-from ..bodies.files import BLOCK_BYTES, segment_of
-from ..sockets.sendfile import FileSegment
+from ..bodies.files import segment_of
+from ..sockets.sendfile import BLOCK_BYTES, FileSegment
 
 __all__ = ["FileWrapper"]
 

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Sequence
 from typing import cast
 
-from ..bodies.files import read_segment
+from ..bodies.segments import read_segment
 from ..sockets.gathering import send_some
 from ..sockets.options import SocketLike, limit_send_buffer
 from ..sockets.sendfile import MSG_MORE, FileSegment, FileTruncated, send_file_segment
@@ -15,8 +15,7 @@ from .requestbody import ClientGone
 
 __all__ = ["Outlet"]
 
-# A file of this size is worth the two calls that size the send buffer: 688,128 bytes took 0.21 ms
-# instead of 0.23 ms.
+# A file of this size is worth the two calls that size the send buffer.
 _LARGE_BYTES = 1 << 19
 
 

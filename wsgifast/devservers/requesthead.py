@@ -17,13 +17,14 @@ from urllib.parse import urlsplit
 from ..errors import MalformedRequest, RequestError
 from ..http import parse_length
 from ..http.request import check_host
+from ..http.syntax import TOKEN
 
 __all__ = ["BodyFraming", "CheckedLines", "check_head"]
 
 # RFC 9112, 3: one space between the parts. The parser splits at any white space.
-_REQUEST_LINE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [!-~\x80-\xff]+ HTTP/1\.[0-9]")
+_REQUEST_LINE = re.compile(rf"{TOKEN} [!-~\x80-\xff]+ HTTP/1\.[0-9]")
 # RFC 9112, 5: a token, a colon at once, a value; or the empty line that ends the head.
-_HEADER_LINE = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*)?\r?\n")
+_HEADER_LINE = re.compile(rb"(?:%b:[^\r\n\0]*)?\r?\n" % TOKEN.encode())
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
+from typing import TYPE_CHECKING
 
 from ..bodies.chunks import few_chunks
-from ..bodies.files import Segment, SegmentedBody, read_whole
+from ..bodies.second_start import check_second_start
+from ..bodies.segments import Segment, SegmentedBody, read_whole
 from ..errors import BodyError
 from ..http import (
     LAST_CHUNK,
@@ -20,9 +21,10 @@ from ..sockets.sendfile import SMALL_FILE_BYTES, FileSegment
 from .filewrapper import FileWrapper
 from .outlet import Outlet
 
-__all__ = ["ResponseWriter"]
+if TYPE_CHECKING:
+    from _typeshed import OptExcInfo
 
-_ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
+__all__ = ["ResponseWriter"]
 
 # Blocks are held in a gathering send up to here: a list of large ones needs no copy and few calls.
 _GATHERED_BYTES = 1 << 20
@@ -76,7 +78,7 @@ class ResponseWriter:
         self,
         status: str,
         headers: list[tuple[str, str]],
-        exc_info: _ExcInfo | None = None,
+        exc_info: OptExcInfo | None = None,
         /,
     ) -> Callable[[bytes], object]:
         """PEP 3333's start_response.
@@ -84,16 +86,11 @@ class ResponseWriter:
         :raises BodyError: for a second call without exc_info, or a malformed head.
         :raises BaseException: that of exc_info, if the head has been sent.
         """
-        if exc_info:
+        if exc_info or self._head is not None:
             try:
-                if self.head_sent and exc_info[1] is not None:
-                    raise exc_info[1].with_traceback(exc_info[2])
+                check_second_start(exc_info, sent=self.head_sent)
             finally:
-                exc_info = None  # no cycle through this frame
-        elif self._head is not None:
-            raise BodyError(
-                "the application called start_response twice without exc_info (PEP 3333)"
-            )
+                exc_info = None
         self._head = ResponseHead(status, headers)
         return self.write
 

@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Iterable
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 from wsgiref import simple_server
 from wsgiref.handlers import BaseHandler
 
@@ -111,14 +111,9 @@ class ThreadingWSGIServer(ThreadingMixIn, WSGIServer):
     # It only waits until the connection has a thread: there is no reason to end it early.
     handle_request = simple_server.WSGIServer.handle_request
 
-    def __init__(
-        self,
-        server_address: tuple[str, int],
-        RequestHandlerClass: type[WSGIRequestHandler],
-        bind_and_activate: bool = True,
-    ) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
         self._serving: dict[threading.Thread, socket.socket] = {}
-        super().__init__(server_address, RequestHandlerClass, bind_and_activate)
+        super().__init__(*arguments, **options)
 
     def process_request_thread(self, request, client_address):  # type: ignore[no-untyped-def]
         thread = threading.current_thread()

@@ -9,9 +9,10 @@ from asgiref.sync import sync_to_async
 from django.http import FileResponse, HttpResponse
 from django.http.response import HttpResponseBase
 
-from ..bodies.files import BLOCK_BYTES, file_body
+from ..bodies.segments import file_body
 from ..files import Plan
 from ..files.site import Answer
+from ..sockets.sendfile import BLOCK_BYTES
 
 __all__ = ["PlannedResponse", "response_to"]
 

@@ -18,11 +18,12 @@ from ..apps import Interface, check_app, interface_of
 from ..errors import ConfigurationError
 from ..loading import unwrapped
 from .catalogue import CATALOGUE, explain
-from .endpoints import Found, from_framework, from_paths
+from .endpoints import from_paths
 from .examination import observer
 from .formats import as_text
+from .frameworks import from_framework
 from .judge import findings_of, why_not_reached
-from .model import Endpoint, Finding, Observation, Report, Severity, Unreached
+from .model import Endpoint, Finding, Found, Observation, Report, Severity, Unreached
 
 __all__ = [
     "CATALOGUE",

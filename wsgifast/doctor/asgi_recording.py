@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import hashlib
 import os
 import threading
 import time
@@ -19,11 +18,11 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from ..errors import WSGIFastError
-from ..http import BodyCounter, frame_response
-from ..http.framing import LAST_CHUNK, chunk_size_line
-from ..http.head import ResponseHead
+from .lifespan import Lifespan
 from .model import Endpoint, Recording
-from .recording import RecordingClient, TimeLimit, files_of_the_body, opened_files, told
+from .opened import files_of_the_body, opened_files
+from .recording_client import HELD_S, RecordingClient
+from .response import RecordedResponse, told
 
 __all__ = ["ASGISession"]
 
@@ -33,7 +32,10 @@ T = TypeVar("T")
 _HEARTBEAT_S = 0.005
 # For the app's startup and shutdown (the lifespan protocol).
 _LIFESPAN_S = 30.0
-_HELD_S = 0.3
+
+
+class TimeLimit(WSGIFastError, TimeoutError):
+    """Something did not end within its time."""
 
 
 class ASGISession:
@@ -51,9 +53,9 @@ class ASGISession:
             target=self._loop.run_forever, name="wsgifast-doctor-loop", daemon=True
         )
         self._thread.start()
-        self._lifespan: _Lifespan | None = None
+        self._lifespan: Lifespan | None = None
         try:
-            self._lifespan = self._run(_Lifespan.start(app), _LIFESPAN_S)
+            self._lifespan = self._run(Lifespan.start(app), _LIFESPAN_S)
         except BaseException:
             self.close()
             raise
@@ -97,7 +99,7 @@ class ASGISession:
         cpu = time.process_time() - client.cpu_s
         try:
             if not reads:
-                threading.Timer(_HELD_S, exchange.look_if_held).start()
+                threading.Timer(HELD_S, exchange.look_if_held).start()
             self._run(exchange.run(), limit_s)
         except TimeLimit:
             recording.timed_out = True
@@ -114,47 +116,6 @@ class ASGISession:
         except concurrent.futures.TimeoutError:  # another class than the builtin one on Python 3.10
             future.cancel()
             raise TimeLimit(f"no end after {limit_s} s") from None
-
-
-class _Lifespan:
-    """The app's startup and shutdown; an app that knows nothing of it raises, which is allowed."""
-
-    def __init__(self) -> None:
-        self._asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
-
-    @classmethod
-    async def start(cls, app: App) -> _Lifespan:
-        self = cls()
-        self._task = asyncio.create_task(self._serve(app))
-        said = await self._ask("lifespan.startup")
-        if said is not None and said["type"] == "lifespan.startup.failed":
-            raise WSGIFastError(f"the app's startup failed: {said.get('message', '')}")
-        return self
-
-    async def stop(self) -> None:
-        await self._ask("lifespan.shutdown")
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _serve(self, app: App) -> None:
-        scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
-        await app(scope, self._asked.get, self._said.put)
-
-    async def _ask(self, what: str) -> dict[str, Any] | None:
-        """What the app says to an event; None if it takes none."""
-        assert self._task is not None
-        if self._task.done():
-            return None
-        self._asked.put_nowait({"type": what})
-        answer = asyncio.create_task(self._said.get())
-        await asyncio.wait({answer, self._task}, return_when=asyncio.FIRST_COMPLETED)
-        if answer.done():
-            return answer.result()
-        answer.cancel()
-        self._task.exception()  # seen: the app does not speak lifespan
-        return None
 
 
 class _Exchange(asyncio.Protocol):
@@ -175,11 +136,7 @@ class _Exchange(asyncio.Protocol):
         self._recording = recording
         self._client = client
         self._pathsend = pathsend
-        self._look = look
-        self._digest = hashlib.blake2b(digest_size=16)
-        self._head: ResponseHead | None = None
-        self._counter: BodyCounter | None = None
-        self._chunked = False
+        self._response = RecordedResponse(endpoint.method, recording, look=look)
         self._done = False
         self._body_sent = False
         self._may_write = asyncio.Event()
@@ -204,19 +161,15 @@ class _Exchange(asyncio.Protocol):
             recording.error = told(error)
         finally:
             recording.wall_s = time.perf_counter() - wall
-            recording.digest = self._digest.hexdigest()
             self._note_turn()  # the app may not have let it beat again
             heart.cancel()
             self._transport.abort()
         if recording.failed:
             return
-        counter = self._counter
-        if self._head is None or not self._done:
+        if not self._done:
             recording.problem = "the app ended before its response did"
-        elif counter is not None and counter.missing and self._endpoint.method != "HEAD":
-            recording.problem = (
-                f"Content-Length says {recording.declared} bytes, the body has {counter.sent}"
-            )
+        else:
+            self._response.check_length()
 
     def look_if_held(self) -> None:
         """Called 0.3 s after the request, in another thread: does the app wait for the client?"""
@@ -274,67 +227,42 @@ class _Exchange(asyncio.Protocol):
         elif kind == "http.response.pathsend":
             await self._path(message)
         else:
-            self._recording.problem = f"a message of type {kind!r}"
-            raise WSGIFastError(self._recording.problem)
+            raise self._response.fails(f"a message of type {kind!r}")
 
     def _start(self, message: dict[str, Any]) -> None:
-        recording = self._recording
-        if self._head is not None:
-            recording.problem = "http.response.start was sent twice"
-            raise WSGIFastError(recording.problem)
+        response = self._response
+        if response.head is not None:
+            raise response.fails("http.response.start was sent twice")
         pairs = [
             (bytes(name).decode("latin-1"), bytes(value).decode("latin-1"))
             for name, value in message.get("headers", ())
         ]
-        try:
-            self._head = head = ResponseHead(f"{message['status']} -", pairs)
-        except WSGIFastError as error:
-            recording.problem = str(error)
-            raise
-        recording.status, recording.headers = head.code, pairs
-        framing = frame_response(self._endpoint.method, head.code, head.content_length)
-        self._counter = BodyCounter(framing)
-        self._chunked = framing.chunked
-        self._write(head.encode("1.1", framing, ""))
+        response.start(f"{message['status']} -", pairs)
+        self._write(response.encoded_head())
 
     async def _body(self, message: dict[str, Any]) -> None:
-        recording = self._recording
+        response = self._response
         body = message.get("body", b"")
         if not isinstance(body, bytes):
-            recording.problem = f"a chunk is a {type(body).__name__}: send bytes"
-            raise WSGIFastError(recording.problem)
-        if self._counter is None:
-            recording.problem = "a body came before http.response.start"
-            raise WSGIFastError(recording.problem)
-        now = time.perf_counter()
+            raise response.fails(f"a chunk is a {type(body).__name__}: send bytes")
+        if response.head is None:
+            raise response.fails("a body came before http.response.start")
         more = message.get("more_body", False)
-        if self._look and (body or more):
-            recording.chunks.add(len(body), now - self._before)
-            self._digest.update(body)
-            recording.keep(body)
-        size = self._counter.admit(len(body))
-        if self._counter.dropped:
-            recording.problem = (
-                f"Content-Length says {recording.declared} bytes, the body goes on for "
-                f"{self._counter.dropped} more"
-            )
-        if size:
-            data = body[:size]
-            self._write(chunk_size_line(size) + data + b"\r\n" if self._chunked else data)
+        if body or more:
+            response.note(body, time.perf_counter() - self._before)
+        self._write(response.framed(body))
         if not more:
             self._end()
         await self._may_write.wait()
         self._before = time.perf_counter()
 
     async def _path(self, message: dict[str, Any]) -> None:
-        assert self._counter is not None
+        response = self._response
+        if response.head is None:
+            raise response.fails("a body came before http.response.start")
         with open(message["path"], "rb") as file:
-            size = self._counter.admit(os.fstat(file.fileno()).st_size)
-            self._recording.chunks.add(size, 0.0)
-            if self._look:
-                while data := file.read(1 << 20):
-                    self._digest.update(data)
-                file.seek(0)
+            size = response.admit(os.fstat(file.fileno()).st_size)
+            response.note_size(size, 0.0)
             if size:
                 loop = asyncio.get_running_loop()
                 await loop.sendfile(self._transport, file, 0, size)
@@ -344,12 +272,12 @@ class _Exchange(asyncio.Protocol):
 
     def _end(self) -> None:
         self._done = True
-        if self._chunked:
-            self._write(LAST_CHUNK)
+        self._write(self._response.end())
 
     def _write(self, data: bytes) -> None:
-        self._transport.write(data)
-        self._recording.sends += 1
+        if data:
+            self._transport.write(data)
+            self._recording.sends += 1
 
     async def _beat(self) -> None:
         """Notice a turn of the loop that took long."""

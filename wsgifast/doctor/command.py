@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from ..terminal import progress_line
 from . import examine
 from .catalogue import explain
 from .endpoints import (
-    Found,
     from_access_log,
     from_har,
     from_openapi,
@@ -37,7 +35,7 @@ from .endpoints import (
 )
 from .examination import observer
 from .formats import FORMATS, as_text, baseline_of, without
-from .model import SEVERITIES, Endpoint, Report
+from .model import SEVERITIES, Endpoint, Found, Report
 
 __all__ = ["add_command"]
 
@@ -129,7 +127,7 @@ def _run(options: argparse.Namespace) -> int:
         raise ConfigurationError("name an app, as in: wsgifast doctor shop.wsgi:application")
     known = _baseline(options)
     try:
-        with _quiet_stdout(options):
+        with contextlib.redirect_stdout(sys.stderr):  # what the app prints: stdout is the report's
             report = _examined(options)
     except AppNotLoaded as error:
         print(f"wsgifast doctor: {error}", file=sys.stderr)
@@ -212,10 +210,3 @@ def _baseline(options: argparse.Namespace) -> set[str] | None:
         raise ConfigurationError(
             f"--baseline {options.baseline}: {error}; make one with --format json"
         ) from None
-
-
-@contextlib.contextmanager
-def _quiet_stdout(options: argparse.Namespace) -> Iterator[None]:
-    """What an app prints goes to stderr: stdout is the report's."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield

@@ -139,7 +139,6 @@ def _data(report: Report) -> dict[str, Any]:
                 "by_sendfile_bytes": seen.raw.by_sendfile,
                 "app_s": seen.raw.app_s,
                 "slow_client_holds_thread": seen.raw.held,
-                "peak_bytes": seen.raw.peak_bytes,
                 "costs": {name: vars(cost) for name, cost in seen.costs.items()},
             }
             for seen in report.observations

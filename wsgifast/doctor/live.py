@@ -3,63 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import socket
-import ssl
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from statistics import median
-from typing import NoReturn
-from urllib.parse import urlsplit
 
-from ..errors import ConfigurationError, WSGIFastError
+from ..errors import ConfigurationError
 from ..shapes.rule import Chunks
 from .catalogue import CATALOGUE
+from .live_client import Answer, Client, NoAnswer
 from .model import Endpoint, Finding, Observation, Recording, Report, Unreached
 
 __all__ = ["NoAnswer", "look_at"]
 
-# Of a body; the rest is left unread, and the connection closed.
-_MOST_BYTES = 64 * 1024 * 1024
 # Bodies up to here leave a server in one packet or a few: a pause between them is Nagle's.
 _SMALL_BYTES = 32 * 1024
 # The shortest delay of acknowledgements in Linux, in seconds, less what a clock may be off.
 _STALL_S = 0.030
 _REQUESTS_FOR_STALL = 8
-# Bytes that do not belong there come with the head, or right behind it: seconds to wait for them.
-_AFTER_HEAD_S = 0.15
 # Slow readers, and for how long they are there.
 _SLOW_READERS = 8
 _SLOW_S = 2.0
-_SLOW_BUFFER_BYTES = 4096
 # Bodies below fit into the buffers on the way: nobody has to wait for their readers.
 _HOLDING_BYTES = 1024 * 1024
 # Others are stopped if they wait so much longer than before, and at least this long.
 _STOPPED = 10.0
 _STOPPED_S = 0.25
-
-
-class NoAnswer(WSGIFastError, OSError):
-    """The server cannot be reached, or does not speak HTTP."""
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """One response, as a client sees it.
-
-    :ivar body_s: seconds from the end of the head to the end of the body.
-    """
-
-    status: int
-    headers: Sequence[tuple[str, str]]
-    body: bytes
-    seconds: float
-    body_s: float
-    closes: bool
-
-    def header(self, name: str) -> str | None:
-        return next((v for k, v in self.headers if k.lower() == name.lower()), None)
 
 
 def look_at(
@@ -79,7 +47,7 @@ def look_at(
     :raises ConfigurationError: if the URL is none, or a path does not begin with a slash.
     :raises NoAnswer: if the server cannot be reached.
     """
-    client = _Client(url, tuple(headers), limit_s)
+    client = Client(url, tuple(headers), limit_s)
     report = Report(url, "WSGI", None)
     sizes: dict[str, int] = {}
     for path in paths:
@@ -103,135 +71,11 @@ def look_at(
     return report
 
 
-class _Client:
-    """Asks one server; each connection is used for one question, or for several in a row."""
-
-    def __init__(self, url: str, headers: tuple[tuple[str, str], ...], limit_s: float) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise ConfigurationError(f"--live {url}: expected a URL such as http://127.0.0.1:8000")
-        self.prefix = parts.path.rstrip("/")
-        self._host, self._port = parts.hostname, port
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._headers = headers
-        self._limit_s = limit_s
-
-    def connect(self) -> http.client.HTTPConnection:
-        """:raises NoAnswer: if nobody is there."""
-        connection: http.client.HTTPConnection
-        if self._tls is not None:
-            connection = http.client.HTTPSConnection(
-                self._host, self._port, timeout=self._limit_s, context=self._tls
-            )
-        else:
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=self._limit_s)
-        try:
-            connection.connect()
-        except OSError as error:
-            self._give_up(error)
-        return connection
-
-    def ask(
-        self,
-        url: str,
-        *,
-        method: str = "GET",
-        headers: Iterable[tuple[str, str]] = (),
-        on: http.client.HTTPConnection | None = None,
-    ) -> _Answer:
-        """One request, on a connection of its own or on one that is there already.
-
-        :raises NoAnswer: if there is no answer in time, or what came is no HTTP.
-        """
-        connection = self.connect() if on is None else on
-        try:
-            began = time.perf_counter()
-            connection.putrequest(method, url, skip_accept_encoding=True)
-            for name, value in (*self._headers, *headers):
-                connection.putheader(name, value)
-            connection.endheaders()
-            response = connection.getresponse()
-            at_head = time.perf_counter()
-            body = response.read(_MOST_BYTES)
-            ended = time.perf_counter()
-            closes = response.will_close
-            return _Answer(
-                response.status,
-                response.getheaders(),
-                body,
-                ended - began,
-                ended - at_head,
-                closes,
-            )
-        except (OSError, http.client.HTTPException) as error:
-            self._give_up(error)
-        finally:
-            if on is None:
-                connection.close()
-
-    def read_slowly(self, url: str) -> socket.socket:
-        """Ask for a body, and do not read it."""
-        return self._request(url, receive_buffer=_SLOW_BUFFER_BYTES)
-
-    def bytes_after_head(
-        self, url: str, *, method: str = "GET", headers: Iterable[tuple[str, str]] = ()
-    ) -> bytes:
-        """What follows the head of a response that ends with its head, soon or with it."""
-        received = b""
-        with contextlib.closing(self._request(url, method=method, headers=headers)) as sock:
-            try:
-                while b"\r\n\r\n" not in received and (data := sock.recv(65536)):
-                    received += data
-                sock.settimeout(_AFTER_HEAD_S)
-                with contextlib.suppress(TimeoutError):
-                    received += sock.recv(65536)
-            except OSError as error:
-                self._give_up(error)
-        return received.partition(b"\r\n\r\n")[2]
-
-    def _request(
-        self,
-        url: str,
-        *,
-        method: str = "GET",
-        headers: Iterable[tuple[str, str]] = (),
-        receive_buffer: int | None = None,
-    ) -> socket.socket:
-        """Send a request; what comes back is the caller's to read."""
-        port = self._port or (443 if self._tls else 80)
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            self._host, port, type=socket.SOCK_STREAM
-        )[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            if receive_buffer is not None:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-            sock.settimeout(self._limit_s)
-            sock.connect(address)
-            if self._tls is not None:
-                sock = self._tls.wrap_socket(sock, server_hostname=self._host)
-            lines = "".join(f"{k}: {v}\r\n" for k, v in (*self._headers, *headers))
-            host = f"{self._host}:{port}"
-            sock.sendall(f"{method} {url} HTTP/1.1\r\nHost: {host}\r\n{lines}\r\n".encode())
-        except OSError as error:
-            sock.close()
-            self._give_up(error)
-        return sock
-
-    def _give_up(self, error: Exception) -> NoReturn:
-        where = f"{self._host}:{self._port or (443 if self._tls else 80)}"
-        raise NoAnswer(f"{where}: {error or type(error).__name__}") from error
-
-
 def _finding(id_: str, endpoint: Endpoint, what: str, fix: str, cost: str = "") -> Finding:
     return Finding(id_, CATALOGUE[id_].severity, endpoint, what, cost, fix)
 
 
-def _packets(client: _Client, endpoint: Endpoint, first: _Answer) -> Iterator[Finding]:
+def _packets(client: Client, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
     if first.closes:
         yield _finding("WF041", endpoint, "the connection ends with it", "serve HTTP/1.1")
         return
@@ -250,7 +94,7 @@ def _packets(client: _Client, endpoint: Endpoint, first: _Answer) -> Iterator[Fi
         yield _finding("WF040", endpoint, what, "WSGIFast(app)", f"{gap * 1e3:.0f} ms")
 
 
-def _head(client: _Client, endpoint: Endpoint, first: _Answer) -> Iterator[Finding]:
+def _head(client: Client, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
     head = client.ask(endpoint.url, method="HEAD")
     if head.status != first.status:
         what = f"{head.status} to HEAD, {first.status} to GET"
@@ -266,7 +110,7 @@ def _head(client: _Client, endpoint: Endpoint, first: _Answer) -> Iterator[Findi
         yield _finding("WF044", endpoint, what, "send no body to HEAD")
 
 
-def _validators(client: _Client, endpoint: Endpoint, first: _Answer) -> Iterator[Finding]:
+def _validators(client: Client, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
     etag, modified = first.header("ETag"), first.header("Last-Modified")
     if first.status != 200 or (etag is None and modified is None):
         return
@@ -285,7 +129,7 @@ def _validators(client: _Client, endpoint: Endpoint, first: _Answer) -> Iterator
         yield _finding("WF046", endpoint, "bytes after a 304", "send no body with 304")
 
 
-def _ranges(client: _Client, endpoint: Endpoint, first: _Answer) -> Iterator[Finding]:
+def _ranges(client: Client, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
     size = len(first.body)
     if first.status != 200 or size < 10 or first.header("Accept-Ranges") == "none":
         return
@@ -301,7 +145,7 @@ def _ranges(client: _Client, endpoint: Endpoint, first: _Answer) -> Iterator[Fin
         yield _finding("WF042", endpoint, what, "WSGIFast(app)")
 
 
-def _compression(client: _Client, endpoint: Endpoint, first: _Answer) -> Iterator[Finding]:
+def _compression(client: Client, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
     answer = client.ask(endpoint.url, headers=[("Accept-Encoding", "gzip")])
     coding = answer.header("Content-Encoding")
     if coding is None or answer.status != 200:
@@ -311,7 +155,7 @@ def _compression(client: _Client, endpoint: Endpoint, first: _Answer) -> Iterato
         yield _finding("WF047", endpoint, what, "wsgifast compress, for static files")
 
 
-def _slow_readers(client: _Client, report: Report, sizes: dict[str, int]) -> Iterator[Finding]:
+def _slow_readers(client: Client, report: Report, sizes: dict[str, int]) -> Iterator[Finding]:
     if not sizes or max(sizes.values()) < _HOLDING_BYTES:
         return
     large = max(sizes, key=sizes.__getitem__)
@@ -349,6 +193,6 @@ def _connection_lost(report: Report, endpoint: Endpoint) -> Iterator[None]:
         report.unreached.append(Unreached(endpoint.name, str(error)))
 
 
-def _recorded(answer: _Answer) -> Recording:
+def _recorded(answer: Answer) -> Recording:
     chunks = Chunks([len(answer.body)], [0.0])
     return Recording(answer.status, list(answer.headers), "response", chunks, wall_s=answer.seconds)

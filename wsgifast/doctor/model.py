@@ -15,6 +15,7 @@ __all__ = [
     "Endpoint",
     "FileSeen",
     "Finding",
+    "Found",
     "Observation",
     "Recording",
     "Report",
@@ -55,6 +56,10 @@ class Unreached:
     method: str = "GET"
 
 
+# Endpoints that were found, and those that cannot be asked for.
+Found = tuple[list[Endpoint], list[Unreached]]
+
+
 @dataclass(frozen=True)
 class FileSeen:
     """A regular file that the app opened and that is the body, or a part of it.
@@ -92,7 +97,6 @@ class Recording:
     :ivar returned: the class of what the app returned, as in "list" or "werkzeug.wsgi.Closing...";
         for ASGI "messages".
     :ivar chunks: as the app gave them, before any repair.
-    :ivar digest: of the body's bytes.
     :ivar body: its first MAX_KEPT_BYTES.
     :ivar route: environ["wsgifast.route"]; None where the app was not wrapped.
     :ivar app_s: seconds inside the app, its iterator included.
@@ -101,7 +105,6 @@ class Recording:
     :ivar blocked_s: ASGI: the longest turn of the event loop, in seconds.
     :ivar held: whether the app's thread (or task) had to wait for a client that does not read;
         None if that was not tried.
-    :ivar peak_bytes: memory that Python took for it at most; None if that was not measured.
     :ivar problem: what broke PEP 3333 or ASGI, and would fail on a server; None if nothing did.
     :ivar error: what the app raised, its last frame included.
     :ivar timed_out: it had not ended after the time limit.
@@ -111,7 +114,6 @@ class Recording:
     headers: list[tuple[str, str]] = field(default_factory=list)
     returned: str = ""
     chunks: Chunks = field(default_factory=Chunks)
-    digest: str = ""
     body: bytearray = field(default_factory=bytearray)
     route: str | None = None
     app_s: float = 0.0
@@ -122,7 +124,6 @@ class Recording:
     by_sendfile: int = 0
     blocked_s: float = 0.0
     held: bool | None = None
-    peak_bytes: int | None = None
     problem: str | None = None
     error: str | None = None
     timed_out: bool = False
@@ -152,14 +153,12 @@ class Observation:
 
     :ivar raw: the app as it is.
     :ivar wrapped: under WSGIFast or ASGIFast with their defaults.
-    :ivar coalesced: under WSGIFast(coalesce=True), where that could make a difference.
-    :ivar costs: by "raw", "wrapped" and "coalesced".
+    :ivar costs: by "raw", "wrapped", and "coalesced" (WSGIFast(coalesce=True)) or "sendfile".
     """
 
     endpoint: Endpoint
     raw: Recording
     wrapped: Recording
-    coalesced: Recording | None = None
     costs: dict[str, Cost] = field(default_factory=dict)
 
 

@@ -67,6 +67,10 @@ class RequestFacts(NamedTuple):
     if_modified_since: str | None = None
 
 
+# What most requests have behind their method and their Accept-Encoding.
+_NOTHING_ELSE = (None,) * 6
+
+
 class Plan:
     """An answer, as data: sending it is the adapter's work.
 
@@ -163,6 +167,8 @@ class Representation:
 
         :param boundary: makes the boundary between the parts of a multi-range answer.
         """
+        if facts[2:] == _NOTHING_ELSE:
+            return self._head if facts.method == "HEAD" else self._whole
         method, _, range_, if_range, match, unmodified_since, none_match, modified_since = facts
         if not (match is unmodified_since is none_match is modified_since is None):
             status = evaluate(

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
+from ..http.syntax import TOKEN
+
 __all__ = ["preferred_coding"]
 
 # Different headers that are remembered, for each set of encodings that a file may have. Browsers
@@ -15,9 +17,7 @@ _REMEMBERED_HEADERS = 512
 _REMEMBERED_CHARACTERS = 128
 
 # A coding or `*`, and its weight in thousandths at the finest. What does not look so is skipped.
-_MEMBER = re.compile(
-    r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)(?:[ \t]*;[ \t]*[qQ]=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?))?"
-)
+_MEMBER = re.compile(rf"({TOKEN})(?:[ \t]*;[ \t]*[qQ]=(0(?:\.[0-9]{{0,3}})?|1(?:\.0{{0,3}})?))?")
 # Names that mean the same (section 8.4.1).
 _ALIASES = {"x-gzip": "gzip", "x-compress": "compress"}
 

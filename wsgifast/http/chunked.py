@@ -6,11 +6,12 @@ import re
 import sys
 
 from ..errors import BodyTooLarge, MalformedRequest
+from .syntax import TOKEN
 
 __all__ = ["ChunkDecoder"]
 
-_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # RFC 9110 section 5.6.2
-_QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'  # section 5.6.4
+_TOKEN = TOKEN.encode()
+_QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'  # RFC 9110 section 5.6.4
 # 16 digits are beyond any disk, and a number that every recipient understands (section 7.1).
 _SIZE = rb"([0-9A-Fa-f]{1,16})"
 # Section 7.1.1.

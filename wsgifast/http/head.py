@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from ..errors import BodyError
 from .framing import Framing, frame_response
+from .syntax import TOKEN
 
 __all__ = [
     "ResponseHead",
@@ -26,8 +27,7 @@ __all__ = [
 # RFC 9112 4: three digits, a space, a reason that may be empty. RFC 9110 15: classes 1 to 5; what
 # is above is unknown to everybody, but ends as any final response does.
 _STATUS = re.compile(r"[1-9][0-9]{2}(?: [\t -~\x80-\xff]*)?")
-# RFC 9110 5.6.2: a token.
-_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NAME = re.compile(TOKEN)
 # RFC 9110 5.5: visible characters, SP, HTAB, and whatever Latin-1 has beyond ASCII.
 _VALUE = re.compile(r"[\t -~\x80-\xff]*")
 # Digits of a Content-Length: so many are beyond any disk.
@@ -41,11 +41,15 @@ _HOP_BY_HOP = frozenset(
     }
 )  # fmt: skip
 
-# Statuses and header names that were checked before, with their code and in lower case. Apps choose
-# from a few; whoever makes them up has each checked. No hop-by-hop name is among them.
+# What was checked before: statuses, with their code; header names, as they are sent and in lower
+# case. Apps choose from a few; whoever makes them up has each checked. No hop-by-hop name is here.
 _codes: dict[str, int] = {}
-_names: dict[str, str] = {}
+_names: dict[str, tuple[str, str]] = {}
 _MAX_CACHED = 500
+# Of a str subclass, such as an enum's member, the characters are sent, which were checked, and by
+# which heads are kept; formatted, it may be anything.
+_characters = str.__str__
+_strip = str.strip
 # Heads that were made before, by status and headers: the last few, and none that is long, or sets a
 # cookie, which is no other client's to have and may be a secret.
 _heads: dict[tuple[object, ...], ResponseHead] = {}
@@ -77,8 +81,8 @@ class ResponseHead:
     )  # fmt: skip
 
     def __init__(self, status: str, headers: Iterable[tuple[str, str]]) -> None:
-        self.status = status
         self.code = status_code(status)
+        self.status = _characters(status)
         self.content_length: int | None = None
         self.closes = self.upgrades = self.has_date = self.has_server = False
         self._upgrade: tuple[str, str] | None = None
@@ -89,21 +93,23 @@ class ResponseHead:
         self.headers = kept
         try:
             for name, value in headers:
-                lower = _names.get(name)
-                if lower is None:
-                    value = check_field(name, value)
+                known = _names.get(name)
+                if known is None:
+                    name, value = check_field(name, value)
                     lower = name.lower()
                     if lower in _HOP_BY_HOP:
                         self._take_hop_by_hop(lower, name, value)
                         continue
                     if len(_names) < _MAX_CACHED:
-                        _names[name] = lower
-                elif not isinstance(value, str):
-                    raise _bad_value_type(name, value)
-                elif not (value.isascii() and value.isprintable()) and not _VALUE.fullmatch(value):
-                    raise _bad_value(name)
+                        _names[name] = name, lower
                 else:
-                    value = value.strip(" \t")
+                    name, lower = known
+                    if not isinstance(value, str):
+                        raise _bad_value_type(name, value)
+                    printable = value.isascii() and value.isprintable()
+                    if not printable and not _VALUE.fullmatch(value):
+                        raise _bad_value(name)
+                    value = _strip(value, " \t")
                 if lower == "content-length":
                     self.content_length = _agreed(self.content_length, value)
                 else:
@@ -219,8 +225,8 @@ def status_code(status: str) -> int:
     return code
 
 
-def check_field(name: str, value: str) -> str:
-    """Check one header; return its value without the white space around it (RFC 9110 5.5).
+def check_field(name: str, value: str) -> tuple[str, str]:
+    """Check one header; return its name and value, without white space around it (RFC 9110 5.5).
 
     :raises BodyError: if it cannot be sent.
     """
@@ -230,7 +236,7 @@ def check_field(name: str, value: str) -> str:
         raise _bad_value_type(name, value)
     if not _VALUE.fullmatch(value):
         raise _bad_value(name)
-    return value.strip(" \t")
+    return _characters(name), _strip(value, " \t")
 
 
 def declared_length(headers: Iterable[tuple[str, str]]) -> int | None:

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from urllib.parse import quote_from_bytes
 
 from ..errors import MalformedRequest
+from .syntax import TOKEN
 
 __all__ = ["request_head", "trailer_lines"]
 
-# RFC 9110 section 5.6.2: a token.
-_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TOKEN = re.compile(TOKEN.encode())
 # What would end a line of HTTP/1, or be taken for its end by somebody (RFC 9110 section 5.5).
 _ENDS_LINE = re.compile(rb"[\r\n\0]")
 # A target stays as it is, but for bytes that no URI has (RFC 3986 section 2): those beyond ASCII,

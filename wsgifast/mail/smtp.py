@@ -10,26 +10,15 @@ What smtplib does in one way is done in the quickest that the server offers:
 
 from __future__ import annotations
 
-import email.message
-import os
 import smtplib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
-from ..sockets import (
-    FileSegment,
-    FileTruncated,
-    file_segment,
-    owned_socket,
-    send_file_segment,
-    set_nodelay,
-)
-from .wire import CRLF, Quoter, needs_quoting, quote_dots, with_crlf
+from ..sockets import FileTruncated, owned_socket, send_file_segment, set_nodelay
+from .message import Body, gathered
+from .wire import CRLF, Quoter, needs_quoting, quote_dots
 
-__all__ = ["SMTP", "SMTP_SSL", "Message"]
-
-Message: TypeAlias = "str | bytes | bytearray | memoryview | IO[bytes] | Iterable[bytes | str]"
-"""What :meth:`SMTP.sendmail` takes: see there."""
+__all__ = ["SMTP", "SMTP_SSL"]
 
 Reply: TypeAlias = "tuple[int, bytes]"
 
@@ -42,8 +31,6 @@ _PIPELINED_CHUNKS = 8
 # recipients: what is sent in vain if it does not costs less than the round trip. It is also joined
 # with what stands around it, so that all leaves in one packet.
 _SMALL_MESSAGE_BYTES = 64 * 1024
-# Read from a file, and gathered from an iterable, before it is sent.
-_BLOCK_BYTES = 256 * 1024
 
 
 class SMTP(smtplib.SMTP):
@@ -77,7 +64,7 @@ class SMTP(smtplib.SMTP):
     ) -> dict[str, Reply]:
         """Send a message, as smtplib's sendmail does.
 
-        :param msg: the message (:data:`Message`). A str must be ASCII, and its line ends become CR
+        :param msg: the message. A str must be ASCII, and its line ends become CR
             LF; bytes go out as they are, with dots doubled as DATA needs. A binary file is sent
             from its position to its end; an iterable of bytes or str, block by block: neither is
             held in memory. Of bytes no copy is made; of a str one, and a second one if its line
@@ -98,7 +85,7 @@ class SMTP(smtplib.SMTP):
         An error of the file or the iterable is raised as it is; the message is not delivered.
         """
         self.ehlo_or_helo_if_needed()
-        body = _Body(msg, wire_ready=wire_ready)
+        body = Body(msg, wire_ready=wire_ready)
         recipients = [to_addrs] if isinstance(to_addrs, str) else list(to_addrs)
         commands = [self._mail_command(from_addr, body, mail_options)]
         commands += [self._rcpt_command(recipient, rcpt_options) for recipient in recipients]
@@ -148,13 +135,13 @@ class SMTP(smtplib.SMTP):
         :param msg: as for :meth:`sendmail`.
         :raises smtplib.SMTPDataError: if the server does not answer DATA with 354.
         """
-        body = _Body(msg)
+        body = Body(msg)
         code, response = self.docmd("data")
         if code != 354:
             raise smtplib.SMTPDataError(code, response)
         return self._send_data(body)
 
-    def _mail_command(self, sender: str, body: _Body, mail_options: Sequence[str]) -> bytes:
+    def _mail_command(self, sender: str, body: Body, mail_options: Sequence[str]) -> bytes:
         options: list[str] = []
         if self.does_esmtp:
             if self.has_extn("size") and body.size is not None:
@@ -186,7 +173,7 @@ class SMTP(smtplib.SMTP):
         except smtplib.SMTPServerDisconnected:
             pass  # the caller learns of it by the next command; what counts now is the refusal
 
-    def _send_data(self, body: _Body) -> Reply:
+    def _send_data(self, body: Body) -> Reply:
         """Send a message after a 354, and its end; return the reply."""
         try:
             if body.size is not None and body.wire_ready:
@@ -199,7 +186,7 @@ class SMTP(smtplib.SMTP):
                 end = body.missing_line_end()
             else:
                 quoter = Quoter(quoting=not body.wire_ready)
-                for block in _gathered(map(quoter.feed, body.blocks())):
+                for block in gathered(map(quoter.feed, body.blocks())):
                     self.send(block)
                 end = quoter.finish()
         except BaseException:
@@ -209,7 +196,7 @@ class SMTP(smtplib.SMTP):
         self.send(end + b"." + CRLF)
         return self.getreply()
 
-    def _send_chunks(self, body: _Body, window: int) -> Reply:
+    def _send_chunks(self, body: Body, window: int) -> Reply:
         """Send a message by BDAT; return the reply to the last chunk, or the first refusal."""
         if body.size is None:
             return self._send_unmeasured_chunks(body, window)
@@ -224,9 +211,9 @@ class SMTP(smtplib.SMTP):
             raise
         return self.getreply()
 
-    def _send_unmeasured_chunks(self, body: _Body, window: int) -> Reply:
+    def _send_unmeasured_chunks(self, body: Body, window: int) -> Reply:
         quoter = Quoter(quoting=False)
-        blocks = _gathered(map(quoter.feed, body.blocks()))
+        blocks = gathered(map(quoter.feed, body.blocks()))
         awaited = 0
         last = False
         while not last:
@@ -263,7 +250,7 @@ class SMTP(smtplib.SMTP):
         except smtplib.SMTPServerDisconnected:
             pass  # nothing was delivered: the chunk that says LAST was not sent
 
-    def _send_whole(self, body: _Body) -> None:
+    def _send_whole(self, body: Body) -> None:
         """Send a message of known size as it is; the caller closes where this fails."""
         if body.data is not None:
             self.send(body.data)
@@ -315,77 +302,3 @@ class _Dialogue:
         if code == 354:
             self._client.send(b"." + CRLF)
             self._client.getreply()
-
-
-class _Body:
-    """A message to send: in memory, in a file that the kernel can send, or in blocks."""
-
-    def __init__(self, message: Message, *, wire_ready: bool = False) -> None:
-        self.wire_ready = wire_ready
-        self.data: bytes | None = None
-        self.segment: FileSegment | None = None
-        self._source: Any = None
-        if isinstance(message, str):
-            self.data = with_crlf(message.encode("ascii"))
-        elif isinstance(message, (bytes, bytearray, memoryview)):
-            self.data = bytes(message)
-        elif isinstance(message, email.message.Message):  # it iterates, over its headers' names
-            raise TypeError("sendmail takes a message's bytes: use send_message for the object")
-        elif hasattr(message, "read") or isinstance(message, Iterable):
-            self.segment = file_segment(message)
-            self._source = message
-        else:
-            raise TypeError(
-                f"a message is a str, bytes, a binary file or an iterable of bytes or str, not "
-                f"{type(message).__name__}"
-            )
-
-    @property
-    def size(self) -> int | None:
-        """Octets in the message, as SIZE counts them (RFC 1870, 3); None where not known."""
-        if self.data is not None:
-            return len(self.data)
-        return None if self.segment is None else self.segment.size
-
-    def as_last_chunk(self) -> bytes:
-        """The data as the only chunk of its message."""
-        data = (self.data or b"") + self.missing_line_end()
-        return b"BDAT %d LAST\r\n" % len(data) + data
-
-    def missing_line_end(self) -> bytes:
-        """What a message of known size needs to end with a whole line."""
-        if self.segment is not None:
-            fd, offset, size = self.segment
-            last = os.pread(fd, min(size, len(CRLF)), offset + max(0, size - len(CRLF)))
-        else:
-            last = self.data or b""
-        return b"" if last.endswith(CRLF) else CRLF
-
-    def blocks(self) -> Iterator[bytes | str]:
-        """Read the file or the iterable; or cut what is in memory.
-
-        While one block is on its way to the server and worked on there, the next one is quoted.
-        """
-        if self.data is not None:
-            for start in range(0, len(self.data), _BLOCK_BYTES):
-                yield self.data[start : start + _BLOCK_BYTES]
-            return
-        if not hasattr(self._source, "read"):
-            yield from self._source
-            return
-        while block := self._source.read(_BLOCK_BYTES):
-            yield block
-
-
-def _gathered(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Join small blocks: each costs a send, and as a chunk of BDAT a reply."""
-    held: list[bytes] = []
-    size = 0
-    for block in blocks:
-        held.append(block)
-        size += len(block)
-        if size >= _BLOCK_BYTES:
-            yield b"".join(held)
-            held, size = [], 0
-    if size:
-        yield b"".join(held)

@@ -283,14 +283,17 @@ def as_markdown() -> str:
         "",
         "## OpenTelemetry's names",
         "",
-        'The same with `metrics="opentelemetry"`, but for histograms of FastWorker alone:',
+        'The same with `metrics="opentelemetry"`. Its histogram of FastWorker, '
+        "`wsgifast.thread_wait`, has the requests that did wait; Prometheus's also those that "
+        "found a thread free.",
         "",
         "| metric | unit | in Prometheus |",
         "|---|---|---|",
     ]
-    for metric in _METRICS:
-        if "middleware" in metric.told_by or metric.kind != "histogram":
-            lines.append(f"| `{metric.opentelemetry_name}` | `{metric.unit}` | `{metric.name}` |")
+    lines += [
+        f"| `{metric.opentelemetry_name}` | `{metric.unit}` | `{metric.name}` |"
+        for metric in _METRICS
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -7,33 +7,25 @@ each scrape would read more of them than the one before.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
-import struct
-import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..imports import needs
+from .dead import DEAD, UNREADABLE, finish, merged, put_together
 from .merge import Layout, Text, ValuesFile, parts_of
 from .processes import is_alive, pid_in
 
 with needs("wsgifast.metrics.directory", "prometheus_client", "prometheus"):
     from prometheus_client.exposition import choose_encoder
-    from prometheus_client.mmap_dict import MmapedDict, mmap_key
-    from prometheus_client.multiprocess import MultiProcessCollector
 
 __all__ = ["Directory"]
 
 # What counts on behind a process's end; gauges do not.
 _LASTING = frozenset({"counter", "histogram", "summary"})
-# The process that the files put together are of.
-_DEAD = "wsgifast-dead"
-# A file that is being made, or was left unfinished, cannot be read.
-_UNREADABLE = (struct.error, RuntimeError, ValueError, FileNotFoundError)
 _ATTEMPTS = 3
 # Texts that are kept, each for a content type: whoever scrapes says of which version.
 _MOST_FORMATS = 4
@@ -88,7 +80,7 @@ class Directory:
         for attempt in range(_ATTEMPTS):
             try:
                 return self._read_once()
-            except _UNREADABLE:
+            except UNREADABLE:
                 if attempt == _ATTEMPTS - 1:
                     raise
         raise AssertionError
@@ -114,7 +106,7 @@ class Directory:
         return self._layout
 
     def _merged_by_time(self) -> Iterator[Any]:
-        for metric in _merged(self._files(), accumulate=True):
+        for metric in merged(self._files(), accumulate=True):
             metric.samples = [_with_plain_pid(sample) for sample in metric.samples]
             yield metric
 
@@ -125,8 +117,10 @@ class Directory:
 
     def clean(self) -> None:
         """Remove the gauges of dead processes, and put together what they have counted."""
+        with self._lock:
+            finish(self.path)
         dead: dict[str, list[str]] = defaultdict(list)
-        alive: dict[str, bool] = {_DEAD: True}
+        alive: dict[str, bool] = {DEAD: True}
         for path in self._files():
             kind, process = parts_of(path)
             if process not in alive:
@@ -136,11 +130,10 @@ class Directory:
         for kind, paths in dead.items():
             with self._lock:
                 if kind in _LASTING:
-                    self._put_together(kind, paths)
-                elif not kind.startswith("gauge_live"):
-                    continue
-                for path in paths:
-                    os.unlink(path)
+                    put_together(self.path, kind, paths)
+                elif kind.startswith("gauge_live"):
+                    for path in paths:
+                        os.unlink(path)
 
     def _files(self) -> list[str]:
         with os.scandir(self.path) as entries:
@@ -161,42 +154,6 @@ class Directory:
         except OSError:
             pass
         return True
-
-    def _put_together(self, kind: str, dead: Iterable[str]) -> None:
-        whole = os.path.join(self.path, f"{kind}_{_DEAD}.db")
-        paths = [path for path in [*dead, whole] if _is_readable(path)]
-        fd, made = tempfile.mkstemp(dir=self.path, suffix=".tmp")
-        os.close(fd)
-        try:
-            open_dict: Any = MmapedDict  # has no types
-            values = open_dict(made)
-            for metric in _merged(paths, accumulate=False):
-                for sample in metric.samples:
-                    key = mmap_key(
-                        metric.name, sample.name, list(sample.labels),
-                        list(sample.labels.values()), metric.documentation,
-                    )  # fmt: skip
-                    values.write_value(key, sample.value, 0.0)
-            values.close()
-            os.replace(made, whole)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(made)
-            raise
-
-
-def _merged(paths: Iterable[str], *, accumulate: bool) -> Iterable[Any]:
-    merge: Any = MultiProcessCollector.merge  # has no types
-    merged: Iterable[Any] = merge(paths, accumulate=accumulate)
-    return merged
-
-
-def _is_readable(path: str) -> bool:
-    try:
-        _merged([path], accumulate=False)
-    except _UNREADABLE:
-        return False
-    return True
 
 
 def _with_values(metric: Any, values: Sequence[float]) -> Any:

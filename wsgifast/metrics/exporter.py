@@ -109,13 +109,14 @@ class _Exporter:
 
     def run(self) -> None:
         export = self._export
-        cleaned_at = 0.0
+        cleaned_at = float("-inf")
         while is_alive(export.arbiter) and self._is_wanted():
-            if self._server is None:
-                self._begin_to_serve()
+            # Before anybody is served: an exporter before this one may have been killed at it.
             if time.monotonic() - cleaned_at >= _CLEAN_EVERY_S:
                 cleaned_at = time.monotonic()
                 self._try("Cleaning up after workers has failed", self._clean)
+            if self._server is None:
+                self._begin_to_serve()
             time.sleep(_LOOK_EVERY_S)
         if self._server is not None:
             self._server.close()

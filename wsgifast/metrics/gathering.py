@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigurationError, MissingExtra
 from ..sockets.address import Address
 from .address import VARIABLE, metrics_address
+from .exporter_lock import has_exporter
 from .periodic import every_second
 from .points import Point, point, process_sources
 from .processes import name_of_process, resident_bytes
@@ -68,15 +69,14 @@ def gather(server_pid: int) -> Export | None:
         ) from None
     os.environ[_DIRECTORY] = directory
     from .exporter import Export
-    from .keeper import Keeper
 
     export = Export(directory, not given, str(address), name)
-    if not Keeper(export).has_exporter():
+    if not has_exporter(directory):
         try:
             check_free(address, _ADDRESS_PATIENCE_S)
         except OSError as error:
             # Unless another worker's exporter has come meanwhile.
-            if not Keeper(export).has_exporter():
+            if not has_exporter(directory):
                 raise ConfigurationError(f"{VARIABLE}={text!r}: {error.strerror}") from None
     export.announce()
     return export

@@ -6,17 +6,16 @@ and when it ends, however that is, the next look finds the lock free.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
 import time
 
 from .exporter import Export
+from .exporter_lock import take_lock
 
 __all__ = ["Keeper"]
 
-_LOCK_FILE = "exporter.lock"
 _PROGRAM = (
     "import sys; sys.path[:] = {path!r}; "
     "from wsgifast.metrics.exporter import main; main(sys.argv[1])"
@@ -35,20 +34,6 @@ class Keeper:
         self._started_at = 0.0
         self._patience_s = 0.0
 
-    def has_exporter(self) -> bool:
-        """Whether there is one at the moment.
-
-        :raises OSError: if that cannot be told.
-        """
-        lock = self._open_lock()
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(lock)
-        return False
-
     def look(self) -> None:
         """Start one if there is none; called now and then.
 
@@ -62,20 +47,14 @@ class Keeper:
             self._patience_s = longer_s if lived_s < _SHORT_LIFE_S else 0.0
         if now < self._started_at + self._patience_s:
             return
-        lock = self._open_lock()
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        lock = take_lock(self._export.directory)
+        if lock is None:
             return
-        else:
+        try:
             self._started_at = now
             self._start(lock)
         finally:
             os.close(lock)
-
-    def _open_lock(self) -> int:
-        path = os.path.join(self._export.directory, _LOCK_FILE)
-        return os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
 
     def _start(self, lock: int) -> None:
         # Not `-m`: a module in the working directory must not be taken for one of ours.

@@ -13,14 +13,16 @@ from sys import modules
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ..bodies.files import FileReader, FileSlice, SegmentedBody
+from ..bodies.files import FileReader, FileSlice
 from ..bodies.held_head import HeldHead
+from ..bodies.segments import SegmentedBody
 from ..bodies.streams import ClosedWith, close_body
 from ..bodies.wrappers import known_file
 from ..routes import CHUNKS, LENGTH_ERROR, ROUTE
-from .patterns import BOTTLE, FLASK, PATTERN, NotingHead, wsgi_pattern
+from .failures import Failures
+from .patterns import BOTTLE, PATTERN, wsgi_pattern
 from .recorder import RECORDER, Recorder, Spans
-from .tally import NOTED_TOGETHER, Tally
+from .tally import Tally
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -51,9 +53,9 @@ class Observed:
         self._recorder = recorder
         self._spans = spans
         self._mark = recorder or spans
-        # Where most requests are counted without a call; other recorders have none.
-        self._lanes = recorder.lanes if isinstance(recorder, Tally) else {}
-        self._has_failed = False
+        # Where most requests are noted without a call.
+        self._tally = recorder if isinstance(recorder, Tally) else None
+        self._failures = Failures(logger)
 
     def answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """As the app's own `__call__`."""
@@ -69,18 +71,14 @@ class Observed:
         if recorder is None and span is None:
             return self._call(environ, start_response)  # type: ignore[no-any-return]
         method, scheme = environ["REQUEST_METHOD"], environ["wsgi.url_scheme"]
-        lane = None
+        tally = None
         if recorder is not None:
-            lane = self._lanes.get((method, scheme))
-            if lane is not None:
-                lane.begun += 1
+            tally = self._tally
+            if tally is not None:
+                tally.begun.append((method, scheme))
             else:
                 self._begin(recorder, method, scheme)
-        if FLASK in modules:
-            head: HeldHead = NotingHead(self._app, method, start_response)
-            head.environ = environ  # type: ignore[attr-defined]
-        else:
-            head = HeldHead(self._app, method, start_response)
+        head = HeldHead(self._app, method, start_response)
         try:
             body = self._call(environ, start_response, _head=head)
         except BaseException:
@@ -89,18 +87,18 @@ class Observed:
         kind = type(body)
         if kind is list or kind is tuple:
             size = head.length or 0  # it is always known of these
-            if lane is not None and span is None and LENGTH_ERROR not in environ:
-                pattern = environ.get(PATTERN)
-                if pattern is None and BOTTLE in modules:
-                    pattern = wsgi_pattern(environ)
-                noted = lane.noted.get((head.code, pattern, environ[ROUTE]))
-                if noted is not None:
-                    seconds, sizes = noted
-                    if len(sizes) < NOTED_TOGETHER:
-                        seconds.append(monotonic() - began)
-                        sizes.append(size)
-                        return body  # type: ignore[no-any-return]
-            self._tell(environ, head.code, recorder, span, began, size)
+            if tally is None or span is not None or LENGTH_ERROR in environ:
+                self._tell(environ, head.code, recorder, span, began, size)
+                return body  # type: ignore[no-any-return]
+            pattern = environ.get(PATTERN)
+            if pattern is None and BOTTLE in modules:
+                pattern = wsgi_pattern(environ)
+            notes = tally.notes
+            notes.append(
+                (method, scheme, head.code, pattern, environ[ROUTE], monotonic() - began, size)
+            )
+            if len(notes) >= tally.most_notes:
+                self._count(tally)
             return body  # type: ignore[no-any-return]
 
         return self._follow(environ, head, body, recorder, span, began)
@@ -126,7 +124,13 @@ class Observed:
         try:
             recorder.begin(method, scheme)
         except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
-            self._log_failure()
+            self._failures.tell()
+
+    def _count(self, tally: Tally) -> None:
+        try:
+            tally.count()
+        except Exception:  # noqa: BLE001 - the same
+            self._failures.tell()
 
     def _tell(
         self,
@@ -167,12 +171,7 @@ class Observed:
             if left:
                 recorder.count_client_left()
         except Exception:  # noqa: BLE001 - the same
-            self._log_failure()
-
-    def _log_failure(self) -> None:
-        if not self._has_failed:
-            self._has_failed = True
-            logger.exception("Metrics have failed, and are told of no more than this once")
+            self._failures.tell()
 
 
 class _Request:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..imports import needs
 from .catalogue import ATTRIBUTES, CATALOGUE, UNKNOWN, Metric
-from .points import Point, process_points
+from .points import Point, observers, process_points
 from .recorder import LengthError
 from .tally import Tally, known_method, known_scheme
 
@@ -36,7 +36,7 @@ class Instruments:
 
     Its histograms have to be told of each request. Its counters and gauges are asked for when they
     are exported, and are a tally's until then; so are those of the process, FastWorker's among
-    them.
+    them, whose histogram is told of each value then.
 
     :param provider: of meters; None for the global one.
     """
@@ -51,7 +51,11 @@ class Instruments:
         self._found: dict[str, list[Point]] = {}
         for metric in CATALOGUE.values():
             make = _observable(meter, metric)
-            if make is not None:
+            if make is None:
+                if "middleware" not in metric.told_by:
+                    told = observers.setdefault(metric.name, [])
+                    told.append(_histogram(meter, metric).record)
+            else:
                 observe = partial(self._observe, metric)
                 make(metric.opentelemetry_name, [observe], metric.unit, metric.help)
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, MutableMapping
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
-from ..bodies.held_head import HeldHead
 from ..bodies.wrappers import known_file
 
 if TYPE_CHECKING:
@@ -19,62 +18,47 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BOTTLE",
+    "DJANGO",
     "FLASK",
     "PATTERN",
-    "NotingHead",
     "asgi_pattern",
     "note_django_pattern",
-    "noting_pattern",
+    "start_noting",
     "wsgi_pattern",
 ]
 
-# The modules that bring Flask and Bottle.
-FLASK, BOTTLE = "flask", "bottle"
+# The modules that bring them, without which nobody has anything to note.
+FLASK, BOTTLE, DJANGO = "flask", "bottle", "django.core.handlers.base"
 # Where an app, or a middleware of its, may say the pattern by itself, in the environ or the scope:
 # under Falcon `req.env["wsgifast.pattern"] = req.uri_template`.
 PATTERN = "wsgifast.pattern"
 
 
-def noting_pattern(environ: dict[str, Any], start_response: StartResponse) -> StartResponse:
-    """A start_response that notes in the environ what Flask has matched.
+def start_noting(
+    environ: dict[str, Any],
+    start_response: StartResponse,
+    status: str,
+    headers: list[tuple[str, str]],
+    exc_info: OptExcInfo | None = None,
+    /,
+) -> Callable[[bytes], object]:
+    """Call start_response, and note in the environ what Flask has matched.
 
-    Flask forgets it as soon as it has returned the body. Where FLASK is not among the modules
-    nobody else has anything to note.
+    Flask forgets it as soon as it has returned the body. A partial() of it is the start_response
+    that an app is given; where FLASK is not among the modules nobody has anything to note.
     """
-
-    def start(
-        status: str, headers: list[tuple[str, str]], exc_info: OptExcInfo | None = None, /
-    ) -> Callable[[bytes], object]:
-        _note_flask_pattern(environ)
+    request = environ.get("werkzeug.request")
+    if request is not None:
         try:
-            if exc_info is None:
-                return start_response(status, headers)
-            return start_response(status, headers, exc_info)
-        finally:
-            exc_info = None  # it holds this frame
-
-    return start
-
-
-class NotingHead(HeldHead):
-    """A head that does so, for whoever has one anyway.
-
-    :ivar environ: set by who makes it: a constructor is a call more.
-    """
-
-    environ: dict[str, Any]
-
-    def _take(self, status: str, headers: list[tuple[str, str]]) -> None:
-        _note_flask_pattern(self.environ)
-        HeldHead._take(self, status, headers)
-
-
-def _note_flask_pattern(environ: dict[str, Any]) -> None:
+            environ.setdefault(PATTERN, request.url_rule.rule)
+        except AttributeError:  # another framework's request, or it has matched nothing
+            pass
+    if exc_info is None:
+        return start_response(status, headers)
     try:
-        rule = environ["werkzeug.request"].url_rule.rule
-    except (KeyError, AttributeError):  # another framework's request, or it has matched nothing
-        return
-    environ.setdefault(PATTERN, rule)
+        return start_response(status, headers, exc_info)
+    finally:
+        exc_info = None  # it holds this frame
 
 
 def wsgi_pattern(environ: Mapping[str, Any]) -> str | None:
@@ -95,7 +79,7 @@ def note_django_pattern(environ: MutableMapping[str, Any], body: Any) -> None:
 
     A response closes its request with itself, and the request has the match.
     """
-    if PATTERN in environ or "django.core.handlers.base" not in modules:
+    if PATTERN in environ or DJANGO not in modules:
         return
     response = body
     if not hasattr(response, "_resource_closers"):
@@ -119,6 +103,8 @@ def asgi_pattern(scope: Mapping[str, Any], root_path: str) -> str | None:
     if pattern is not None:
         return str(pattern)
     route = scope.get("route")
+    if route is None:
+        return None
     path = getattr(route, "path_format", None)
     if not isinstance(path, str):
         return None

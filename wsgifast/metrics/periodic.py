@@ -5,7 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
+
+from .failures import Failures
 
 __all__ = ["Periodic", "every_second"]
 
@@ -26,7 +30,7 @@ class Periodic:
 
     def begin_anew(self) -> None:
         """In a child: it has no thread."""
-        self._failed: set[Callable[[], object]] = set()
+        self._failures = defaultdict[Callable[[], object], Failures](partial(Failures, logger))
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -47,10 +51,8 @@ class Periodic:
         for function in self._functions:
             try:
                 function()
-            except Exception:
-                if function not in self._failed:
-                    self._failed.add(function)
-                    logger.exception("Metrics have failed, and are told of no more than this once")
+            except Exception:  # noqa: BLE001 - it is logged
+                self._failures[function].tell()
 
     def _run(self) -> None:
         sleep = threading.Event()

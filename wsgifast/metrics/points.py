@@ -11,7 +11,15 @@ from typing import NamedTuple
 
 from .catalogue import CATALOGUE, Metric
 
-__all__ = ["Distribution", "Point", "Source", "point", "process_points", "process_sources"]
+__all__ = [
+    "Distribution",
+    "Point",
+    "Source",
+    "observers",
+    "point",
+    "process_points",
+    "process_sources",
+]
 
 
 class Distribution(NamedTuple):
@@ -40,6 +48,9 @@ Source = Callable[[], Iterable[Point]]
 
 # What is told of this process wherever its requests are told of.
 process_sources: list[Source] = []
+# By a histogram's name, who has to be told of each value that a source has found for it, since a
+# distribution cannot be handed on.
+observers: dict[str, list[Callable[[float], object]]] = {}
 
 
 def process_points() -> Iterator[Point]:

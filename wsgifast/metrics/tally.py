@@ -1,19 +1,20 @@
-"""The tally of requests: counted until somebody asks."""
+"""The tally of requests: noted as they end, and counted when many are, or somebody asks."""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from .catalogue import CATALOGUE, OTHER, UNKNOWN
 from .points import Distribution, Point, point
 from .recorder import LengthError
 
-__all__ = ["NOTED_TOGETHER", "Lane", "Tally", "known_method", "known_scheme"]
+__all__ = ["NOTED_TOGETHER", "Note", "Tally", "known_method", "known_scheme"]
 
 # RFC 9110 section 9, and PATCH (RFC 5789): those that OpenTelemetry's conventions know.
 _METHODS = frozenset(
@@ -24,50 +25,67 @@ _SCHEMES = frozenset({"http", "https"})
 # its patterns of requests must not fill the memory, nor the scraper's.
 _MOST_PATTERNS = 500
 _MOST_SERIES = 5000
-# So many requests of one series are put into their buckets together.
-NOTED_TOGETHER = 1024
+# So many notes are counted together. More would fall out of the processor's caches meanwhile.
+NOTED_TOGETHER = 500
 
 _DURATION = CATALOGUE["http_server_request_duration_seconds"]
 _SIZE = CATALOGUE["http_server_response_body_size_bytes"]
 _ACTIVE = CATALOGUE["http_server_active_requests"]
-_DURATION_BOUNDS = _DURATION.bounds
-_SIZE_BOUNDS = _SIZE.bounds
 # Routes on which a slow or wrong shape was mended.
 _REPAIRED = frozenset({"rescued", "joined", "coalesced"})
+
+# What :meth:`Tally.record` takes of a request.
+Note = tuple[str, str, int, str | None, str, float, int]
+# Its method, scheme, status, pattern and route.
+_Labels = tuple[str, str, int, str | None, str]
+# A method and a scheme.
+_Kind = tuple[str, str]
+_T = TypeVar("_T")
 
 
 class Tally:
     """Counts requests; any thread may record.
 
-    A request costs a look-up and an addition when it begins, and a look-up and two appends when it
-    is recorded. Whoever observes many of them may do that by itself, which spares two calls for
-    each: see :class:`Lane`.
+    Theory of operation. Among a request's own code, which the processor has not seen for a while,
+    each step of ours costs several times what it does in a loop. So a request is only noted, and
+    many notes are counted together: when there are :data:`NOTED_TOGETHER`, and when somebody asks.
+    Nothing is told before its notes are counted.
+
+    Whoever observes many requests may note them by itself, which spares two calls for each. It
+    takes no lock: CPython hands the interpreter to nobody within an append.
 
     :param on_new: called where requests have labels that no request had before.
-    :ivar lanes: by method and scheme.
+    :ivar begun: of each request that has begun, since the last count, its method and scheme.
+    :ivar notes: of each that has ended, what :meth:`record` takes. Whoever appends to them calls
+        :meth:`count` where there are `most_notes` or more.
+    :ivar most_notes: 1 until there is a count in this process, so that `on_new` is called early.
+    :ivar active: where it is set, the requests that are under way are asked for by it, and nobody
+        notes that they begin.
     """
 
     def __init__(self, on_new: Callable[[], object] | None = None) -> None:
         self._on_new = on_new
         self._lock = threading.Lock()
-        self._series: dict[tuple[str, str, int, str | None, str], _Series] = {}
-        self.lanes: dict[tuple[str, str], Lane] = {}
-        # Requests that will end in another lane than they began in, or in none.
-        self._moved = Counter[tuple[str, str]]()
+        self.begun: list[_Kind] = []
+        self.notes: list[Note] = []
+        self.most_notes = 1
+        self.active: Callable[[], Iterable[_Kind]] | None = None
+        self._series: dict[_Labels, _Series] = {}
+        # By method and scheme, those that have begun and will be recorded.
+        self._expected = Counter[_Kind]()
         self._patterns: set[str] = set()
         self._length_errors = Counter[LengthError]()
         self._clients_left = 0
         _tallies.add(self)
 
     def begin(self, method: str, scheme: str) -> None:
-        lane = self.lanes.get((method, scheme))
-        if lane is None:
-            lane = self._new_lane(method, scheme)
-        lane.begun += 1
+        self.begun.append((method, scheme))
+        if len(self.begun) >= NOTED_TOGETHER:
+            self.count()
 
     def abandon(self, method: str, scheme: str) -> None:
         with self._lock:
-            self._moved[known_method(method), known_scheme(scheme)] -= 1
+            self._expected[known_method(method), known_scheme(scheme)] -= 1
 
     def record(
         self,
@@ -79,15 +97,9 @@ class Tally:
         seconds: float,
         size: int,
     ) -> None:
-        lane = self.lanes.get((method, scheme))
-        noted = None if lane is None else lane.noted.get((status, pattern, route))
-        if noted is None or len(noted[0]) >= NOTED_TOGETHER:
-            series = self._series_of(method, scheme, status, pattern, route)
-            with self._lock:
-                series.fold()
-            noted = series.noted
-        noted[0].append(seconds)
-        noted[1].append(size)
+        self.notes.append((method, scheme, status, pattern, route, seconds, size))
+        if len(self.notes) >= self.most_notes:
+            self.count()
 
     def count_length_error(self, kind: LengthError) -> None:
         with self._lock:
@@ -97,22 +109,31 @@ class Tally:
         with self._lock:
             self._clients_left += 1
 
+    def count(self) -> None:
+        """Count what was noted."""
+        with self._lock:
+            known = len(self._series)
+            self._count_notes()
+            self._count_begun()
+            is_new = len(self._series) > known
+        if is_new and self._on_new is not None:
+            self._on_new()
+
     def points(self) -> Iterator[Point]:
         """All that was counted; a :data:`~.points.Source`."""
         with self._lock:
-            for series in self._series.values():
-                series.fold()
-            kept = [(key, each.durations, each.size_counts) for key, each in self._series.items()]
+            self._count_notes()
+            kept = [(key, each.durations(), each.sizes()) for key, each in self._series.items()]
             length_errors = dict(self._length_errors)
-            moved = self._moved.copy()
             # Behind those that have ended: never fewer.
-            begun = {request: lane.begun for request, lane in self.lanes.items()}
+            self._count_begun()
+            expected = self._expected.copy()
         durations: dict[tuple[str, ...], Distribution] = {}
         sizes: dict[tuple[str, ...], Distribution] = {}
         responses = Counter[tuple[str, str]]()
         repaired = Counter[str]()
         body_bytes = Counter[str]()
-        ended = Counter[tuple[str, str]]()
+        ended = Counter[_Kind]()
         for (method, scheme, status, pattern, route), duration, size in kept:
             labels = (method, scheme, str(status), pattern or UNKNOWN)
             durations[labels] = _sum(durations.get(labels), duration)
@@ -127,125 +148,117 @@ class Tally:
         for metric, distributions in ((_DURATION, durations), (_SIZE, sizes)):
             for request, value in distributions.items():
                 yield Point(metric, request, value)
-        for request, count in begun.items():
+        if self.active is not None:
+            active = Counter((known_method(m), known_scheme(s)) for m, s in self.active())
+        else:
+            active = expected
+            active.subtract(ended)
+        for kind in {**active, **ended}:
             # More may have ended in a child: of requests that its parent has begun.
-            yield Point(_ACTIVE, request, max(0, count + moved[request] - ended[request]))
+            yield Point(_ACTIVE, kind, max(0, active[kind]))
         for (route, pattern), count in responses.items():
             yield point("wsgifast_responses_total", count, route, pattern)
         for route, count in body_bytes.items():
             yield point("wsgifast_response_body_bytes_total", count, route)
         for pattern, count in repaired.items():
             yield point("wsgifast_responses_repaired_total", count, pattern)
-        for kind, count in length_errors.items():
-            yield point("wsgifast_content_length_errors_total", count, kind)
+        for error, count in length_errors.items():
+            yield point("wsgifast_content_length_errors_total", count, error)
         yield point("wsgifast_clients_left_total", self._clients_left)
 
-    def _new_lane(self, method: str, scheme: str) -> Lane:
-        with self._lock:
-            key = (known_method(method), known_scheme(scheme))
-            return self.lanes.setdefault(key, Lane())
+    # With the lock.
+
+    def _count_notes(self) -> None:
+        self.most_notes = NOTED_TOGETHER
+        together: dict[_Labels, tuple[list[float], list[int]]] = {}
+        for method, scheme, status, pattern, route, second, size in _taken(self.notes):
+            labels = (method, scheme, status, pattern, route)
+            found = together.get(labels)
+            if found is None:
+                found = together[labels] = ([], [])
+            found[0].append(second)
+            found[1].append(size)
+        for labels, (seconds, sizes) in together.items():
+            self._series_of(*labels, len(seconds)).add(seconds, sizes)
+
+    def _count_begun(self) -> None:
+        for (method, scheme), count in Counter(_taken(self.begun)).items():
+            self._expected[known_method(method), known_scheme(scheme)] += count
 
     def _series_of(
-        self, method: str, scheme: str, status: int, pattern: str | None, route: str
+        self, method: str, scheme: str, status: int, pattern: str | None, route: str, count: int
     ) -> _Series:
-        """The series of a request that is not known yet, within the limits."""
-        asked = (method, scheme, status, pattern, route)
-        with self._lock:
-            method = known_method(method)
-            scheme = known_scheme(scheme)
-            if pattern is not None and pattern not in self._patterns:
-                if len(self._patterns) < _MOST_PATTERNS:
-                    self._patterns.add(pattern)
-                else:
-                    pattern = OTHER
-            key = (method, scheme, status, pattern, route)
+        """The series of so many requests, within the limits."""
+        method = known_method(method)
+        scheme = known_scheme(scheme)
+        if pattern is not None and pattern not in self._patterns:
+            if len(self._patterns) < _MOST_PATTERNS:
+                self._patterns.add(pattern)
+            else:
+                pattern = OTHER
+        key = (method, scheme, status, pattern, route)
+        series = self._series.get(key)
+        if series is None and len(self._series) >= _MOST_SERIES:
+            # They have begun as what they are.
+            self._expected[method, scheme] -= count
+            self._expected[OTHER, scheme] += count
+            key = (OTHER, scheme, status // 100 * 100, OTHER, route)
             series = self._series.get(key)
-            if series is None and len(self._series) >= _MOST_SERIES:
-                key = (OTHER, scheme, status // 100 * 100, OTHER, route)
-                series = self._series.get(key)
-                if method != OTHER:
-                    self._moved[method, scheme] -= 1
-                    self._moved[OTHER, scheme] += 1
-                    self.lanes.setdefault((OTHER, scheme), Lane())
-            is_new = series is None
-            if series is None:
-                series = self._series[key] = _Series()
-            # A client's own inventions are looked up here each time: they would fill the memory.
-            if key == asked:
-                lane = self.lanes.setdefault((method, scheme), Lane())
-                lane.noted[status, pattern, route] = series.noted
-        if is_new and self._on_new is not None:
-            self._on_new()
+        if series is None:
+            series = self._series[key] = _Series()
         return series
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
+        self.most_notes = 1
+        self.active = None
+        self.begun.clear()
+        self.notes.clear()
         self._series.clear()
-        self.lanes.clear()
-        self._moved.clear()
+        self._expected.clear()
         self._length_errors.clear()
         self._clients_left = 0
 
 
-class Lane:
-    """The requests of one method and scheme.
-
-    What is done here at a request takes no lock: CPython hands the interpreter to another thread
-    neither within an addition nor within an append.
-
-    :ivar begun: how many there have been.
-    :ivar noted: by status, pattern and route, the seconds and the bytes of those that have ended
-        and are in no bucket yet. Where the key is missing, or there are :data:`NOTED_TOGETHER`
-        already, :meth:`Tally.record` is to be called.
-    """
-
-    __slots__ = ("begun", "noted")
-
-    def __init__(self) -> None:
-        self.begun = 0
-        self.noted: dict[tuple[int, str | None, str], tuple[list[float], list[int]]] = {}
-
-
 class _Series:
-    """What was counted of requests with the same labels.
+    """What was counted of requests with the same labels."""
 
-    A list's append() is much cheaper than to find a bucket: that is done for many together, under
-    the tally's lock.
-
-    :ivar noted: as that of a :class:`Lane`.
-    """
-
-    __slots__ = ("durations", "noted", "size_counts")
+    __slots__ = ("_bytes", "_of_durations", "_of_sizes", "_seconds")
 
     def __init__(self) -> None:
-        self.noted: tuple[list[float], list[int]] = ([], [])
-        self.durations = Distribution((0,) * (len(_DURATION_BOUNDS) + 1), 0.0)
-        self.size_counts = Distribution((0,) * (len(_SIZE_BOUNDS) + 1), 0)
+        # By bucket.
+        self._of_durations = [0] * (len(_DURATION.bounds) + 1)
+        self._of_sizes = [0] * (len(_SIZE.bounds) + 1)
+        self._seconds = 0.0
+        self._bytes = 0
 
-    def fold(self) -> None:
-        """Put what was appended into its buckets."""
-        seconds, sizes = self.noted
-        self.durations = _fold(self.durations, _DURATION_BOUNDS, seconds)
-        self.size_counts = _fold(self.size_counts, _SIZE_BOUNDS, sizes)
+    def add(self, seconds: list[float], sizes: list[int]) -> None:
+        """Count requests, by the seconds and the bytes of each."""
+        ascending = sorted(seconds)
+        begin = 0
+        for bucket, bound in enumerate(_DURATION.bounds):
+            end = bisect_right(ascending, bound, begin)
+            self._of_durations[bucket] += end - begin
+            begin = end
+        self._of_durations[-1] += len(ascending) - begin
+        # Of one page all have the same.
+        for size, count in Counter(sizes).items():
+            self._of_sizes[bisect_left(_SIZE.bounds, size)] += count
+        self._seconds += sum(ascending)
+        self._bytes += sum(sizes)
+
+    def durations(self) -> Distribution:
+        return Distribution(tuple(self._of_durations), self._seconds)
+
+    def sizes(self) -> Distribution:
+        return Distribution(tuple(self._of_sizes), self._bytes)
 
 
-def _fold(
-    before: Distribution, bounds: tuple[float, ...], observed: list[float] | list[int]
-) -> Distribution:
-    # Others may append meanwhile: behind these.
-    taken = observed[:]
-    if not taken:
-        return before
-    del observed[: len(taken)]
-    taken.sort()
-    counts = []
-    begin = 0
-    for bound in bounds:
-        end = bisect_right(taken, bound, begin)
-        counts.append(end - begin)
-        begin = end
-    counts.append(len(taken) - begin)
-    return _sum(before, Distribution(tuple(counts), sum(taken)))
+def _taken(noted: list[_T]) -> list[_T]:
+    """What was noted, and is no more; others may note meanwhile: behind these."""
+    taken = noted[:]
+    del noted[: len(taken)]
+    return taken
 
 
 def known_method(method: str) -> str:

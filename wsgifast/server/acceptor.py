@@ -38,7 +38,8 @@ _EVENTS_BETWEEN_TURNS = 32
 _PAUSE_S = 0.2
 # That descriptors are short is said again after so long.
 _SAY_AGAIN_S = 10.0
-_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+# For a connection, or for a watch of a listener (epoll_ctl(2)).
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC})
 # A full worker is full until this share of its connections is left: it is told once for each time.
 _FULL_UNTIL = 0.9
 
@@ -119,11 +120,14 @@ class Acceptor:
             if wanted == self.listening:
                 return
             self.listening = wanted
-            for fd in self._listeners:
-                if wanted:
-                    self._poller.listen(fd)
-                else:
-                    self._poller.forget(fd)
+            try:
+                for fd in self._listeners:
+                    if wanted:
+                        self._poller.listen(fd)
+                    else:
+                        self._poller.forget(fd)
+            except OSError as error:
+                self._listen_later(error)
 
     def on_closed(self) -> None:
         """A connection has closed, and given its descriptor back: no pause is needed any more."""
@@ -154,8 +158,9 @@ class Acceptor:
             except ConnectionAbortedError:
                 connection = None  # it has gone again
             except OSError as error:
-                if error.errno in _NO_DESCRIPTOR:
+                if error.errno in _NO_ROOM:
                     self._pause(error)
+                    self.update()
                 break
             else:
                 connection = self._connect(sock, peer, address)
@@ -172,7 +177,10 @@ class Acceptor:
             self._events = 0
         with self._lock:
             if self.listening:
-                self._poller.queue_behind_others(fd)
+                try:
+                    self._poller.queue_behind_others(fd)
+                except OSError as error:
+                    self._listen_later(error)
 
     def count_event(self) -> None:
         """Count an event of a connection while a turn is unfinished; now and then, the next one."""
@@ -183,13 +191,25 @@ class Acceptor:
             if self.listening:
                 self.accept(fd)
 
+    def _listen_later(self, error: OSError) -> None:
+        """The kernel has no watch for a listener: an update, such as the sweep's, tries again.
+
+        With the lock.
+        """
+        if error.errno not in _NO_ROOM:
+            raise error
+        self.listening = False
+        for fd in self._listeners:
+            self._poller.forget(fd)
+        self._pause(error)
+
     def _pause(self, error: OSError) -> None:
+        """Have nobody accepted for a moment."""
         now = time.monotonic()
         if now - self._said_at >= _SAY_AGAIN_S:
             self._said_at = now
             self._log.warning("Cannot accept: %s; trying again soon", error)
         self._resume_at = now + _PAUSE_S
-        self.update()
 
     def _tell_that_it_is_full(self) -> None:
         if not self._full:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from ..bodies.files import SegmentedBody
+from ..bodies.segments import SegmentedBody
 from ..bodies.wrappers import held_in, holds_all, iterated, known_file
 from ..errors import RequestError
 from ..routes import APP_US, SEND_US, SENDFILE_BYTES, WAIT_US
@@ -69,6 +69,8 @@ class Application:
         self._may_stay = may_stay
         self._answer_error = answer_error
         self._on_answered = on_answered
+        # The one that is called, with nothing in front of it where nothing is logged.
+        self.on_sent = self._log_exchange if logs_access else on_answered or _nothing
 
     def run(self, carrier: Carrier) -> None:
         """Call the app for a request, and give its carrier up."""
@@ -108,11 +110,17 @@ class Application:
             carrier.app_is_done()
 
     def _respond(self, resp: Response, body: Any) -> None:
+        kind = type(body)
+        if kind is list or kind is tuple:  # which have no close()
+            resp.write_all(body)
+        else:
+            self._respond_at_length(resp, body)
+        if not resp.is_as_declared():
+            self._tell_of_its_body(resp)
+
+    def _respond_at_length(self, resp: Response, body: Any) -> None:
         try:
-            kind = type(body)
-            if kind is list or kind is tuple:
-                resp.write_all(body)
-            elif isinstance(body, self._file_wrapper):
+            if isinstance(body, self._file_wrapper):
                 resp.write_file(body, getattr(body, "filelike", None))
             elif holds_all(held := held_in(body)):
                 resp.write_all(list(body))
@@ -126,8 +134,6 @@ class Application:
             close = getattr(body, "close", None)
             if close is not None:
                 close()
-        if not resp.is_as_declared():
-            self._tell_of_its_body(resp)
 
     def _tell_of_its_body(self, resp: Response) -> None:
         if resp.missing():
@@ -137,7 +143,8 @@ class Application:
                 resp.missing(),
                 resp.req.uri,
             )
-        elif resp.has_no_place_for_a_body():
+        elif resp.has_no_place_for_a_body() and resp.req.method != "HEAD":
+            # To HEAD an app may answer as it does to GET, and most do.
             self.log.warning(
                 "A body that has no place in the response is dropped (RFC 9110 6.4.1): %d to %s %s",
                 resp.status_code,
@@ -201,12 +208,12 @@ class Application:
 
     # The access log.
 
-    def log_exchange(self, carrier: Carrier, exchange: Exchange) -> None:
+    def _log_exchange(self, carrier: Carrier, exchange: Exchange) -> None:
         """Log a request whose response has been sent, as far as it ever will be."""
         if self._on_answered is not None:
             self._on_answered(carrier, exchange)
         resp = exchange.resp
-        if resp is None or not self._logs_access or exchange.environ is None:
+        if resp is None or exchange.environ is None:
             return
         if resp.status is None:
             return
@@ -232,6 +239,10 @@ class Application:
             self.log.access(resp, exchange.req, environ, elapsed)
         except Exception:  # a logger of the user's own; the client has its answer
             self.log.exception("Error in the access log")
+
+
+def _nothing(carrier: Carrier, exchange: Exchange) -> None:
+    """What is done of a request that nobody asks for."""
 
 
 def _tell_times(exchange: Exchange, environ: dict[str, Any], backlog: Backlog | None) -> None:

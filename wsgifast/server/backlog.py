@@ -187,10 +187,14 @@ class Backlog:
         self.size -= sent
         return sent
 
-    def advance_file(self, size: int) -> None:
-        """So many bytes of the file in front have been sent."""
+    def advance_file(self, size: int, *, by_kernel: bool) -> None:
+        """So many bytes of the file in front have been sent.
+
+        :param by_kernel: by sendfile.
+        """
         self.size -= size
-        self.by_sendfile += size
+        if by_kernel:
+            self.by_sendfile += size
         self._take_from_file(size)
 
     def insert_read(self, data: bytes) -> None:

@@ -56,7 +56,7 @@ class Carrier(Protocol):
         """
 
     def send_error(self, status: int, page: bytes) -> None:
-        """Answer an error, as long as nothing is sent.
+        """Answer an error, as long as nothing is sent; to HEAD without a body.
 
         :param page: all that HTTP/1 says of it, head and body.
         :raises ClientGone: if the client has gone.

@@ -158,8 +158,8 @@ class Connection(Endpoint):
             if not data:
                 self.close()
                 return None
-            # epoll(7): for a stream, less than was asked for is all there was; but for its end,
-            # which an event may have told of together with it.
+            # epoll(7): for a stream, less than was asked for is all there was; but for its end, and
+            # what is behind urgent data, of which the event has told together with it.
             self._is_read_empty = len(data) < wanted and events == READ
         else:
             self._is_read_empty = False
@@ -206,7 +206,9 @@ class Connection(Endpoint):
             self._wait_to_receive()
 
     def _wait_to_receive(self) -> None:
-        if self._is_read_empty:
+        if self._is_read_empty and self.watched:
+            self._core.registry.publish(self)
+        elif self._is_read_empty:
             self.wait_for_more()
         else:
             self.wait(READ)
@@ -265,6 +267,10 @@ class Connection(Endpoint):
         return True
 
     def send_error(self, status: int, page: bytes) -> None:
+        asked = self._receiver.exchange
+        if asked is not None and asked.req.method == "HEAD":  # RFC 9110 section 9.3.2
+            head, end, _ = page.partition(b"\r\n\r\n")
+            page = head + end
         self.output.write(page)
 
     def hijack(self) -> socket.socket:
@@ -278,18 +284,18 @@ class Connection(Endpoint):
 
     def app_is_done(self) -> None:
         """The app has done what it will: finish now, or leave it to whoever sends the last byte."""
-        if self.output.waits_for_company:
+        if self.output.waits_for_company():
             self.output.flush()
+        # Under the lock: whoever sends at a tick may have taken what waited, and not queued it yet.
         self._finish_when_sent(ANSWERED)
 
     # Ends
 
     def refuse(self, error: Exception) -> None:
         """Answer a request that will not run, or what is none; then close."""
-        exchange = self._receiver.exchange
-        self._receiver.close()
         self.move(REFUSED)
-        self._core.refuse(self, exchange, error)
+        self._core.refuse(self, self._receiver.exchange, error)
+        self._receiver.close()
         self._finish_when_sent()
 
     def _finish_when_sent(self, event: str | None = None) -> None:
@@ -307,10 +313,12 @@ class Connection(Endpoint):
         stays = False
         if exchange is not None:
             self._core.on_sent(self, exchange)
+            self._receiver.exchange = None
             error = self.output.error
-            if isinstance(error, FileTruncated):
+            if error is None:
+                stays = self._can_stay(exchange)
+            elif isinstance(error, FileTruncated):
                 self._core.log.warning("Cutting off %s: %s", exchange.req.uri, error)
-            stays = self._can_stay(exchange)
             if exchange.body is not None:
                 exchange.body.close()
         if not stays:
@@ -320,17 +328,14 @@ class Connection(Endpoint):
         self.move(STAYS)
         self.deadline = time.monotonic() + self._core.keepalive_s()
         # No event will come for what is here already: a pipelined request.
-        if self._receiver.rest or self.has_more_in_tls():
+        if self._receiver.rest or (self._tls is not None and self.has_more_in_tls()):
             self._core.resume(self)
         else:
             self._wait_to_receive()
 
     def _can_stay(self, exchange: Exchange) -> bool:
         """Whether the connection can have a request after this one."""
-        self._receiver.exchange = None
-        if self.output.error is not None or self.hijacked:
-            return False
-        if exchange.resp is None or exchange.resp.should_close():
+        if self.hijacked or exchange.resp is None or exchange.resp.should_close():
             return False
         if exchange.streamed is not None:
             rest = exchange.streamed.finish()

@@ -100,7 +100,7 @@ class EnvironFactory:
             environ["REMOTE_ADDR"] = peer.decode()
         if exchange.proxy is not None:
             environ.update(exchange.proxy)
-        environ.update(fields)
+        environ |= fields
         if "SERVER_NAME" not in environ:
             host = fields.get("HTTP_HOST")
             name, _, port = (host or "").partition(":")

@@ -55,7 +55,6 @@ class Exchange:
         length: int | None,
         rest: bytes,
         fields: dict[str, str],
-        *,
         script_name: str | None = None,
         expects_continue: bool = False,
         upgrade: Any = None,

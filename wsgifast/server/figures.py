@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from .carrier import Carrier
 from .connection import Connection
 from .server import Server
 from .states import HANDSHAKE, IDLE, LINGERING, RECEIVING, RUNNING, SENDING, STREAMS
 
-__all__ = ["Figures", "figures_of"]
+__all__ = ["Figures", "figures_of", "requests_under_way"]
 
 # tcp(7), linux/tcp.h: of a listening socket tcpi_unacked is how many connections wait to be
 # accepted, tcpi_sacked how many may.
@@ -74,7 +75,7 @@ def figures_of(server: Server) -> Figures:
         threads=len(turns),
         busy=sum(turn is not None for _, _, turn in turns),
         waiting=len(pool.ready),
-        exhausted_s=pool.exhausted_for(time.monotonic()),
+        exhausted_s=pool.exhaustion.seconds(time.monotonic()),
         connections=states,
         slow_clients=slow,
         queued_bytes=memory.used_bytes,
@@ -82,6 +83,23 @@ def figures_of(server: Server) -> Figures:
         bodies_spooled_bytes=server.bodies_on_disk.used_bytes,
         backlog=_backlog(server.listeners),
     )
+
+
+def requests_under_way(server: Server) -> list[tuple[str, str]]:
+    """The methods and schemes of the requests that have come to the app, and are not answered yet.
+
+    From any thread; the server goes on meanwhile.
+    """
+    found = []
+    for connection in list(server.connections):
+        carriers: list[Carrier] = [connection]
+        if connection.streams is not None:
+            carriers += connection.streams.carriers()
+        for carrier in carriers:
+            exchange = carrier.exchange
+            if exchange is not None and exchange.environ is not None:
+                found.append((exchange.req.method, exchange.req.scheme))
+    return found
 
 
 def _state_of(connection: Connection) -> str:

@@ -81,7 +81,6 @@ class OutputQueue(SendQueue):
             if self.backlog is not None:
                 self.backlog.close()
 
-    @property
     def waits_for_company(self) -> bool:
         """Whether something of the writer's may be left that no event and no disk thread sends."""
         return self.backlog is not None or bool(self._gathered.blocks)
@@ -191,7 +190,7 @@ class OutputQueue(SendQueue):
         try:
             spilled = backlog.spill(rest)
         except OSError as error:
-            self._rules.memory.warn("Output stays in memory: no temporary file takes it: %s", error)
+            self._rules.memory.tell_of_no_file(error)
             self.may_run_ahead = False
         with self.lock:
             self._check()

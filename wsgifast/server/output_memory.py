@@ -6,6 +6,7 @@ import errno
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable
 
 from ..sockets.sendfile import FileSegment
@@ -15,6 +16,8 @@ __all__ = ["OutputMemory", "SpillFile"]
 
 # What output leaves free on the file system of the temporary files.
 _LEFT_FREE_BYTES = 64 * 1024 * 1024
+# That no temporary file takes it is said again after so long: a log may be on the same disk.
+_SAY_AGAIN_S = 10.0
 
 
 class OutputMemory:
@@ -22,15 +25,17 @@ class OutputMemory:
 
     :param limit_bytes: from which on output goes to temporary files.
     :param disk: counts the bytes of those.
-    :param warn: is told, as logging's functions are, when that happens for the first time.
+    :param warn: is told, as logging's functions are, when that happens for the first time, and now
+        and then that it cannot be.
     """
 
     def __init__(self, limit_bytes: int, disk: DiskBudget, warn: Callable[..., object]) -> None:
         self.used_bytes = 0
         self.disk = disk
-        self.warn = warn
+        self._warn = warn
         self._limit_bytes = limit_bytes
         self._told = False
+        self._refused_at = -_SAY_AGAIN_S  # when that was told; monotonic
         self._lock = threading.Lock()
 
     @property
@@ -45,13 +50,22 @@ class OutputMemory:
                 return True
             told, self._told = self._told, True
         if not told:
-            self.warn(
+            self._warn(
                 "Slow clients leave more than output_memory_bytes (%d) waiting: from now on what "
                 "exceeds it goes to temporary files in %s",
                 self._limit_bytes,
                 tempfile.gettempdir(),
             )
         return False
+
+    def tell_of_no_file(self, error: OSError) -> None:
+        """Output stays in memory, although it should not."""
+        now = time.monotonic()
+        with self._lock:
+            if now - self._refused_at < _SAY_AGAIN_S:
+                return
+            self._refused_at = now
+        self._warn("Output stays in memory: no temporary file takes it: %s", error)
 
     def count(self, size: int) -> None:
         """Count so many bytes more, or, where it is negative, fewer."""

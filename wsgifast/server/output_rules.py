@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from .counters import Counters
 from .disk import DiskThreads
+from .disk_budget import DiskBudget
+from .options import Options
 from .output_memory import OutputMemory
 
 __all__ = ["Coalescing", "OutputRules"]
@@ -60,6 +62,8 @@ class OutputRules:
     :ivar memory: what all queues hold.
     :ivar disk: for files that are not in memory.
     :ivar counters: of the server.
+    :ivar make_way: called where a turn takes long without the interpreter lock: others are to go on
+        meanwhile.
     """
 
     ahead_bytes: int
@@ -71,6 +75,32 @@ class OutputRules:
     disk: DiskThreads
     coalescing: Coalescing
     counters: Counters
+    make_way: Callable[[], object]
+
+    @classmethod
+    def of(
+        cls,
+        options: Options,
+        *,
+        coalescing: Coalescing,
+        counters: Counters,
+        make_way: Callable[[], object],
+        log: Any,
+    ) -> OutputRules:
+        """The rules of a server with these options."""
+        on_disk = DiskBudget(options.responses_on_disk_bytes)
+        return cls(
+            ahead_bytes=options.output_ahead_bytes,
+            response_on_disk_bytes=options.response_on_disk_bytes,
+            timeout_s=options.send_timeout_s,
+            least_bytes_per_s=options.send_least_bytes_per_s,
+            sendfile=options.sendfile,
+            memory=OutputMemory(options.output_memory_bytes, on_disk, log.warning),
+            disk=DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error)),
+            coalescing=coalescing,
+            counters=counters,
+            make_way=make_way,
+        )
 
     def patience_s(self, waited_s: float, taken: int) -> float:
         """For how many more seconds a client is waited for.

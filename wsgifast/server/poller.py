@@ -46,6 +46,9 @@ WRITE = 0x4
 # Comes with READ: the peer will send nothing more than what is there, as far as the poller knows
 # (EPOLLRDHUP; selectors do not tell).
 HUNG_UP = 0x2000
+# Comes with READ where a descriptor is watched: a receive ends in front of urgent data, although
+# there may be more behind it (EPOLLPRI; RFC 9293 section 3.8.5).
+_URGENT = 0x2
 
 POLLERS = ("auto", "epoll", "selectors")
 
@@ -55,7 +58,10 @@ _ONCE = {
     for events in (0, READ, WRITE, READ | WRITE)
 }
 
-_WATCHED = READ | HUNG_UP | getattr(select, "EPOLLET", 0)
+# What epoll tells of in one call (select.epoll's own choice), and what a poll gathers of it.
+_MOST_AT_ONCE = 1023
+_MOST_EVENTS = 16 * _MOST_AT_ONCE
+_WATCHED = READ | HUNG_UP | _URGENT | getattr(select, "EPOLLET", 0)
 
 Event = tuple[int, int]
 
@@ -163,7 +169,13 @@ class EpollPoller:
             self._register(fd, select.EPOLLIN | self._exclusive)
 
     def poll(self, timeout: float | None) -> list[Event]:
-        events = self._epoll.poll(timeout)
+        poll = self._epoll.poll
+        events = poll(timeout)
+        if len(events) >= _MOST_AT_ONCE:
+            # Who comes behind them may have more hurry.
+            while len(more := poll(0)) >= _MOST_AT_ONCE and len(events) < _MOST_EVENTS:
+                events += more
+            events += more
         wake_fd = self._pipe.fd
         for event in events:
             if event[0] == wake_fd:

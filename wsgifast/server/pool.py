@@ -31,8 +31,10 @@ still leads after its turn need not ask.
 
 A connection that has more to do already, such as the next of its pipelined requests, would keep
 everybody from polling if it came back into `work` at once. It waits in `behind` until the leader,
-without other work, has asked the poller who else is ready: those have their turn first, and then a
-few of those behind, before the poller is asked again.
+without other work, has asked the poller who else is ready: those have their turn first, and then
+some of those behind, for about as long, before the poller is asked again. So do sockets that have
+room for more, where many events come at once: it may be thousands of downloads, and a short request
+waits for few of them.
 """
 
 from __future__ import annotations
@@ -41,10 +43,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
+from .exhaustion import Exhaustion
 from .monitor import TICK_S, Member, Monitor, is_running
-from .poller import Event, Poller
+from .poller import WRITE, Event, Poller
 
 __all__ = ["MAX_SPARES", "Pool", "Task"]
 
@@ -55,9 +59,12 @@ _EARLY_PROMOTIONS = 8
 _SLOW_S = 4 * TICK_S
 # Spares, all of which can be blocked only by what nothing in here should wait for.
 MAX_SPARES = 4
-# Of the tasks behind, so many have their turn between two polls, or one in so many if it is more.
-_BEHIND_TURNS = 4
-_BEHIND_PART = 8
+# Among no more events than these nobody waits long, whatever they are.
+_FEW_EVENTS = 8
+# What is behind has its turn for so long between two polls: at least, which is longer than a poll
+# takes, and at most, however long the others have taken.
+_BEHIND_S = 0.0005
+_MOST_BEHIND_S = 0.005
 
 Job = TypeVar("Job")
 # Work that is no event: does what there is to do, and returns a job if that is ready to run.
@@ -94,16 +101,14 @@ class Pool(Generic[Job]):
         on_taken: Callable[[Job], object] = lambda job: None,
     ) -> None:
         self.work: deque[Event | Task[Job]] = deque()
-        # Tasks that let events go first.
-        self.behind: deque[Task[Job]] = deque()
+        # What lets other events go first.
+        self.behind: deque[Event | Task[Job]] = deque()
+        self._polled_at = 0.0
         # Jobs that a spare has received while every thread was taken.
         self.ready: deque[Job] = deque()
         # No thread is free to run a job, and a spare leads.
         self.saturated = False
-        # Since when no thread has had nothing to do, by the monotonic clock; None if one has now.
-        # Unlike `saturated` it outlasts a thread that ends its turn and takes up the next job.
-        self.exhausted_since: float | None = None
-        self._exhausted_s = 0.0  # such times that are over
+        self.exhaustion = Exhaustion()
         # A thread has ended by an error of our own; the worker must not go on without it.
         self.failed = False
         self._poller = poller
@@ -146,15 +151,50 @@ class Pool(Generic[Job]):
 
         :param timeout: as for :meth:`Poller.poll`; nothing is waited for if something came behind.
         """
+        work, behind = self.work, self.behind
+        events = self._poller.poll(0 if behind else timeout)
+        if len(events) <= _FEW_EVENTS:
+            work.extend(events)
+        else:
+            for event in events:
+                (behind if event[1] == WRITE else work).append(event)
+        if behind:
+            self._polled_at = time.monotonic()
+            work.append(self._take_behind)
+
+    def _take_behind(self, until: float | None = None) -> Job | None:
+        """Take up what is behind, each at most once, for as long as the others have taken.
+
+        :param until: when that ends, if it has begun already.
+        """
+        now = time.monotonic()
+        if until is None:
+            until = now + min(max(now - self._polled_at, _BEHIND_S), _MOST_BEHIND_S)
         behind = self.behind
-        self.work.extend(self._poller.poll(0 if behind else timeout))
-        if not behind:
-            return
-        try:
-            for _ in range(max(_BEHIND_TURNS, len(behind) // _BEHIND_PART)):
-                self.work.append(behind.popleft())
-        except IndexError:
-            pass  # there were fewer
+        for _ in range(len(behind)):
+            if now >= until:
+                break
+            try:
+                item = behind.popleft()
+            except IndexError:
+                break  # another thread was quicker
+            job = self._receive(item)
+            if job is not None:
+                if behind:
+                    self.work.appendleft(partial(self._take_behind, until))
+                return job
+            now = time.monotonic()
+        return None
+
+    def make_way(self) -> None:
+        """Have another thread go on with the work, if there is any, beside a long turn of this one.
+
+        The monitor would leave it the lead for some time. But this turn has no need of the
+        interpreter lock, so that others can run beside it.
+        """
+        leader = self._leader
+        if (self.work or self.behind) and leader.thread is threading.current_thread():
+            self._offer_the_lead(leader)
 
     def stop(self) -> None:
         """Let every thread end that is not inside an app; the others end after it."""
@@ -165,11 +205,6 @@ class Pool(Generic[Job]):
             self._followers.clear()
             self._idle_spares.clear()
         self._poller.wake()
-
-    def exhausted_for(self, now: float) -> float:
-        """Seconds in which no thread has had nothing to do, altogether."""
-        since = self.exhausted_since
-        return self._exhausted_s + (0.0 if since is None else now - since)
 
     def turns(self) -> list[tuple[str, int | None, int | None]]:
         """Of each thread that runs apps: its name, its ident, and the turn that it is in."""
@@ -267,8 +302,8 @@ class Pool(Generic[Job]):
         # and wakes us, or is seen by us.
         me.polling = True
         if not self.work and (me.spare or not self.ready):
-            if self.exhausted_since is not None and not me.spare:
-                self._end_exhaustion()
+            if self.exhaustion.since is not None and not me.spare:
+                self.exhaustion.end()
             self.take_up_events(None)
         me.polling = False
         if self._leader is not me:
@@ -276,15 +311,19 @@ class Pool(Generic[Job]):
 
     def _run_without_the_lead(self, me: Member, job: Job) -> None:
         """Promote another before a job that may be slow; see whether it was."""
+        self._offer_the_lead(me)
+        self._run(job)
+        slow = time.monotonic() - me.since > _SLOW_S
+        self._promote_early = _EARLY_PROMOTIONS if slow else self._promote_early - 1
+
+    def _offer_the_lead(self, me: Member) -> None:
+        """Promote another if it is this thread that leads; whoever is free first, if nobody is."""
         with self._lock:
             if self._leader is me:
                 if self._followers:
                     self._promote(self._followers.pop())
                 else:
                     self._on_offer = True
-        self._run(job)
-        slow = time.monotonic() - me.since > _SLOW_S
-        self._promote_early = _EARLY_PROMOTIONS if slow else self._promote_early - 1
 
     def _lead_or_follow(self, me: Member) -> None:
         """Lead if the lead is on offer; else follow until promoted."""
@@ -299,8 +338,7 @@ class Pool(Generic[Job]):
                 return  # nobody else would look at it now
             else:
                 self._followers.append(me)
-                if self.exhausted_since is not None:
-                    self._end_exhaustion()
+                self.exhaustion.end()
             saturated, self.saturated = self.saturated, False
         if saturated:
             self._on_saturation()
@@ -334,18 +372,12 @@ class Pool(Generic[Job]):
                 return
             self._set_leader(spare)
             self.saturated = True
-            if self.exhausted_since is None:
-                self.exhausted_since = time.monotonic()
+            self.exhaustion.begin()
         self._on_saturation()  # before it polls
         if spare.thread is None:
             self._start(spare)
         else:
             spare.gate.release()
-
-    def _end_exhaustion(self) -> None:
-        since, self.exhausted_since = self.exhausted_since, None
-        if since is not None:
-            self._exhausted_s += time.monotonic() - since
 
     def _make_spare(self) -> Member | None:
         if len(self._spares) == MAX_SPARES or self._spares[-1].thread is None:

@@ -47,6 +47,7 @@ class Receiver:
     :param peer: the client's address as accept() gave it.
     :ivar exchange: the request that is coming, or has come last; None in the middle of a head.
     :ivar rest: what has come, and has not been taken in.
+    :ivar wanted: how many bytes the next receive may bring.
     """
 
     __slots__ = (
@@ -59,11 +60,13 @@ class Receiver:
         "exchange",
         "parser",
         "rest",
+        "wanted",
     )
 
     def __init__(self, parser: Parser, peer: Any, options: Options, disk: DiskBudget) -> None:
         self.exchange: Exchange | None = None
         self.rest = b""
+        self.wanted = _HEAD_BYTES
         self.parser = parser
         self._peer = peer
         self._options = options
@@ -71,11 +74,6 @@ class Receiver:
         self._number = 0  # of the request on its connection
         self._scanner: HeadScanner | None = None  # of an incomplete head
         self._body: Collector | None = None  # on its way in
-
-    @property
-    def wanted(self) -> int:
-        """How many bytes the next receive may bring."""
-        return _HEAD_BYTES if self._body is None else self._body.wanted
 
     def has_more_to_do(self) -> bool:
         """Whether :meth:`take` can go on with what is here."""
@@ -129,6 +127,7 @@ class Receiver:
     def close(self) -> None:
         """Give up what has not come whole."""
         self.exchange = None
+        self.wanted = _HEAD_BYTES
         self._scanner = None
         if self._body is not None:
             self._body.close()
@@ -152,7 +151,7 @@ class Receiver:
         if exchange.length == 0:
             self.rest = exchange.rest
             exchange.body = io.BytesIO()
-            return _run(exchange)
+            return COMPLETE if exchange.upgrade is None else HTTP2
         if not self._options.buffer_bodies and exchange.upgrade is None:
             return COMPLETE
         return self._begin_body(exchange)
@@ -175,6 +174,7 @@ class Receiver:
         elif data:
             body.take(data)
         if not body.is_whole:
+            self.wanted = body.wanted
             return MORE
         exchange = self.exchange
         assert exchange is not None
@@ -182,10 +182,6 @@ class Receiver:
             self.take_trailers(body.decoder.trailers)
         self.rest = body.rest
         exchange.body = body.open()
+        self.wanted = _HEAD_BYTES
         self._body = None
-        return _run(exchange)
-
-
-def _run(exchange: Exchange) -> str:
-    """What is to be done with a request that is here whole."""
-    return COMPLETE if exchange.upgrade is None else HTTP2
+        return COMPLETE if exchange.upgrade is None else HTTP2

@@ -114,7 +114,7 @@ class Registry(Generic[C]):
     def wait_for_more(self, connection: C) -> None:
         """As :meth:`wait`, to read, for a connection that has read all there was."""
         if connection.watched:
-            self._publish(connection)
+            self.publish(connection)
             return
         known, connection.known = connection.known, True
         connection.watched = self._poller.watches
@@ -127,6 +127,15 @@ class Registry(Generic[C]):
             except (OSError, ValueError) as error:
                 if self._withdraw(connection, error):
                     raise
+
+    def publish(self, connection: C) -> None:
+        """Let a connection wait that is armed or watched already, and has read all there was."""
+        fd = connection.fd
+        self.waiting[fd] = connection
+        if fd in self._missed:
+            events = self._missed.pop(fd, 0)
+            if events:
+                self._push((fd, events))
 
     def unwatch(self, connection: C) -> None:
         """Somebody else reads what comes from now on, and waits for it."""
@@ -200,7 +209,7 @@ class Registry(Generic[C]):
                 elif connection.retries:
                     connection.retry()
                 else:
-                    self._publish(connection)  # it has had a turn meanwhile
+                    self.publish(connection)  # it has had a turn meanwhile
             except Exception:
                 self.log.exception("Error in a connection")
                 connection.close()
@@ -218,15 +227,6 @@ class Registry(Generic[C]):
         self.log.warning("cannot wait for a connection: %s", error)
         return True
 
-    def _publish(self, connection: C) -> None:
-        """Let a connection wait that is armed or watched already."""
-        fd = connection.fd
-        self.waiting[fd] = connection
-        if fd in self._missed:
-            events = self._missed.pop(fd, 0)
-            if events:
-                self._push((fd, events))
-
     def _claim_if_waiting(self, connection: C) -> bool:
         fd = connection.fd
         with self._lock:
@@ -234,5 +234,5 @@ class Registry(Generic[C]):
                 return False
             claimed = self.waiting.pop(fd, None)
         if claimed is not None and claimed is not connection:
-            self._publish(claimed)  # its event has come in between, and its number is another's
+            self.publish(claimed)  # its event has come in between, and its number is another's
         return claimed is connection

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..bodies.files import is_in_memory, read_whole, segment_of
+from ..bodies.files import is_in_memory, segment_of
+from ..bodies.second_start import check_second_start
+from ..bodies.segments import read_whole
 from ..bodies.streams import is_event_stream
 from ..errors import BodyError
 from ..files import http_date
@@ -27,9 +28,10 @@ from ..http.head import ResponseHead, check_field, known_head
 from ..sockets.sendfile import SMALL_FILE_BYTES, FileSegment
 from .output import ClientGone, OutputQueue
 
-__all__ = ["Response", "ResponseSettings"]
+if TYPE_CHECKING:
+    from _typeshed import OptExcInfo
 
-_ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
+__all__ = ["Response", "ResponseSettings"]
 
 _VERSIONS = {(1, 0): "1.0", (1, 1): "1.1"}
 # Below it, joining costs less than handing several buffers to the kernel.
@@ -52,22 +54,25 @@ class Response:
 
     :param req: the request: its method, version and should_close() count.
     :param output: where it goes.
+    :ivar counter: of its body's bytes.
+    :ivar must_close: whatever the client wants; so it is where the app has raised, or delivered
+        less than its head says.
     """
 
-    # Until start_response is called.
-    status: str | None = None
+    # Until start_response is called; what is looked at before that, each has of its own.
     status_code: int = 0
-    must_close = False
-    # Whether the head is with the output queue: from then on no other answer can be given.
-    headers_sent = False
     _head: ResponseHead | None = None
     _framing = Framing(True, None, False)
-    _counter: BodyCounter = BodyCounter(_framing)  # replaced before it counts
-    _ends_itself = False
+    counter: BodyCounter = BodyCounter(_framing)  # replaced before it counts
+    _closes = True  # whatever the client wants
 
     def __init__(self, req: Any, output: OutputQueue, settings: ResponseSettings) -> None:
         self.req = req
         self.cfg = settings
+        self.status: str | None = None
+        self.must_close = False
+        # Whether the head is with the output queue: from then on no other answer can be given.
+        self.headers_sent = False
         self._output = output
 
     # What loggers and hooks read.
@@ -99,20 +104,18 @@ class Response:
     @property
     def sent(self) -> int:
         """Body bytes handed over so far, without framing; corrected to what was sent at the end."""
-        return self._counter.sent
+        return self.counter.sent
 
     @sent.setter
     def sent(self, size: int) -> None:
         if self._head is not None:
-            self._counter.sent = size
+            self.counter.sent = size
 
     def force_close(self) -> None:
         self.must_close = True
 
     def should_close(self) -> bool:
-        if self.must_close or (self._head is not None and self._head.closes):
-            return True
-        return not self._ends_itself or bool(self.req.should_close())
+        return self.must_close or self._closes or bool(self.req.should_close())
 
     # The app's side.
 
@@ -120,22 +123,20 @@ class Response:
         self,
         status: str,
         headers: list[tuple[str, str]],
-        exc_info: _ExcInfo | None = None,
+        exc_info: OptExcInfo | None = None,
     ) -> Callable[[bytes], object]:
-        if exc_info:
+        if exc_info or self.status is not None:
             try:
-                if self.status and self.headers_sent:
-                    raise exc_info[1].with_traceback(exc_info[2])
+                check_second_start(exc_info, sent=self.headers_sent)
             finally:
-                exc_info = None  # or the frame and the traceback would keep each other alive
-        elif self.status is not None:
-            raise BodyError("the app called start_response twice without exc_info (PEP 3333)")
+                exc_info = None
         self._head = head = known_head(status, headers)
         self.status = status
         self.status_code = head.code
         self._framing = framing = self._frame(head)
-        self._ends_itself = framing.ends_itself
-        self._counter = BodyCounter(framing)
+        # A length, which most have, ends it too: sooner seen.
+        self._closes = head.closes or (framing.length is None and not framing.ends_itself)
+        self.counter = BodyCounter(framing)
         return self.write
 
     def offer(self, environ: dict[str, Any]) -> None:
@@ -150,7 +151,7 @@ class Response:
         for raw_name, raw_value in headers:
             name = raw_name.decode("latin-1") if isinstance(raw_name, bytes) else raw_name
             value = raw_value.decode("latin-1") if isinstance(raw_value, bytes) else raw_value
-            fields.append((name, check_field(name, value)))
+            fields.append(check_field(name, value))
         self._send_hints(fields)
 
     def write(self, data: bytes) -> None:
@@ -170,7 +171,7 @@ class Response:
                 self._head.headers
             )
         # Once the promised length is reached nothing can follow that would be worth waiting for.
-        if self._counter.complete:
+        if self.counter.complete:
             self._output.write(block)
         else:
             self._output.write_more(block)
@@ -180,11 +181,13 @@ class Response:
         if len(blocks) == 1 and not self.headers_sent:
             # The usual body: one block, of the length that its head says.
             (data,) = blocks
-            size = self._framing.length
-            if type(data) is bytes and len(data) == size and size <= _JOIN_BYTES:
+            counter = self.counter
+            size = counter.length
+            if type(data) is bytes and size == len(data) <= _JOIN_BYTES:
                 head = self._encoded_head()
                 self.headers_sent = True
-                self._output.write(head + data if self._counter.admit(size) else head)
+                counter.sent = size
+                self._output.write(head + data)
                 return
         parts = [b"" if self.headers_sent else self._encoded_head()]
         for data in blocks:
@@ -203,7 +206,7 @@ class Response:
         blocks = iter(body)
         for block in blocks:
             self.write(block)
-            if self.headers_sent and self._counter.length is None:
+            if self.headers_sent and self.counter.length is None:
                 self._write_rest(blocks)
                 break
         self.close()
@@ -213,7 +216,7 @@ class Response:
 
         Nothing is left to decide for each of them, and there may be very many.
         """
-        counter, write_next = self._counter, self._output.write_next
+        counter, write_next = self.counter, self._output.write_next
         for block in blocks:
             if type(block) is bytes and block:
                 counter.sent += len(block)
@@ -242,7 +245,7 @@ class Response:
             if not isinstance(segment, FileSegment):
                 before += self._framed(segment)
                 continue
-            size = self._counter.admit(segment.size)
+            size = self.counter.admit(segment.size)
             if size == 0:
                 continue
             fd, offset, _ = segment
@@ -257,7 +260,7 @@ class Response:
             except ClientGone:
                 raise
             except OSError:
-                self._counter.sent -= size  # no descriptor was left for it: nothing was queued
+                self.counter.sent -= size  # no descriptor was left for it: nothing was queued
                 raise
             self.headers_sent = True
             before = b"\r\n" if self._framing.chunked else b""
@@ -275,12 +278,13 @@ class Response:
 
     def is_as_declared(self) -> bool:
         """Whether the app has delivered the body that its head says, and nothing else."""
-        counter = self._counter
-        return not counter.dropped and counter.length in (None, counter.sent)
+        counter = self.counter
+        length = counter.length
+        return not counter.dropped and (length is None or length == counter.sent)
 
     def missing(self) -> int:
         """Body bytes that Content-Length has promised and the app has not delivered."""
-        return self._counter.missing
+        return self.counter.missing
 
     def has_no_place_for_a_body(self) -> bool:
         """Whether all of the body was dropped, if there was any."""
@@ -290,7 +294,9 @@ class Response:
 
     def _frame(self, head: ResponseHead) -> Framing:
         req = self.req
-        return head.frame(req.method, chunks=req.version > (1, 0) and self.cfg.sends_chunks)
+        # Only a body of unknown length asks for them.
+        chunks = head.content_length is None and req.version > (1, 0) and self.cfg.sends_chunks
+        return head.frame(req.method, chunks=chunks)
 
     def _send_hints(self, fields: list[tuple[str, str]]) -> None:
         lines = "".join([f"{name}: {value}\r\n" for name, value in fields])
@@ -307,7 +313,7 @@ class Response:
                 "the app with wsgifast.WSGIFast"
             )
         size = len(data)
-        admitted = self._counter.admit(size)
+        admitted = self.counter.admit(size)
         if admitted < size:
             data = data[:admitted]
         return self._in_chunk(data) if self._framing.chunked else data
@@ -349,7 +355,7 @@ class _Clock:
         self._now: tuple[int, str, dict[tuple[str | None, str, bool], str]] = (0, "", {})
 
     def now(self) -> str:
-        return self._look()[1]
+        return self._look(time.time())[1]
 
     def own_lines(self, server_name: str | None, connection: str, *, dates: bool) -> str:
         """The server's own header lines; the same object throughout a second.
@@ -357,7 +363,11 @@ class _Clock:
         :param server_name: None: the app has said it.
         :param dates: whether Date is among them.
         """
-        _, date, made = self._look()
+        now = self._now
+        seconds = time.time()
+        if not 0 <= seconds - now[0] < 1:
+            now = self._look(seconds)
+        _, date, made = now
         key = server_name, connection, dates
         lines = made.get(key)
         if lines is None:
@@ -369,8 +379,8 @@ class _Clock:
             lines = made.setdefault(key, lines)
         return lines
 
-    def _look(self) -> tuple[int, str, dict[tuple[str | None, str, bool], str]]:
-        second = int(time.time())
+    def _look(self, seconds: float) -> tuple[int, str, dict[tuple[str | None, str, bool], str]]:
+        second = int(seconds)
         now = self._now
         if second != now[0]:
             self._now = now = second, http_date(second), {}

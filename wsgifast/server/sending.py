@@ -1,6 +1,9 @@
 """Sends what waits for one client on its socket, a turn at a time, and says how long it may wait.
 
 A file is sent only as far as it is in memory; what comes next of it is a disk thread's to bring.
+Where the kernel cannot send it by itself, as with TLS, a piece of it is read into one buffer of the
+thread and sent from there. What is not taken stays in no memory: it is read again. TLS may have
+begun to send a piece that it refuses, and wants the same bytes then.
 
 The send buffer of a near client starts small and grows when the client is quick: what slow clients
 leave lying there comes out of the memory that the kernel has for all TCP connections, and when
@@ -15,13 +18,19 @@ import os
 import socket
 import ssl
 import time
+from functools import partial
 from typing import cast
 
 from ..sockets.gathering import send_some
-from ..sockets.options import FIRST_SEND_BUFFER_BYTES, QUICK_S, SocketLike, limit_send_buffer
-from ..sockets.page_cache import cached_bytes, read_cached
+from ..sockets.options import (
+    FIRST_SEND_BUFFER_BYTES,
+    NEAR_SEND_BUFFER_BYTES,
+    QUICK_S,
+    SocketLike,
+    limit_send_buffer,
+)
+from ..sockets.page_cache import cached_bytes, view_cached
 from ..sockets.sendfile import (
-    BLOCK_BYTES,
     MSG_MORE,
     FileSegment,
     FileTruncated,
@@ -32,7 +41,7 @@ from .backlog import Backlog
 from .output_rules import OutputRules
 from .transport import WOULD_BLOCK
 
-__all__ = ["Sender", "Turn"]
+__all__ = ["LONG_TURN_BYTES", "Sender", "Turn"]
 
 # One turn for one connection: beyond it, the others get theirs first.
 _TURN_BYTES = 4 * 1024 * 1024
@@ -44,8 +53,16 @@ _FIRST_LOOK_BYTES = 512 * 1024
 _MOST_LOOK_BYTES = 4 * 1024 * 1024
 # How long what was seen in memory is taken to be there: a slow client's file may be gone since.
 _CACHED_FOR_S = 0.5
-# What is read where memory is short: one TLS record (RFC 8446 section 5.1).
-_SMALL_BLOCK_BYTES = 16 * 1024
+# What TLS encrypts at once, and what is read at once of a file that the kernel does not send by
+# itself. Always the same: what was refused is offered again with no byte less.
+_PIECE_BYTES = 128 * 1024
+# A turn with TLS, which costs several times as much for each byte; and after how much of one the
+# others do not wait for its end: a slow client has no such turns.
+_TLS_TURN_BYTES = 2 * 1024 * 1024
+LONG_TURN_BYTES = 512 * 1024
+# The send buffer of a quick client with TLS: the encryption goes through more of the cache than the
+# kernel does, and every time that the buffer is full costs more than a larger one.
+_TLS_SEND_BUFFER_BYTES = 1024 * 1024
 
 
 class Turn(enum.Enum):
@@ -62,6 +79,7 @@ class Sender:
 
     :param sock: non-blocking, plain or TLS.
     :ivar send: sends a block as far as the kernel takes it.
+    :ivar encrypts: whether that is TLS.
     :ivar sends_files: whether the kernel sends files by itself; with TLS it never does.
     """
 
@@ -71,24 +89,25 @@ class Sender:
         "_deadline",
         "_full_since",
         "_is_full",
-        "_is_tls",
         "_look",
         "_may_grow",
+        "_refused",
         "_rules",
         "_sized",
         "_sock",
         "_taken",
         "_waiting_since",
+        "encrypts",
         "send",
         "sends_files",
     )
 
     def __init__(self, sock: socket.socket, rules: OutputRules) -> None:
-        self.send = sock.send
         self._sock = sock
         self._rules = rules
-        self._is_tls = isinstance(sock, ssl.SSLSocket)
-        self.sends_files = rules.sendfile and not self._is_tls and hasattr(os, "sendfile")
+        self.encrypts = isinstance(sock, ssl.SSLSocket)
+        self.send = partial(_encrypt, sock) if self.encrypts else sock.send
+        self.sends_files = rules.sendfile and not self.encrypts and hasattr(os, "sendfile")
         self._sized = False  # whether the send buffer has been chosen
         self._may_grow = False  # it is the small one
         self._full_since = 0.0
@@ -96,6 +115,7 @@ class Sender:
         self._cached_to = 0  # offset up to which the file in hand was seen in memory
         self._cached_until = 0.0
         self._look = 0  # bytes looked for last
+        self._refused = 0  # bytes of a file that would have blocked: TLS takes no fewer then
         self._waiting_since: float | None = None  # for the client, with something left to send
         self._taken = 0  # bytes, since then
         self._deadline = 0.0
@@ -110,26 +130,28 @@ class Sender:
         if after_event:
             self._note_writable()
         before = self._taken
-        end = before + _TURN_BYTES
+        end = before + (_TLS_TURN_BYTES if self.encrypts else _TURN_BYTES)
+        is_long = False
         try:
             while (first := backlog.first) is not None:
                 if self._taken >= end:
                     return Turn.FULL
+                if self.encrypts and not is_long and self._taken - before >= LONG_TURN_BYTES:
+                    is_long = True
+                    self._rules.make_way()
                 if isinstance(first, FileSegment):
                     self._limit_buffer()
                     done = self._send_file(backlog, first, end - self._taken, may_wait=False)
                     if done is None:
                         return Turn.DISK
                     self.note_file(backlog, done)
-                    if isinstance(done, bytes):
-                        continue
                 else:
                     self._send_buffers(backlog)
                 if self._is_full:
                     return Turn.FULL
         except WOULD_BLOCK:
             # TLS may have wanted something else than room.
-            starves = after_event and self._taken == before and not self._is_tls
+            starves = after_event and self._taken == before and not self.encrypts
             return Turn.AGAIN if starves else Turn.FULL
         self._waiting_since = None
         return Turn.DONE
@@ -160,9 +182,13 @@ class Sender:
 
     def _send_buffers(self, backlog: Backlog) -> None:
         buffers, file_follows = backlog.buffers()
-        if self._is_tls:
+        if self.encrypts:
             # After a refusal TLS wants the same bytes again: a backlog's front only ever shrinks.
             del buffers[1:]
+            rest = buffers[0][self.send(buffers[0]) :]
+            self._is_full = False
+            self._taken += backlog.replace_buffers(1, [rest] if rest else ())
+            return
         flags = MSG_MORE if file_follows and self.sends_files else 0
         left = send_some(self._sock, buffers, flags)
         self._is_full = bool(left)
@@ -189,21 +215,24 @@ class Sender:
 
     def note_file(self, backlog: Backlog, done: int | bytes) -> None:
         """Take note of what was sent of the file in front, or read of it, to be sent next."""
-        if isinstance(done, int):
-            self._taken += done
-            self._rules.counters.sendfile_bytes += done
-            backlog.advance_file(done)
-        else:
+        if isinstance(done, bytes):
             backlog.insert_read(done)
+            self._refused = 0  # it stands in front from now on, and stays until it is taken
+            return
+        self._taken += done
+        if self.sends_files:
+            self._rules.counters.sendfile_bytes += done
+        backlog.advance_file(done, by_kernel=self.sends_files)
 
     def _send_file(
         self, backlog: Backlog, segment: FileSegment, most: int, *, may_wait: bool
     ) -> int | bytes | None:
-        """Send, or else read, the next bytes of a file.
+        """Send the next bytes of a file.
 
         :param may_wait: for the disk.
-        :returns: how many bytes the kernel has taken; where it cannot send files, what was read;
-            None if the disk must be waited for, or may have to be.
+        :returns: how many bytes the kernel has taken; what was read in their place, where the disk
+            was waited for and the kernel cannot send files; None if the disk must be waited for, or
+            may have to be.
         """
         fd, offset, whole = segment
         place = offset + backlog.file_sent
@@ -222,11 +251,28 @@ class Sender:
             except SendfileUnavailable:
                 self.sends_files = False
         if result is None:
-            size = min(size, _SMALL_BLOCK_BYTES if self._rules.memory.is_full else BLOCK_BYTES)
-            result = os.pread(fd, size, place) if may_wait else read_cached(fd, place, size)
+            # What is not taken is read again, from memory: a slow client's keeps none.
+            size = min(left, _PIECE_BYTES)
+            if not may_wait:
+                result = self._send_cached(fd, place, size)
+            elif len(result := os.pread(fd, size, place)) < self._refused:
+                result = b""
         if not result and result is not None:
             raise FileTruncated(left, whole)
         return result
+
+    def _send_cached(self, fd: int, place: int, size: int) -> int | None:
+        """Read a piece of a file from memory and send it; None if not all of it is there."""
+        data = view_cached(fd, place, size)
+        if data is None or 0 < len(data) < size:
+            return None
+        if not data:
+            return 0
+        self._refused = len(data)
+        sent = self.send(data)
+        self._refused = 0
+        self._is_full = sent < len(data)
+        return sent
 
     def _cached_bytes(self, fd: int, place: int, left: int, *, begin: bool) -> int:
         """How far a file, of which so much is left, may be sent without waiting for its disk."""
@@ -256,4 +302,12 @@ class Sender:
         if self._may_grow and time.monotonic() - self._full_since < QUICK_S:
             self._may_grow = False
             with contextlib.suppress(OSError):  # as above
-                limit_send_buffer(cast(SocketLike, self._sock))
+                limit_send_buffer(
+                    cast(SocketLike, self._sock),
+                    _TLS_SEND_BUFFER_BYTES if self.encrypts else NEAR_SEND_BUFFER_BYTES,
+                )
+
+
+def _encrypt(sock: socket.socket, data: bytes | memoryview) -> int:
+    """Send the first piece of some bytes with TLS, which takes all of it or would block."""
+    return sock.send(data if len(data) <= _PIECE_BYTES else memoryview(data)[:_PIECE_BYTES])

@@ -18,13 +18,11 @@ from .application import Application
 from .carrier import Carrier
 from .connection import Connection
 from .counters import Counters
-from .disk import DiskThreads
 from .disk_budget import DiskBudget
 from .drain import Drain
 from .endpoint import LINGER_S, Endpoint, Streams
 from .exchange import Exchange
 from .options import HTTP2Options, Options
-from .output_memory import OutputMemory
 from .output_rules import Coalescing, OutputRules
 from .parser import Parser
 from .poller import HUNG_UP, Event, make_poller
@@ -115,22 +113,14 @@ class Server:
         )
         self.bodies_on_disk = DiskBudget(options.bodies_on_disk_bytes)
         # What connections ask for, beside options, registry and log: see connection.Core.
-        self.output_rules = OutputRules(
-            ahead_bytes=options.output_ahead_bytes,
-            response_on_disk_bytes=options.response_on_disk_bytes,
-            timeout_s=options.send_timeout_s,
-            least_bytes_per_s=options.send_least_bytes_per_s,
-            sendfile=options.sendfile,
-            memory=OutputMemory(
-                options.output_memory_bytes,
-                DiskBudget(options.responses_on_disk_bytes),
-                log.warning,
-            ),
-            disk=DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error)),
+        self.output_rules = OutputRules.of(
+            options,
             coalescing=self.coalescing,
             counters=self.counters,
+            make_way=self.pool.make_way,
+            log=log,
         )
-        self.on_sent = application.log_exchange
+        self.on_sent = application.on_sent
 
     # Its life; the main thread.
 
@@ -285,7 +275,8 @@ class Server:
 
     def keepalive_s(self) -> float:
         keepalive_s = self.options.keepalive_s
-        return min(keepalive_s, LINGER_S) if self.is_ending() else keepalive_s
+        ends = self._stopping or self._ends_soon
+        return min(keepalive_s, LINGER_S) if ends else keepalive_s
 
     # What the pool calls.
 

@@ -10,8 +10,7 @@ from .options import is_tls_socket
 
 __all__ = ["send_all", "send_some"]
 
-# Below this average size, copying into one block is cheaper than a sendmsg with many buffers:
-# measured over loopback, 1024 buffers of 32 bytes took 11 us joined and 34 us by sendmsg.
+# Below this average size, copying into one block is cheaper than a sendmsg with many buffers.
 _JOIN_BELOW_BYTES = 4096
 # TLS takes one buffer at a time: below this size in all, copying costs less than records of their
 # own.

@@ -49,8 +49,8 @@ _TCP_INFO_RTT = struct.Struct("=68xI")
 _TCP_INFO_RTT_AND_LEAST = struct.Struct("=68xI76xI")
 # Below this round-trip time the peer is on this host or in this rack.
 NEAR_RTT_US = 1_000
-# Measured over loopback with sendfile: 256 KiB stays in the L2 cache and moved twice the bytes per
-# second, at less than half of the CPU per byte, of a buffer that auto-tuning grew to megabytes.
+# So much stays in the L2 cache; a buffer that auto-tuning grows to megabytes does not, and moves
+# fewer bytes a second over loopback, at more CPU for each.
 NEAR_SEND_BUFFER_BYTES = 256 * 1024
 # A server's first send buffer for a near client: 10,000 slow ones then hold 1 GB of the kernel's
 # memory, not 3. It grows to the size above for a client that makes room within QUICK_S.

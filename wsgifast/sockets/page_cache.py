@@ -13,7 +13,7 @@ import threading
 
 from .sendfile import BLOCK_BYTES
 
-__all__ = ["cached_bytes", "read_cached"]
+__all__ = ["cached_bytes", "read_cached", "view_cached"]
 
 _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 # What preadv answers where the kernel or the file system does not know the flag.
@@ -66,6 +66,12 @@ def read_cached(fd: int, offset: int, size: int) -> bytes | None:
     :returns: up to `size` bytes, b"" at the end of the file, None if the disk must be waited for.
     :raises OSError: if the file cannot be read.
     """
+    view = view_cached(fd, offset, size)
+    return None if view is None else bytes(view)
+
+
+def view_cached(fd: int, offset: int, size: int) -> memoryview | None:
+    """As :func:`read_cached`, without a copy: it holds until this thread's next call of either."""
     if not _NOWAIT:
         return None
     buffer = _scratch.buffer[:size]
@@ -77,4 +83,4 @@ def read_cached(fd: int, offset: int, size: int) -> bytes | None:
         if error.errno in _NOT_SUPPORTED:
             return None
         raise
-    return bytes(buffer[:count])
+    return buffer[:count]

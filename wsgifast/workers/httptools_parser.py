@@ -31,7 +31,8 @@ _END_OF_HEAD = b"\r\n\r\n"
 _METHODS = {
     name.encode(): name for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 }
-_VERSIONS = {b" HTTP/1.1\r\n": True, b" HTTP/1.0\r\n": False}
+_HTTP11 = (1, 1)
+_VERSIONS = {b" HTTP/1.1\r\n": _HTTP11, b" HTTP/1.0\r\n": (1, 0)}
 # What gunicorn itself acts upon, but for what is done here too.
 _LEFT_TO_GUNICORN = frozenset({"EXPECT", "TRANSFER-ENCODING", "UPGRADE"})
 # How it shows that a request is not plain: llhttp's own errors; no or several targets; an unknown
@@ -108,30 +109,31 @@ class HttptoolsParser:
             return None
         # One space between the parts of the request line, and no empty line before it.
         line_end = len(method) + len(target) + 10
-        http11 = _VERSIONS.get(head[line_end - 9 : line_end + 2])
+        version = _VERSIONS.get(head[line_end - 9 : line_end + 2])
         # A header that comes again, or goes on in the next line (RFC 9112 section 5.2), makes fewer
         # headers than lines; one that ends at a lone LF makes more.
         count = head.count(b"\r\n") - 2
-        length = parse_length(fields.get("CONTENT_LENGTH", "0"))
+        declared = fields.get("CONTENT_LENGTH")
+        length = 0 if declared is None else parse_length(declared)
+        scheme, times_said = self._scheme, 0
+        for key in self._secure:
+            if key in fields:
+                scheme = "https" if fields[key] == self._secure[key] else "http"
+                times_said += 1
         if (
-            http11 is None
+            version is None
             or length is None
+            or times_said > 1
             or len(fields) != count
             or uri[0] != "/"
-            or uri.startswith("//")
+            or uri[:2] == "//"
             or "#" in uri
             or line_end > self._line_bytes
             or count > self._most_fields
             or (end > self._field_bytes and _longest_line(head) + 4 > self._field_bytes)
         ):
             return None
-        scheme = self._scheme
-        if self._secure:
-            said = [key for key in self._secure if key in fields]
-            if len(said) > 1:
-                return None
-            for key in said:
-                scheme = "https" if fields[key] == self._secure[key] else "http"
+        http11 = version is _HTTP11
         host = fields.get("HTTP_HOST")
         if self._checks_host and (host is None or host != self._host):
             check_host([] if host is None else [host], http11=http11)
@@ -145,7 +147,7 @@ class HttptoolsParser:
             reader.targets.clear()
             raw.clear()
             self._readers.append(reader)
-        req = PlainRequest(name, uri, http11, fields, scheme, persists, peer)
+        req = PlainRequest(name, uri, version, fields, scheme, persists, peer)
         return Exchange(req, length, data[end:], fields)
 
 
@@ -155,13 +157,12 @@ class PlainRequest:
     fragment = ""
     body = None
     proxy_protocol_info = None
-    must_close = False
 
     def __init__(
         self,
         method: str,
         uri: str,
-        http11: bool,
+        version: tuple[int, int],
         fields: dict[str, str],
         scheme: str,
         persists: bool,
@@ -170,10 +171,11 @@ class PlainRequest:
         self.method = method
         self.uri = uri
         self.path, _, self.query = uri.partition("?")
-        self.version = (1, 1) if http11 else (1, 0)
+        self.version = version
         self.scheme = scheme
         self.peer_addr = peer
         self._fields = fields
+        self.must_close = False
         self._persists = persists
 
     @property

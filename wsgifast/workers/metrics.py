@@ -1,6 +1,6 @@
 """What a FastWorker tells of itself and of its requests, to Prometheus and to statsd.
 
-Nothing of it is done at a request but one record of it in a tally. A thread asks the server for its
+Nothing of it is done at a request but one note of it in a tally. A thread asks the server for its
 figures once a second, and puts all of them into the files that the exporter reads (see
 wsgifast.metrics.exporter), or sends them to where gunicorn's own statsd counters go. A WSGIFast in
 the app that tells OpenTelemetry, or prometheus_client's own registry, tells these figures too.
@@ -12,27 +12,32 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from functools import partial
 from sys import modules
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ..metrics.catalogue import CATALOGUE, CONNECTION_STATES
+from ..metrics.failures import Failures
 from ..metrics.patterns import (
     BOTTLE,
+    DJANGO,
     FLASK,
     PATTERN,
     note_django_pattern,
-    noting_pattern,
+    start_noting,
     wsgi_pattern,
 )
 from ..metrics.periodic import Periodic, every_second
-from ..metrics.points import Distribution, Point, point, process_sources
+from ..metrics.points import Distribution, Point, observers, point, process_sources
 from ..metrics.processes import resident_bytes
-from ..metrics.recorder import RECORDER, LengthError, Recorder
-from ..metrics.tally import NOTED_TOGETHER, Tally
+from ..metrics.recorder import RECORDER, LengthError
+from ..metrics.tally import Tally
 from ..routes import LENGTH_ERROR, ROUTE
 from ..server.carrier import Carrier
 from ..server.exchange import Exchange
-from ..server.figures import figures_of
+from ..server.figures import figures_of, requests_under_way
+from ..server.response import Response
 from ..server.server import Server
 from ..sockets.sendfile import FileTruncated
 from .metrics_setup import export_of
@@ -85,6 +90,8 @@ class WorkerSource:
             for seconds in self.server.counters.take_waits():
                 self._waits[bisect_left(_WAIT.bounds, seconds)] += 1
                 self._waited_s += seconds
+                for observe in observers.get(_WAIT.name, ()):
+                    observe(seconds)
             # Whoever is not among them found a thread free.
             at_once = max(0, self._requests() - sum(self._waits))
             return Distribution((self._waits[0] + at_once, *self._waits[1:]), self._waited_s)
@@ -112,94 +119,98 @@ class WorkerSource:
 class Answers:
     """Records requests when they have been answered.
 
-    :param log: is told once of a recorder that raises.
+    :param log: is told once of a tally that raises.
     """
 
-    def __init__(self, recorder: Recorder, log: Any) -> None:
-        self._recorder = recorder
-        # Where most requests are counted without a call; other recorders have none.
-        self._lanes = recorder.lanes if isinstance(recorder, Tally) else {}
-        self._log = log
-        self._has_failed = False
+    def __init__(self, tally: Tally, log: Any) -> None:
+        self._tally = tally
+        self._notes = tally.notes
+        self._failures = Failures(log)
+
+    def environ_part(self) -> dict[str, Any]:
+        """What every environ has of it: a WSGIFast in the app records nothing once more."""
+        return {RECORDER: self._tally}
+
+    def watch(self, server: Server) -> None:
+        """Have it told which requests are under way in a server."""
+        self._tally.active = partial(requests_under_way, server)
 
     def observed(self, app: Callable[..., Any]) -> Callable[..., Any]:
         """The app, with its framework's URL patterns noted."""
 
         def call(environ: dict[str, Any], start_response: StartResponse) -> Any:
-            environ[RECORDER] = recorder
-            lane = lanes.get((environ["REQUEST_METHOD"], environ["wsgi.url_scheme"]))
-            if lane is not None:
-                lane.begun += 1
-            else:
-                self._begin(environ)
             if FLASK in modules:
-                start_response = noting_pattern(environ, start_response)
+                start_response = partial(start_noting, environ, start_response)
             body = app(environ, start_response)
-            if "django" in modules:
+            if DJANGO in modules:
                 note_django_pattern(environ, body)
             return body
 
-        recorder, lanes = self._recorder, self._lanes
         return call
 
-    def _begin(self, environ: dict[str, Any]) -> None:
-        try:
-            self._recorder.begin(environ["REQUEST_METHOD"], environ["wsgi.url_scheme"])
-        except Exception:  # noqa: BLE001 - whatever it is, the request is answered
-            self._log_failure()
-
     def record(self, carrier: Carrier, exchange: Exchange) -> None:
-        """A response has been sent, as far as it ever will be."""
+        """A response has been sent, as far as it ever will be.
+
+        It is noted here, and not by the tally's record(): see :class:`~wsgifast.metrics.Tally`.
+        """
         environ, resp = exchange.environ, exchange.resp
         if environ is None:
             return
         try:
-            error = carrier.output.error
-            if resp is None:
-                status, size = 500, 0  # the answer to what the app has raised is not the app's
-            elif resp.status is not None:
-                status, size = resp.status_code, resp.sent
-            elif error is not None:
-                status, size = 500, 0
-            else:  # the app has taken the connection over
-                self._recorder.abandon(exchange.req.method, environ["wsgi.url_scheme"])
-                return
-            if error is not None:
-                size = max(0, size - carrier.output.bytes_left())
-            method, scheme = exchange.req.method, environ["wsgi.url_scheme"]
-            pattern, route = environ.get(PATTERN), environ.get(ROUTE, "")
+            if (
+                resp is None
+                or resp.must_close
+                or (counter := resp.counter).dropped
+                or carrier.output.error is not None
+                or LENGTH_ERROR in environ
+            ):
+                sent = self._look_closer(carrier, environ, resp)
+                if sent is None:
+                    return
+                status, size = sent
+            else:
+                status, size = resp.status_code, counter.sent
+            pattern = environ.get(PATTERN)
             if pattern is None and BOTTLE in modules:
                 pattern = wsgi_pattern(environ)
-            seconds = time.monotonic() - exchange.started
-            lane = self._lanes.get((method, scheme))
-            noted = None if lane is None else lane.noted.get((status, pattern, route))
-            if noted is not None and len(noted[0]) < NOTED_TOGETHER:
-                noted[0].append(seconds)
-                noted[1].append(size)
-            else:
-                self._recorder.record(method, scheme, status, pattern, route, seconds, size)
-            is_well = error is None and (resp is None or resp.is_as_declared())
-            if not is_well or LENGTH_ERROR in environ:
-                self._count_what_went_wrong(environ, resp, error)
+            route = environ[ROUTE] if ROUTE in environ else ""  # noqa: SIM401 - a call less
+            seconds = monotonic() - exchange.started
+            scheme = environ["wsgi.url_scheme"]
+            notes = self._notes
+            notes.append((exchange.req.method, scheme, status, pattern, route, seconds, size))
+            if len(notes) >= self._tally.most_notes:
+                self._tally.count()
         except Exception:  # noqa: BLE001 - the response is out
-            self._log_failure()
+            self._failures.tell()
 
-    def _log_failure(self) -> None:
-        if not self._has_failed:
-            self._has_failed = True
-            self._log.exception("Metrics have failed, and are told of no more than this once")
+    def _look_closer(
+        self, carrier: Carrier, environ: dict[str, Any], resp: Response | None
+    ) -> tuple[int, int] | None:
+        """Count what has gone wrong, if anything has.
 
-    def _count_what_went_wrong(
-        self, environ: dict[str, Any], resp: Any, error: BaseException | None
-    ) -> None:
+        :returns: the status, and the bytes of the body; None where the app has taken its
+            connection over.
+        """
+        error = carrier.output.error
+        if resp is None:
+            status, size = 500, 0  # the answer to what the app has raised is not the app's
+        elif resp.status is not None:
+            status, size = resp.status_code, resp.sent
+        elif error is not None:
+            status, size = 500, 0
+        else:
+            return None
         length_error = environ.get(LENGTH_ERROR) or _length_error(resp, error)
         if length_error is not None:
-            self._recorder.count_length_error(length_error)
-        if error is not None and not isinstance(error, FileTruncated):
-            self._recorder.count_client_left()
+            self._tally.count_length_error(length_error)
+        if error is not None:
+            size = max(0, size - carrier.output.bytes_left())
+            if not isinstance(error, FileTruncated):
+                self._tally.count_client_left()
+        return status, size
 
 
-def _length_error(resp: Any, error: BaseException | None) -> LengthError | None:
+def _length_error(resp: Response | None, error: BaseException | None) -> LengthError | None:
     if isinstance(error, FileTruncated):
         return "short"
     if resp is None or error is not None or resp.is_as_declared():

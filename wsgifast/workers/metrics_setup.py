@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import fcntl
 import glob
 import os
 import shutil
@@ -13,6 +12,7 @@ from typing import Any
 
 from ..errors import ConfigurationError, MissingExtra
 from ..metrics.address import VARIABLE, metrics_address
+from ..metrics.exporter_lock import has_exporter
 from ..metrics.gathering import check_free, memory_folder
 from ..metrics.processes import is_alive, name_of_process
 from .attributes import InvalidWorkerOption
@@ -22,7 +22,6 @@ __all__ = ["check_metrics", "export_of", "prepare_metrics", "wants_metrics"]
 # prometheus_client's own name for the directory of its multiprocess mode.
 _DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 _PREFIX = "wsgifast-metrics-"
-_LOCK_FILE = "exporter.lock"
 # The exporter of a server that has just ended gives the address up within this time.
 _ADDRESS_PATIENCE_S = 3.0
 
@@ -141,15 +140,6 @@ def _is_in_use(directory: str) -> bool:
         if name.endswith(".db") and is_alive(process):
             return True
     try:
-        lock = os.open(os.path.join(directory, _LOCK_FILE), os.O_RDWR)
-    except FileNotFoundError:
-        return False
+        return has_exporter(directory)
     except OSError:
         return True
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(lock)
-    return False

@@ -44,7 +44,7 @@ class StateReporter:
         return State(
             os.getpid(),
             self._worker.beaten_at,
-            server.pool.exhausted_since,
+            server.pool.exhaustion.since,
             server.accepts,
             self._worker.unready_after_s,
             self._lost_after_s,

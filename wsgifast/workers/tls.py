@@ -13,6 +13,9 @@ __all__ = ["TLSContexts"]
 
 _Stamp = tuple[int, int, int] | None
 
+#: So often are files read, at most, that are replaced while they are read.
+_READS = 5
+
 
 class TLSContexts:
     """Makes gunicorn's TLS context, anew only when one of its files has changed.
@@ -44,33 +47,38 @@ class TLSContexts:
         :raises OSError, ValueError: if there has never been one that works (ssl.SSLError is an
             OSError), or what the `ssl_context` hook raises.
         """
-        stamps = [_stamp(path) for path in self._files]
         with self._lock:
-            if stamps != self._stamps:
-                self._stamps = stamps
-                self._renew()
+            if (stamps := self._look()) != self._stamps:
+                self._renew(stamps)
             if self._context is None:
                 assert self._error is not None
                 raise self._error
             return self._context
 
-    def _renew(self) -> None:
-        try:
-            context = gunicorn_sock.ssl_context(self._cfg)
-        except Exception as error:  # noqa: BLE001 - the hook of a user may raise anything
-            self._context = self.last_good
-            self._error = error
-            goes_on = "no connection can be accepted"
-            if self._context is not None:
-                goes_on = "what was read before is used"
-            self.log.error(
-                "TLS: %s cannot be used: %s; %s until they change",
-                " and ".join(self._files) or "the ssl_context hook",
-                error,
-                goes_on,
-            )
-        else:
-            self._context = TLSContexts.last_good = context
+    def _look(self) -> list[_Stamp]:
+        return [_stamp(path) for path in self._files]
+
+    def _renew(self, stamps: list[_Stamp]) -> None:
+        for _ in range(_READS):
+            self._stamps = stamps
+            try:
+                self._context = TLSContexts.last_good = gunicorn_sock.ssl_context(self._cfg)
+            except Exception as error:  # noqa: BLE001 - the hook of a user may raise anything
+                self._error = error
+                if (stamps := self._look()) == self._stamps:
+                    break  # else one of them was replaced between the reading of two
+            else:
+                return
+        self._context = self.last_good
+        goes_on = "no connection can be accepted"
+        if self._context is not None:
+            goes_on = "what was read before is used"
+        self.log.error(
+            "TLS: %s cannot be used: %s; %s until they change",
+            " and ".join(self._files) or "the ssl_context hook",
+            self._error,
+            goes_on,
+        )
 
 
 def _stamp(path: str) -> _Stamp:

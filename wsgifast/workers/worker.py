@@ -238,6 +238,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self.settings = settings = Settings(self.cfg)
         environ = environ_part(settings)
         answers = self._answers
+        if answers is not None:
+            environ |= answers.environ_part()
         self.application = Application(
             self.wsgi if answers is None else answers.observed(self.wsgi),
             environs=EnvironFactory(environ),
@@ -253,7 +255,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             answer_error=self._answer_error,
             on_answered=None if answers is None else answers.record,
         )
-        return Server(
+        server = Server(
             self.application,
             options(self, settings),
             listeners=self.sockets,
@@ -262,6 +264,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             http2=http2(settings),
             log=self.log,
         )
+        if answers is not None:
+            answers.watch(server)
+        return server
 
     def _secure(self, sock: socket.socket) -> socket.socket:
         assert self._tls is not None
@@ -285,7 +290,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             return False
         return bool(
             self.alive
-            and self.settings.keepalive
+            and server.options.keepalive_s
             and len(server.connections) <= self.max_keepalived
         )
 

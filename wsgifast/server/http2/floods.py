@@ -54,13 +54,13 @@ class Floods:
         if self._windows > WINDOWS:
             raise Flood("windows are opened too often, by too little")
 
-    def earn_windows(self, size: int, *, held_back: bool) -> None:
-        """A frame of data has been sent.
+    def earn_windows(self, size: int, *, frames: int) -> None:
+        """Data has been sent.
 
-        :param held_back: it would have been longer if its window had been.
+        :param size: bytes of it.
+        :param frames: of them, without one that would have been longer if its window had been.
         """
-        earned = size * _EARNED_PER_BYTE + (0 if held_back else 2)
-        self._windows -= earned
+        self._windows -= size * _EARNED_PER_BYTE + 2 * frames
 
     def _leak(self, now: float) -> None:
         share = (now - self._since) / PERIOD_S

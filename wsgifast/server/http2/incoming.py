@@ -99,7 +99,8 @@ class Incoming(Outgoing, ABC):
                 self.frames.reset_stream(number, ErrorCodes.REFUSED_STREAM)
             self._on_refused(event)
             return
-        self.streams[number] = stream = Stream(self, number)
+        is_head = (b":method", b"HEAD") in event.headers
+        self.streams[number] = stream = Stream(self, number, is_head=is_head)
         try:
             head, scheme = request_head(event.headers)
             ends = event.stream_ended is not None

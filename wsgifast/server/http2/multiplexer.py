@@ -75,7 +75,8 @@ class Multiplexer(Incoming):
             if exchange is not None:
                 self.output.write_all((_SWITCH,))
                 self.frames.begin(exchange.upgrade)
-                stream = self.streams[1] = Stream(self, 1)
+                is_head = exchange.req.method == "HEAD"
+                stream = self.streams[1] = Stream(self, 1, is_head=is_head)
                 stream.exchange = exchange
                 stream.has_ended = True
                 self.make_ready(stream)

@@ -23,7 +23,7 @@ from ..endpoint import Core, Endpoint
 from ..options import HTTP2Options
 from ..output import ClientGone, OutputQueue
 from ..poller import READ, WRITE
-from ..sending import Sender
+from ..sending import LONG_TURN_BYTES, Sender
 from .floods import Floods
 from .frames import Frames, goaway
 from .patience import Patience
@@ -31,8 +31,9 @@ from .stream import Stream
 
 __all__ = ["LEAVING", "LOST", "OPEN", "Outgoing"]
 
-# What a stream sends before others have their turn, and where memory is short.
-_QUANTUM_BYTES = 64 * 1024
+# What a stream sends before others have their turn, and where memory is short: with the heads of
+# four frames, of the length that every client allows, it is four whole records of TLS.
+_QUANTUM_BYTES = 64 * 1024 - 4 * 9
 _SMALL_QUANTUM_BYTES = 16 * 1024
 # One turn for one connection: beyond it, the others get theirs first.
 _TURN_BYTES = 1024 * 1024
@@ -52,10 +53,12 @@ class Outgoing:
     """
 
     __slots__ = (
+        "_encrypts",
         "_framed",
         "_is_pump_pushed",
         "_is_pumping",
         "_patience",
+        "_pumped",
         "_sending",
         "_wants_write",
         "connection",
@@ -76,13 +79,16 @@ class Outgoing:
         self.connection = connection
         self.rules = rules = core.output_rules
         self.lock = threading.RLock()
-        self.output = OutputQueue(Sender(connection.sock, rules), self, rules, self.lock)
+        sender = Sender(connection.sock, rules)
+        self.output = OutputQueue(sender, self, rules, self.lock)
+        self._encrypts = sender.encrypts
         self.frames = Frames(http2)
         self.floods = Floods(time.monotonic())
         self.state = OPEN
         self.streams: dict[int, Stream] = {}
         self._sending: dict[Stream, None] = {}
         self._framed = 0  # bytes since the last send
+        self._pumped = 0  # bytes since the pump began
         self._is_pumping = self._is_pump_pushed = False
         self._wants_write = False  # the output queue waits for the socket
         self.until_sent = math.inf  # for how long it does
@@ -122,6 +128,7 @@ class Outgoing:
     def on_framed(self, size: int) -> None:
         """A stream has framed some bytes of its body."""
         self._framed += size
+        self._pumped += size
         if not self._is_pumping or self._framed >= _QUANTUM_BYTES:
             self.transmit()
 
@@ -180,6 +187,8 @@ class Outgoing:
         with self.lock:
             self._is_pumping = True
             left = _TURN_BYTES
+            is_long = False
+            self._pumped = 0
             try:
                 while self._sending and left > 0 and not self.is_congested:
                     stream = next(iter(self._sending))
@@ -187,6 +196,9 @@ class Outgoing:
                     if stream.output.on_writable():
                         over.append(stream)
                     left -= self.quantum
+                    if self._encrypts and not is_long and self._pumped >= LONG_TURN_BYTES:
+                        is_long = True
+                        self.rules.make_way()
             finally:
                 self._is_pumping = False
             self.transmit_or_wait()

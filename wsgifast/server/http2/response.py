@@ -34,13 +34,13 @@ class HTTP2Response(Response):
 
         :raises BodyError: for what cannot be one.
         """
-        self._trailers = _encoded([(name, check_field(name, value)) for name, value in trailers])
+        self._trailers = _encoded([check_field(name, value) for name, value in trailers])
 
     def should_close(self) -> bool:
         return self.must_close  # the connection is that of other streams too
 
     def write_all(self, blocks: list[bytes] | tuple[bytes, ...]) -> None:
-        length, size = self._counter.length, self._counter.sent + sum(map(len, blocks))
+        length, size = self.counter.length, self.counter.sent + sum(map(len, blocks))
         if not self._trailers and (length is None or length <= size):
             # The last frame of its data says that it is.
             self._stream.sender.ends_after = size if length is None else length
@@ -57,7 +57,7 @@ class HTTP2Response(Response):
 
     def _end_stream(self) -> None:
         if not self.missing():  # else it is reset
-            self._stream.end(self._counter.sent, self._trailers)
+            self._stream.end(self.counter.sent, self._trailers)
 
     def _frame(self, head: ResponseHead) -> Framing:
         if head.code == 101:

@@ -47,6 +47,7 @@ class Stream:
     """A request and its response; see :class:`~..carrier.Carrier`.
 
     :param number: of the stream.
+    :param is_head: it asks for the head alone, whatever comes of the request.
     :ivar deadline: when its client is given up; monotonic.
     :ivar is_held_back: it has something to send, and no window for it.
     :ivar has_ended: nothing more comes of its request.
@@ -54,6 +55,7 @@ class Stream:
 
     __slots__ = (
         "_hub",
+        "_is_head",
         "_upload",
         "deadline",
         "exchange",
@@ -66,8 +68,9 @@ class Stream:
 
     response_class = HTTP2Response
 
-    def __init__(self, hub: Hub, number: int) -> None:
+    def __init__(self, hub: Hub, number: int, *, is_head: bool) -> None:
         self._hub = hub
+        self._is_head = is_head
         self.number = number
         self.exchange: Exchange | None = None
         self.output = StreamOutput(hub, self, number)
@@ -186,13 +189,15 @@ class Stream:
                 (b"content-length", b"%d" % len(body)),
             ]
         )
+        if self._is_head:
+            body = b""
         self.output.sender.ends_after = len(body)
         self.output.write(body)
         self.output.end(len(body))
 
     def app_is_done(self) -> None:
         output = self.output
-        if output.waits_for_company:
+        if output.waits_for_company():
             output.flush()
         with self._hub.lock:
             self.state = SENDING

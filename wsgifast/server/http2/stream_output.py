@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from h2.exceptions import ProtocolError
 
-from ...sockets.page_cache import read_cached
+from ...sockets.page_cache import view_cached
 from ...sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated
 from ..backlog import Backlog
 from ..output import ClientGone, OutputOwner, OutputQueue
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Fields", "StreamOutput", "StreamSender"]
 
-# What clients allow at least (RFC 9113 section 6.5.2), and the most in one frame: other streams
-# come between two of them.
-_FRAME_BYTES = 64 * 1024
 # A disk is asked for no less.
 _LEAST_READ_BYTES = 4096
 
@@ -91,16 +88,22 @@ class StreamSender:
                 room = 0 if hub.is_congested else min(left, self._room())
                 if room <= 0:
                     return Turn.FULL
+                of = backlog.size
+                data: bytes | memoryview
                 if isinstance(first, FileSegment):
                     offset = first.offset + backlog.file_sent
                     size = min(room, first.size - backlog.file_sent, BLOCK_BYTES)
-                    read = read_cached(first.fd, offset, size)
+                    read = view_cached(first.fd, offset, size)
                     if read is None:
                         return Turn.DISK
-                    self._note_read(backlog, first, read)
-                data = _gather(backlog, room)
+                    if not read:
+                        raise FileTruncated(first.size - backlog.file_sent, first.size)
+                    data = read
+                    backlog.advance_file(len(data), by_kernel=False)
+                else:
+                    data = _gather(backlog, room)
                 left -= len(data)
-                self._send_data(data, of=len(data) + backlog.size)
+                self._send_data(data, of=of)
             self._send_data(b"", of=0)
             return Turn.DONE
         finally:
@@ -138,11 +141,6 @@ class StreamSender:
         if isinstance(done, bytes):
             backlog.insert_read(done)
 
-    def _note_read(self, backlog: Backlog, segment: FileSegment, data: bytes) -> None:
-        if not data:
-            raise FileTruncated(segment.size - backlog.file_sent, segment.size)
-        backlog.insert_read(data)
-
     def _room(self) -> int:
         frames = self._hub.frames
         return min(frames.window, frames.stream_window(self._number))
@@ -165,26 +163,22 @@ class StreamSender:
 
         :param of: bytes, of which it is what the window takes.
         """
-        self._sent += len(data)
+        size = len(data)
+        self._sent += size
         ends = self._sent == self.ends_after and not self.has_ended
-        frames, number = self._hub.frames, self._number
-        most = min(frames.max_outbound_frame_size, _FRAME_BYTES)
         ends_here = ends and not self.trailers
-        start = 0
-        while start < len(data) or (ends_here and not start and not data):
-            part = data[start : start + most]
-            start += most
+        if size or ends_here:
             try:
-                frames.send_data(number, part, end_stream=ends_here and start >= len(data))
+                frames = self._hub.frames.send_body(self._number, data, end_stream=ends_here)
             except ProtocolError as error:  # as above
                 raise ClientGone(str(error)) from error
-            held_back = len(part) < min(most, of)
-            self._hub.floods.earn_windows(len(part), held_back=held_back)
+            held_back = size < of and self._room() <= 0  # it is the last one that was cut short
+            self._hub.floods.earn_windows(size, frames=frames - held_back)
         if ends and self.trailers:
             self._frame_head(self.trailers, ends=True)
         self.has_ended = self.has_ended or ends
         if self._patience is not None:
-            self._patience.taken += len(data)
+            self._patience.taken += size
 
 
 class StreamOutput(OutputQueue):

@@ -23,8 +23,8 @@ __all__ = ["CoalescingWriter"]
 _IDLE_LOOKS = 3
 # Between two looks: at first, and when a look found something to send.
 _SHORT_S = 50e-6
-# It doubles with each look at a writer that sends by itself up to this: looks every 0.1 ms cost
-# 11 % of the rate, these cost 3 %.
+# It doubles with each look at a writer that sends by itself up to this: more looks take from its
+# rate.
 _BUSY_S = 1e-3
 # It doubles with each look at a writer whose peer takes nothing up to this.
 _FULL_S = 10e-3

@@ -1,0 +1,70 @@
+"""Waiting for room in many sockets at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+
+import pytest
+from asgifast import room
+
+SOCKETS = 5 * room.EVENTS_AT_ONCE
+
+
+@pytest.fixture
+def descriptors() -> Iterator[list[int]]:
+    """Of sockets that have room."""
+    with contextlib.ExitStack() as stack:
+        pairs = [socket.socketpair() for _ in range(SOCKETS)]
+        for sock in (sock for pair in pairs for sock in pair):
+            stack.enter_context(sock)
+        yield [sock.fileno() for sock, _ in pairs]
+
+
+@pytest.mark.skipif(not hasattr(select, "epoll"), reason="epoll alone tells of some at a time")
+def test_many_sockets_with_room_share_the_loop_with_others(
+    descriptors: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "TURN_S", 0.0)
+    called: Counter[int] = Counter()
+    seen: list[int] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        for fd in descriptors:
+            room.call_while_writable(loop, fd, partial(called.update, [fd]))
+        while called.total() < 3 * SOCKETS:
+            seen.append(called.total())
+            await asyncio.sleep(0)
+        for fd in descriptors:
+            room.stop_calling(loop, fd)
+
+    asyncio.run(run())
+    assert max(after - before for before, after in pairwise(seen)) == room.EVENTS_AT_ONCE
+    assert set(called.values()) == {3}, "some were called before others that had waited longer"
+
+
+def test_a_callback_may_stop_all_of_them(descriptors: list[int]) -> None:
+    called = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        def stop(fd: int) -> None:
+            called.append(fd)
+            for each in descriptors:
+                room.stop_calling(loop, each)
+
+        for fd in descriptors:
+            room.call_while_writable(loop, fd, partial(stop, fd))
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert len(called) == 1

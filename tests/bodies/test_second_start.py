@@ -1,0 +1,34 @@
+"""PEP 3333's rule of a second start_response."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from wsgifast import BodyError
+from wsgifast.bodies.second_start import check_second_start
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_it_takes_exc_info(sent: bool) -> None:
+    with pytest.raises(BodyError, match=r"^my app called start_response twice without exc_info"):
+        check_second_start(None, sent=sent, app="my app")
+
+
+def test_a_head_that_was_not_sent_is_replaced() -> None:
+    try:
+        raise KeyError("broken")
+    except KeyError:
+        check_second_start(sys.exc_info(), sent=False)
+
+
+def test_the_apps_error_goes_on_once_the_head_is_sent() -> None:
+    error = KeyError("broken")
+    try:
+        raise error
+    except KeyError:
+        with pytest.raises(KeyError) as caught:
+            check_second_start(sys.exc_info(), sent=True)
+    assert caught.value is error
+    check_second_start((None, None, None), sent=True)  # outside of any except block

@@ -1,0 +1,170 @@
+"""An output queue over a real TCP socket, in the clear or with TLS, and its client."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from wsgifast.server import sending
+from wsgifast.server.counters import Counters
+from wsgifast.server.disk import DiskThreads
+from wsgifast.server.disk_budget import DiskBudget
+from wsgifast.server.output import OutputQueue
+from wsgifast.server.output_memory import OutputMemory
+from wsgifast.server.output_rules import Coalescing, OutputRules
+from wsgifast.server.transport import WOULD_BLOCK
+
+__all__ = ["TLS", "Near", "drain_armed", "opened", "rules"]
+
+TLS = tuple[ssl.SSLContext, ssl.SSLContext]
+
+
+@contextlib.contextmanager
+def opened(path: Path, content: bytes) -> Iterator[int]:
+    """The descriptor of a new file with that content, for reading."""
+    path.write_bytes(content)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def rules(
+    *,
+    ahead_bytes: int = 1 << 20,
+    timeout_s: float = 60.0,
+    least_bytes_per_s: float = 0.0,
+    sendfile: bool = True,
+    memory_bytes: int = 1 << 30,
+    warnings: list[str] | None = None,
+    disk: DiskThreads | None = None,
+    response_on_disk_bytes: int = 1 << 30,
+    responses_on_disk_bytes: int = 1 << 40,
+    make_way: Callable[[], object] = lambda: None,
+) -> OutputRules:
+    told: list[str] = [] if warnings is None else warnings
+    return OutputRules(
+        ahead_bytes=ahead_bytes,
+        timeout_s=timeout_s,
+        least_bytes_per_s=least_bytes_per_s,
+        sendfile=sendfile,
+        response_on_disk_bytes=response_on_disk_bytes,
+        memory=OutputMemory(
+            memory_bytes,
+            DiskBudget(responses_on_disk_bytes),
+            lambda text, *args: told.append(text % args),
+        ),
+        disk=disk or DiskThreads(lambda error: told.append(repr(error))),
+        coalescing=Coalescing(lambda: True),
+        counters=Counters(),
+        make_way=make_way,
+    )
+
+
+class Near:
+    """An output queue and its client.
+
+    :param tls: the contexts of the two ends.
+    :ivar armed: how it was waited for each time: True for "try again later".
+    """
+
+    def __init__(self, rules: OutputRules, tls: TLS | None = None) -> None:
+        self.client: socket.socket
+        self.sock: socket.socket
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.client = socket.create_connection(listener.getsockname(), timeout=10)
+            self.sock = listener.accept()[0]
+        if tls is not None:
+            self._shake_hands(*tls)
+        self.sock.setblocking(False)
+        self.armed: list[bool] = []
+        self.deadlines: list[float] = []
+        self.resumed = 0
+        self.refusal: Exception | None = None
+        self.changed = threading.Condition()
+        self.queue = self.make_queue(rules)
+
+    def make_queue(self, rules: OutputRules) -> OutputQueue:
+        return OutputQueue(sending.Sender(self.sock, rules), self, rules)
+
+    def _shake_hands(self, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+        def secure() -> None:
+            self.client = client.wrap_socket(self.client, server_hostname="localhost")
+
+        thread = threading.Thread(target=secure)
+        thread.start()
+        self.sock = server.wrap_socket(self.sock, server_side=True)
+        thread.join()
+
+    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        with self.changed:
+            self.armed.append(retry)
+            self.deadlines.append(deadline)
+            self.changed.notify_all()
+
+    def resume_sending(self) -> None:
+        with self.changed:
+            self.resumed += 1
+            self.changed.notify_all()
+
+    @property
+    def send_buffer(self) -> int:
+        # Linux doubles what it is given, and says so (socket(7)).
+        return self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
+
+    def receive_all_there_is(self) -> bytes:
+        self.client.setblocking(False)
+        data = b""
+        try:
+            while block := self.client.recv(1 << 20):
+                data += block
+        except WOULD_BLOCK:
+            pass
+        self.client.setblocking(True)
+        return data
+
+    def receive(self, size: int) -> bytes:
+        """So many bytes, as they come: a packet may be on its way yet."""
+        data = b""
+        while len(data) < size:
+            block = self.client.recv(min(1 << 20, size - len(data)))
+            assert block, f"the connection ended {size - len(data)} bytes early"
+            data += block
+        return data
+
+    def drain(self, size: int) -> bytes:
+        """Receive what is left of the output, of so many bytes; the queue goes on meanwhile."""
+        received = b""
+        while self.queue.draining:
+            received += self.receive(size - self.queue.bytes_left() - len(received))
+            self.queue.on_writable()
+        return received + self.receive(size - len(received))
+
+    def close(self) -> None:
+        self.queue.close()
+        self.client.close()
+        self.sock.close()
+
+
+def drain_armed(near: Near, size: int) -> bytes:
+    """Receive so many bytes, and go on as often as the queue waits for an event."""
+    received = b""
+    deadline = time.monotonic() + 20
+    while len(received) < size or near.armed:
+        assert time.monotonic() < deadline, f"{len(received)} bytes of {size} have come"
+        received += near.receive_all_there_is()
+        if near.armed:
+            near.armed.clear()
+            near.queue.on_writable()
+        else:
+            time.sleep(0.001)
+    return received

@@ -1,0 +1,199 @@
+"""The output queue under TLS, which wants what it has refused once more, and from its beginning."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.server.output_bench import TLS, Near, drain_armed, opened, rules
+from tests.support.descriptors import open_descriptors
+from tests.support.effort import effort
+from wsgifast.server import sending
+from wsgifast.sockets.options import NEAR_SEND_BUFFER_BYTES
+
+CONTENT = os.urandom(8 * 1024 * 1024)
+
+
+@pytest.fixture(scope="module")
+def tls() -> TLS:
+    authority = trustme.CA()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(server)
+    client = ssl.create_default_context()
+    authority.configure_trust(client)
+    return server, client
+
+
+@pytest.fixture
+def near(tls: TLS) -> Iterator[Near]:
+    near = Near(rules(), tls)
+    yield near
+    near.close()
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    with opened(tmp_path_factory.mktemp("output") / "content", CONTENT) as fd:
+        yield fd
+
+
+@given(
+    pieces=st.lists(
+        st.tuples(
+            st.sampled_from(["write", "more", "next", "all", "file"]),
+            st.one_of(st.integers(0, 2), st.integers(0, 900_000)),
+            st.integers(0, len(CONTENT) - 900_000),
+            st.booleans(),
+        ),
+        max_size=12,
+    ),
+    memory_bytes=st.sampled_from([0, 150_000, 1 << 30]),
+)
+@settings(max_examples=effort(60))
+def test_whatever_is_written_arrives_in_order(
+    tls: TLS, content: int, pieces: list[tuple[str, int, int, bool]], memory_bytes: int
+) -> None:
+    near = Near(rules(ahead_bytes=1 << 30, memory_bytes=memory_bytes), tls)
+    queue = near.queue
+    expected = received = b""
+    descriptors = open_descriptors()
+    try:
+        for kind, size, offset, reads in pieces:
+            data = CONTENT[offset : offset + size]
+            if kind == "file":
+                queue.write_file(b"head", content, offset, size)
+                data = b"head" + data
+            elif kind == "all":
+                queue.write_all([data[: size // 2], b"", data[size // 2 :]])
+            elif kind == "next":
+                queue.write_next(data)
+            else:
+                (queue.write_more if kind == "more" else queue.write)(data)
+            expected += data
+            if reads:
+                received += near.receive_all_there_is()
+                if queue.draining:
+                    queue.on_writable()
+        queue.flush()
+        received += drain_armed(near, len(expected) - len(received))
+        assert received == expected
+        assert queue.bytes_queued == 0
+        queue.reset()
+        assert open_descriptors() <= descriptors
+    finally:
+        near.close()
+
+
+def test_a_file_for_a_slow_client_waits_in_no_memory(tls: TLS, content: int) -> None:
+    shared = rules()
+    near = Near(shared, tls)
+    try:
+        near.queue.write_file(b"head", content, 0, len(CONTENT))
+        assert near.queue.draining
+        for _ in range(3):
+            assert near.receive(1000)
+            near.queue.on_writable()
+            assert shared.memory.used_bytes == 0
+    finally:
+        near.close()
+
+
+def test_a_file_that_leaves_memory_while_it_waits_for_the_client(
+    near: Near, content: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk thread brings the rest of it, and what comes behind it: smaller pieces, too."""
+    size = len(CONTENT) - 1
+    near.queue.write_file(b"", content, 0, size)
+    assert near.queue.draining
+    monkeypatch.setattr(sending, "view_cached", lambda fd, offset, size: None)
+    assert drain_armed(near, size) == CONTENT[:size]
+    near.queue.write_file(b"", content, 0, 1000)
+    assert drain_armed(near, 1000) == CONTENT[:1000]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_file_that_shrinks_while_it_waits_for_the_client(
+    near: Near, tmp_path: Path, in_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS has begun to send a piece, of which there is less now."""
+    path = tmp_path / "file"
+    path.write_bytes(CONTENT)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        near.queue.write_file(b"", fd, 0, len(CONTENT))
+        left = near.queue.bytes_left()
+        os.truncate(path, len(CONTENT) - left + 1)
+        if not in_memory:
+            monkeypatch.setattr(sending, "view_cached", lambda fd, offset, size: None)
+        received = 0
+        while near.queue.error is None:
+            received += len(near.receive_all_there_is())
+            if near.armed:
+                near.armed.clear()
+                near.queue.on_writable()
+        assert f"{left} of {len(CONTENT)} bytes are missing" in str(near.queue.error)
+    finally:
+        os.close(fd)
+
+
+def test_a_quick_client_gets_no_more_than_a_turn_at_a_time(
+    tls: TLS, content: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it takes, and others go on meanwhile: but not for a client that takes little."""
+    ways: list[int] = []
+    near = Near(rules(make_way=lambda: ways.append(1)), tls)
+    offered: list[int] = []
+    takes = True
+
+    def send(self: ssl.SSLSocket, data: memoryview, flags: int = 0) -> int:
+        if not takes and offered:
+            raise ssl.SSLWantWriteError
+        offered.append(len(data))
+        return len(data)
+
+    monkeypatch.setattr(ssl.SSLSocket, "send", send)
+    writes: list[Callable[[], None]] = [
+        lambda: near.queue.write_file(b"", content, 0, len(CONTENT)),
+        lambda: near.queue.write(CONTENT),
+    ]
+    try:
+        for write in writes:
+            write()
+            turns = 1
+            while near.queue.draining:
+                near.queue.on_writable()
+                turns += 1
+            assert turns == len(CONTENT) // sending._TLS_TURN_BYTES
+            assert max(offered) == sending._PIECE_BYTES
+            assert len(ways) == turns
+            ways.clear()
+        takes = False
+        near.queue.write_file(b"", content, 0, len(CONTENT))
+        for _ in range(10):
+            offered.clear()
+            near.queue.on_writable()
+        assert not ways
+    finally:
+        near.close()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="only Linux tells how far")
+def test_the_send_buffer_of_a_quick_client(
+    near: Near, content: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "QUICK_S", 3600.0)
+    near.queue.write_file(b"head", content, 0, len(CONTENT))
+    assert near.send_buffer < NEAR_SEND_BUFFER_BYTES
+    near.receive_all_there_is()
+    near.queue.on_writable()
+    # As much as the kernel allows.
+    most = int(Path("/proc/sys/net/core/wmem_max").read_text())
+    assert near.send_buffer == min(most, sending._TLS_SEND_BUFFER_BYTES)

@@ -1,0 +1,85 @@
+"""Runs tables: what every comparison prints and writes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..arguments import STATUS_NOT_STARTED, write_file
+from ..terminal import progress_line
+from .processes import HOST, ServerFailed
+from .report import as_html, as_json, machine, results_text, rows_figures
+from .results import Result
+from .runner import run_rows
+from .tables import Profile, Table
+
+__all__ = ["measure"]
+
+_STATUS_STOPPED = 130  # as a shell reports Ctrl-C
+
+
+def measure(
+    tables: Sequence[Table],
+    profile: Profile,
+    *,
+    folder: Path,
+    host: str = HOST,
+    page_name: str = "",
+    page_title: str = "",
+) -> tuple[list[Result], int]:
+    """Run tables; print each, write FOLDER/NAME.json for each, and a page of all.
+
+    :param host: where the servers listen.
+    :param page_name: of the page; by default the first table's.
+    :returns: the results, and an exit status: 3 if a server or a client of a table failed, so that
+        the results of that row are missing, or of all if it is the first; 130 if it was stopped.
+    """
+    parts: list[tuple[Table, list[Result]]] = []
+    status = 0
+    facts = machine()
+    folder.mkdir(exist_ok=True)
+    for table in tables:
+        print(f"{table.title}; {facts['python']}, {facts['cores']} cores", file=sys.stderr)
+        try:
+            results, failed = _measured(table, profile, host)
+        except KeyboardInterrupt:
+            print("Stopped; the servers have ended.", file=sys.stderr)
+            return [], _STATUS_STOPPED
+        status = failed or status
+        if not results:
+            continue
+        path = folder / f"{table.name}.json"
+        write_file(
+            path, as_json({"title": table.title, "profile": profile, **rows_figures(results)})
+        )
+        notes = "".join(f"\n- {note}" for note in table.notes)
+        print(f"\n{table.title}\n\n{results_text(results)}{notes}\n\n{path}", flush=True)
+        parts.append((table, results))
+    if parts:
+        path = folder / f"{page_name or tables[0].name}.html"
+        write_file(path, as_html(page_title or tables[0].title, parts))
+        print(path)
+    return [result for _, results in parts for result in results], status
+
+
+def _measured(table: Table, profile: Profile, host: str) -> tuple[list[Result], int]:
+    """The rows that went well, and an exit status."""
+    results: list[Result] = []
+    status = 0
+    rows = list(table.rows)
+    while rows:
+        left = replace(table, rows=tuple(rows))
+        try:
+            with progress_line() as progress:
+                for result in run_rows(left, profile, host=host, progress=progress):
+                    results.append(result)
+                    del rows[0]
+        except (ServerFailed, RuntimeError, OSError, subprocess.SubprocessError) as error:
+            print(f"error: {table.title}, {rows[0].title}: {error}", file=sys.stderr)
+            status = STATUS_NOT_STARTED
+            # The next row may do better, unless this is about the app itself.
+            rows = rows[1:] if results else []
+    return results, status

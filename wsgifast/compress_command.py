@@ -1,0 +1,87 @@
+"""`wsgifast compress DIR`: write compressed siblings of files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from .arguments import add_parser
+from .files.codings import CODING_PACKAGES, available_codings
+from .files.compress import CompressReport, compress
+from .files.lookup import SIBLING_SUFFIXES
+from .terminal import progress_line
+
+__all__ = ["add_command"]
+
+_STATUS_FAILED = 1
+
+
+def add_command(commands: Any) -> None:
+    """Add `compress` to the command line's subcommands."""
+    parser = add_parser(
+        commands,
+        "compress",
+        help="write .gz, .br and .zst siblings of files",
+        examples="""
+        wsgifast compress site
+        wsgifast compress build --codings gzip,br --jobs 2
+        """,
+    )
+    parser.add_argument("directory", metavar="DIR", help="whose files, and those below it")
+    parser.add_argument(
+        "--codings",
+        metavar="LIST",
+        help="of gzip,br,zstd; default: those whose package is installed",
+    )
+    parser.add_argument("--jobs", type=int, metavar="N", help="default: one for each processor")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace older siblings made by others, too"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress, no summary")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    codings = None if options.codings is None else options.codings.split(",")
+    with progress_line() as progress:
+        report = compress(
+            options.directory,
+            codings=codings,
+            jobs=options.jobs,
+            overwrite=options.overwrite,
+            progress=None if options.quiet else progress,
+        )
+    for name, reason in sorted(report.failed.items()):
+        print(f"wsgifast: {name}: {reason}", file=sys.stderr)
+    for name in report.left_alone:
+        print(
+            f"wsgifast: {name} is older than its original or a link, and not from here: left "
+            "alone (--overwrite replaces it)",
+            file=sys.stderr,
+        )
+    if not options.quiet:
+        print(_summary(report))
+        if codings is None:
+            for coding in sorted(set(SIBLING_SUFFIXES) - set(available_codings())):
+                print(
+                    f"No {SIBLING_SUFFIXES[coding]} files: pip install {CODING_PACKAGES[coding]} "
+                    "brings them."
+                )
+    return _STATUS_FAILED if report.failed else 0
+
+
+def _summary(report: CompressReport) -> str:
+    parts = [
+        f"{len(report.written)} written",
+        f"{len(report.current)} already there",
+        f"{len(report.removed)} removed",
+    ]
+    text = ", ".join(parts)
+    if report.original_bytes:
+        saved = 1 - report.smallest_bytes / report.original_bytes
+        text += (
+            f"; {report.original_bytes / 1e3:,.0f} kB become "
+            f"{report.smallest_bytes / 1e3:,.0f} kB ({saved:.0%} saved)"
+        )
+    return text

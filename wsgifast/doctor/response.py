@@ -1,0 +1,106 @@
+"""A response, as both recording servers frame it and look at it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+
+from ..errors import WSGIFastError
+from ..http import LAST_CHUNK, BodyCounter, frame_response
+from ..http.framing import Framing, chunk
+from ..http.head import ResponseHead
+from .model import Recording
+
+__all__ = ["RecordedResponse", "told"]
+
+# More chunks than this are not counted one by one; the endpoint is judged by what was seen.
+_MAX_CHUNKS = 1_000_000
+
+
+class RecordedResponse:
+    """The bytes of a response, and what is to be recorded of it.
+
+    :param method: of the request.
+    :param look: False: nothing is noted for each chunk.
+    :ivar head: None until the app has said it.
+    """
+
+    def __init__(self, method: str, recording: Recording, *, look: bool) -> None:
+        self.head: ResponseHead | None = None
+        self._method = method
+        self._recording = recording
+        self._look = look
+        self._framing: Framing | None = None
+        self._counter: BodyCounter
+
+    @property
+    def head_sent(self) -> bool:
+        return self._framing is not None
+
+    @property
+    def chunked(self) -> bool:
+        return self._framing is not None and self._framing.chunked
+
+    def fails(self, problem: str) -> WSGIFastError:
+        """Note what the app did wrong; it is to be raised."""
+        self._recording.problem = problem
+        return WSGIFastError(problem)
+
+    def start(self, status: str, headers: Sequence[tuple[str, str]]) -> None:
+        """:raises WSGIFastError: if the head cannot be sent."""
+        try:
+            self.head = ResponseHead(status, headers)
+        except WSGIFastError as error:
+            self._recording.problem = str(error)
+            raise
+        self._recording.status = self.head.code
+        self._recording.headers = list(headers)
+
+    def encoded_head(self) -> bytes:
+        """The head, which is sent now."""
+        head = self.head
+        assert head is not None
+        self._framing = framing = frame_response(self._method, head.code, head.content_length)
+        self._counter = BodyCounter(framing)
+        return head.encode("1.1", framing, "")
+
+    def note(self, data: bytes, wait_s: float) -> None:
+        """Look at a chunk that the app has made, after so long."""
+        if self._look:
+            self.note_size(len(data), wait_s)
+            self._recording.keep(data)
+
+    def note_size(self, size: int, wait_s: float) -> None:
+        chunks = self._recording.chunks
+        if chunks.count < _MAX_CHUNKS:
+            chunks.add(size, wait_s)
+
+    def admit(self, size: int) -> int:
+        """How much of the next `size` bytes of the body is sent."""
+        return self._counter.admit(size)
+
+    def framed(self, data: bytes) -> bytes:
+        """A chunk as it is sent; nothing of what has no place any more."""
+        data = data[: self.admit(len(data))]
+        return chunk(data) if data and self.chunked else data
+
+    def end(self) -> bytes:
+        """What ends the body."""
+        return LAST_CHUNK if self.chunked else b""
+
+    def check_length(self) -> None:
+        """Note a body that is not as long as its head says, if any of it may be sent."""
+        if self._framing is None or not self._framing.has_body:
+            return
+        said = f"Content-Length says {self._recording.declared} bytes, the body"
+        if self._counter.missing:
+            self._recording.problem = f"{said} has {self._counter.sent}"
+        elif self._counter.dropped:
+            self._recording.problem = f"{said} goes on for {self._counter.dropped} more"
+
+
+def told(error: BaseException) -> str:
+    """An exception, and where it comes from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"

@@ -1,0 +1,63 @@
+"""Which siblings were made by us, in a file of the directory itself.
+
+Whoever may write into the directory may have written it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from pathlib import Path
+
+from ..errors import ConfigurationError
+from .directory import names_of
+from .lookup import SIBLING_SUFFIXES
+from .tree import folder_of, read_file, write_file
+
+__all__ = ["MANIFEST", "read_manifest", "write_manifest"]
+
+# Hidden, so that it is not served.
+MANIFEST = ".wsgifast-compress.json"
+_MANIFEST_VERSION = 1
+_SIBLING = re.compile(rf"[^/](?:{'|'.join(map(re.escape, SIBLING_SUFFIXES.values()))})\Z")
+
+
+def read_manifest(root: Path) -> dict[str, str]:
+    """Sibling -> digest of those made here.
+
+    :raises ConfigurationError: if it is no manifest, or names what is no sibling below the root.
+    """
+    try:
+        with folder_of(root, MANIFEST) as (folder, name):
+            file = read_file(folder, name)
+        content = {} if file is None else json.loads(file.content)
+        if content["version"] == _MANIFEST_VERSION:
+            made = {str(name): str(digest) for name, digest in content["siblings"].items()}
+            if all(map(_may_be_made, made)):
+                return made
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    raise ConfigurationError(
+        f"{root / MANIFEST} is not a manifest of this version: delete it, and name overwrite to "
+        "replace the siblings that it spoke of"
+    )
+
+
+def _may_be_made(path: str) -> bool:
+    names = names_of(path)
+    return bool(names) and "/".join(names or ()) == path and _SIBLING.search(path) is not None
+
+
+def write_manifest(root: Path, made: dict[str, str]) -> None:
+    """Write what was made; no file where that is nothing."""
+    with folder_of(root, MANIFEST) as (folder, name):
+        if made:
+            content = {"version": _MANIFEST_VERSION, "siblings": dict(sorted(made.items()))}
+            write_file(folder, name, json.dumps(content, indent=1).encode() + b"\n")
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)

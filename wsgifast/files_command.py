@@ -1,0 +1,149 @@
+"""`wsgifast files DIR`: serve a directory, on gunicorn or else on wsgiref."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import socket
+from typing import Any
+
+from .arguments import add_parser
+from .errors import WSGIFastError
+from .sockets.address import Address
+from .static import StaticFiles
+
+__all__ = ["add_command"]
+
+_DEFAULT_BIND = "127.0.0.1:8000"
+# Requests at once: what a page asks for together (browsers open six connections), and two more.
+_THREADS = 8
+
+
+def add_command(commands: Any) -> None:
+    """Add `files` to the command line's subcommands."""
+    parser = add_parser(
+        commands,
+        "files",
+        help="serve a directory over HTTP, now",
+        examples="""
+        wsgifast files site
+        wsgifast files build --bind 0.0.0.0:8080 --fallback index.html --no-listing
+        """,
+    )
+    parser.add_argument("directory", metavar="DIR", help="what is served")
+    parser.add_argument(
+        "--bind",
+        metavar="[HOST:]PORT",
+        default=_DEFAULT_BIND,
+        help=f"default: {_DEFAULT_BIND}, which this machine alone reaches; port 0 takes a free one",
+    )
+    parser.add_argument("--no-listing", action="store_true", help="directories without index: 404")
+    parser.add_argument("--hidden-files", action="store_true", help="names with a dot first, too")
+    parser.add_argument("--follow-symlinks", action="store_true", help="out of DIR, too")
+    parser.add_argument(
+        "--fallback",
+        metavar="FILE",
+        help="what answers paths without a file (an app's routes)",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    address = Address.read(options.bind)
+    if address is None:
+        raise WSGIFastError(
+            f"--bind {options.bind}: write PORT or HOST:PORT, such as {_DEFAULT_BIND}"
+        )
+    app = StaticFiles(
+        directory=options.directory,
+        listing=not options.no_listing,
+        hidden_files=options.hidden_files,
+        follow_symlinks=options.follow_symlinks,
+        fallback=options.fallback,
+        max_age=0,  # someone is working on these files: browsers are to ask each time
+    )
+    try:
+        listener = socket.create_server(address, family=address.family, backlog=128)
+    except OSError as error:
+        raise WSGIFastError(
+            f"cannot listen on {options.bind}: {_reason(error)}; name another address "
+            "with --bind, or --bind 0 for a free port"
+        ) from error
+    with listener:
+        listening = address._replace(port=listener.getsockname()[1])
+        print(
+            f"Serving {os.path.abspath(options.directory)} on http://{listening}/ "
+            "(end with Ctrl-C)",
+            flush=True,
+        )
+        if not _is_loopback(address.host):
+            print("Everyone who reaches this machine can read it.", flush=True)
+        try:
+            import gunicorn  # noqa: F401
+        except ImportError:
+            return _serve_with_wsgiref(app, listener)
+        return _serve_with_gunicorn(app, listener)
+
+
+def _serve_with_gunicorn(app: StaticFiles, listener: socket.socket) -> int:
+    from gunicorn.app.base import BaseApplication
+
+    from .workers.gunicorn_version import UnsupportedGunicorn, check_gunicorn
+
+    try:
+        check_gunicorn()
+        worker_class = "wsgifast.workers.FastWorker"
+    except UnsupportedGunicorn:
+        worker_class = "gthread"
+    # gunicorn's from here on; the configuration is loaded again at each SIGHUP.
+    bind = f"fd://{listener.detach()}"
+
+    class Application(BaseApplication):  # type: ignore[misc]
+        def load_config(self) -> None:
+            self.cfg.set("bind", bind)
+            self.cfg.set("worker_class", worker_class)
+            self.cfg.set("threads", _THREADS)
+            self.cfg.set("loglevel", "warning")
+
+        def load(self) -> StaticFiles:
+            return app
+
+    try:
+        Application().run()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    return 0
+
+
+def _serve_with_wsgiref(app: StaticFiles, listener: socket.socket) -> int:
+    from .devservers import ThreadingWSGIServer, WSGIRequestHandler
+
+    class Server(ThreadingWSGIServer):
+        address_family = listener.family
+
+        def server_bind(self) -> None:
+            self.socket.close()
+            self.socket = listener
+            self.server_name, self.server_port = listener.getsockname()[:2]
+            self.setup_environ()
+
+    with Server(listener.getsockname(), WSGIRequestHandler) as server:
+        server.set_app(app)
+        server.serve_forever()
+    return 0
+
+
+def _reason(error: OSError) -> str:
+    # create_server() appends the address, which is named already, and makes an OSError of any; the
+    # numbers of getaddrinfo()'s are negative, and none of errno's.
+    if error.errno is None or error.errno < 0:
+        return (error.strerror or str(error)).partition(" (while attempting")[0]
+    return os.strerror(error.errno)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

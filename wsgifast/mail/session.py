@@ -1,0 +1,318 @@
+"""A session of the SMTP server: aiosmtpd's, with another way through DATA, and with BDAT.
+
+aiosmtpd reads the data line by line through a StreamReader whose limit is one line, so the
+transport is paused and resumed for every 2 KiB. Here the protocol's data_received() hands what the
+socket gave (up to 256 KiB) to a decoder that looks at whole blocks. Commands, replies, limits,
+handlers and hooks are aiosmtpd's own.
+
+Who has the stream: commands are read by aiosmtpd through its StreamReader. When data begins, the
+reader is emptied and ``_reception`` set; from then on data_received() feeds it. When that has all,
+what came behind it (pipelined commands) goes to the reader, and so does everything after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import re
+import warnings
+from typing import IO, Any
+
+from ..errors import ConfigurationError
+from ..imports import needs
+from ..options import check_switches, is_count
+from .content import Content
+from .decoding import ChunkDecoder, DataDecoder, Intake, Refusal, SmugglingCheck
+from .pipelining import PipelinedSMTP
+from .reception import Reception
+
+with needs("wsgifast.mail.server", "aiosmtpd", "mail"):
+    from aiosmtpd import smtp as _smtp
+
+__all__ = ["Envelope", "SMTPServer", "check_options"]
+
+# More octets than a reader ever holds: empties it in one call.
+_WHOLE_BUFFER = 1 << 40
+
+# RFC 3030, 2. Twenty digits hold any 64-bit size.
+_BDAT_ARGUMENT = re.compile(r"(?P<size>[0-9]{1,20})(?P<last> +LAST)?", re.ASCII | re.IGNORECASE)
+
+# An address as nearly all are, in ASCII: dot-atom "@" domain in angle brackets (RFC 5321, 4.1.2),
+# and parameters. The parser of the email package takes far longer.
+_PLAIN_ADDRESS = re.compile(
+    r"<(?P<address>[\w!#$%&'*+/=?^`{|}~-]+(?:\.[\w!#$%&'*+/=?^`{|}~-]+)*"
+    r"@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*)>(?: +(?P<rest>[A-Za-z0-9][!-~ ]*))?",
+    re.ASCII,
+)
+_REPLIES = {
+    Refusal.LINE_TOO_LONG: "500 Line too long (see RFC5321 4.5.3.1.6)",
+    Refusal.TOO_MUCH: "552 Error: Too much mail data",
+    # Enhanced codes (RFC 3463): 4.3.1 mail system full, for now; 5.6.0 something in the content.
+    Refusal.NO_STORAGE: "452 4.3.1 Error: insufficient system storage",
+    Refusal.SMUGGLING: "554 5.6.0 Error: bare CR or LF around a dot (see RFC5321 2.3.8)",
+}
+
+
+class Envelope(_smtp.Envelope):
+    """aiosmtpd's Envelope, and the file that a long message was spooled to."""
+
+    content_file: IO[bytes] | None = None
+    """The content of a spooled message, from its start, open until handle_DATA returns; ``content``
+    and ``original_content`` are then None."""
+
+
+class SMTPServer(PipelinedSMTP):
+    """aiosmtpd.smtp.SMTP with a fast way for data; all its options apply.
+
+    ``timeout`` is how long a client may be silent, within a message too; in aiosmtpd a whole
+    message must come within that time.
+
+    :param handler: as for aiosmtpd.
+    :param spool_bytes: content longer than this goes to a temporary file in place of memory, and
+        the handler finds it in ``envelope.content_file``. None: all content is held in memory.
+    :param spool_dir: where that file is made; None: the system's temporary folder.
+    :param refuse_smuggling: refuse (554) a message that has a dot on a line of its own whose line
+        end, on either side, is a bare LF or CR. Without it such a dot is content, as in aiosmtpd;
+        in no case does it end the data.
+    :param pipelining: offer PIPELINING (RFC 2920), which aiosmtpd does but does not say.
+    :param chunking: offer CHUNKING, that is BDAT (RFC 3030).
+    :raises ConfigurationError: if an option cannot work.
+    """
+
+    # None between connections only; no command runs then.
+    envelope: Envelope
+    transport: asyncio.Transport
+    _handler_coroutine: asyncio.Task[None]
+
+    def __init__(
+        self,
+        handler: object,
+        *,
+        spool_bytes: int | None = None,
+        spool_dir: str | os.PathLike[str] | None = None,
+        refuse_smuggling: bool = False,
+        pipelining: bool = True,
+        chunking: bool = True,
+        **options: Any,
+    ) -> None:
+        check_options(
+            spool_bytes=spool_bytes,
+            refuse_smuggling=refuse_smuggling,
+            pipelining=pipelining,
+            chunking=chunking,
+            **options,
+        )
+        super().__init__(handler, **options)
+        self._spool_bytes = spool_bytes
+        self._spool_dir = spool_dir
+        self._refuse_smuggling = refuse_smuggling
+        self._pipelining = pipelining
+        self._chunking = chunking
+        if not chunking:
+            del self._smtp_methods["BDAT"]
+        self._reception: Reception | None = None
+        # What the BDAT commands of this transaction have brought so far.
+        self._chunks: Content | None = None
+        self._chunks_check: SmugglingCheck | None = None
+        if self._ehlo_hook_ver is None:
+            self._ehlo_hook_ver = "new"  # _call_handler_hook adds to the answer
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the transport with what the socket gave."""
+        if self._reception is None:
+            super().data_received(data)
+            return
+        # aiosmtpd's timeout begins with the command: a long message over a slow link would never
+        # arrive. Postfix and Exim wait so long for the next octets, too.
+        self._reset_timeout()
+        self._reception.feed(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._drop_chunks()
+        super().connection_lost(error)
+
+    @_smtp.syntax("DATA")
+    async def smtp_DATA(self, arg: str | None) -> None:
+        if await self.check_helo_needed() or await self.check_auth_needed("DATA"):
+            return
+        if not self.envelope.rcpt_tos:
+            await self.push("503 Error: need RCPT command")
+            return
+        if arg:
+            await self.push("501 Syntax: DATA")
+            return
+        if self._chunks is not None:  # RFC 3030, 2: they cannot be mixed
+            await self.push("503 Error: DATA after BDAT")
+            return
+        await self.push("354 End data with <CR><LF>.<CR><LF>")
+        decoder = DataDecoder(
+            size_limit=self.data_size_limit,
+            line_limit=self.line_length_limit,
+            smuggling_check=self._new_smuggling_check(),
+        )
+        with self._new_content() as content:
+            await self._receive(decoder, content)
+            if decoder.refusal is not None:
+                await self.push(_REPLIES[decoder.refusal])
+                self._set_post_data_state()
+            else:
+                await self._deliver(content)
+
+    @_smtp.syntax("BDAT <size> [LAST]")
+    async def smtp_BDAT(self, arg: str | None) -> None:
+        syntax = _BDAT_ARGUMENT.fullmatch(arg or "")
+        if syntax is None:
+            # How much data follows is not known, and none of it may be taken for commands.
+            await self.push("501 Syntax: BDAT <size> [LAST]")
+            self.transport.close()
+            self._handler_coroutine.cancel()
+            await asyncio.sleep(0)  # here the cancellation arrives: no further line is looked at
+            return
+        size, last = int(syntax["size"]), syntax["last"] is not None
+        if self._chunks is None:
+            self._chunks = self._new_content()
+            self._chunks_check = self._new_smuggling_check()
+        content = self._chunks
+        decoder = ChunkDecoder(size, self._chunks_check)
+        # Recipients are there after HELO, authentication and MAIL only.
+        if not self.envelope.rcpt_tos or (
+            self.data_size_limit and content.size + size > self.data_size_limit
+        ):
+            decoder.refuse(Refusal.TOO_MUCH)  # its octets are read all the same, and dropped
+        try:
+            if size:
+                await self._receive(decoder, content)
+            if await self.check_helo_needed() or await self.check_auth_needed("BDAT"):
+                last = True
+            elif not self.envelope.rcpt_tos:
+                last = True
+                await self.push("503 Error: need RCPT command")
+            elif decoder.refusal is not None:
+                await self.push(_REPLIES[decoder.refusal])
+                self._set_post_data_state()
+            elif last:
+                await self._deliver(content)
+            else:
+                await self.push(f"250 {size} octets received")
+        finally:
+            if last:
+                self._drop_chunks()
+
+    def _getaddr(self, arg: str) -> tuple[str | None, str | None]:
+        plain = _PLAIN_ADDRESS.fullmatch(arg)
+        if plain is None or self.local_part_limit:
+            return super()._getaddr(arg)
+        return plain["address"], plain["rest"] or ""
+
+    async def _receive(self, decoder: Intake, content: Content) -> None:
+        """Take the stream until the decoder has all of its data, and hand that to the content."""
+        try:
+            # Returns as soon as there is anything, and takes all of it: the reader is empty then.
+            decoder.feed(await self._reader.read(_WHOLE_BUFFER))
+            self._reception = Reception(
+                decoder,
+                content,
+                self.transport,
+                peer=self.session.peer,
+                spools=self._spool_bytes is not None,
+            )
+            await self._reception.to_the_end()
+        except asyncio.CancelledError:
+            _smtp.log.info("Connection lost during DATA")
+            self._writer.close()
+            raise
+        finally:
+            self._reception = None
+        if decoder.rest:
+            super().data_received(decoder.rest)
+
+    async def _deliver(self, content: Content) -> None:
+        """Hand the message to the handler, and its answer to the client."""
+        if content.file is not None:
+            content.file.seek(0)
+            self.envelope.content_file = content.file
+        else:
+            original = content.joined()
+            self.envelope.original_content = self.envelope.content = original
+            if self._decode_data:
+                try:
+                    self.envelope.content = (
+                        original.decode("utf-8", "surrogateescape")
+                        if self.enable_SMTPUTF8
+                        else original.decode("ascii")
+                    )
+                except UnicodeDecodeError:
+                    await self.push("500 Error: strict ASCII mode")
+                    return
+        status = await self._call_handler_hook("DATA")
+        if "DATA" not in self._handle_hooks and hasattr(self.event_handler, "process_message"):
+            status = await self._process_message()
+        self._set_post_data_state()
+        await self.push("250 OK" if status is _smtp.MISSING else status)
+
+    async def _process_message(self) -> Any:
+        """What aiosmtpd calls where a handler has no handle_DATA."""
+        warnings.warn(
+            "Use handler.handle_DATA() instead of .process_message()",
+            DeprecationWarning,
+            stacklevel=1,
+        )
+        envelope = self.envelope
+        status = self.event_handler.process_message(
+            self.session.peer, envelope.mail_from, envelope.rcpt_tos, envelope.content
+        )
+        if inspect.isawaitable(status):
+            status = await status
+        return _smtp.MISSING if status is None else status
+
+    async def _call_handler_hook(self, command: str, *args: Any) -> Any:
+        if command != "EHLO" or self._ehlo_hook_ver != "new":
+            return await super()._call_handler_hook(command, *args)
+        hostname, responses = args
+        responses[-1:-1] = self._offered()  # the last line has no hyphen behind its code
+        if "EHLO" in self._handle_hooks:
+            return await super()._call_handler_hook(command, hostname, responses)
+        self.session.host_name = hostname
+        return responses
+
+    def _offered(self) -> list[str]:
+        offered = ["250-PIPELINING"] if self._pipelining else []
+        # A server that insists on STARTTLS refuses BDAT without reading its data.
+        if self._chunking and not (self.require_starttls and not self._tls_protocol):
+            offered.append("250-CHUNKING")
+        return offered
+
+    def _create_envelope(self) -> Envelope:
+        return Envelope()
+
+    def _set_post_data_state(self) -> None:
+        self._drop_chunks()
+        super()._set_post_data_state()  # type: ignore[no-untyped-call]
+
+    def _drop_chunks(self) -> None:
+        if self._chunks is not None:
+            self._chunks.close()
+            self._chunks = None
+
+    def _new_content(self) -> Content:
+        return Content(self.loop, self._spool_bytes, self._spool_dir)
+
+    def _new_smuggling_check(self) -> SmugglingCheck | None:
+        return SmugglingCheck() if self._refuse_smuggling else None
+
+
+def check_options(
+    *,
+    spool_bytes: object = None,
+    refuse_smuggling: object = False,
+    pipelining: object = True,
+    chunking: object = True,
+    **options: object,
+) -> None:
+    """:raises ConfigurationError: if an option of SMTPServer cannot work."""
+    check_switches(refuse_smuggling=refuse_smuggling, pipelining=pipelining, chunking=chunking)
+    if spool_bytes is not None and not is_count(spool_bytes):
+        raise ConfigurationError(f"spool_bytes is {spool_bytes!r}; it must be None, 0 or more")
+    if spool_bytes is not None and options.get("decode_data"):
+        raise ConfigurationError("spool_bytes hands over a binary file: not with decode_data")
