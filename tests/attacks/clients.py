@@ -32,9 +32,10 @@ class Outcome:
     loose: bytes = b""
 
 
-def attack(address: Address, packets: list[bytes]) -> Outcome:
+def attack(address: Address, packets: list[bytes], gap_s: float = _GAP_S) -> Outcome:
     """Send packets on a connection of its own, end the sending side, and read to the end.
 
+    :param gap_s: seconds between two packets.
     :raises TimeoutError: if the server neither answers nor closes.
     """
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
@@ -46,7 +47,7 @@ def attack(address: Address, packets: list[bytes]) -> Outcome:
         with contextlib.suppress(OSError):  # refused, and closed: what was said is read below
             for number, packet in enumerate(packets):
                 if number:
-                    time.sleep(_GAP_S)
+                    time.sleep(gap_s)
                 sock.sendall(packet)
             sock.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
