@@ -123,8 +123,19 @@ def test_go_makes_what_no_package_has(commands: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(programs, "_GO_BIN", commands.parent / "bin")
     modules = {"sh": "example.com/sh@v1", "no-such-tool": "example.com/tool@v1"}
     monkeypatch.setattr(programs, "MODULES", modules)
-    assert programs.install_modules() == 0
+    programs.make_modules()
     assert commands.read_text() == f"install example.com/tool@v1 in {commands.parent}/bin\n"
+
+
+def test_what_go_cannot_make_is_told(
+    commands: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go = commands.parent / "go"
+    go.write_text("#!/bin/sh\nexit 1\n")
+    go.chmod(0o755)
+    monkeypatch.setattr(programs, "MODULES", {"no-such-tool": "example.com/tool@v1"})
+    programs.make_modules()
+    assert "no-such-tool cannot be made here: its tests are skipped." in capsys.readouterr().out
 
 
 def test_without_go_it_is_told_what_is_skipped(
@@ -132,5 +143,5 @@ def test_without_go_it_is_told_what_is_skipped(
 ) -> None:
     monkeypatch.setattr(programs, "MODULES", {"no-such-tool": "example.com/tool@v1"})
     monkeypatch.setattr(shutil, "which", lambda name, path: None)
-    assert programs.install_modules() == 0
+    programs.make_modules()
     assert "Without Go there is no no-such-tool" in capsys.readouterr().out
