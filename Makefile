@@ -60,9 +60,10 @@ field-reports: $(READY)
 servers:
 	@$(PYTHON) tests/support/programs.py
 
+# In CI a test that fails is run once more, and named in the summary.
 test: $(READY) $(UNSUPPORTED_GUNICORN)
 	@echo "Running the tests on $$($(BIN)/python --version), $(JOBS) at a time ..."
-	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) $(if $(CI),--reruns=1) $(ARGS)
 
 # Random testing twenty times as long.
 test-long:
