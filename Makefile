@@ -63,7 +63,7 @@ servers:
 # In CI a test that fails is run once more, and named in the summary.
 test: $(READY) $(UNSUPPORTED_GUNICORN)
 	@echo "Running the tests on $$($(BIN)/python --version), $(JOBS) at a time ..."
-	@$(BIN)/python -m pytest -n $(JOBS) $(if $(CI),--reruns=1) $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) $(if $(CI),--reruns=1 --rerun-show-tracebacks) $(ARGS)
 
 # Random testing twenty times as long.
 test-long:
