@@ -43,7 +43,7 @@ $(UNSUPPORTED_GUNICORN): $(READY)
 	@touch $@
 
 demo: $(READY)
-	@$(BIN)/python -m loadtests.demo
+	@$(BIN)/python -m loadtests demo. --seconds 0.4 --row-seconds 4 --strict
 
 # Every figure of the documentation, measured and published: an hour and a half on a quiet machine.
 # ARGS='worker. --profile release' measures less, and leaves the other figures as they are.
@@ -53,7 +53,7 @@ benchmarks: $(READY)
 
 # The five field reports measured again; PROFILE=release for as many messages and bytes as then.
 field-reports: $(READY)
-	@$(BIN)/python -m loadtests.field_reports --profile $(or $(PROFILE),quick) $(ARGS)
+	@$(BIN)/python -m loadtests $(or $(ARGS),field.) --page field-reports --profile $(or $(PROFILE),quick)
 
 # nginx, Dovecot, Exim, curl and others by apt-get, for root or by sudo, and two tools by Go, where
 # it is installed; tests without theirs are skipped.

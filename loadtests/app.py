@@ -1,24 +1,150 @@
-"""An app that makes every mistake: each shape of body under its own URL.
+"""An app that makes every mistake: each shape of body, good and bad, under its own URL.
 
-/NAME sends the shape at its own size, /NAME/BYTES at another, / lists them all.
+/NAME sends the shape at its own size, /NAME/BYTES at another, / lists them all. What an app does to
+make its body is not the subject here: payloads and lists are made once and kept. Generators and
+open files are new for each request, as they have to be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, cast
+import gc
+import io
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+from wsgiref.util import FileWrapper
 
 from wsgifast import WSGIFast
 
-from .shapes import SHAPES
+from .payloads import FILE_BYTES, MIB, REPORT_BYTES, chunks, payload, payload_file
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-__all__ = ["app", "wrapped"]
+__all__ = ["SHAPES", "SLOW_FILE_VARIABLE", "Shape", "app", "wrapped"]
 
 # /bytes/NUMBER comes from a URL: no request may make the app allocate more than this.
-MAX_BYTES = 256 * 1024 * 1024
+MAX_BYTES = 256 * MIB
+# What a stream that is made to be one sends at a time.
+BLOCK_BYTES = 64 * 1024
+# A server-sent event: one line, ten times a second.
+TICK_BYTES, TICK_S = 32, 0.1
+# An app that waits for its database, and one that computes.
+SLEEP_S, COMPUTE_S = 0.010, 0.003
+# Names a file on a slow disk to the servers, which are processes of their own.
+SLOW_FILE_VARIABLE = "WSGIFAST_SLOW_FILE"
+
+
+class Shape(NamedTuple):
+    """One kind of body: what the app returns, for tables; its size by default; and what makes it.
+
+    `declared`: the app sends Content-Length itself, as a careful one does.
+    """
+
+    text: str
+    size: int
+    make: Callable[[WSGIEnvironment, int], object]
+    declared: bool = False
+
+
+@lru_cache(maxsize=8)
+def _text(size: int) -> str:
+    """ASCII text in lines of 80 characters."""
+    line = "".join(map(chr, range(33, 112))) + "\n"
+    return (line * (size // len(line) + 1))[:size]
+
+
+def _after(act: Callable[[WSGIEnvironment], object]) -> Callable[[WSGIEnvironment, int], object]:
+    def make(environ: WSGIEnvironment, size: int) -> list[bytes]:
+        act(environ)
+        return [payload(size)]
+
+    return make
+
+
+def _compute(environ: WSGIEnvironment) -> None:
+    end = time.thread_time() + COMPUTE_S
+    while time.thread_time() < end:
+        pass
+
+
+def _blocks(environ: WSGIEnvironment, size: int) -> list[bytes]:
+    gc.collect()
+    return [b"%d" % sys.getallocatedblocks()]
+
+
+def _lines(environ: WSGIEnvironment, size: int) -> Iterator[bytes]:
+    for line in _text(size).splitlines(keepends=True):
+        yield line.encode()
+
+
+def _ticks(environ: WSGIEnvironment, size: int) -> Iterator[bytes]:
+    for number in range(size // TICK_BYTES):
+        if number:
+            time.sleep(TICK_S)
+        yield (b"data: %d" % number).ljust(TICK_BYTES - 2) + b"\n\n"
+
+
+def _generator(environ: WSGIEnvironment, size: int) -> Iterator[bytes]:
+    yield from chunks(size, 1)
+
+
+def _file(environ: WSGIEnvironment, size: int) -> BinaryIO:
+    return open(payload_file(size), "rb")
+
+
+def _in_the_servers(environ: WSGIEnvironment, file: BinaryIO, *size: int) -> object:
+    return environ.get("wsgi.file_wrapper", FileWrapper)(file, *size)
+
+
+SHAPES = {
+    # Not iterables of bytes, or not only: PEP 3333 forbids them, and servers fail each in its own
+    # way.
+    "str": Shape("a str", REPORT_BYTES, lambda e, n: _text(n)),
+    "bytes": Shape("a bytes", REPORT_BYTES, lambda e, n: payload(n)),
+    "bytearray": Shape("a bytearray", REPORT_BYTES, lambda e, n: bytearray(payload(n))),
+    "memoryview": Shape("a memoryview", REPORT_BYTES, lambda e, n: memoryview(payload(n))),
+    "str-list": Shape("a list holding one str", REPORT_BYTES, lambda e, n: [_text(n)]),
+    "memoryview-list": Shape("[memoryview]", REPORT_BYTES, lambda e, n: [memoryview(payload(n))]),
+    # Legal, and slow.
+    "list-of-1": Shape("a list of 1-byte chunks", REPORT_BYTES, lambda e, n: chunks(n, 1)),
+    "generator-of-1": Shape("a generator of 1-byte chunks", REPORT_BYTES, _generator),
+    "list-of-100": Shape("a list of 100-byte chunks", MIB, lambda e, n: chunks(n, 100)),
+    "rows": Shape("a generator of 80-byte lines", MIB, _lines),
+    "file": Shape("an open file (by lines)", FILE_BYTES, _file),
+    "bytesio": Shape("a BytesIO (by lines)", FILE_BYTES, lambda e, n: io.BytesIO(payload(n))),
+    "file-wrapper": Shape(
+        "wsgiref's FileWrapper (8 KiB)", FILE_BYTES, lambda e, n: FileWrapper(_file(e, n))
+    ),
+    # As they should be: these may not get slower.
+    "whole": Shape("[bytes]", REPORT_BYTES, lambda e, n: [payload(n)], declared=True),
+    "undeclared": Shape("[bytes], no length", REPORT_BYTES, lambda e, n: [payload(n)]),
+    "small": Shape("[bytes], small", 512, lambda e, n: [payload(n)], declared=True),
+    "server-wrapper": Shape(
+        "the server's file wrapper", FILE_BYTES,
+        lambda e, n: _in_the_servers(e, _file(e, n), BLOCK_BYTES), declared=True,
+    ),
+    "stream": Shape(
+        "a generator of 64 KiB blocks", FILE_BYTES, lambda e, n: iter(chunks(n, BLOCK_BYTES))
+    ),
+    # For single benchmarks.
+    "ticks": Shape("a slow stream of events", 10 * TICK_BYTES, _ticks),
+    "crumbs": Shape("20 chunks of 50 bytes", 1000, lambda e, n: iter(chunks(n, 50))),
+    "sleep": Shape("after 10 ms", 1024, _after(lambda e: time.sleep(SLEEP_S)), declared=True),
+    "compute": Shape("after 3 ms of computing", 1024, _after(_compute), declared=True),
+    "upload": Shape(
+        "after reading the request's body", 0, _after(lambda e: e["wsgi.input"].read()),
+        declared=True,
+    ),
+    "blocks": Shape("the number of blocks of memory that Python's objects have", 0, _blocks),
+    "slow-disk": Shape(
+        "a file on a slow disk", 0,
+        lambda e, n: _in_the_servers(e, open(os.environ[SLOW_FILE_VARIABLE], "rb")),
+    ),
+}  # fmt: skip
 
 
 def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -28,7 +154,7 @@ def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[byt
     sized = not digits or (digits.isascii() and digits.isdigit() and int(digits) <= MAX_BYTES)
     if shape is None or not sized:
         status = "404 Not Found" if name else "200 OK"
-        listing = "".join(f"/{s.name:<16} {s.size:>10} bytes  {s.text}\n" for s in SHAPES.values())
+        listing = "".join(f"/{n:<16} {s.size:>10} bytes  {s.text}\n" for n, s in SHAPES.items())
         start_response(status, [("Content-Type", "text/plain")])
         return [listing.encode()]
     size = int(digits) if digits else shape.size

@@ -1,48 +1,44 @@
-"""The ASGI half against what is there: uvicorn as it is, and granian; and on servers that stay.
+"""The tables of ASGI: asgifast beside uvicorn and granian, on other servers, under frameworks.
 
-    python -m loadtests.asgi [asgi. | others.] [--profile release]
-
-One worker each, access logs off, kept-alive connections. `others` is what ASGIFast alone does on
-hypercorn, granian, anycorn, daphne and gunicorn's own asgi worker.
+One worker each, access logs off, kept-alive connections.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
-from .bench import (
-    BYTES,
-    REQUESTS,
-    Case,
-    Client,
-    Contender,
-    Row,
-    Server,
-    Table,
-    Unit,
-    case_rows,
-    raw,
-    wrk,
+from wsgifast.benchmark.load import Load, Task
+from wsgifast.benchmark.tables import BYTES, REQUESTS, Row, Server, Unit
+
+from .asgi_frameworks import FRAMEWORKS
+from .bench import Case, Side, row, rows, table
+from .clients import raw, wrk
+from .django_app import LARGE_FOLDER_VARIABLE
+from .memory import upload, watched
+from .payloads import FILE_BYTES, MIB
+from .servers import daphne, granian, gunicorn_asgi, hypercorn, small, uvicorn
+
+__all__ = ["APP", "MEMORY", "TABLES", "through"]
+
+APP, FAST = "loadtests.asgi_app:app", "loadtests.asgi_app:fast"
+FRAMEWORK = "loadtests.asgi_frameworks"
+LARGE, SMALL, CRUMBS = f"/file/{FILE_BYTES}.bin", "/file/1024.bin", "/crumbs/"
+OUR_LARGE, OUR_STATIC = f"/our-file/{FILE_BYTES}.bin", "/our-static/1024.bin"
+PLAIN, OURS, ALONE, BOTH = (
+    "uvicorn",
+    "our protocol",
+    "uvicorn + ASGIFast",
+    "our protocol + ASGIFast",
 )
-from .command import main
-from .peers import anycorn, bare_receive, daphne, granian, gunicorn_asgi, hypercorn, uvicorn
-from .shapes import FILE_BYTES, MIB, payload_files
-from .uploading import upload
-
-__all__ = ["APP", "TABLES"]
-
-APP = "loadtests.asgi_app:app"
-FAST = "loadtests.asgi_app:fast"
-OUR_LARGE = f"/our-file/{FILE_BYTES}.bin"
-LARGE, SMALL = f"/file/{FILE_BYTES}.bin", "/file/1024.bin"
-PLAIN, OURS, ALONE = "uvicorn", "our protocol", "uvicorn + ASGIFast"
 SERVERS = {
     PLAIN: uvicorn(APP),
     OURS: uvicorn(APP, ours=True),
     ALONE: uvicorn(FAST),
-    "our protocol + ASGIFast": uvicorn(FAST, ours=True),
+    BOTH: uvicorn(FAST, ours=True),
     "uvicorn + a bare middleware": uvicorn("loadtests.asgi_app:limit"),
     "granian": granian(APP),
     "asyncio's loop": uvicorn(APP, "--loop=asyncio"),
@@ -51,146 +47,140 @@ SERVERS = {
 }
 
 
-def _row(
-    key: str, title: str, unit: Unit, *sides: tuple[str, str], headers: tuple[str, ...] = ()
-) -> Row:
-    """:param sides: pairs of a server's name and a path; a server that comes twice is told apart
-    by its path."""
-    names = [name for name, _ in sides]
-    contenders = tuple(
-        Contender(f"{name} {path}" if names.count(name) > 1 else name, SERVERS[name], path)
-        for name, path in sides
-    )
-    client: Client = raw() if unit is BYTES else wrk(8)
-    return Row(f"asgi.{key}", title, contenders, client, unit, headers=headers)
+def _of(path: str, *names: str) -> dict[str, Side]:
+    return {name: (SERVERS[name], path) for name in names}
 
 
-ROWS = [
-    _row(
-        "file-large", "FileResponse 10 MiB", BYTES,
-        (PLAIN, LARGE), (OURS, LARGE), (ALONE, LARGE), ("granian", LARGE),
-    ),
-    _row(
-        "file-ranges", "FileResponse 10 MiB by 1 MiB ranges", BYTES,
-        (PLAIN, LARGE), (OURS, OUR_LARGE), (ALONE, OUR_LARGE), ("granian", LARGE),
-        headers=(f"Range: bytes={3 * MIB}-{4 * MIB - 1}",),
-    ),
-    _row(
-        "file-small", "FileResponse 1 KiB", REQUESTS,
-        (PLAIN, SMALL), (OURS, SMALL), (OURS, "/our-file/1024.bin"), ("granian", SMALL),
-    ),
-    _row(
-        "static-small", "StaticFiles 1 KiB", REQUESTS,
-        (PLAIN, "/static/1024.bin"), (OURS, "/static/1024.bin"),
-        (PLAIN, "/our-static/1024.bin"), (OURS, "/our-static/1024.bin"),
-    ),
-    _row(
-        "crumbs", "100,000 messages of 100 bytes", BYTES,
-        (PLAIN, "/crumbs/"), (OURS, "/crumbs/"), (ALONE, "/crumbs/"),
-    ),
-    _row(
-        "crumbs-asyncio", "the same on asyncio's own loop", BYTES,
-        ("asyncio's loop", "/crumbs/"), ("our protocol, asyncio's loop", "/crumbs/"),
-        ("asyncio's loop + ASGIFast", "/crumbs/"),
-    ),
-    _row(
-        "response", "Response 1 KiB", REQUESTS,
-        *((name, "/plain") for name in (
-            PLAIN, OURS, ALONE, "uvicorn + a bare middleware", "our protocol + ASGIFast"
-        )),
-    ),
-]  # fmt: skip
+def _both(*paths: str) -> dict[str, Side]:
+    """uvicorn and our protocol, each with each path."""
+    return {f"{name} {path}": (SERVERS[name], path) for path in paths for name in (PLAIN, OURS)}
 
 
 # One upload a run, into memory: what a disk takes is not what is compared.
-IN_MEMORY = (("TMPDIR", "/dev/shm"),) if Path("/dev/shm").is_dir() else ()
-ROWS += [
-    Row(
-        f"asgi.upload.{key}",
-        f"1 GiB {title} (in a short run 128 MiB)",
-        tuple(
-            Contender(name, replace(server, env=IN_MEMORY), f"/upload/{path}")
-            for name, server in sides
-        ),
-        upload(form=path == "form"),
-        BYTES,
-    )
-    for key, title, path, sides in (
-        (
-            "stream",
-            "read by request.stream()",
-            "stream",
-            (
-                *((name, SERVERS[name]) for name in (PLAIN, OURS, "granian")),
-                ("a bare loop", bare_receive()),
-            ),
-        ),
-        (
-            "multipart",
-            "in a form, read by request.form()",
-            "form",
-            tuple((name, SERVERS[name]) for name in (PLAIN, OURS, "granian")),
-        ),
-        (
-            "h11",
-            "read by request.stream() under h11",
-            "stream",
-            (
-                ("uvicorn --http h11", uvicorn(APP, "--http=h11")),
-                ("our H11Protocol", uvicorn(APP, "--http=asgifast.uvicorn:H11Protocol")),
-            ),
-        ),
-    )
-]
+_IN_MEMORY = (("TMPDIR", "/dev/shm"),) if Path("/dev/shm").is_dir() else ()
+
+
+def _upload(key: str, title: str, path: str, sides: dict[str, Server]) -> Row:
+    contenders = {name: replace(server, env=_IN_MEMORY) for name, server in sides.items()}
+    title = f"1 GiB {title} (in a short run 128 MiB)"
+    client = upload(form=path == "form")
+    return row(f"asgi.upload.{key}", title, contenders, f"/upload/{path}", BYTES, client)
 
 
 CASES: list[Case] = [
-    ("file", "FileResponse 10 MiB", LARGE, BYTES, raw()),
-    ("crumbs", "100,000 messages of 100 bytes", "/crumbs/", BYTES, raw()),
-    ("response", "Response 1 KiB", "/plain", REQUESTS, wrk(8)),
+    ("file", "FileResponse 10 MiB", LARGE, BYTES),
+    ("crumbs", "100,000 messages of 100 bytes", CRUMBS, BYTES),
+    ("response", "Response 1 KiB", "/plain", REQUESTS),
 ]
-# uvicorn's zttp protocol, and gunicorn's own ASGI worker, beside ours of each.
-ROWS += case_rows(
-    "asgi.zttp",
-    "uvicorn --http zttp",
-    {
+_UPLOADED = {name: SERVERS[name] for name in (PLAIN, OURS, "granian")}
+_ASGI = table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and granian", [
+    row("asgi.file-large", "FileResponse 10 MiB", _of(LARGE, PLAIN, OURS, ALONE, "granian"),
+        unit=BYTES),
+    row("asgi.file-ranges", "FileResponse 10 MiB by 1 MiB ranges",
+        {**_of(LARGE, PLAIN), **_of(OUR_LARGE, OURS, ALONE), **_of(LARGE, "granian")},
+        unit=BYTES, headers=(f"Range: bytes={3 * MIB}-{4 * MIB - 1}",)),
+    row("asgi.file-small", "FileResponse 1 KiB",
+        {**_of(SMALL, PLAIN), f"{OURS} {SMALL}": (SERVERS[OURS], SMALL),
+         f"{OURS} /our-file/1024.bin": (SERVERS[OURS], "/our-file/1024.bin"),
+         **_of(SMALL, "granian")}),
+    row("asgi.static-small", "StaticFiles 1 KiB", _both("/static/1024.bin", OUR_STATIC)),
+    row("asgi.crumbs", "100,000 messages of 100 bytes", _of(CRUMBS, PLAIN, OURS, ALONE),
+        unit=BYTES),
+    row("asgi.crumbs-asyncio", "the same on asyncio's own loop",
+        _of(CRUMBS, "asyncio's loop", "our protocol, asyncio's loop", "asyncio's loop + ASGIFast"),
+        unit=BYTES),
+    row("asgi.response", "Response 1 KiB",
+        _of("/plain", PLAIN, OURS, ALONE, "uvicorn + a bare middleware", BOTH)),
+    _upload("stream", "read by request.stream()", "stream",
+            {**_UPLOADED, "a bare loop": small("receive-loop")}),
+    _upload("multipart", "in a form, read by request.form()", "form", _UPLOADED),
+    _upload("h11", "read by request.stream() under h11", "stream",
+            {"uvicorn --http h11": uvicorn(APP, "--http=h11"),
+             "our H11Protocol": uvicorn(APP, "--http=asgifast.uvicorn:H11Protocol")}),
+    # uvicorn's zttp protocol, and gunicorn's own ASGI worker, beside ours of each.
+    *rows("asgi.zttp", "uvicorn --http zttp: ", {
         "uvicorn --http zttp": uvicorn(APP, "--http=zttp"),
         "our ZttpProtocol": uvicorn(APP, "--http=asgifast.uvicorn:ZttpProtocol"),
-    },
-    CASES,
-)
-ROWS += case_rows(
-    "asgi.gunicorn-worker",
-    "gunicorn -k asgi",
-    {
+    }, CASES),
+    *rows("asgi.gunicorn-worker", "gunicorn -k asgi: ", {
         "gunicorn -k asgi": gunicorn_asgi(APP),
         "FastASGIWorker": gunicorn_asgi(APP, "asgifast.workers.FastASGIWorker"),
-    },
-    CASES,
-)
+    }, CASES),
+])  # fmt: skip
+
 OTHERS: dict[str, Callable[[str], Server]] = {
     "hypercorn-asyncio": lambda app: hypercorn(app, "asyncio"),
     "hypercorn-uvloop": lambda app: hypercorn(app, "uvloop"),
     "hypercorn-trio": lambda app: hypercorn(app, "trio"),
     "granian": granian,
     "gunicorn-asgi": gunicorn_asgi,
-    "anycorn-trio": anycorn,
+    # On asyncio it breaks off files that are larger than the send buffer.
+    "anycorn-trio": lambda app: hypercorn(app, "trio", "--workers=0", package="anycorn"),
     "daphne": daphne,
 }
-OTHER_ROWS = [
-    row
+_OTHERS = table("asgi-others", "ASGIFast alone, on servers that stay as they are", [
+    each
     for name, server in OTHERS.items()
-    for row in case_rows(
-        f"others.{name}", name, {name: server(APP), f"{name} + ASGIFast": server(FAST)}, CASES
-    )
-]
+    for each in rows(f"others.{name}", f"{name}: ",
+                     {name: server(APP), f"{name} + ASGIFast": server(FAST)}, CASES)
+])  # fmt: skip
 
 
-prepare = payload_files(1024, FILE_BYTES)
+def through(framework: str, title: str) -> list[Row]:
+    """A file, a stream and a small response through the middleware of a framework."""
+    sides: dict[str, Side] = {
+        PLAIN: uvicorn(f"{FRAMEWORK}:plain_{framework}"),
+        BOTH: uvicorn(f"{FRAMEWORK}:fast_{framework}", ours=True),
+    }
+    if not find_spec(framework):
+        way_out = f"{framework} is not installed: .venv/bin/pip install --group frameworks"
+
+        def missing(task: Task) -> Load:
+            return Load(0, 1, 0, 0.0, errors={way_out: 1})
+
+        sides = dict.fromkeys(sides, missing)
+    return rows(f"asgi.middleware.{framework}", f"{title}: ", sides, [
+        ("file", "a file of 10 MiB", "/file", BYTES, raw()),
+        ("stream", "1 MiB in blocks of 1 KiB", "/stream", BYTES, raw()),
+        ("small", "a response of 1 KiB", "/small", REQUESTS, wrk(8)),
+    ])  # fmt: skip
+
+
 TABLES = [
-    Table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and granian", ROWS, prepare),
-    Table("asgi-others", "ASGIFast alone, on servers that stay as they are", OTHER_ROWS, prepare),
+    _ASGI,
+    _OTHERS,
+    table(
+        "asgi-middleware",
+        "Through the middleware of ASGI frameworks",
+        [each for name, (title, *_) in FRAMEWORKS.items() for each in through(name, title)],
+    ),
 ]
 
-if __name__ == "__main__":
-    raise SystemExit(main("loadtests.asgi", __doc__, TABLES))
+# Django's own handler holds all of a file in memory, so that its file is the smaller one.
+BOUNDED_BYTES, LARGE_BYTES = 256 * MIB, 10 * 1024 * MIB
+_MEMORY_UNIT = Unit(
+    "MiB more", lambda m: m.load.facts["at most, MiB"],
+    "CPU s/GB", lambda m: m.cpu_s_per_gb, difference=True,
+)  # fmt: skip
+
+
+def _large(factory: str, size: int, *, ours: bool) -> Side:
+    server = uvicorn(f"loadtests.django_app:{factory}", "--factory", ours=ours)
+    return replace(server, env=((LARGE_FOLDER_VARIABLE, "{folder}"),)), f"/large/{size}"
+
+
+def _sparse_files(folder: Path) -> None:
+    for size in (BOUNDED_BYTES, LARGE_BYTES):
+        path = folder / f"{size}.bin"
+        path.touch()
+        os.truncate(path, size)
+
+
+MEMORY = table("memory", "Memory of a large download", [
+    row("memory.django", "FileResponse under ASGI", {
+        "Django, 256 MiB": _large("asgi", BOUNDED_BYTES, ours=False),
+        "ours, 256 MiB": _large("fast_asgi", BOUNDED_BYTES, ours=True),
+        "ours, 10 GiB": _large("fast_asgi", LARGE_BYTES, ours=True),
+        "ours on uvicorn's protocol, 10 GiB": _large("fast_asgi", LARGE_BYTES, ours=False),
+    }, unit=_MEMORY_UNIT, client=watched, fresh=True, rounds=1),
+], prepare=_sparse_files)  # fmt: skip

@@ -19,8 +19,8 @@ from starlette.responses import FileResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from .shapes import FILE_BYTES, PAYLOADS, chunks, payload
-from .uploading import FIELD
+from .memory import FIELD
+from .payloads import FILE_BYTES, PAYLOADS, chunks, payload
 
 __all__ = ["CRUMBS_BYTES", "app", "bare", "fast", "in_the_least_middleware", "limit"]
 

@@ -1,81 +1,86 @@
-"""What the load tests stand on: :mod:`wsgifast.benchmark`, and two clients cheaper than Locust."""
+"""Rows of the load tests: contender x scenario x client, for the runner of wsgifast.benchmark."""
 
-from collections.abc import Iterable, Mapping
-from functools import cache
-from pathlib import Path
-from typing import TypeAlias
+from __future__ import annotations
 
-from wsgifast.arguments import write_file
-from wsgifast.benchmark.load import Client, Load, Measured, Task, family, resident_bytes
-from wsgifast.benchmark.locust_client import Locust
-from wsgifast.benchmark.processes import (
-    HOST,
-    Address,
-    free_port,
-    started,
-    temporary_folder,
-    tls_context,
-)
-from wsgifast.benchmark.report import as_json, problems
-from wsgifast.benchmark.runner import run, running_server
-from wsgifast.benchmark.serving import FAST_WORKER, gunicorn, served, sides
-from wsgifast.benchmark.tables import (
-    BYTES,
-    REQUESTS,
-    Contender,
-    Profile,
-    Row,
-    Server,
-    Table,
-    Unit,
-)
-from wsgifast.terminal import table
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
 
-from .rawclient import percentile, raw
-from .wrk import wrk
+from wsgifast.benchmark.load import Client, Load
+from wsgifast.benchmark.serving import FAST_WORKER
+from wsgifast.benchmark.tables import BYTES, REQUESTS, Contender, Row, Server, Table, Unit
 
-__all__ = [
-    "BYTES", "FAST_WORKER", "HOST", "REPORTS", "REQUESTS", "Address", "Case", "Client",
-    "Contender", "Load", "Locust", "Measured", "Profile", "Row", "Server", "Table", "Task",
-    "Unit", "case_rows", "certificate", "family", "free_port", "gunicorn", "percentile",
-    "problems", "raw", "resident_bytes", "run", "running_server", "served", "sides", "started",
-    "table", "temporary_folder", "tls_context", "write_report", "wrk",
-]  # fmt: skip
+from .clients import raw, wrk
+from .payloads import files
 
-# In the checkout, ignored by git.
-REPORTS = Path(__file__).resolve().parents[1] / "reports"
+__all__ = ["FAST", "Case", "Side", "row", "rows", "stated", "table"]
+
+FAST = FAST_WORKER
+# A contender: a server, and what it is asked for or by which client, if that is not the row's; or
+# a client that does all by itself.
+Side: TypeAlias = "Server | Client | tuple[Server, str | Client] | tuple[Server, str, Client]"
+# A scenario: its key, title, path and unit; and its client, if that is not the unit's.
+Case: TypeAlias = "tuple[str, str, str, Unit] | tuple[str, str, str, Unit, Client]"
+_CLIENTS = {BYTES.name: raw(), REQUESTS.name: wrk(8)}
 
 
-def write_report(name: str, figures: Mapping[str, object]) -> None:
-    """Write what is no table, as reports/NAME.json."""
-    REPORTS.mkdir(exist_ok=True)
-    write_file(REPORTS / f"{name}.json", as_json(figures))
+def row(
+    key: str,
+    title: str,
+    sides: Mapping[str, Side],
+    path: str = "/",
+    unit: Unit = REQUESTS,
+    client: Client | None = None,
+    *,
+    fresh: bool = False,
+    **more: Any,
+) -> Row:
+    """A row of these contenders.
+
+    :param client: by default raw() for bytes and wrk(8) for requests.
+    :param fresh: each run gets a new server.
+    :param more: as for :class:`~wsgifast.benchmark.tables.Row`.
+    """
+    contenders = tuple(_contender(name, side, path, fresh) for name, side in sides.items())
+    client = client or contenders[0].client or _CLIENTS[unit.name]
+    more.setdefault("http", any(contender.client is None for contender in contenders))
+    return Row(key, title, contenders, client, unit, **more)
 
 
-# A kind of request: its name in keys, its title, path, unit and client.
-Case: TypeAlias = tuple[str, str, str, Unit, Client]
+def _contender(name: str, side: Side, path: str, fresh: bool) -> Contender:
+    if not isinstance(side, Server | tuple):
+        return Contender(name, client=side)
+    server, *own = side if isinstance(side, tuple) else (side,)
+    client: Any = None
+    for each in own:
+        if isinstance(each, str):
+            path = each
+        else:
+            client = each
+    return Contender(name, server, path, client, fresh)
 
 
-def case_rows(
-    key: str, title: str, sides: Mapping[str, Server], cases: Iterable[Case]
-) -> list[Row]:
-    """A row for each kind of request, asked of the same servers."""
+def rows(key: str, title: str, sides: Mapping[str, Side], cases: Iterable[Case]) -> list[Row]:
+    """The same contenders in each of these scenarios."""
     return [
-        Row(
-            f"{key}.{case}",
-            f"{title}: {what}",
-            tuple(Contender(name, server, path) for name, server in sides.items()),
-            client,
-            unit,
-        )
-        for case, what, path, unit, client in cases
+        row(f"{key}.{case}", f"{title}{what}", sides, path, unit, *client)
+        for case, what, path, unit, *client in cases
     ]
 
 
-@cache
-def certificate(folder: Path) -> None:
-    """Write server.pem, of localhost, for the servers that speak TLS."""
-    import trustme
+def table(name: str, title: str, members: Sequence[Row], **more: Any) -> Table:
+    """Rows that belong together, with the files that most servers need."""
+    return Table(name, title, members, **{"prepare": files, **more})
 
-    issued = trustme.CA().issue_cert("localhost")
-    issued.private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
+
+def stated(client: Client) -> Client:
+    """The client, which tells its own CPU time too."""
+
+    def run(task: Any) -> Load:
+        load = client(task)
+        if not load.body_bytes:
+            return load
+        cost = load.client_cpu_s * 1e9 / load.body_bytes
+        return replace(load, facts={**load.facts, "client's CPU s/GB": cost})
+
+    return run

@@ -17,7 +17,8 @@ from collections.abc import Callable
 
 from locust import constant, tag, task
 
-from loadtests.shapes import FILE_BYTES, REPORT_BYTES, SHAPES
+from loadtests.app import SHAPES
+from loadtests.payloads import FILE_BYTES, REPORT_BYTES
 from wsgifast.benchmark.downloads import DownloadUser
 
 HOST = "http://127.0.0.1:8001"

@@ -1,48 +1,72 @@
-"""Memory of a large download over time: Django's FileResponse under ASGI, Django's own and ours.
-
-    python -m loadtests.memory [--profile release]
-
-uvicorn, one process, new for each download. Django's own handler holds all of a file in memory, so
-that its file is 256 MiB; of the one of 10 GiB the first GiB is read, with `--profile release` all
-of it. The files are sparse, and read into the page cache before: the kernel's sendfile takes
-seconds for each GB of a hole that is not there.
-"""
+"""Clients that look at the server's memory: beside idle connections, a download and an upload."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
-import os
 import time
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
-from .bench import Contender, Load, Row, Table, Task, Unit, resident_bytes
-from .command import main
-from .peers import uvicorn
-from .shapes import LARGE_FOLDER_VARIABLE, MIB
+from wsgifast.benchmark.load import Client, Load, Task, family, resident_bytes
 
-__all__ = ["TABLES"]
+from .payloads import MIB, payload
 
-BOUNDED_BYTES, LARGE_BYTES = 256 * MIB, 10 * 1024 * MIB
+__all__ = ["FIELD", "idle_connections", "upload", "watched"]
+
+IDLE_CONNECTIONS = 2000
+# A round takes so long that it has failed.
+GIVE_UP_S = 120.0
+UPLOAD_BYTES = {False: 128 * MIB, True: 1024 * MIB}
 # Of the large file, where only a short look is asked for.
 SHORT_BYTES = 1024 * MIB
 LOOKS = 100
-MEMORY = Unit(
-    "MiB more", lambda m: m.load.facts["at most, MiB"],
-    "CPU s/GB", lambda m: m.cpu_s_per_gb, difference=True,
-)  # fmt: skip
+# Of a form: its only field, a file.
+FIELD = "file"
+_BOUNDARY = b"a-boundary-of-the-load-tests"
+_BEFORE = b'--%b\r\nContent-Disposition: form-data; name="%b"; filename="upload.bin"\r\n\r\n' % (
+    _BOUNDARY,
+    FIELD.encode(),
+)
+_AFTER = b"\r\n--%b--\r\n" % _BOUNDARY
+
+
+def _connection(task: Task) -> contextlib.closing[http.client.HTTPConnection]:
+    return contextlib.closing(http.client.HTTPConnection(*task.address, timeout=GIVE_UP_S))
+
+
+def _get(connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
+    connection.request("GET", path)
+    return connection.getresponse()
+
+
+def idle_connections(task: Task) -> Load:
+    """Ask once on each of many connections, keep them, and look at the server's memory."""
+    with contextlib.ExitStack() as stack:
+
+        def ask() -> None:
+            _get(stack.enter_context(_connection(task)), task.path).read()
+
+        for _ in range(IDLE_CONNECTIONS // 10):  # what is made once
+            ask()
+        before = resident_bytes(task.pid)
+        for _ in range(IDLE_CONNECTIONS):
+            ask()
+        more = resident_bytes(task.pid) - before
+    facts = {"bytes a connection": more / IDLE_CONNECTIONS}
+    return Load(IDLE_CONNECTIONS, 0, 0, 1.0, facts=facts)
 
 
 def watched(task: Task) -> Load:
-    """Download once, after a small page, and look at the server's memory meanwhile."""
+    """Download a large file of the run once, after a small page, and look meanwhile."""
     buffer = memoryview(bytearray(MIB))
     whole = int(task.path.rpartition("/")[2])
     size = whole if task.full else min(whole, SHORT_BYTES)
+    # The kernel's sendfile takes seconds for each GB of a hole that is not in the page cache.
     with open(task.folder / f"{whole}.bin", "rb", buffering=0) as file:
         while file.tell() < size:
             file.readinto(buffer)
-    connection = http.client.HTTPConnection(*task.address, timeout=60)
-    try:
+    with _connection(task) as connection:
         _get(connection, "/page").read()
         before = resident_bytes(task.pid)
         begun, cpu = time.perf_counter(), time.process_time()
@@ -54,56 +78,61 @@ def watched(task: Task) -> Load:
             if received * LOOKS >= size * (len(looks) + 1):
                 looks.append((resident_bytes(task.pid) - before) / MIB)
         seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
-    finally:
-        connection.close()
     came = received >= size
     quarters = {f"at {n}/4, MiB": looks[n * len(looks) // 4 - 1] for n in (1, 2, 3, 4)}
     facts = {"at most, MiB": max(looks), **quarters, "MB/s": received / 1e6 / seconds}
     return Load(int(came), int(not came), received, seconds, client_cpu_s=cpu, facts=facts)
 
 
-def _get(connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
-    connection.request("GET", path)
-    return connection.getresponse()
+def upload(*, form: bool = False) -> Client:
+    """One upload a run; the answer is its size and its messages.
+
+    :param form: as a file of multipart/form-data.
+    """
+    before, after = (_BEFORE, _AFTER) if form else (b"", b"")
+
+    def blocks(size: int) -> Iterator[bytes]:
+        yield before
+        for _ in range(size // MIB):
+            yield payload(MIB)
+        yield after
+
+    def run(task: Task) -> Load:
+        size = UPLOAD_BYTES[task.full]
+        headers = {"Content-Length": str(len(before) + size + len(after))}
+        if form:
+            headers["Content-Type"] = f"multipart/form-data; boundary={_BOUNDARY.decode()}"
+        with _connection(task) as connection:
+            _get(connection, task.path).read()  # whatever is made once, is made
+            memory = _most_memory(task.pid, reset=True)
+            begun, cpu = time.perf_counter(), time.process_time()
+            connection.request("POST", task.path, blocks(size), headers)
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
+            more = _most_memory(task.pid) - memory
+        received, _, messages = text.partition(" ")
+        good = answer.status == 200 and received == str(size)
+        return Load(
+            requests=int(good),
+            failures=int(not good),
+            body_bytes=size if good else 0,
+            seconds=seconds,
+            latency_ms=dict.fromkeys((50, 95, 99), seconds * 1000.0),
+            errors={} if good else {f"{answer.status} {text[:80]}": 1},
+            client_cpu_s=cpu,
+            facts={"messages": float(messages or "nan"), "MiB more": more / MIB},
+        )
+
+    return run
 
 
-def _contender(name: str, factory: str, size: int, *, ours: bool = True) -> Contender:
-    server = uvicorn(f"loadtests.django_files:{factory}", "--factory", ours=ours)
-    server = replace(server, env=((LARGE_FOLDER_VARIABLE, "{folder}"),))
-    return Contender(name, server, f"/large/{size}", fresh=True)
-
-
-def prepare(folder: Path) -> None:
-    for size in (BOUNDED_BYTES, LARGE_BYTES):
-        path = folder / f"{size}.bin"
-        path.touch()
-        os.truncate(path, size)
-
-
-TABLES = [
-    Table(
-        "memory",
-        "Memory of a large download",
-        [
-            Row(
-                "memory.django",
-                "FileResponse under ASGI",
-                (
-                    _contender("Django, 256 MiB", "asgi", BOUNDED_BYTES, ours=False),
-                    _contender("ours, 256 MiB", "fast_asgi", BOUNDED_BYTES),
-                    _contender("ours, 10 GiB", "fast_asgi", LARGE_BYTES),
-                    _contender(
-                        "ours on uvicorn's protocol, 10 GiB", "fast_asgi", LARGE_BYTES, ours=False
-                    ),
-                ),
-                watched,
-                MEMORY,
-                rounds=1,
-            )
-        ],
-        prepare,
-    )
-]
-
-if __name__ == "__main__":
-    raise SystemExit(main("loadtests.memory", __doc__, TABLES))
+def _most_memory(pid: int, *, reset: bool = False) -> int:
+    """The most memory that a server and its workers have had since the last reset."""
+    most = 0
+    for one in family(pid):
+        if reset:
+            Path(f"/proc/{one.pid}/clear_refs").write_text("5")  # proc(5)
+        status = Path(f"/proc/{one.pid}/status").read_text()
+        most += int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    return most

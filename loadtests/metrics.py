@@ -1,11 +1,9 @@
 """What metrics cost a FastWorker, and how long a scrape of eight workers takes under load.
 
-    python -m loadtests.metrics [cost] [requests] [scrape] [--profile release]
-
 The same server with and without WSGIFAST_METRICS, in turn; the exporter's CPU time is part of the
 server's. On a machine that has other work, too, rates of two servers differ by more than metrics
 cost; so the cost is a ratio of CPU times for each request, in many short rounds. What a recorded
-request costs by itself is `python -m loadtests.calls metrics`.
+request costs by itself is `python -m loadtests calls.metrics`.
 """
 
 from __future__ import annotations
@@ -15,28 +13,18 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from .bench import (
-    FAST_WORKER,
-    HOST,
-    Client,
-    Contender,
-    Load,
-    Row,
-    Server,
-    Table,
-    Task,
-    Unit,
-    free_port,
-    gunicorn,
-    percentile,
-    wrk,
-)
-from .command import main
+from wsgifast.benchmark.load import Client, Load, Task
+from wsgifast.benchmark.processes import HOST, free_port
+from wsgifast.benchmark.serving import FAST_WORKER, gunicorn
+from wsgifast.benchmark.tables import Contender, Row, Server, Unit
 
-__all__ = ["TABLES"]
+from .bench import table
+from .clients import percentile, wrk
+
+__all__ = ["TABLE"]
 
 APP = "loadtests.app:app"
-FLASK = "loadtests.frameworks:app"
+FLASK = "loadtests.flask_app:app"
 WORKERS = 8
 _PAUSE_S = 0.05  # between two scrapes
 # What two per cent are to be seen in: neighbours in time, and the median of many ratios.
@@ -133,7 +121,4 @@ ROWS = [
     Row("metrics.requests.flask", "a page of Flask's, 32", _pair(FLASK, "/page"), wrk(32)),
     _scrape_row(),
 ]
-TABLES = [Table("metrics", "What metrics cost", ROWS)]
-
-if __name__ == "__main__":
-    raise SystemExit(main("loadtests.metrics", __doc__, TABLES))
+TABLE = table("metrics", "What metrics cost", ROWS)

@@ -23,7 +23,7 @@ from .gains import gains, rows_needed
 from .published import Figures, Published, Rows, number, read, take_in, write
 
 if TYPE_CHECKING:
-    from .bench import Table
+    from wsgifast.benchmark.tables import Table
 
 __all__ = ["CHARTS", "benchmarks_page", "missing", "ratios", "readme"]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from wsgifast.terminal import number_text
 
 if TYPE_CHECKING:
-    from .bench import Table
+    from wsgifast.benchmark.tables import Table
 
 __all__ = ["Figures", "Published", "Rows", "number", "read", "take_in", "write"]
 

@@ -1,43 +1,45 @@
 """What clients lose while a server's processes are replaced under them: nothing, or how much.
 
-    python -m loadtests.replaced [--requests 20000] [--times 20] [--seconds 120] [--only WORD]
-    python -m loadtests.replaced --requests 1000000 --times 100 --seconds 1200 --only FastWorker
+    python -m loadtests replaced.
+    python -m loadtests replaced.FastWorker --strict --profile release     a million requests
 
 Clients ask on connections that are kept alive, others download; meanwhile the server is reloaded
 (HUP), gets and loses a worker (TTIN, TTOU), is replaced by a new one on the same listeners (USR2,
 then TERM for the old one: a graceful stop), and recycles its workers (max_requests). All requests
 are GETs. A client that follows RFC 9112 section 9.3.1 repeats one, once and on a new connection, if
 the connection is closed before any byte of its answer: the server may have closed an idle
-connection at that moment. Everything else is lost: a refused connection, a status other than 200,
-an answer that is cut off or not the right bytes. Both counts are told. granian knows HUP alone.
-Ends with status 1 if FastWorker has lost one.
+connection at that moment. Everything else is lost, a failure: a refused connection, a status other
+than 200, an answer that is cut off or not the right bytes. granian knows HUP alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
-from wsgifast.arguments import count, seconds
+from wsgifast.benchmark.load import Client, Load, Task
+from wsgifast.benchmark.processes import Address, temporary_folder
+from wsgifast.benchmark.runner import running_server
+from wsgifast.benchmark.serving import gunicorn
+from wsgifast.benchmark.tables import Row, Server
 
-from .bench import Address, Server, gunicorn, running_server, table, temporary_folder, write_report
-from .command import command_line
-from .peers import FAST, granian
-from .repeating import Client, Outcome
-from .shapes import payload, payload_file
+from .bench import FAST, row, table
+from .clients import BadAnswer, Connection, NoAnswer
+from .payloads import payload, payload_file
+from .servers import granian
 
-__all__ = ["CONTENDERS", "Contender", "measure"]
+__all__ = ["TABLE", "Asking", "Outcome", "measure"]
 
 SMALL_BYTES = 1024
 DOWNLOAD_BYTES = 100 * 1024 * 1024
@@ -45,6 +47,8 @@ DOWNLOAD_BYTES = 100 * 1024 * 1024
 # the workers that it replaces have ended, so that each replacement takes as long as a download.
 DOWNLOAD_BYTES_PER_S = 64 * 1024 * 1024
 WORKERS = 2
+# Requests, signals and the longest time in seconds.
+AMOUNTS = {False: (20_000, 20, 120.0), True: (1_000_000, 100, 1200.0)}
 # Beyond so many, a server is not looked at any longer.
 _MOST_LOST = 1000
 # What a signal asks for is done by then.
@@ -53,79 +57,90 @@ _DONE_S = 90.0
 _BOOT_S = 2.0
 
 
-@dataclass(frozen=True)
-class Contender:
-    """A server, and what can be done to it while it serves.
+@dataclass
+class Outcome:
+    """What became of the requests of one server's clients."""
 
-    :ivar deeds: signals, each done in turn; USR2 stands for the whole replacement.
-    """
-
-    name: str
-    server: Server
-    deeds: tuple[signal.Signals, ...]
-
-
-_ALL = (*[signal.SIGHUP] * 3, signal.SIGTTIN, signal.SIGTTOU, signal.SIGHUP, signal.SIGUSR2)
-_GUNICORN = (
-    f"--workers={WORKERS}", "--keep-alive=60", "--graceful-timeout=30", "--max-requests=20000",
-    "--max-requests-jitter=5000", "--pid={folder}/pid", "--log-level=warning",
-)  # fmt: skip
-APP = "loadtests.app:app"
+    answered: int = 0
+    downloads: int = 0
+    repeated: int = 0  # and answered then
+    deeds: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
 
 
-def _gunicorn(worker_class: str) -> Server:
-    server = gunicorn(APP, *_GUNICORN, worker_class=worker_class)
-    # What USR2 starts is this command line again: as `python -m gunicorn` it would find the folder
-    # of gunicorn's modules on its path, where one is called http.
-    script = str(Path(sys.executable).with_name("gunicorn"))
-    return dataclasses.replace(server, argv=(script, *server.argv[3:]))
+class Asking:
+    """One connection at a time, asked again and again for a body of known bytes."""
 
+    def __init__(
+        self, address: Address, path: str, body: bytes, outcome: Outcome, bytes_per_s: float = 0.0
+    ) -> None:
+        self._body = body
+        self._outcome = outcome
+        self._bytes_per_s = bytes_per_s
+        self._connection = Connection(
+            address, path, expected=len(body), receive_bytes=256 * 1024, look=self._look
+        )
+        self.close = self._connection.close
 
-CONTENDERS = (
-    Contender("FastWorker", _gunicorn(FAST), _ALL),
-    Contender("gthread", _gunicorn("gthread"), _ALL),
-    Contender("granian", granian(APP, interface="wsgi", workers=WORKERS), (signal.SIGHUP,)),
-)
+    def _look(self, piece: memoryview, offset: int) -> None:
+        if not offset:
+            self._begun = time.monotonic()
+        if piece != memoryview(self._body)[offset : offset + len(piece)]:
+            raise BadAnswer("other bytes")
+        if self._bytes_per_s:
+            due = self._begun + (offset + len(piece)) / self._bytes_per_s
+            time.sleep(max(0.0, due - time.monotonic()))
+
+    def ask(self) -> bool:
+        """Ask once, or twice where that is allowed; whether the answer came whole."""
+        try:
+            was_used = self._connection.is_open
+            try:
+                self._connection.ask()
+            except NoAnswer:
+                if not was_used:
+                    raise
+                self._connection.ask()
+                self._outcome.repeated += 1
+        except (BadAnswer, OSError) as error:
+            late = isinstance(error, TimeoutError)
+            self._outcome.lost["no byte in time" if late else str(error)] += 1
+            return False
+        return True
 
 
 def measure(
-    contender: Contender, *, requests: int, times: int, longest_s: float, clients: int = 16,
-    downloads: int = 3,
+    server: Server, deeds: Sequence[signal.Signals], *, requests: int, times: int,
+    longest_s: float, clients: int = 16, downloads: int = 3,
 ) -> Outcome:  # fmt: skip
     """Ask so often while processes are replaced so many times, spread over the requests.
 
+    :param deeds: signals, each done in turn; USR2 stands for the whole replacement.
     :param requests: at least so many, if they are answered in time; they go on meanwhile.
     :param longest_s: no signal is sent, and no more answers are waited for, after these seconds.
     :param clients: how many ask at once; so many others download.
     """
-    outcome = Outcome(contender.name)
+    outcome = Outcome()
     payload_file(DOWNLOAD_BYTES)
-    with (
-        temporary_folder("replaced") as folder,
-        running_server(contender.server, contender.name, folder=folder) as process,
-    ):
-        deeds = itertools.cycle(contender.deeds)
+    with temporary_folder("replaced") as folder, running_server(server, folder=folder) as process:
         pid = process.pid
-        begun = time.monotonic()
-        deadline = begun + longest_s
+        deadline = time.monotonic() + longest_s
 
         def have_answered(share: float) -> bool:
             """Wait for so much of all requests; False if that is not to be."""
             while outcome.answered < requests * share:
-                if time.monotonic() > deadline or outcome.times_lost > _MOST_LOST:
+                if time.monotonic() > deadline or outcome.lost.total() > _MOST_LOST:
                     return False
                 time.sleep(0.02)
             return True
 
         with _asking(process.address, outcome, clients, downloads):
-            for number in range(times):
-                if not have_answered((number + 1) / (times + 1)):
+            for number, deed in enumerate(itertools.islice(itertools.cycle(deeds), times), 1):
+                if not have_answered(number / (times + 1)):
                     break
-                deed = next(deeds)
                 pid = _do(deed, pid, folder / "pid.2")
-                outcome.deeds[deed.name] = outcome.deeds.get(deed.name, 0) + 1
+                outcome.deeds[deed.name] += 1
             have_answered(1)
-        outcome.seconds = time.monotonic() - begun
     return outcome
 
 
@@ -135,25 +150,18 @@ def _asking(address: Address, outcome: Outcome, clients: int, downloads: int) ->
     over = threading.Event()
     lock = threading.Lock()
 
-    def ask() -> None:
-        client = Client(address, f"/small/{SMALL_BYTES}", payload(SMALL_BYTES), outcome)
+    def ask(what: str, path: str, size: int, bytes_per_s: float) -> None:
+        asking = Asking(address, f"{path}/{size}", payload(size), outcome, bytes_per_s)
         while not over.is_set():
-            if client.ask():
+            if asking.ask():
                 with lock:
-                    outcome.answered += 1
-        client.close()
+                    setattr(outcome, what, getattr(outcome, what) + 1)
+        asking.close()
 
-    def download() -> None:
-        path = f"/server-wrapper/{DOWNLOAD_BYTES}"
-        client = Client(address, path, payload(DOWNLOAD_BYTES), outcome)
-        while not over.is_set():
-            if client.ask(DOWNLOAD_BYTES_PER_S):
-                with lock:
-                    outcome.downloads += 1
-        client.close()
-
-    kinds = [ask] * clients + [download] * downloads
-    threads = [threading.Thread(target=kind) for kind in kinds]
+    small = ("answered", "/small", SMALL_BYTES, 0.0)
+    large = ("downloads", "/server-wrapper", DOWNLOAD_BYTES, DOWNLOAD_BYTES_PER_S)
+    kinds = [small] * clients + [large] * downloads
+    threads = [threading.Thread(target=ask, args=kind) for kind in kinds]
     for thread in threads:
         thread.start()
     try:
@@ -217,33 +225,40 @@ def _wait_until(condition: Callable[[], bool], fault: str) -> None:
         time.sleep(0.05)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = command_line("loadtests.replaced", __doc__)
-    parser.add_argument("--requests", type=count, default=20_000, help="of each server (20,000)")
-    parser.add_argument("--times", type=count, default=20, help="signals (20)")
-    parser.add_argument("--seconds", type=seconds, default=120.0, help="the longest (120)")
-    parser.add_argument("--only", default="", help="servers whose names contain this")
-    given = parser.parse_args(arguments)
-    outcomes = [
-        measure(each, requests=given.requests, times=given.times, longest_s=given.seconds)
-        for each in CONTENDERS
-        if given.only in each.name
-    ]
-    rows = [
-        [
-            o.name, f"{o.answered:,}", o.downloads, o.times_lost, o.times_lost + o.repeated,
-            " ".join(f"{name} {n}" for name, n in o.deeds.items()), f"{o.seconds:.0f}",
-        ]
-        for o in outcomes
-    ]  # fmt: skip
-    head = ["", "answered", "downloads", "lost", "lost if never repeated", "signals", "s"]
-    print(table(head, rows))
-    for outcome in outcomes:
-        for reason, times in outcome.lost.items():
-            print(f"{outcome.name}: {times}x {reason}")
-    write_report("replaced", {"outcomes": outcomes})
-    return int(any(o.lost and o.name == "FastWorker" for o in outcomes))
+def _replacing(server: Server, deeds: Sequence[signal.Signals]) -> Client:
+    def run(task: Task) -> Load:
+        requests, times, longest_s = AMOUNTS[task.full]
+        begun = time.monotonic()
+        out = measure(server, deeds, requests=requests, times=times, longest_s=longest_s)
+        facts = {"downloads": out.downloads, "repeated": out.repeated, **out.deeds}
+        seconds, lost = time.monotonic() - begun, out.lost
+        return Load(out.answered, lost.total(), 0, seconds, errors=lost, facts=facts)
+
+    return run
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _row(name: str, server: Server, *deeds: signal.Signals) -> Row:
+    return row(f"replaced.{name}", name, {name: _replacing(server, deeds)}, rounds=1)
+
+
+def _gunicorn(worker_class: str) -> Server:
+    options = (
+        f"--workers={WORKERS}", "--keep-alive=60", "--graceful-timeout=30", "--max-requests=20000",
+        "--max-requests-jitter=5000", "--pid={folder}/pid", "--log-level=warning",
+    )  # fmt: skip
+    server = gunicorn(_APP, *options, worker_class=worker_class)
+    # What USR2 starts is this command line again: as `python -m gunicorn` it would find the folder
+    # of gunicorn's modules on its path, where one is called http.
+    script = str(Path(sys.executable).with_name("gunicorn"))
+    return replace(server, argv=(script, *server.argv[3:]))
+
+
+_APP = "loadtests.app:app"
+_HUP = signal.SIGHUP
+_ALL = (_HUP, _HUP, _HUP, signal.SIGTTIN, signal.SIGTTOU, _HUP, signal.SIGUSR2)
+FAST_SERVER = _gunicorn(FAST)
+TABLE = table("replaced", "What is lost while processes are replaced", [
+    _row("FastWorker", FAST_SERVER, *_ALL),
+    _row("gthread", _gunicorn("gthread"), *_ALL),
+    _row("granian", granian(_APP, interface="wsgi", workers=WORKERS), _HUP),
+])  # fmt: skip

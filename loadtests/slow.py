@@ -1,8 +1,10 @@
-"""Others beside a crowd of slow clients: how long they wait, and what memory a slow one takes.
+"""Others beside crowds of slow clients: how long they wait, and what memory a slow one takes.
 
-    python -m loadtests.slow [worker | asgi] [--profile release]
-
-The crowd is one process, the client whose times are told is this one; each run has a new server.
+The crowd is one process, the client whose times are told is this one, which asks again and again,
+every tenth time on a new connection; each run has a new server. `attack.` is every kind of crowd in
+tests.support.slow_clients, on FastWorker, gthread and nginx, which has no generator to be read
+slowly and reads the slow disk by threads (its `aio threads`). That disk is a FUSE file system; it
+needs root, and its row is left out without.
 """
 
 from __future__ import annotations
@@ -15,29 +17,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.support.slow_clients import KINDS, others, receive_answer, slow_clients
-from tests.support.slow_disk import slow_disk
+from tests.support.slow_disk import has_slow_disk, slow_disk
+from wsgifast.benchmark.load import Client, Load, Task, resident_bytes
+from wsgifast.benchmark.processes import tls_context
+from wsgifast.benchmark.serving import gunicorn
 from wsgifast.benchmark.slow_clients import SlowClients
+from wsgifast.benchmark.tables import Row, Unit
 
+from .app import SLOW_FILE_VARIABLE
 from .asgi import APP as ASGI_APP
-from .bench import (
-    Client,
-    Contender,
-    Load,
-    Row,
-    Server,
-    Table,
-    Task,
-    Unit,
-    gunicorn,
-    resident_bytes,
-    tls_context,
-)
-from .command import main
-from .peers import FAST, uvicorn
-from .shapes import FILE_BYTES
-from .worker import prepare
+from .bench import FAST, Side, row, table
+from .payloads import FILE_BYTES, LIST_BYTES
+from .servers import nginx, uvicorn
 
-__all__ = ["DISK_FOLDER", "OTHERS", "TABLES", "beside", "pair"]
+__all__ = ["TABLES"]
 
 # The profile's seconds are of a run of many requests; a crowd is looked at so many times as long.
 SECONDS_FACTOR = 5
@@ -52,7 +45,7 @@ DISK_BYTES, DISK_BYTES_PER_S = 100 << 20, 256 * 1024
 DISK_FOLDER = "disk"
 
 
-def beside(
+def _beside(
     *crowds: tuple[str, int | None] | tuple[str, int, str],
     asks: str | None = "/small/1024",
     warms: str | None = None,
@@ -129,19 +122,14 @@ def _facts(crowds: Sequence[tuple[int, SlowClients]], more_bytes: int) -> dict[s
 def _warm(port: int, path: str, *, tls: bool) -> None:
     """Let many ask at once, and read their answers."""
     context = tls_context() if tls else None
-    clients = []
-    try:
+    with contextlib.ExitStack() as stack:
+        clients = []
         for _ in range(WARMING_CLIENTS):
             sock = socket.create_connection(("127.0.0.1", port), 30.0)
-            if context is not None:
-                sock = context.wrap_socket(sock)
-            clients.append(sock)
-            sock.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+            clients.append(stack.enter_context(context.wrap_socket(sock) if context else sock))
+            clients[-1].sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
         for sock in clients:
             receive_answer(sock)
-    finally:
-        for sock in clients:
-            sock.close()
     time.sleep(0.1)
 
 
@@ -151,108 +139,109 @@ def _allowed(clients: int | None) -> int | None:
     return clients and min(clients, most)
 
 
-# For the crowd.
-_ROOM = ("--worker-connections", "20000", "--keep-alive", "120")
+def _pair(*options: str, app: str = "loadtests.app:app", **more: Any) -> dict[str, Side]:
+    """FastWorker and gthread, with room for the crowd."""
+    room = ("--worker-connections", "20000", "--keep-alive", "120")
+    return {
+        name: gunicorn(app, *room, *options, worker_class=worker_class, **more)
+        for name, worker_class in (("FastWorker", FAST), ("gthread", "gthread"))
+    }
 
 
-def worker(
-    worker_class: str = FAST,
-    *more: str,
-    app: str = "loadtests.app:app",
-    env: dict[str, str] | None = None,
-    tls: bool = False,
-) -> Server:
-    """gunicorn with room for the crowd."""
-    return gunicorn(app, *_ROOM, *more, worker_class=worker_class, env=env, tls=tls)
-
-
-def pair(path: str, *options: str, **more: Any) -> tuple[Contender, Contender]:
-    """FastWorker and gthread, each new for every run.
-
-    :param options: gunicorn's.
-    :param more: as for :func:`worker`.
-    """
-    sides = (("FastWorker", FAST), ("gthread", "gthread"))
-    fast, plain = (
-        Contender(name, worker(kind, *options, **more), path, fresh=True) for name, kind in sides
-    )
-    return fast, plain
+def _row(
+    key: str,
+    title: str,
+    path: str,
+    *crowds: Any,
+    sides: dict[str, Side] | None = None,
+    settle_s: float = 2.0,
+    **how: Any,
+) -> Row:
+    """:param how: as for :func:`_beside`."""
+    client = _beside(*crowds, settle_s=settle_s, **how)
+    return row(f"slow.{key}", title, sides or _pair(), path, OTHERS, client, fresh=True)
 
 
 # In the clear by prior knowledge, which needs no client that speaks TLS; the others' HTTP/1 too.
-_HTTP2 = ("--http-protocols", "h2,h1", "--http2-cleartext", "both")
+_HTTP2 = _pair("--http-protocols", "h2,h1", "--http2-cleartext", "both")
 _FILE, _GENERATOR, _SMALL = "/server-wrapper", "/stream/500000", "/small/1024"
-_READERS, _STREAMS = "slow readers", "readers of HTTP/2 streams"
-_MIXED = (
-    ("idle", 2500, _SMALL), (_READERS, 2500, _FILE), (_READERS, 2500, _GENERATOR),
-    (_STREAMS, 25, _FILE),
-)  # fmt: skip
-_DJANGO = "loadtests.django_files:wsgi(wrapped=True)"
+_DOWNLOADS, _READERS, _STREAMS = "downloads", "slow readers", "readers of HTTP/2 streams"
 _AT_4_KIB = "2,000 HTTP/2 streams, 100 a connection, 4 KiB/s"
-
-
-def _crowd(kind: str, clients: int, asks: str = _SMALL) -> Client:
-    return beside((kind, clients), asks=asks, settle_s=2.0)
-
-
-_WORKERS: list[tuple[str, str, tuple[Contender, Contender], Client]] = [
-    ("downloads-2000", "2,000 downloads, 64 KiB/s", pair(_FILE), _crowd("downloads", 2000)),
-    ("downloads-10000", "10,000 downloads", pair(_FILE), _crowd("downloads", 10_000)),
-    (
-        "generators", "2,000 readers of a generator, 4 KiB/s", pair(_GENERATOR),
-        _crowd(_READERS, 2000),
-    ),
-    ("http2-files", f"{_AT_4_KIB}: a file", pair(_FILE, *_HTTP2), _crowd(_STREAMS, 20)),
-    (
-        "http2-generators", f"{_AT_4_KIB}: a generator", pair(_GENERATOR, *_HTTP2),
-        _crowd(_STREAMS, 20),
-    ),
-    ("http2-lists", f"{_AT_4_KIB}: a list", pair("/whole/500000", *_HTTP2), _crowd(_STREAMS, 20)),
-    (
-        "tls", "2,000 downloads under TLS, 4 KiB/s", pair(_FILE, tls=True),
-        _crowd(_READERS, 2000),
-    ),
-    (
-        "django", "2,000 readers of a Django StreamingHttpResponse, 4 KiB/s",
-        pair("/export", app=_DJANGO), _crowd(_READERS, 2000, "/page"),
-    ),
-    (
-        "mixed", "10,000 mixed: idle, readers of files, generators and HTTP/2 streams, 4 KiB/s",
-        pair(_SMALL, *_HTTP2), beside(*_MIXED, asks=None, settle_s=5.0),
-    ),
-    ("uploads", "200 uploads, 64 KiB/s", pair("/upload"), _crowd("uploads", 200)),
-    ("idle", "10,000 idle connections", pair(_SMALL), _crowd("idle", 10_000)),
-]  # fmt: skip
 _LARGE = f"/file/{FILE_BYTES}.bin"
 _OURS = uvicorn(ASGI_APP, ours=True)
-_ASGI = (
-    Contender("uvicorn, FileResponse", uvicorn(ASGI_APP), _LARGE, fresh=True),
-    Contender("our protocol, FileResponse", _OURS, _LARGE, fresh=True),
-    Contender("our protocol, StaticFiles", _OURS, f"/our-static/{FILE_BYTES}.bin", fresh=True),
-    Contender(
-        "our protocol, bare app", uvicorn("loadtests.asgi_app:bare", ours=True),
-        f"/{FILE_BYTES}.bin", client=_crowd("downloads", 2000, "/1024.bin"), fresh=True,
+_ASGI: dict[str, Side] = {
+    "uvicorn, FileResponse": uvicorn(ASGI_APP),
+    "our protocol, FileResponse": _OURS,
+}
+_MORE_ASGI: dict[str, Side] = {
+    **_ASGI,
+    "our protocol, StaticFiles": (_OURS, f"/our-static/{FILE_BYTES}.bin"),
+    "our protocol, bare app": (
+        uvicorn("loadtests.asgi_app:bare", ours=True), f"/{FILE_BYTES}.bin",
+        _beside((_DOWNLOADS, 2000), asks="/1024.bin", settle_s=2.0),
     ),
-)  # fmt: skip
+}  # fmt: skip
 
 
-def _asgi_row(key: str, title: str, contenders: tuple[Contender, ...], clients: int) -> Row:
-    crowd = ("downloads", clients)
-    client = beside(crowd, asks="/plain", warms="/file/1024.bin", settle_s=2.0)
-    return Row(f"slow.asgi.{key}", f"{title}, 64 KiB/s", contenders, client, OTHERS)
+def _asgi_row(key: str, title: str, clients: int, sides: dict[str, Side]) -> Row:
+    how: Any = {"asks": "/plain", "warms": "/file/1024.bin"}
+    return _row(f"asgi.{key}", title, _LARGE, (_DOWNLOADS, clients), sides=sides, **how)
 
 
-ROWS = [
-    *(
-        Row(f"slow.worker.{key}", title, sides, crowd, OTHERS)
-        for key, title, sides, crowd in _WORKERS
-    ),
-    _asgi_row("downloads", "2,000 downloads", _ASGI, 2000),
-    _asgi_row("downloads-10000", "10,000 downloads", _ASGI[:2], 10_000),
-]
+_SLOW = table("slow", "Others beside slow clients", [
+    _row("worker.downloads-2000", "2,000 downloads, 64 KiB/s", _FILE, (_DOWNLOADS, 2000)),
+    _row("worker.downloads-10000", "10,000 downloads", _FILE, (_DOWNLOADS, 10_000)),
+    _row("worker.generators", "2,000 readers of a generator, 4 KiB/s", _GENERATOR,
+         (_READERS, 2000)),
+    _row("worker.http2-files", f"{_AT_4_KIB}: a file", _FILE, (_STREAMS, 20), sides=_HTTP2),
+    _row("worker.http2-generators", f"{_AT_4_KIB}: a generator", _GENERATOR, (_STREAMS, 20),
+         sides=_HTTP2),
+    _row("worker.http2-lists", f"{_AT_4_KIB}: a list", "/whole/500000", (_STREAMS, 20),
+         sides=_HTTP2),
+    _row("worker.tls", "2,000 downloads under TLS, 4 KiB/s", _FILE, (_READERS, 2000),
+         sides=_pair(tls=True)),
+    _row("worker.django", "2,000 readers of a Django StreamingHttpResponse, 4 KiB/s", "/export",
+         (_READERS, 2000), sides=_pair(app="loadtests.django_app:wsgi(wrapped=True)"),
+         asks="/page"),
+    _row("worker.mixed",
+         "10,000 mixed: idle, readers of files, generators and HTTP/2 streams, 4 KiB/s", _SMALL,
+         ("idle", 2500, _SMALL), (_READERS, 2500, _FILE), (_READERS, 2500, _GENERATOR),
+         (_STREAMS, 25, _FILE), sides=_HTTP2, asks=None, settle_s=5.0),
+    _row("worker.uploads", "200 uploads, 64 KiB/s", "/upload", ("uploads", 200)),
+    _row("worker.idle", "10,000 idle connections", _SMALL, ("idle", 10_000)),
+    _asgi_row("downloads", "2,000 downloads, 64 KiB/s", 2000, _MORE_ASGI),
+    _asgi_row("downloads-10000", "10,000 downloads, 64 KiB/s", 10_000, _ASGI),
+])  # fmt: skip
+
+# The crowd's path in our app; in nginx, where it has something of that kind.
+ATTACKS: dict[str, tuple[str, str | None]] = {
+    "none": (_SMALL, "/1024.bin"),
+    "heads byte by byte": (_SMALL, "/1024.bin"),
+    "790 kB heads": (_SMALL, "/1024.bin"),
+    "one-byte chunks": ("/upload", "/upload"),
+    "silent bodies": ("/upload", "/upload"),
+    "readers of a list": (f"/whole/{LIST_BYTES}", f"/{LIST_BYTES}.bin"),
+    "readers of a file": (_FILE, f"/{FILE_BYTES}.bin"),
+    "readers of a generator": ("/stream", None),
+    "downloads from a slow disk": ("/slow-disk", "/slow-disk"),
+    "silent connections": (_SMALL, "/1024.bin"),
+    "connection flood": (_SMALL, "/1024.bin"),
+}
+_DISK = "downloads from a slow disk"
 
 
-TABLES = [Table("slow", "Others beside slow clients", ROWS, prepare)]
+def _attack(kind: str) -> Row:
+    disk, slow = kind == _DISK, f"{{folder}}/{DISK_FOLDER}/file"
+    path, nginx_path = ATTACKS[kind]
+    crowds = [(kind, None)] if kind in KINDS else []
+    sides = _pair(env={SLOW_FILE_VARIABLE: slow})
+    if nginx_path is not None:
+        client = _beside(*crowds, asks="/1024.bin", disk=disk)
+        sides["nginx"] = (nginx(aio=disk, slow=slow), nginx_path, client)
+    title = f"{KINDS[kind].clients:,} {kind}" if crowds else "nobody beside"
+    client = _beside(*crowds, disk=disk)
+    return row(f"attack.{kind.replace(' ', '-')}", title, sides, path, OTHERS, client, fresh=True)
 
-if __name__ == "__main__":
-    raise SystemExit(main("loadtests.slow", __doc__, TABLES))
+
+_ATTACKS = [_attack(kind) for kind in ATTACKS if kind != _DISK or has_slow_disk()]
+TABLES = [_SLOW, table("slow-attack", "Others under attack", _ATTACKS)]

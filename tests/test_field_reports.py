@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from loadtests.bench import Profile, Table, problems, run
-from loadtests.field_reports import mail, receive, wsgiref_payloads
-from loadtests.field_reports.messages import MODES, run_async, run_simple, run_threaded
+from loadtests.field_reports import mail, receive
+from loadtests.field_reports.messages import MODES, SENDERS
 from loadtests.field_reports.receive import Receive, bound, into, join_pieces, read_file, whole
-from loadtests.field_reports.servers import echo
-from loadtests.nodelay import ROWS as DEV_SERVERS
-from loadtests.nodelay import prepare
+from loadtests.servers import echo
+from loadtests.wsgi import DEVELOPMENT
 from tests.sockets.support import tcp_pair
 from tests.support.programs import program
+from wsgifast.benchmark.report import problems
+from wsgifast.benchmark.runner import run
+from wsgifast.benchmark.tables import Profile, Table
 from wsgifast.sockets import ReceiveCount
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
 
 MESSAGES = 2000
 SHORT = Profile(0.2, 1, 5.0)
-Runner = Callable[[tuple[str, int], str, int], list[int]]
 
 
 @pytest.fixture
@@ -33,7 +34,8 @@ def echo_server() -> Iterator[tuple[str, int]]:
 
     def serve() -> None:
         sock, _ = listener.accept()
-        echo(sock)
+        with sock, contextlib.suppress(ConnectionError):
+            echo(sock)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve)
@@ -42,19 +44,15 @@ def echo_server() -> Iterator[tuple[str, int]]:
         thread.join()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_one_thread_gets_an_answer_to_each_message(echo_server: tuple[str, int], mode: str) -> None:
-    latencies = run_simple(echo_server, mode, MESSAGES)
-    assert len(latencies) == MESSAGES
-    assert 0 < latencies[0] <= latencies[-1]
-
-
-@pytest.mark.parametrize("run", [run_threaded, run_async])
-@pytest.mark.parametrize("mode", MODES[:3])
-def test_several_senders_get_an_answer_to_each_message(
-    echo_server: tuple[str, int], run: Runner, mode: str
+@pytest.mark.parametrize(
+    ("sender", "mode"),
+    [("simple", mode) for mode in MODES]
+    + [(sender, mode) for sender in ("threaded", "async") for mode in MODES[:3]],
+)
+def test_every_sender_gets_an_answer_to_each_message(
+    echo_server: tuple[str, int], sender: str, mode: str
 ) -> None:
-    latencies = run(echo_server, mode, MESSAGES)
+    latencies = SENDERS[sender](echo_server, mode, MESSAGES)
     assert len(latencies) == MESSAGES
     assert 0 < latencies[0] <= latencies[-1]
 
@@ -86,7 +84,7 @@ def test_the_receive_report_compares_every_way_with_its_bound(
 
 
 def test_the_wsgiref_report_has_a_figure_for_each_shape() -> None:
-    _figures(wsgiref_payloads.TABLE, "field.wsgiref.string", "field.wsgiref.file")
+    _figures(DEVELOPMENT[1], "field.wsgiref.string", "field.wsgiref.file")
 
 
 @pytest.mark.parametrize("way", ["direct", "forwarded"])
@@ -101,5 +99,4 @@ def test_delivering_mail() -> None:
 
 
 def test_the_dev_servers_have_a_figure_each() -> None:
-    rows = [row for row in DEV_SERVERS if row.key.startswith("nodelay.small")]
-    _figures(Table("nodelay", "n", rows, prepare), *(row.key for row in rows))
+    _figures(DEVELOPMENT[0], "nodelay.small.wsgiref", "nodelay.small.werkzeug")

@@ -3,61 +3,59 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
-from loadtests.bench import Address, Client, Contender, Load, Row, Table, Task, Unit, percentile
+from loadtests.bench import row, table
+from loadtests.clients import percentile, percentiles
+from loadtests.servers import small
+from wsgifast.benchmark.load import Client, Load, Task
+from wsgifast.benchmark.tables import Unit
 
-from .messages import DEPTH, MESSAGE_BYTES, MODES, run_async, run_simple, run_threaded
-from .servers import server
+from .messages import DEPTH, MESSAGE_BYTES, MODES, SENDERS
 
 __all__ = ["TABLE"]
 
 MESSAGES = {False: 40_000, True: 1_000_000}
-RUNNERS: dict[str, Callable[[Address, str, int], list[int]]] = {
-    "simple": run_simple,
-    "threaded": run_threaded,
-    "async": run_async,
-}
 OPERATIONS = Unit(
     "op/s", lambda m: m.load.requests_per_s, "p99 us", lambda m: m.load.latency_ms[99] * 1e3
 )
 
 
-def _send(runner: Callable[[Address, str, int], list[int]], mode: str) -> Client:
+def _send(sender: str, mode: str) -> Client:
     def run(task: Task) -> Load:
         cpu, started = time.process_time(), time.perf_counter()
-        latencies = runner(task.address, mode, MESSAGES[task.full])
+        latencies = SENDERS[sender](task.address, mode, MESSAGES[task.full])
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-        sent = len(latencies)
+        ms = [ns / 1e6 for ns in latencies]
+        sent = len(ms)
         facts = {
-            "min us": latencies[0] / 1e3,
-            "avg us": sum(latencies) / sent / 1e3,
-            "p99.99 ms": percentile(latencies, 99.99) / 1e6,
-            "max ms": latencies[-1] / 1e6,
+            "min us": ms[0] * 1e3,
+            "avg us": sum(ms) / sent * 1e3,
+            "p99.99 ms": percentile(ms, 99.99),
+            "max ms": ms[-1],
         }
-        times = {p: percentile(latencies, p) / 1e6 for p in (50, 95, 99)}
-        return Load(sent, 0, sent * MESSAGE_BYTES, seconds, times, client_cpu_s=cpu, facts=facts)
+        size = sent * MESSAGE_BYTES
+        return Load(sent, 0, size, seconds, percentiles(ms), client_cpu_s=cpu, facts=facts)
 
     return run
 
 
-def _row(name: str) -> Row:
-    """All modes; MSG_MORE and TCP_CORK where one thread knows the end of its batch."""
-    modes = MODES if name == "simple" else MODES[:3]
-    contenders = tuple(
-        Contender(mode, server("echo"), client=_send(RUNNERS[name], mode)) for mode in modes
-    )
-    title = f"{name}: messages of {MESSAGE_BYTES} bytes"
-    client = _send(RUNNERS[name], modes[0])
-    return Row(
-        f"field.coalescing.{name}", title, contenders, client, OPERATIONS, ours=modes[0], http=False
-    )
-
-
-TABLE = Table(
+TABLE = table(
     "field-report-coalescing",
     "Nagle, TCP_NODELAY and coalescing by hand",
-    [_row(name) for name in RUNNERS],
+    [
+        row(
+            f"field.coalescing.{sender}",
+            f"{sender}: messages of {MESSAGE_BYTES} bytes",
+            # MSG_MORE and TCP_CORK where one thread knows the end of its batch.
+            {
+                mode: (small("echo"), _send(sender, mode))
+                for mode in (MODES if sender == "simple" else MODES[:3])
+            },
+            unit=OPERATIONS,
+            ours=MODES[0],
+        )
+        for sender in SENDERS
+    ],
     then=(
         "Then: Python 3.7, 1,000,000 messages to a local server",
         ["", "run time s", "op/s", "min us", "max ms", "avg us", "p99 us", "p99.99 ms"],

@@ -17,25 +17,17 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from loadtests.bench import (
-    BYTES,
-    HOST,
-    REQUESTS,
-    Client,
-    Contender,
-    Load,
-    Row,
-    Table,
-    Task,
-    running_server,
-)
+from loadtests.bench import row, table
+from loadtests.servers import small
 from tests.support.mailservers import PASSWORD, dovecot
 from tests.support.programs import ProgramMissing, program
+from wsgifast.benchmark.load import Client, Load, Task
+from wsgifast.benchmark.processes import HOST
+from wsgifast.benchmark.runner import running_server
+from wsgifast.benchmark.tables import BYTES, REQUESTS, Row
 from wsgifast.mail import IMAP4, SMTP
 
-from .servers import server
-
-__all__ = ["APPEND", "DELIVERY"]
+__all__ = ["APPEND", "DELIVERY", "TABLES"]
 
 # An everyday message without attachment: 1 kB.
 MESSAGE = b"From: a@example.com\r\nSubject: import\r\n\r\n" + (b"x" * 76 + b"\r\n") * 12
@@ -79,20 +71,17 @@ def _dovecot(forwarded: bool) -> Iterator[int]:
         if not forwarded:
             yield imap.port
             return
-        with running_server(server("forward", imap.port), "forwarder") as forwarder:
+        with running_server(small("forward", imap.port), "forwarder") as forwarder:
             yield forwarder.address[1]
 
 
 def _append_row(key: str, title: str, *, forwarded: bool) -> Row:
-    contenders = tuple(
-        Contender(name, client=append(client_class, forwarded=forwarded))
-        for name, client_class in (("imaplib", imaplib.IMAP4), ("wsgifast", IMAP4))
-    )
-    client = append(imaplib.IMAP4, forwarded=forwarded)
-    return Row(f"field.imap.{key}", title, contenders, client, REQUESTS, http=False)
+    kinds = {"imaplib": imaplib.IMAP4, "wsgifast": IMAP4}
+    clients = {name: append(kind, forwarded=forwarded) for name, kind in kinds.items()}
+    return row(f"field.imap.{key}", title, clients)
 
 
-APPEND = Table(
+APPEND = table(
     "field-report-imap",
     "imaplib and TCP_NODELAY",
     [
@@ -168,21 +157,20 @@ def deliver(
 def _deliver_row(
     key: str, title: str, make: Callable[[int], bytes], size: int, messages: int, few: int
 ) -> Row:
-    def contender(name: str, kind: str, client_class: type[smtplib.SMTP]) -> Contender:
-        client = deliver(client_class, make, size, messages, few)
-        return Contender(name, server(kind), client=client)
-
-    contenders = (
-        contender("smtplib, aiosmtpd", "smtp-stock", smtplib.SMTP),
-        contender("wsgifast, DATA", "smtp-fast", DataOnly),
-        contender("wsgifast, BDAT", "smtp-fast", SMTP),
-    )
-    client = deliver(SMTP, make, size, messages, few)
+    sides: dict[str, tuple[str, type[smtplib.SMTP]]] = {
+        "smtplib, aiosmtpd": ("smtp-stock", smtplib.SMTP),
+        "wsgifast, DATA": ("smtp-fast", DataOnly),
+        "wsgifast, BDAT": ("smtp-fast", SMTP),
+    }
+    contenders = {
+        name: (small(server), deliver(client, make, size, messages, few))
+        for name, (server, client) in sides.items()
+    }
     unit = BYTES if size == LARGE_BYTES else REQUESTS
-    return Row(f"field.smtp.{key}", title, contenders, client, unit, http=False)
+    return row(f"field.smtp.{key}", title, contenders, unit=unit)
 
 
-DELIVERY = Table(
+DELIVERY = table(
     "field-report-smtp",
     "smtplib and smtpd",
     [
@@ -203,3 +191,4 @@ DELIVERY = Table(
         "the server's look for line ends and dots. With BDAT nothing else is done to a message.",
     ],
 )
+TABLES = [APPEND, DELIVERY]

@@ -15,16 +15,15 @@ from collections.abc import Callable
 
 from wsgifast.sockets import AsyncCoalescingWriter, CoalescingWriter, SharedCoalescingWriter
 
-__all__ = ["DEPTH", "MESSAGE_BYTES", "MODES", "ROWS", "run_async", "run_simple", "run_threaded"]
+__all__ = ["DEPTH", "MESSAGE_BYTES", "MODES", "SENDERS"]
 
 Address = tuple[str, int]
 MESSAGE_BYTES = 32
 # Messages without an answer, in all: enough to keep both processes busy, few enough that the
 # latency is that of the way and not of a queue.
 DEPTH = 256
-SENDERS = 4
+_SENDERS = 4
 MODES = ("coalescing", "no_delay", "nagle", "TCP_CORK", "MSG_MORE")
-ROWS = ("simple", "threaded", "async")
 
 
 def run_simple(address: Address, mode: str, messages: int) -> list[int]:
@@ -53,14 +52,14 @@ def run_simple(address: Address, mode: str, messages: int) -> list[int]:
 
 def run_threaded(address: Address, mode: str, messages: int) -> list[int]:
     """Several threads that share a connection, and one that receives."""
-    share = messages // SENDERS
+    share = messages // _SENDERS
     with _connected(address, mode) as sock:
         write, close = _shared_writer(sock, mode)
-        senders = [_Sender(number, share, write) for number in range(SENDERS)]
+        senders = [_Sender(number, share, write) for number in range(_SENDERS)]
         threads = [threading.Thread(target=sender.run) for sender in senders]
         for thread in threads:
             thread.start()
-        total, expected = 0, share * SENDERS * MESSAGE_BYTES
+        total, expected = 0, share * _SENDERS * MESSAGE_BYTES
         buffer = bytearray(64 * 1024)
         while total < expected:
             received = sock.recv_into(buffer)
@@ -117,7 +116,7 @@ class _Sender:
     def run(self) -> None:
         message = bytes([self.number]) * MESSAGE_BYTES
         now, write, sent, arrivals = time.monotonic_ns, self._write, self.sent, self.arrivals
-        depth = DEPTH // SENDERS
+        depth = DEPTH // _SENDERS
         for index in range(len(sent)):
             while index - arrivals.total // MESSAGE_BYTES >= depth:
                 self._room.clear()
@@ -210,16 +209,24 @@ async def _run_async(address: Address, mode: str, messages: int) -> list[int]:
     async def send() -> None:
         now, append = time.monotonic_ns, sent.append
         while True:
-            for _ in range(DEPTH // SENDERS):
+            for _ in range(DEPTH // _SENDERS):
                 if len(sent) >= messages:
                     return
                 append(now())
                 write(message)
-            while len(sent) - arrivals.total // MESSAGE_BYTES > DEPTH - DEPTH // SENDERS:
+            while len(sent) - arrivals.total // MESSAGE_BYTES > DEPTH - DEPTH // _SENDERS:
                 future = loop.create_future()
                 waiting.append(future)
                 await future
 
-    await asyncio.gather(ended, *(send() for _ in range(SENDERS)))
+    await asyncio.gather(ended, *(send() for _ in range(_SENDERS)))
     transport.close()
     return sorted(arrivals.latencies(sent))
+
+
+# Each takes the server's address, one of MODES and how many messages.
+SENDERS: dict[str, Callable[[Address, str, int], list[int]]] = {
+    "simple": run_simple,
+    "threaded": run_threaded,
+    "async": run_async,
+}

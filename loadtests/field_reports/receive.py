@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from loadtests.bench import Client, Contender, Load, Measured, Row, Table, Task, Unit, started
+from loadtests.bench import row, table
+from loadtests.servers import small
+from wsgifast.benchmark.load import Client, Load, Measured, Task
+from wsgifast.benchmark.processes import started
+from wsgifast.benchmark.tables import Row, Server, Unit
 from wsgifast.sockets import ReceiveCount, recv_exactly, recv_exactly_into
-
-from .servers import server
 
 __all__ = ["TABLE"]
 
@@ -164,47 +166,44 @@ def _row(
     key: str,
     title: str,
     ways: dict[str, Make],
-    *sender: object,
+    *sender: str,
     large: bool = False,
     busy: bool = False,
 ) -> Row:
-    """:param busy: beside a thread that computes; the bound beside a process that does."""
-    other = server(str(sender[0]), *sender[1:])
-    contenders = []
-    for name, make in ways.items():
-        company: Company = contextlib.nullcontext
-        if busy:
-            company = busy_process if name == BOUND else busy_thread
-        client = receiving(make, company, large=large)
-        contenders.append(Contender(name, other, client=client))
-    if busy and BOUND in ways:
-        client = receiving(ways[BOUND], busy_thread, large=large)
-        contenders.append(Contender("recv_into in a loop", other, client=client))
+    """:param sender: the server's kind, and its link's rate in Mbit/s.
+    :param busy: beside a thread that computes; the bound beside a process that does."""
+    server = small(*sender)
+
+    def beside(name: str, company: Company) -> tuple[Server, Client]:
+        company = company if busy else contextlib.nullcontext
+        return server, receiving(ways[name], company, large=large)
+
+    sides = {name: beside(name, busy_process if name == BOUND else busy_thread) for name in ways}
+    if busy:
+        sides["recv_into in a loop"] = beside(BOUND, busy_thread)
     ours = OURS if OURS in ways else OURS_INTO
-    return Row(
-        f"field.receive.{key}", title, tuple(contenders), client, RECEIVED, ours=ours, http=False
-    )
+    return row(f"field.receive.{key}", title, sides, unit=RECEIVED, ours=ours)
 
 
-TABLE = Table(
+TABLE = table(
     "field-report-receive",
     "Receiving exactly so many bytes (socketrecvall)",
     [
         _row("sendall", "blocks of 2 MB, sent by sendall", BLOCKS, "sendall"),
         _row("sendfile", "blocks of 2 MB, sent by sendfile", BLOCKS, "sendfile"),
         _row(
-            "link", "blocks of 2 MB over 1 Gbit/s, a thread computes", BLOCKS, "sendall", 1_000,
+            "link", "blocks of 2 MB over 1 Gbit/s, a thread computes", BLOCKS, "sendall", "1000",
             busy=True,
         ),
         _row("new", "one large receive into new memory", NEW, "sendfile", large=True),
         _row("used", "one large receive into used memory", USED, "sendfile", large=True),
         _row(
             "link-new", "one into new memory over 10 Gbit/s, a thread computes",
-            {name: NEW[name] for name in (OURS, BOUND)}, "sendall", 10_000, large=True, busy=True,
+            {name: NEW[name] for name in (OURS, BOUND)}, "sendall", "10000", large=True, busy=True,
         ),
         _row(
             "link-used", "one into used memory over 10 Gbit/s, a thread computes", USED, "sendall",
-            10_000, large=True, busy=True,
+            "10000", large=True, busy=True,
         ),
     ],
     then=(

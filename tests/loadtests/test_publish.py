@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 import pytest
 
 from loadtests import publish
-from loadtests.bench import Contender, Load, Row, Table
 from loadtests.chart import BARS, THEMES, chart
 from loadtests.gains import all_figures, gains, rows_needed
 from loadtests.published import Figures, Published, read
+from wsgifast.benchmark.load import Load
+from wsgifast.benchmark.tables import Contender, Row, Table
 
 MACHINE = {"cores": 2, "processor": "P", "system": "Linux 6.1-x", "python": "CPython 3.13.0",
            "gunicorn": "27.0.1"}  # fmt: skip

@@ -6,26 +6,29 @@ from dataclasses import replace
 
 import pytest
 
-from loadtests import asgi, asgi_middleware, frameworks, slow_attack, worker
-from loadtests.__main__ import tables
-from loadtests.bench import (
-    BYTES,
-    Profile,
-    Table,
-    Task,
-    percentile,
-    problems,
-    raw,
-    run,
-    running_server,
-    served,
-)
-from loadtests.calls import TABLES as CALLS
-from loadtests.command import chosen, main
+from loadtests import asgi, wsgi
+from loadtests.__main__ import UNPUBLISHED, chosen, main, tables
+from loadtests.clients import percentile, raw
+from wsgifast.benchmark.load import Task
+from wsgifast.benchmark.report import problems
+from wsgifast.benchmark.results import Result
+from wsgifast.benchmark.runner import run, running_server
+from wsgifast.benchmark.serving import served
+from wsgifast.benchmark.tables import BYTES, Profile, Table
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
 
 SHORT = Profile(0.1, 1, 5.0)
+
+
+def _measured(key: str, *contenders: int, seconds: float | None = None) -> Result:
+    """The row of a key, with some of its contenders, as shortly as can be."""
+    (table,) = chosen(tables(), [key])
+    (row,) = table.rows
+    kept = tuple(row.contenders[number] for number in contenders)
+    row = replace(row, contenders=kept, seconds=seconds or row.seconds)
+    (result,) = run(replace(table, rows=[row]), SHORT)
+    return result
 
 
 def test_percentiles_by_nearest_rank() -> None:
@@ -50,7 +53,7 @@ def test_the_client_counts_what_it_saw() -> None:
 
 def test_a_key_that_no_row_has(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main("loadtests.worker", worker.__doc__, worker.TABLES, ["no-such-key"])
+        main(["no-such-key"])
     assert ended.value.code == 2
     assert "no row has no-such-key in its key" in capsys.readouterr().err
 
@@ -60,39 +63,48 @@ def test_a_key_that_no_row_has(capsys: pytest.CaptureFixture[str]) -> None:
     [("b.", ["b.c"]), ("a.b", ["a.b", "a.bc"]), ("c", ["a.bc", "b.c"]), ("d", [])],
 )
 def test_a_key_is_of_rows_that_begin_with_it_or_else_have_it(given: str, found: list[str]) -> None:
-    rows = [replace(frameworks.ROWS[0], key=key) for key in ("a.b", "a.bc", "b.c")]
+    rows = [replace(wsgi.WORKER.rows[0], key=key) for key in ("a.b", "a.bc", "b.c")]
     assert [
         row.key for table in chosen([Table("t", "t", rows)], [given]) for row in table.rows
     ] == found
 
 
+def test_all_is_what_is_published(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["all", "--list"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == [row.key for table in tables() for row in table.rows]
+    assert main(["leaks.", "--list"]) == 0
+    assert capsys.readouterr().out.startswith("leaks.FastWorker ")
+
+
 def test_every_row_of_every_table_has_a_key_of_its_own() -> None:
-    keys = [row.key for table in tables() for row in table.rows]
+    every = [*tables(), *UNPUBLISHED]
+    keys = [row.key for table in every for row in table.rows]
     assert len(keys) == len(set(keys)) > 100
-    for table in tables():
+    for table in every:
         for row in table.rows:
             names = [contender.name for contender in row.contenders]
-            assert len(names) == len(set(names)) > 1, row
+            assert len(names) == len(set(names)), row
+            assert len(names) > 1 or table in UNPUBLISHED
             assert row.ours is None or row.ours in names
 
 
 @pytest.mark.parametrize(
-    ("table", "key"),
-    [(CALLS[0], "calls.wsgi.declared"), (CALLS[0], "calls.asgi.declared"),
-     (CALLS[0], "calls.static.304"), (frameworks.TABLES[0], "ranges.1MiB"),
-     (frameworks.TABLES[0], "flask.lines")],
+    "key",
+    [
+        "calls.wsgi.declared", "calls.asgi.declared", "calls.static.304", "ranges.1MiB",
+        "flask.lines-fast",
+    ],
 )  # fmt: skip
-def test_a_row_gives_a_figure_for_every_contender(table: Table, key: str) -> None:
-    (kept,) = chosen([table], [key])
-    first, *_, last = kept.rows[0].contenders
-    (result,) = run(replace(kept, rows=[replace(kept.rows[0], contenders=(first, last))]), SHORT)
+def test_a_row_gives_a_figure_for_every_contender(key: str) -> None:
+    result = _measured(key, 0, -1)
     for name in result.runs:
         assert result.median(name, result.row.unit.rate), problems([result])
     assert not result.differs
 
 
 def test_a_row_whose_framework_is_missing_says_how_to_get_it() -> None:
-    rows = asgi_middleware.rows("no_such_framework", "Nobody's middleware")
+    rows = asgi.through("no_such_framework", "Nobody's middleware")
     results = run(Table("missing", "m", rows), SHORT)
     assert len(results) == 3
     for result in results:
@@ -105,29 +117,19 @@ def test_a_row_whose_framework_is_missing_says_how_to_get_it() -> None:
 
 def test_a_large_file_of_the_worker() -> None:
     """With a client that is always there, not wrk; it tells its own CPU time too."""
-    rows = [
-        replace(row, contenders=row.contenders[:2])
-        for row in worker.ROWS
-        if row.key == "worker.files.64KiB"
-    ]
-    (result,) = run(Table("worker", "w", rows, worker.prepare), SHORT)
+    result = _measured("worker.files.64KiB", 0, 1)
     assert result.median("FastWorker", BYTES.rate)
     assert result.facts("FastWorker")["client's CPU s/GB"] > 0
     assert not result.differs
 
 
 def test_an_upload_is_measured_with_its_messages() -> None:
-    (row,) = (row for row in asgi.ROWS if row.key == "asgi.upload.stream")
-    row = replace(row, contenders=row.contenders[-1:])
-    (result,) = run(Table("asgi", "a", [row]), SHORT)
+    result = _measured("asgi.upload.stream", -1)
     assert result.median("a bare loop", BYTES.rate), problems([result])
     assert result.facts("a bare loop")["messages"] > 0
 
 
 def test_others_are_measured_beside_an_attack() -> None:
-    (row,) = (row for row in slow_attack.ROWS if row.key == "attack.silent-bodies")
-    row = replace(row, contenders=row.contenders[:1], seconds=0.1)
-    (result,) = run(Table("attack", "a", [row], slow_attack.prepare), SHORT)
-    facts = result.facts("FastWorker")
-    assert facts["slow ones"] == 100
+    result = _measured("attack.silent-bodies", 0, seconds=0.1)
+    assert result.facts("FastWorker")["slow ones"] == 100
     assert result.failures("FastWorker") == 0

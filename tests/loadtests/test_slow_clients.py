@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from loadtests.bench import certificate
+from loadtests.payloads import certificate
 from tests.support.servers import wait_for
 from tests.support.slow_clients import HOST, KINDS, opening, others, slow_clients
 from tests.support.slow_disk import has_slow_disk, slow_disk

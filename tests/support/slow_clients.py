@@ -15,7 +15,7 @@ from typing import Any
 from hpack import Encoder
 from hyperframe.frame import HeadersFrame, SettingsFrame, WindowUpdateFrame
 
-from loadtests.rawclient import percentile
+from loadtests.clients import percentile
 from wsgifast.benchmark import slow_clients as crowds
 from wsgifast.benchmark.processes import HOST, tls_context
 

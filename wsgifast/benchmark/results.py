@@ -141,8 +141,9 @@ class Result:
     def is_good(self) -> bool:
         """Whether the last never failed, nor any where the first did not, and all sent the same."""
         first, *others = self.runs
-        judged = [name for name in others if name == others[-1] or not self.failures(first)]
-        answered = any(m.load.requests for m in self.runs[others[-1]])
+        last = [first, *others][-1]
+        judged = [last, *(name for name in others if not self.failures(first))]
+        answered = any(m.load.requests for m in self.runs[last])
         return answered and not self.differs and not any(map(self.failures, judged))
 
     def figures(self) -> dict[str, object]:

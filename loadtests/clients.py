@@ -1,0 +1,292 @@
+"""Two bounded HTTP clients, cheap enough not to be what is measured: raw sockets, and wrk.
+
+Bodies are received into one large buffer and not looked at. Only their framing is followed: a
+Content-Length is counted down; a chunked body ends where the received bytes end with the last
+chunk, which is enough for payloads without that sequence in them and costs nothing for a body that
+arrives in a million chunks; anything else ends with the connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from wsgifast.benchmark.load import Client, Load, Task
+from wsgifast.benchmark.processes import Address, temporary_folder
+
+__all__ = ["BadAnswer", "Connection", "NoAnswer", "percentile", "percentiles", "raw", "wrk"]
+
+# One receive: larger than what a socket buffer holds, so one call takes all that is there.
+RECEIVE_BYTES = 1 << 20
+# An answer without a byte for so long has failed.
+GIVE_UP_S = 30.0
+_HEAD_END = b"\r\n\r\n"
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
+
+
+class BadAnswer(Exception):
+    """The message is what the client saw."""
+
+
+class NoAnswer(BadAnswer):
+    """The connection was closed before any byte of the answer."""
+
+
+class Connection:
+    """One connection at a time, made when it is needed, asked the same again and again.
+
+    :param headers: lines to add to the request.
+    :param expected: bytes that each body must have; None: whatever comes.
+    :param receive_bytes: asked for by one receive.
+    :param look: gets each piece of a body that has a Content-Length, and where it begins.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        path: str,
+        headers: Sequence[str] = (),
+        *,
+        expected: int | None = None,
+        receive_bytes: int = RECEIVE_BYTES,
+        look: Callable[[memoryview, int], None] | None = None,
+    ) -> None:
+        host, port = address
+        head = [f"GET {path} HTTP/1.1", f"Host: {host}:{port}", *headers, "", ""]
+        self._request = "\r\n".join(head).encode("latin-1")
+        self._address = address
+        self._expected = expected
+        self._buffer = memoryview(bytearray(receive_bytes))
+        self._look = look
+        self._sock: socket.socket | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._sock is not None
+
+    def close(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def ask(self) -> int:
+        """Ask once; returns the size of the payload. What has failed is closed.
+
+        :raises BadAnswer: or OSError.
+        """
+        stays_open = False
+        try:
+            if self._sock is None:
+                self._sock = socket.create_connection(self._address, GIVE_UP_S)
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            size, stays_open = self._exchange(self._sock)
+        finally:
+            if not stays_open:
+                self.close()
+        return size
+
+    def _exchange(self, sock: socket.socket) -> tuple[int, bool]:
+        """The size of the payload, and whether the connection stays open."""
+        head, rest = self._receive_head(sock)
+        status_line, *lines = head.decode("latin-1").split("\r\n")
+        status = status_line.split(" ", 2)[1] if " " in status_line else status_line
+        split = (line.partition(":") for line in lines)
+        fields = {name.strip().lower(): value.strip().lower() for name, _, value in split}
+        stays_open = "close" not in fields.get("connection", "")
+        if status_line.startswith("HTTP/1.0"):
+            stays_open = "keep-alive" in fields.get("connection", "")
+        if "content-length" in fields:
+            size = int(fields["content-length"])
+            self._receive_exactly(sock, rest, size, status)
+        elif "chunked" in fields.get("transfer-encoding", ""):
+            size = self._receive_chunks(sock, rest, status)
+            if self._expected is not None and size >= self._expected:
+                size = self._expected
+        elif status in ("204", "304"):
+            size = 0
+        else:
+            size, stays_open = len(rest), False
+            while received := sock.recv_into(self._buffer):
+                size += received
+        if status >= "400":
+            raise BadAnswer(f"status {status}")
+        if self._expected is not None and size != self._expected:
+            raise BadAnswer(f"status {status} with {size} bytes instead of {self._expected}")
+        return size, stays_open
+
+    def _receive_head(self, sock: socket.socket) -> tuple[bytes, bytes]:
+        data = b""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            sock.sendall(self._request)
+            data = sock.recv(64 * 1024)
+        if not data:
+            raise NoAnswer("closed without an answer")
+        while _HEAD_END not in data:
+            more = sock.recv(64 * 1024)
+            if not more:
+                raise BadAnswer("half a head")
+            data += more
+        head, _, rest = data.partition(_HEAD_END)
+        return head, rest
+
+    def _receive_exactly(self, sock: socket.socket, rest: bytes, size: int, status: str) -> None:
+        buffer, look, done = self._buffer, self._look, len(rest)
+        if look is not None:
+            look(memoryview(rest), 0)
+        while done < size:
+            received = sock.recv_into(buffer, min(size - done, len(buffer)))
+            if not received:
+                raise BadAnswer(f"status {status}, then closed after {done} of {size} bytes")
+            if look is not None:
+                look(buffer[:received], done)
+            done += received
+
+    def _receive_chunks(self, sock: socket.socket, rest: bytes, status: str) -> int:
+        """Read to the last chunk; return the bytes received, framing included."""
+        total = len(rest)
+        # An empty body has no CR LF before its last chunk.
+        tail = b"\r\n" + rest[-len(_LAST_CHUNK) :]
+        while not tail.endswith(_LAST_CHUNK):
+            received = sock.recv_into(self._buffer)
+            if not received:
+                raise BadAnswer(f"status {status}, then closed in the middle of a chunked body")
+            total += received
+            tail = (tail + bytes(self._buffer[max(0, received - 8) : received]))[-8:]
+        return total
+
+
+def raw(
+    *, connections: int = 1, receive_bytes: int = RECEIVE_BYTES, requests: int = 1_000_000
+) -> Client:
+    """GETs for the runner, each after the answer to the one before.
+
+    Without a known payload, the chunk framing of a chunked answer is counted as payload.
+
+    :param connections: each in a thread of its own. One is right for large bodies; with small ones
+        this client takes some 20,000 answers/s at most, use wrk beyond.
+    :param receive_bytes: asked for by one receive; real clients ask for 8 KiB to 256 KiB.
+    :param requests: at the most, of each connection.
+    """
+
+    def run(task: Task) -> Load:
+        times: list[float] = []
+        sizes: list[int] = []
+        errors: Counter[str] = Counter()
+        begun, cpu = time.perf_counter(), time.process_time()
+
+        def ask() -> None:
+            connection = Connection(
+                task.address,
+                task.path,
+                task.headers,
+                expected=task.body_bytes,
+                receive_bytes=receive_bytes,
+            )
+            with contextlib.closing(connection):
+                for _ in range(requests):
+                    asked = time.perf_counter()
+                    if asked >= begun + task.seconds:
+                        break
+                    try:
+                        sizes.append(connection.ask())
+                    except TimeoutError:
+                        errors["no byte before the time-out"] += 1
+                    except (BadAnswer, OSError) as error:
+                        errors[str(error)] += 1
+                    else:
+                        times.append((time.perf_counter() - asked) * 1e3)
+
+        threads = [threading.Thread(target=ask) for _ in range(connections - 1)]
+        for thread in threads:
+            thread.start()
+        ask()
+        for thread in threads:
+            thread.join()
+        seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
+        ms = percentiles(times)
+        return Load(len(times), errors.total(), sum(sizes), seconds, ms, dict(errors), cpu)
+
+    return run
+
+
+def percentile(ascending: Sequence[float], percent: float) -> float:
+    """The smallest value that `percent` of all do not exceed (nearest rank).
+
+    :param ascending: the values, sorted; at least one.
+    """
+    rank = -(-len(ascending) * percent // 100)  # rounded up
+    return ascending[max(0, int(rank) - 1)]
+
+
+def percentiles(times_ms: Sequence[float]) -> dict[int, float]:
+    """Those of a load, of times in any order; none of none."""
+    ascending = sorted(times_ms)
+    return {p: percentile(ascending, p) for p in (50, 95, 99)} if ascending else {}
+
+
+# Called once at the end; defining nothing else keeps Lua out of the requests.
+_REPORT = """
+done = function(summary, latency, requests)
+  local e = summary.errors
+  io.write(string.format(
+    '\\n{"requests":%d,"bytes":%d,"us":%d,"connect":%d,"read":%d,"write":%d,"timeout":%d,' ..
+    '"status":%d,"p50":%f,"p95":%f,"p99":%f}\\n',
+    summary.requests, summary.bytes, summary.duration, e.connect, e.read, e.write, e.timeout,
+    e.status, latency:percentile(50), latency:percentile(95), latency:percentile(99)))
+end
+"""
+
+
+def wrk(connections: int = 8) -> Client:
+    """wrk, a client in C, for rates that one in Python cannot take: keep-alive GETs, for whole
+    seconds, as it knows no others."""
+
+    def run(task: Task) -> Load:
+        if shutil.which("wrk") is None:
+            raise RuntimeError("wrk is not installed: apt-get install wrk (Debian, Ubuntu)")
+        seconds = max(1, round(task.seconds))
+        scheme = "https" if task.tls else "http"
+        url = f"{scheme}://{task.address[0]}:{task.address[1]}{task.path}"
+        headers = [part for header in task.headers for part in ("-H", header)]
+        with temporary_folder("wrk") as folder:
+            script = folder / "report.lua"
+            script.write_text(_REPORT)
+            command = ["wrk", "-d", f"{seconds}s", "-c", str(connections), "-t", "1"]
+            cpu = _children_cpu_s()
+            ran = subprocess.run(
+                [*command, *headers, "-s", str(script), url],
+                capture_output=True, text=True, timeout=seconds + 30,
+            )  # fmt: skip
+            cpu = _children_cpu_s() - cpu
+        if ran.returncode or "{" not in ran.stdout:
+            raise RuntimeError(f"wrk failed with status {ran.returncode}: {ran.stdout}{ran.stderr}")
+        report = json.loads(ran.stdout.strip().splitlines()[-1])
+        kinds = ("connect", "read", "write", "timeout", "status")
+        errors = {f"wrk: {kind}": int(report[kind]) for kind in kinds if report[kind]}
+        good = report["requests"] - report["status"]
+        # Without a known payload heads and framing are counted too, as wrk itself does.
+        size = report["bytes"] if task.body_bytes is None else good * task.body_bytes
+        return Load(
+            requests=good,
+            failures=sum(errors.values()),
+            body_bytes=size,
+            seconds=report["us"] / 1e6,
+            latency_ms={p: report[f"p{p}"] / 1e3 for p in (50, 95, 99)} if good else {},
+            errors=errors,
+            client_cpu_s=cpu,
+        )
+
+    return run
+
+
+def _children_cpu_s() -> float:
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime

@@ -1,0 +1,310 @@
+"""The servers beside ours, each tuned as its documentation says, and small ones of a few lines.
+
+    python -m loadtests.servers KIND PORT [ARGUMENT ...]
+
+Kinds: nginx, with a configuration of its own. http.server with its keep-alive switched on. echo
+sends back what it receives. sendfile-loop, the bound for large files: one thread, epoll and
+os.sendfile; receive-loop, the bound for uploads. sendall and sendfile send zeros without an end, as
+over a link of so many megabits a second. smtp-stock and smtp-fast take every message and forget it.
+forward PORT TO_PORT is a plain TCP forwarder, as stands in front of many servers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import pwd
+import re
+import select
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from wsgifast.benchmark.processes import HOST
+from wsgifast.benchmark.tables import Server
+from wsgifast.sockets import FileSegment, limit_send_buffer, send_file_segment
+from wsgifast.sockets.options import set_nodelay
+
+from .payloads import PAYLOADS, payload
+
+__all__ = ["daphne", "echo", "granian", "gunicorn_asgi", "hypercorn", "nginx", "small", "uvicorn"]
+
+OUR_PROTOCOL = "--http=asgifast.uvicorn:HttpToolsProtocol"
+# nginx.org/en/docs/http/ngx_http_core_module.html: sendfile with tcp_nopush for whole packets; a
+# bounded sendfile_max_chunk, so that no quick client keeps the worker; without sendfile, large
+# output buffers. It is one worker process, as every contender is.
+_NGINX = """\
+daemon off; worker_processes 1; pid {folder}/pid; error_log stderr crit; user {user};
+worker_rlimit_nofile 16384;
+events {{ worker_connections 16384; multi_accept on; }}
+http {{
+  access_log off; sendfile {sendfile}; aio {aio}; sendfile_max_chunk 512k;
+  tcp_nopush on; tcp_nodelay on;
+  output_buffers 2 512k; keepalive_timeout 120s; keepalive_requests 10000000;
+  client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
+  uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+  server {{
+    listen {host}:{port} backlog=2048; root {payloads}; default_type application/octet-stream;
+    location /slow-disk {{ alias {slow}; }}
+    location /upload {{ client_max_body_size 1g; proxy_pass http://{host}:{port}/1024.bin; }}
+  }}
+}}
+"""
+# asm-generic/socket.h; bytes a second. Python has no name for it.
+_SO_MAX_PACING_RATE = 47
+_BLOCK_BYTES = 1 << 20
+# Small enough to stay in the processor's cache.
+_SENT_FILE_BYTES = _RECEIVE_BYTES = 256 * 1024
+# Room for the messages of 20 MB; aiosmtpd's default is 32 MiB.
+_MESSAGE_LIMIT_BYTES = 64 * 1024 * 1024
+
+
+def small(kind: str, *arguments: object) -> Server:
+    """One of the kinds of this module."""
+    return _python("loadtests.servers", kind, "{port}", *map(str, arguments))
+
+
+def _python(*arguments: str) -> Server:
+    return Server(("python", "-m", *arguments))
+
+
+def nginx(*, sendfile: bool = True, aio: bool = False, slow: str = "/nonexistent") -> Server:
+    """nginx with the payload files: /10485760.bin has so many bytes. /slow-disk, /upload too.
+
+    :param aio: reads are done by threads, as its documentation advises for disks that are slow.
+    :param slow: what it has at /slow-disk.
+    """
+    return small(
+        "nginx", "{folder}", "on" if sendfile else "off", "threads" if aio else "off", slow
+    )
+
+
+def uvicorn(app: str, *options: str, ours: bool = False) -> Server:
+    """uvicorn; it takes uvloop and httptools by itself, as they are installed.
+
+    :param ours: with asgifast's protocol.
+    """
+    protocol = [OUR_PROTOCOL] if ours else []
+    quiet = ("--no-access-log", "--log-level=warning")
+    return _python("uvicorn", *quiet, "--port={port}", *options, *protocol, app)
+
+
+def granian(app: str, *, interface: str = "asgi", workers: int = 1) -> Server:
+    options = ("--no-ws", "--log-level=warning", f"--workers={workers}", "--port={port}")
+    return _python("granian", f"--interface={interface}", *options, app)
+
+
+def hypercorn(app: str, loop: str, *options: str, package: str = "hypercorn") -> Server:
+    """hypercorn; or anycorn, its fork, with the same options."""
+    bind = f"--bind={HOST}:{{port}}"
+    return _python(package, f"--worker-class={loop}", *options, "--log-level=error", bind, app)
+
+
+def daphne(app: str) -> Server:
+    return _python("daphne", "--verbosity=0", f"--bind={HOST}", "--port={port}", app)
+
+
+def gunicorn_asgi(app: str, worker: str = "asgi") -> Server:
+    """One of gunicorn's ASGI workers."""
+    options = ("--no-control-socket", "--log-level", "error", "--bind", f"{HOST}:{{port}}")
+    return _python("gunicorn", "--worker-class", worker, *options, app)
+
+
+def _become_nginx(port: int, folder: str, sendfile: str, aio: str, slow: str) -> None:
+    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if program is None:
+        raise SystemExit("nginx is not installed: apt-get install nginx-light (Debian, Ubuntu)")
+    own = tempfile.mkdtemp(dir=folder)
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    settings = {"folder": own, "user": user, "sendfile": sendfile, "aio": aio, "slow": slow}
+    conf = Path(own, "nginx.conf")
+    conf.write_text(_NGINX.format(**settings, host=HOST, port=port, payloads=PAYLOADS))
+    os.execv(program, [program, "-e", "stderr", "-c", str(conf)])
+
+
+def _in_threads(port: int, serve: Callable[[socket.socket], None], rate_mbit: str = "0") -> None:
+    """A thread for each connection."""
+
+    def run(sock: socket.socket) -> None:
+        with sock, contextlib.suppress(ConnectionError):  # the client has what it wanted
+            serve(sock)
+
+    with socket.create_server((HOST, port)) as listener:
+        while True:
+            sock, _ = listener.accept()
+            if rate := int(rate_mbit) * 1_000_000 // 8:
+                sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
+            threading.Thread(target=run, args=(sock,), daemon=True).start()
+
+
+def echo(sock: socket.socket) -> None:
+    """Send back all that comes, in large pieces."""
+    buffer = memoryview(bytearray(_RECEIVE_BYTES))
+    set_nodelay(sock)
+    while received := sock.recv_into(buffer):
+        sock.sendall(buffer[:received])
+
+
+def _sendfile(sock: socket.socket) -> None:
+    """From the page cache, with a send buffer for near peers: the sender is not the slower side."""
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(_SENT_FILE_BYTES))
+        file.flush()
+        limit_send_buffer(sock)
+        while True:
+            send_file_segment(sock, FileSegment(file.fileno(), 0, _SENT_FILE_BYTES))
+
+
+def _sendall(sock: socket.socket) -> None:
+    """As most programs send, with the system's defaults."""
+    block = bytes(_BLOCK_BYTES)
+    while True:
+        sock.sendall(block)
+
+
+def _receive(sock: socket.socket) -> None:
+    """Take Content-Length bytes behind each head, forget them, and say how many they were and by
+    how many receives, as the load tests' ASGI app does."""
+    buffer = memoryview(bytearray(_RECEIVE_BYTES))
+    while head := sock.recv(65_536):
+        while b"\r\n\r\n" not in head:
+            head += sock.recv(65_536)
+        start, _, body = head.partition(b"\r\n\r\n")
+        found = re.search(rb"(?i)content-length: ?([0-9]+)", start)
+        size = int(found[1]) if found else 0
+        left, messages = size - len(body), int(bool(body))
+        while left > 0 and (count := sock.recv_into(buffer)):
+            left -= count
+            messages += 1
+        text = b"%d %d" % (size, messages)
+        sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text))
+
+
+def _sendfile_loop(port: int, file: str) -> None:
+    """Answer whatever comes with the whole file; a server of Python code cannot be cheaper."""
+    once = select.EPOLLONESHOT
+    fd = os.open(file, os.O_RDONLY)
+    size = os.fstat(fd).st_size
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size
+    listener = socket.create_server((HOST, port))
+    epoll = select.epoll()
+    epoll.register(listener.fileno(), select.EPOLLIN)
+    clients: dict[int, socket.socket] = {}
+    offsets: dict[int, int] = {}
+    while True:
+        for number, _ in epoll.poll():
+            if number == listener.fileno():
+                sock, _ = listener.accept()
+                sock.setblocking(False)
+                set_nodelay(sock)
+                limit_send_buffer(sock)
+                clients[sock.fileno()] = sock
+                epoll.register(sock.fileno(), select.EPOLLIN | once)
+                continue
+            sock = clients[number]
+            try:
+                if number not in offsets:
+                    if not sock.recv(65_536):
+                        raise ConnectionError("the client is done")
+                    sock.send(head, socket.MSG_MORE)
+                    offsets[number] = 0
+                offsets[number] += os.sendfile(number, fd, offsets[number], size - offsets[number])
+            except BlockingIOError:
+                pass
+            except OSError:
+                offsets.pop(number, None)
+                clients.pop(number).close()
+                continue
+            if offsets.get(number) == size:
+                del offsets[number]
+            epoll.modify(number, (select.EPOLLOUT if number in offsets else select.EPOLLIN) | once)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """The handler of http.server's documentation, with its keep-alive switched on."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        body = payload(int(self.path.rpartition("/")[2]))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+async def _smtp(stock: bool, port: int) -> None:
+    from aiosmtpd.smtp import SMTP
+
+    from wsgifast.mail.server import SMTPServer
+
+    class Sink:
+        """Answers with the size, so that the client can see that all of it came."""
+
+        async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
+            return f"250 {len(envelope.content)}"
+
+    # As in production: aiosmtpd logs each line at the level that is off by default.
+    logging.getLogger("mail.log").setLevel(logging.ERROR)
+    loop = asyncio.get_running_loop()
+    options: dict[str, Any] = {"loop": loop, "hostname": "localhost"}
+    options["data_size_limit"] = _MESSAGE_LIMIT_BYTES
+    kind = SMTP if stock else SMTPServer
+    server = await loop.create_server(lambda: kind(Sink(), **options), HOST, port)
+    await server.serve_forever()
+
+
+async def _forward(port: int, to_port: int) -> None:
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        onward_reader, onward_writer = await asyncio.open_connection(HOST, to_port)
+        await asyncio.gather(pump(reader, onward_writer), pump(onward_reader, writer))
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(accepted, HOST, port)
+    await server.serve_forever()
+
+
+# Each takes the port, and the arguments as texts.
+_KINDS: dict[str, Callable[..., None]] = {
+    "nginx": _become_nginx,
+    "http.server": lambda port: ThreadingHTTPServer((HOST, port), _Handler).serve_forever(),
+    "echo": lambda port: _in_threads(port, echo),
+    "sendfile-loop": _sendfile_loop,
+    "receive-loop": lambda port: _in_threads(port, _receive),
+    "sendall": lambda port, *mbit: _in_threads(port, _sendall, *mbit),
+    "sendfile": lambda port, *mbit: _in_threads(port, _sendfile, *mbit),
+    "smtp-stock": lambda port: asyncio.run(_smtp(True, port)),
+    "smtp-fast": lambda port: asyncio.run(_smtp(False, port)),
+    "forward": lambda port, to_port: asyncio.run(_forward(port, int(to_port))),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.servers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("kind", choices=_KINDS)
+    parser.add_argument("port", type=int, help=f"on {HOST}")
+    parser.add_argument("arguments", nargs="*", help="see above")
+    given = parser.parse_args()
+    _KINDS[given.kind](given.port, *given.arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,370 @@
+"""The tables of WSGI: bodies, frameworks, static files, Django, FastWorker, development servers.
+
+gunicorn has one worker process and four threads, but where two workers stand beside one. Demo's
+rows are driven by Locust, the others by clients that cost less. Beside large files stands the
+bound, a bare loop of epoll and sendfile. Over loopback the kernel moves a packet in whichever
+process makes room for it, the server's or the client's, so there the client's CPU time is told too:
+a server that leaves its packets to the client's process seems to need none.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from wsgifast.benchmark.load import Client, Load, Task
+from wsgifast.benchmark.locust_client import Locust
+from wsgifast.benchmark.serving import gunicorn, served, sides
+from wsgifast.benchmark.tables import BYTES, REQUESTS, Row, Server, Unit
+
+from .app import SHAPES
+from .bench import FAST, Case, Side, row, rows, stated, table
+from .clients import raw, wrk
+from .django_app import MIDDLEWARE
+from .memory import idle_connections
+from .payloads import FILE_BYTES, LARGE_FILE_BYTES, MIB, PAYLOADS, REPORT_BYTES, payload_file
+from .servers import granian, nginx, small, uvicorn
+
+__all__ = ["BODIES", "DEVELOPMENT", "FILES", "LOCUST", "SOCKETS", "WORKER"]
+
+APP, ASGI_APP, FLASK = "loadtests.app:app", "loadtests.asgi_app:app", "loadtests.flask_app:app"
+DJANGO, STATIC = "loadtests.django_app", "loadtests.static_app"
+RANGE = (f"Range: bytes={3 * MIB}-{4 * MIB - 1}",)
+LARGE, SMALL, SMALL_FILE = f"/{FILE_BYTES}.bin", "/small/1024", "/1024.bin"
+
+# --- What an app returns
+
+LOCUST = Locust()
+# Small answers are asked for by several users at once: one alone would measure the round trip.
+SMALL_USERS = 8
+# Generators are gathered only when that is asked for.
+GATHERED = ("generator-of-1", "rows")
+# The others take a second each by design, or belong to other tables.
+SHOWN = [*takewhile(lambda name: name != "ticks", SHAPES)]
+
+
+def _shape(table: str, name: str, client: Client, **more: Side) -> Row:
+    shape, gathered = SHAPES[name], name in GATHERED
+    found = sides(APP, "gunicorn", ["gthread"], {"coalesce": True} if gathered else {})
+    text = f"{shape.text}, coalesced" if gathered else shape.text
+    contenders = {**found, **more}
+    return row(
+        f"{table}.{name}", text, contenders, f"/{name}", client=client, body_bytes=shape.size
+    )
+
+
+def _loop(size: int) -> Server:
+    return small("sendfile-loop", PAYLOADS / f"{size}.bin")
+
+
+def _shape_files(folder: Path) -> None:
+    for name in SHOWN:
+        payload_file(SHAPES[name].size)
+
+
+_ASGI = sides(ASGI_APP, "uvicorn")
+_DEMO = [
+    *(_shape("demo", n, LOCUST.client(SMALL_USERS if n == "small" else 1)) for n in SHOWN),
+    *rows("demo", "ASGI: ", _ASGI, [
+        ("asgi-file", "Starlette's FileResponse", f"/file/{FILE_BYTES}.bin", REQUESTS,
+         LOCUST.client()),
+        ("asgi-crumbs", "messages of 100 bytes", f"/stream/{MIB}", REQUESTS, LOCUST.client()),
+        ("asgi-small", "a small Response", "/plain", REQUESTS, LOCUST.client(SMALL_USERS)),
+    ]),
+]  # fmt: skip
+# The same, with a client that costs less, and beside as many bytes from a loop that only sends.
+SOCKETS = table(
+    "demo-sockets",
+    "What an app returns, over raw sockets",
+    [_shape("sockets", n, raw(), **{"a bare loop": _loop(SHAPES[n].size)}) for n in SHOWN],
+    prepare=_shape_files,
+)
+
+# --- What frameworks return
+
+
+def _flask(key: str, title: str, how: str, worker: str = "gthread", **options: Any) -> Row:
+    path, unit, client = {
+        "open": ("/open", BYTES, raw()),
+        "lines": ("/lines", REQUESTS, raw()),
+        "file": ("/file", BYTES, raw()),
+        "page": ("/page", REQUESTS, wrk(8)),
+    }[how]
+    coalesces = ", coalesce=True" if options else ""
+    ours = f"WSGIFast{coalesces}{' on FastWorker' if worker == FAST else ''}"
+    found = {"Flask on gthread": served(FLASK), ours: served(FLASK, options, worker_class=worker)}
+    return row(f"flask.{key}", title, found, path, unit, client)
+
+
+def _static(factory: str, **options: Any) -> Server:
+    return gunicorn(f"{STATIC}:{factory}", **options)
+
+
+# Werkzeug's send_file and WhiteNoise answer a range by reading; behind WSGIFast the same ranges go
+# out by sendfile.
+_RANGES: dict[str, Side] = {
+    "send_file": served(FLASK),
+    "send_file, WSGIFast": served(FLASK, {}),
+    "WhiteNoise": (_static("whitenoise()"), LARGE),
+}
+BODIES = [
+    table("demo", "What an app returns", _DEMO),
+    table("frameworks", "Bodies and ranges of frameworks", [
+        _flask("open", "Response(open(...)), 10 MiB", "open"),
+        _flask("lines", "a generator of 1,000 lines", "lines", coalesce=True),
+        _flask("lines-fast", "a generator of 1,000 lines", "lines", FAST),
+        _flask("send-file", "send_file, 10 MiB", "file", FAST),
+        _flask("page", "a small page", "page"),
+        _flask("page-fast", "a small page", "page", FAST),
+        row("ranges.whole", "10 MiB", _RANGES, "/file", BYTES),
+        row("ranges.1MiB", "1 MiB of it", _RANGES, "/file", BYTES, headers=RANGE),
+    ]),
+]  # fmt: skip
+
+# --- Static files and Django
+
+FEW_FILES, MANY_FILES, DJANGO_FILES = 10, 100_000, 10_000
+MILLISECONDS = Unit("start, ms", lambda m: m.load.seconds * 1e3)
+_START = """
+import json, resource, sys, time
+from wsgifast import StaticFiles
+most_mb = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+before, start = most_mb(), time.perf_counter()
+StaticFiles(directory=sys.argv[1])
+print(json.dumps([time.perf_counter() - start, {"MB more": most_mb() - before}]))
+"""
+_DJANGO_START = """
+import json, sys, time, warnings
+warnings.simplefilter("ignore")
+from loadtests.django_app import wsgi
+import django.core.handlers.wsgi, django.contrib.staticfiles, whitenoise.middleware
+import servestatic.middleware, wsgifast.files.site
+start = time.perf_counter()
+wsgi(sys.argv[2], sys.argv[1])
+print(json.dumps([time.perf_counter() - start, {}]))
+"""
+
+
+def _start_up(script: str, count: int, *arguments: str) -> Client:
+    """Seconds to make an app of so many files, in a process of its own.
+
+    :param script: prints them, and other figures by their names, in JSON; gets the folder.
+    """
+
+    def run(task: Task) -> Load:
+        command = [sys.executable, "-c", script, str(task.folder / str(count)), *arguments]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        seconds, facts = json.loads(ran.stdout)
+        return Load(1, 0, 0, seconds, facts=facts)
+
+    return run
+
+
+def _trees(*counts: int) -> Callable[[Path], None]:
+    """Makes trees of so many files of 1 KiB, a thousand in each of their folders."""
+
+    def prepare(folder: Path) -> None:
+        for count in counts:
+            for number in range(count):
+                path = folder / str(count) / str(number // 1000) / f"{number % 1000}.txt"
+                if number % 1000 == 0:
+                    path.parent.mkdir(parents=True)
+                path.write_bytes(bytes(1024))
+
+    return prepare
+
+
+def _of_trees(make: Callable[[int], Side]) -> dict[str, Side]:
+    return {f"{count:,} files": make(count) for count in (FEW_FILES, MANY_FILES)}
+
+
+_STATIC: dict[str, Side] = {
+    "WhiteNoise": _static("whitenoise()"), "StaticFiles": _static("static_files()"),
+    "nginx": nginx(),
+}  # fmt: skip
+_MIDDLEWARE: dict[str, Side] = {
+    **{name: gunicorn(f"{DJANGO}:wsgi({name!r})") for name in MIDDLEWARE},
+    "ours, FastWorker": gunicorn(f"{DJANGO}:wsgi(wrapped=True)", worker_class=FAST),
+}
+_DJANGO_CASES: list[Case] = [
+    ("file", "FileResponse, 10 MiB", "/file", BYTES),
+    ("lines", "a generator of 1,000 lines", "/lines", REQUESTS, raw()),
+    ("page", "a small page", "/page", REQUESTS),
+]
+FILES = [
+    table("static-files", "StaticFiles beside WhiteNoise on a gthread worker", [
+        row("static.small", "1 KiB", _STATIC, SMALL_FILE),
+        row("static.large", "10 MiB", _STATIC, LARGE, BYTES),
+        row("static.ranges", "1 MiB ranges of it", _STATIC, LARGE, BYTES, headers=RANGE),
+    ]),
+    table("static-trees", "StaticFiles by the size of the tree", [
+        row("static.start", "start by the size of the tree",
+            _of_trees(lambda count: _start_up(_START, count)), unit=MILLISECONDS),
+        row("static.tree", "1 KiB by the size of the tree",
+            _of_trees(lambda count: _static(f"static_files('{{folder}}/{count}')")), "/0/0.txt"),
+    ], prepare=_trees(FEW_FILES, MANY_FILES)),
+    table("django-files", "Django", [
+        row("django.static.small", "static file, 1 KiB", _MIDDLEWARE, f"/static{SMALL_FILE}"),
+        row("django.static.large", "static file, 10 MiB", _MIDDLEWARE, f"/static{LARGE}", BYTES),
+        *rows("django.wsgi", "wsgi: ", {
+            "Django": gunicorn(f"{DJANGO}:wsgi()"), "ours": _MIDDLEWARE["ours, FastWorker"],
+        }, _DJANGO_CASES),
+        *rows("django.asgi", "asgi: ", {
+            "Django": uvicorn(f"{DJANGO}:asgi", "--factory"),
+            "ours": uvicorn(f"{DJANGO}:fast_asgi", "--factory", ours=True),
+        }, _DJANGO_CASES),
+    ]),
+    table("django-start", "Django's start", [
+        row("django.start", f"start with {DJANGO_FILES:,} files",
+            {name: _start_up(_DJANGO_START, DJANGO_FILES, name) for name in MIDDLEWARE},
+            unit=MILLISECONDS),
+    ], prepare=_trees(DJANGO_FILES)),
+]  # fmt: skip
+
+# --- FastWorker
+
+GTHREAD, OURS, OUR_FILES = "gthread", "FastWorker", "StaticFiles on FastWorker"
+IDLE = Unit("bytes a connection", lambda m: m.load.facts["bytes a connection"])
+
+
+def _pair(*more: str, **options: Any) -> dict[str, Side]:
+    return {
+        GTHREAD: gunicorn(APP, *more, **options),
+        OURS: gunicorn(APP, *more, worker_class=FAST, **options),
+    }
+
+
+def _turned(pair: dict[str, Side], suffix: str = "") -> dict[str, Side]:
+    """Ours first."""
+    return {f"{name}{suffix}": pair[name] for name in (OURS, GTHREAD)}
+
+
+# What a second worker is worth, on a machine with two cores.
+_ONE, _TWO = _turned(_pair()), _turned(_pair(workers=2), ", 2 workers")
+_BOTH = {name: pair[name] for one, two in zip(_ONE, _TWO, strict=True)
+         for name, pair in ((one, _ONE), (two, _TWO))}  # fmt: skip
+_LARGE_FILE: dict[str, Side] = {
+    **_turned(_pair()),
+    "nginx, sendfile on": (nginx(), LARGE),
+    "nginx, sendfile off": (nginx(sendfile=False), LARGE),
+    "bare epoll + sendfile loop": (_loop(FILE_BYTES), LARGE),
+}
+
+
+def _file(key: str, kib: str, client: Client) -> Row:
+    """By clients that read 8 KiB at a time (wrk, and one in Python), 64 KiB and 256 KiB."""
+    return row(
+        f"worker.files.{key}", f"10 MiB, by {kib}", _LARGE_FILE, "/server-wrapper", BYTES,
+        stated(client), ours=OURS, seconds=0.6,
+    )  # fmt: skip
+
+
+WORKER = table("worker", "FastWorker beside gthread, granian and nginx", [
+    row("worker.rates.small-4", "1 KiB, 4 connections", _pair(), SMALL, client=wrk(4)),
+    row("worker.rates.small-32", "1 KiB, 32 connections",
+        {**_pair(), "granian": granian(APP, interface="wsgi")}, SMALL, client=wrk(32), ours=OURS),
+    row("worker.rates.sleep", "app sleeps 10 ms, 32", _pair(), "/sleep", client=wrk(32)),
+    row("worker.rates.compute", "app computes 3 ms, 32", _pair(), "/compute", client=wrk(32)),
+    row("worker.rates.static", "1 KiB file, 32", {
+        "WhiteNoise on gthread": _static("whitenoise()"),
+        OUR_FILES: _static("static_files()", worker_class=FAST),
+        "nginx": nginx(),
+    }, SMALL_FILE, client=wrk(32), ours=OUR_FILES),
+    # wrk needs next to nothing of the cores here, and half of them there.
+    row("worker.two.compute", "two workers: app computes 3 ms, 32", _BOTH, "/compute",
+        client=wrk(32)),
+    row("worker.two.small-32", "two workers: 1 KiB, 32, of which wrk has its share", _BOTH, SMALL,
+        client=wrk(32)),
+    row("worker.memory.idle", "an idle connection, kept alive",
+        _turned(_pair("--worker-connections=5000")), SMALL, IDLE, idle_connections, fresh=True),
+    *rows("worker.tls", "TLS ", _pair(tls=True), [
+        ("small-4", "1 KiB, 4 connections", SMALL, REQUESTS, wrk(4)),
+        ("small-32", "1 KiB, 32 connections", SMALL, REQUESTS, wrk(32)),
+        ("large", "10 MiB, 4 connections", "/server-wrapper", REQUESTS, wrk(4)),
+    ]),
+    _file("8KiB-wrk", "8 KiB, wrk", wrk(4)),
+    *(_file(f"{kib}KiB", f"{kib} KiB", raw(connections=4, receive_bytes=kib * 1024))
+      for kib in (8, 64, 256)),
+])  # fmt: skip
+
+# --- Development servers
+
+PLAIN = "http.server, HTTP/1.1"
+
+
+def _stock(kind: str, app: str = APP) -> Server:
+    return Server(("python", "-m", "tests.support.serve", kind, "{port}", app))
+
+
+_STOCK: dict[str, Side] = {
+    "wsgiref": _stock("threading-wsgiref"),
+    "wsgifast wsgiref": _stock("fast-wsgiref"),
+    "werkzeug": _stock("werkzeug"),
+    "wsgifast werkzeug": _stock("fast-werkzeug"),
+    # Stock wsgiref and Werkzeug close every connection, which hides the stall behind the price of a
+    # new connection and thread for each request. Here it shows: the second small write waits for
+    # the acknowledgement of the first (Nagle's algorithm), and the client delays that by 40 ms.
+    PLAIN: small("http.server"),
+    "waitress": served(APP, None, "waitress"),
+}
+
+
+def _before_and_after(key: str, title: str, path: str, *more: str) -> list[Row]:
+    """wsgiref's side and Werkzeug's.
+
+    :param more: what else can answer, beside wsgiref.
+    """
+    names = {"wsgiref": more, "werkzeug": ()}
+    unit = BYTES if key == "large" else REQUESTS
+    return [
+        row(
+            f"nodelay.{key}.{stock}", title,
+            {n: _STOCK[n] for n in (stock, f"wsgifast {stock}", *others, "waitress")},
+            path, unit, raw(),
+        )
+        for stock, others in names.items()
+    ]  # fmt: skip
+
+
+_PAYLOADS: dict[str, Side] = {
+    "wsgiref": served(APP, None, "wsgiref"),
+    "wsgiref, WSGIFast": served(APP, {}, "wsgiref"),
+    "wsgifast's wsgiref, WSGIFast": _stock("fast-wsgiref", "loadtests.app:wrapped"),
+}
+DEVELOPMENT = [
+    table("nodelay", "Development servers, stock and ours", [
+        *_before_and_after("small", "200 bytes with a Content-Length", "/small/200", PLAIN),
+        *_before_and_after("stream", "20 chunks of 50 bytes from a generator", "/crumbs"),
+        *_before_and_after("report", "688,128 bytes in one block", f"/whole/{REPORT_BYTES}", PLAIN),
+        *_before_and_after("file", "a file of 688,128 bytes", f"/server-wrapper/{REPORT_BYTES}"),
+        *_before_and_after("large", "a file of 64 MiB", f"/server-wrapper/{LARGE_FILE_BYTES}"),
+    ]),
+    table("field-report-wsgiref", "wsgiref and large payloads", [
+        row(f"field.wsgiref.{key}", title, _PAYLOADS, path, client=raw(), body_bytes=REPORT_BYTES)
+        for key, title, path in (
+            # On Python 3 wsgiref refuses a string. What it did with one then, a write for each
+            # character, it does today with a list of single bytes.
+            ("string", "the string", "/str"),
+            ("single-bytes", "single bytes", "/list-of-1"),
+            ("list", "a list holding it", "/undeclared"),
+            ("file", "the open file", f"/file/{REPORT_BYTES}"),
+            ("wrapper", "the file in FileWrapper", f"/file-wrapper/{REPORT_BYTES}"),
+        )
+    ], then=(
+        f"Then: Python 2, one response of {REPORT_BYTES:,} bytes from wsgiref",
+        ["the app returns", "s"],
+        [["the string", 16.84], ["a list holding the string", 0.01], ["the open file", 0.07]],
+    ), notes=[
+        "What has changed: Python 3's wsgiref refuses the string that took 17 s (an error, and no "
+        "body). The write for each chunk is still there, and a list of single bytes is the string "
+        "of then. A list holding the whole is as good as it was, an open file is still iterated "
+        "by lines; WSGIFast brings all of them to the time of the list.",
+        "What limits it today: the server, what it costs to accept a connection, parse and answer "
+        "at all. A list of single bytes still has to be walked through.",
+    ]),
+]  # fmt: skip
