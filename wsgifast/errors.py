@@ -11,6 +11,7 @@ from http import HTTPStatus
 __all__ = [
     "BodyError",
     "BodyTooLarge",
+    "ClientGone",
     "ConfigurationError",
     "MalformedRequest",
     "MissingExtra",
@@ -65,6 +66,10 @@ class BodyTooShort(WSGIFastError, EOFError):
     def __init__(self, missing: int) -> None:
         super().__init__(f"the body ended {missing} bytes before its Content-Length")
         self.missing = missing
+
+
+class ClientGone(WSGIFastError, ConnectionAbortedError):
+    """The client has left, or sent or took no byte for too long: nothing reaches it any more."""
 
 
 class ConfigurationError(WSGIFastError, ValueError):

@@ -280,11 +280,12 @@ def test_head_has_the_head_of_get_and_no_body(kind: str, tmp_path: Path) -> None
     path.write_bytes(b"x" * 100_000)
     apps = {
         "list": answering(lambda _: [b"12345"]),
-        "stream": answering(lambda _: iter([b"12345"])),
+        "iterator": answering(lambda _: iter([b"12345"])),
+        "stream": answering(lambda _: (block for block in [b"12345"])),
         "file": answering(lambda environ: environ["wsgi.file_wrapper"](path.open("rb"))),
         "declared": answering(lambda _: [], headers=[("Content-Length", "77")]),
     }
-    lengths = {"list": "5", "stream": None, "file": "100000", "declared": "77"}
+    lengths = {"list": "5", "iterator": "5", "stream": None, "file": "100000", "declared": "77"}
     with serve(router(**apps), kind) as served, Connection(served.address) as client:
         for name, length in lengths.items():
             response = client.request(f"/{name}", method="HEAD")
@@ -297,7 +298,8 @@ def test_an_empty_body_has_length_0(kind: str) -> None:
     apps = {
         "list": answering(lambda _: []),
         "block": answering(lambda _: [b""]),
-        "stream": answering(lambda _: iter([b"", b""])),
+        "stream": answering(lambda _: (b"" for _ in range(2))),
+        "iterator": answering(lambda _: iter([b"", b""])),
         "file": answering(lambda environ: environ["wsgi.file_wrapper"](io.BytesIO())),
     }
     with serve(router(**apps), kind) as served, Connection(served.address) as client:
@@ -309,7 +311,7 @@ def test_an_empty_body_has_length_0(kind: str) -> None:
 
 @each_kind
 def test_a_body_of_unknown_length_is_chunked_for_who_understands(kind: str) -> None:
-    app = answering(lambda _: iter([b"one ", b"", b"two"]))
+    app = answering(lambda _: (block for block in [b"one ", b"", b"two"]))
     with serve(router(stream=app), kind) as served:
         with Connection(served.address) as client:
             response = client.request("/stream")
@@ -329,7 +331,7 @@ def test_what_exceeds_the_content_length_is_cut_and_logged(kind: str) -> None:
     length = [("Content-Length", "4")]
     apps = {
         "list": answering(lambda _: [b"12", b"345678"], headers=length),
-        "stream": answering(lambda _: iter([b"12", b"3456", b"78"]), headers=length),
+        "stream": answering(lambda _: (b for b in [b"12", b"3456", b"78"]), headers=length),
     }
     with serve(router(**apps), kind) as served, Connection(served.address) as client:
         for name in apps:
@@ -383,6 +385,17 @@ def test_files_arrive_whole_from_where_they_stand(
         assert_alive(client)
     assert all(file.closed for file in files)
     assert f" 200 {size - size // 3}" in served.log
+
+
+@each_kind
+def test_an_open_file_is_sent_whole_without_a_wrapper(kind: str, tmp_path: Path) -> None:
+    path, content = sized_file(tmp_path, 300_000)
+    app = answering(lambda _: path.open("rb"))
+    with serve(router(file=app), kind) as served, Connection(served.address) as client:
+        response = client.request("/file")
+        assert response.body == content
+        assert response.header("Content-Length") == "300000"
+        assert_alive(client)
 
 
 @each_kind
@@ -460,7 +473,7 @@ def test_a_head_and_its_first_block_leave_in_one_send(kind: str, tmp_path: Path)
     large, _ = sized_file(tmp_path, 100_000)
     apps = {
         "list": answering(lambda _: [b"x" * 10, b"y" * 20_000]),
-        "stream": answering(lambda _: iter([b"x" * 10])),
+        "stream": answering(lambda _: (b"x" * 10 for _ in range(1))),
         "small": answering(lambda environ: environ["wsgi.file_wrapper"](small.open("rb"))),
         "large": answering(lambda environ: environ["wsgi.file_wrapper"](large.open("rb"))),
     }

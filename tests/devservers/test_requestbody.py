@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsgifast.devservers.requestbody import ClientGone, RequestBody
+from wsgifast.devservers.requestbody import RequestBody
 from wsgifast.devservers.requesthead import BodyFraming
-from wsgifast.errors import RequestError
+from wsgifast.errors import ClientGone, RequestError
 
 NEXT = b"GET /next HTTP/1.1\r\n"
 

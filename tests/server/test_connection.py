@@ -16,8 +16,8 @@ import pytest
 
 from tests.workers.bench import GET, LARGE, LISTENER, Bench, Client, echo, large, make_bench
 from tests.workers.serving import POLLERS
+from wsgifast.errors import ClientGone
 from wsgifast.server.endpoint import LINGER_S
-from wsgifast.server.output import ClientGone
 from wsgifast.server.poller import READ, WRITE
 from wsgifast.server.states import CLOSED, IDLE, LINGERING, RECEIVING, RUNNING, SENDING
 from wsgifast.workers.worker import FastWorker

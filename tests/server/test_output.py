@@ -25,9 +25,10 @@ from tests.server.output_bench import Near, drain_armed, opened, rules
 from tests.support.descriptors import open_descriptors
 from tests.support.effort import effort
 from tests.support.eviction import wait_until_missed
+from wsgifast.errors import ClientGone
 from wsgifast.http.framing import chunk
 from wsgifast.server import output, output_memory, sending
-from wsgifast.server.output import ClientGone, OutputQueue
+from wsgifast.server.output import OutputQueue
 from wsgifast.server.output_rules import Coalescing
 from wsgifast.sockets.options import NEAR_SEND_BUFFER_BYTES
 

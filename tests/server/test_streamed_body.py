@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from wsgifast.errors import MalformedRequest, RequestError
+from wsgifast.errors import ClientGone, MalformedRequest, RequestError
 from wsgifast.http.chunked import ChunkDecoder
 from wsgifast.server import streamed_body
-from wsgifast.server.output import ClientGone
 from wsgifast.server.streamed_body import DRAIN_BYTES, StreamedBody, receive_blocking
 
 NEXT = b"GET /next"

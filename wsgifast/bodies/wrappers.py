@@ -37,7 +37,7 @@ _FILE_WRAPPERS = {
     "waitress.buffers.ReadOnlyFileBasedBuffer": "file",
     "webob.static.FileIter": "file",
     "werkzeug.wsgi.FileWrapper": "file",
-    "wsgifast.devservers.filewrapper.FileWrapper": "file",
+    "wsgifast.devservers.filewrapper.FileWrapper": "filelike",
     "wsgiref.util.FileWrapper": "filelike",
 }
 # Files that end before the file does which they read, for an app's own answer to Range; the

@@ -7,7 +7,7 @@ Theory of operation. `socketserver` makes a handler for each connection and runs
                 keep-alive timeout, the server shutting down; and where one thread serves all
                 connections, as soon as another client waits to be accepted.
     reading     a request's head: read by http.server's parser through CheckedLines.
-    responding  the application runs, ResponseWriter sends.
+    responding  the application runs, Response sends.
     draining    what the application has left of the request's body is read, up to a limit.
                 Then waiting again.
     closing     any doubt about where the next request begins, and every failure, ends here. If the
@@ -23,21 +23,21 @@ import socket
 import socketserver
 import ssl
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, cast
 
-from ..errors import RequestError
+from ..errors import ClientGone, RequestError
 from ..http import wants_to_persist
 from ..sockets.options import set_nodelay
 from ..sockets.sendfile import FileTruncated
 from .filewrapper import FileWrapper
 from .inlet import Inlet, Waiting
 from .outlet import Outlet
-from .requestbody import ClientGone, RequestBody
+from .requestbody import RequestBody
 from .requesthead import BodyFraming, CheckedLines, check_head
-from .response import ResponseWriter
+from .response import Response
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication, WSGIEnvironment
@@ -182,7 +182,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         finally:
             self.wfile = wfile
         self._may_send_on = True
-        self._outlet.send([page.getvalue()])
+        self._outlet.write(page.getvalue())
 
     # One request.
 
@@ -201,8 +201,8 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
                 and not self._waiting.is_other_client_locked_out()
             )
 
-        def new_response() -> ResponseWriter:
-            return ResponseWriter(
+        def new_response() -> Response:
+            return Response(
                 self._outlet,
                 method=self.command,
                 http11=http11,
@@ -211,21 +211,21 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             )
 
         def send_continue() -> None:
-            if not response.head_sent:  # in the middle of a response it would be garbage
-                self._outlet.send([b"HTTP/1.1 100 Continue\r\n\r\n"])
+            if not response.headers_sent:  # in the middle of a response it would be garbage
+                self._outlet.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
         response = new_response()
         body = RequestBody(self._stream, framing, send_continue)
         environ = self._environ(body, framing)
         try:
             try:
-                _run(self.application(), environ, response)
+                self._run(self.application(), environ, response)
             except Exception as error:  # noqa: BLE001 - whatever the application raises
                 response.keep_alive = False
                 if self._gives_up(error, response):
                     return
                 response = new_response()
-                _run(self.error_application(), environ, response)
+                self._run(self.error_application(), environ, response)
         except ClientGone as error:
             response.keep_alive = False
             self.connection_dropped(error, environ)
@@ -238,6 +238,17 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         else:
             self._may_send_on = not body.at_end
 
+    def _run(
+        self, application: WSGIApplication, environ: WSGIEnvironment, response: Response
+    ) -> None:
+        response.write_body(application(environ, response.start_response), FileWrapper)
+        if response.missing():
+            response.keep_alive = False
+        if not response.is_as_declared():
+            complaint = response.complaint()
+            if complaint:
+                self.log_error("%s: %s", self.requestline, complaint)
+
     def _environ(self, body: RequestBody, framing: BodyFraming) -> WSGIEnvironment:
         environ = self.basic_environ()
         environ["wsgi.input"] = io.BufferedReader(body, _INPUT_BYTES)
@@ -248,7 +259,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             environ["wsgi.input_terminated"] = True
         return environ
 
-    def _gives_up(self, error: Exception, response: ResponseWriter) -> bool:
+    def _gives_up(self, error: Exception, response: Response) -> bool:
         """Report a failed response; return whether nothing more can be sent.
 
         :raises ClientGone: if that was the reason.
@@ -256,7 +267,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         if isinstance(error, ClientGone):
             raise error
         if isinstance(error, RequestError):
-            if not response.head_sent:
+            if not response.headers_sent:
                 self.send_error(error.status, str(error))
             return True
         if self.has_left_http(error):
@@ -268,14 +279,12 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             self.log_error("%s: %s", self.requestline, error)
         else:
             self.log_failure(error)
-        self._may_send_on = response.head_sent
-        return response.head_sent
+        self._may_send_on = response.headers_sent
+        return response.headers_sent
 
-    def _log_response(self, response: ResponseWriter) -> None:
-        if response.complaint:
-            self.log_error("%s: %s", self.requestline, response.complaint)
-        if response.head_sent and response.status is not None:
-            self.log_request(response.status, response.body_bytes)
+    def _log_response(self, response: Response) -> None:
+        if response.headers_sent:
+            self.log_request(response.status_code, response.body_bytes)
 
     def _default_headers(self) -> Iterable[tuple[str, str]]:
         return ("Server", self.version_string()), ("Date", self.date_time_string())
@@ -324,14 +333,3 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
                 self.connection.unwrap()
             except (OSError, ValueError):
                 pass
-
-
-def _run(application: WSGIApplication, environ: WSGIEnvironment, response: ResponseWriter) -> None:
-    body = application(environ, response.start_response)
-    try:
-        response.send_body(body)
-        response.finish()
-    finally:
-        close: Callable[[], object] | None = getattr(body, "close", None)
-        if close is not None:
-            close()

@@ -7,15 +7,13 @@ from typing import IO
 from wsgiref import util
 
 from ..bodies.files import segment_of
-from ..sockets.sendfile import BLOCK_BYTES, FileSegment
+from ..sockets.sendfile import BLOCK_BYTES
 
 __all__ = ["FileWrapper"]
 
 
 class FileWrapper(util.FileWrapper):
     """Wraps a file that an application returns; the server sends it by sendfile where it can.
-
-    It can be sought in where the file can: Werkzeug's range responses do so.
 
     :param file: a file object; only `read` is needed.
     :param buffer_size: a suggestion for the size of the blocks (PEP 3333), followed where a read
@@ -26,8 +24,3 @@ class FileWrapper(util.FileWrapper):
         if isinstance(file, io.BytesIO) or segment_of(file) is not None:
             buffer_size = max(buffer_size, BLOCK_BYTES)
         super().__init__(file, buffer_size)
-        self.file = file
-
-    def segment(self) -> FileSegment | None:
-        """The file from where it stands now to its end, or None if it has to be read."""
-        return segment_of(self.file)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from ..bodies.segments import read_segment
+from ..errors import BodyTooShort, ClientGone
 from ..sockets.gathering import send_some
 from ..sockets.options import SocketLike, limit_send_buffer
 from ..sockets.sendfile import MSG_MORE, FileSegment, FileTruncated, send_file_segment
-from .requestbody import ClientGone
 
 __all__ = ["Outlet"]
 
@@ -20,56 +20,80 @@ _LARGE_BYTES = 1 << 19
 
 
 class Outlet:
-    """Sends buffers and files on a blocking socket, and counts what left.
+    """Sends buffers and files on a blocking socket, an :class:`~..bodies.response_writer.Output`.
 
     :param sock: its timeout is how long the client may take no byte at all.
     :param kernel_sends_files: False: read and send, for file systems on which sendfile fails.
-    :ivar sent: bytes that the kernel has taken so far, right after a failure too.
+    :ivar unsent: bytes that the kernel has not taken of the last ones, as it has failed.
+    :raises ClientGone: (from whatever sends) if the client has left, or takes nothing.
     """
+
+    frame: Callable[[bytes], bytes] | None = None
+    may_run_ahead = False
 
     def __init__(self, sock: socket.socket, *, kernel_sends_files: bool = True) -> None:
         self._sock = sock
         self._kernel_sends_files = kernel_sends_files
         self._sized = False
-        self.sent = 0
+        self.unsent = 0
 
-    def send(self, buffers: Sequence[bytes], *, more_follows: bool = False) -> None:
-        """Send buffers as one.
+    def write(self, data: bytes) -> None:
+        self.write_all([data])
 
-        :param more_follows: there is more to send at once: the last TCP segment may wait for it.
+    def write_more(self, block: bytes) -> None:
+        self.write_all([block])
 
-        :raises ClientGone: if the client has left, or takes nothing.
-        """
-        left: Sequence[bytes | memoryview] = buffers
-        end = self.sent + sum(map(len, buffers))
+    def write_next(self, block: bytes) -> None:
+        self.write_all([block if self.frame is None else self.frame(block)])
+
+    def write_all(
+        self, buffers: Sequence[bytes | memoryview], *, more_follows: bool = False
+    ) -> None:
+        """:param more_follows: there is more to send at once: the last TCP segment may wait."""
         try:
             # Not sendall(): it would take the timeout for the whole; here it is for each step.
-            while left:
-                left = send_some(self._sock, left, MSG_MORE if more_follows else 0)
-                self.sent = end - sum(map(len, left))
+            while buffers:
+                buffers = send_some(self._sock, buffers, MSG_MORE if more_follows else 0)
         except OSError as error:
-            raise ClientGone(f"the client takes no more: {error}") from error
+            raise _gone(error) from error
+        finally:
+            self.unsent = sum(map(len, buffers))
 
-    def send_file(self, segment: FileSegment) -> None:
-        """Send a run of a file.
+    def write_file(self, head: bytes, fd: int, offset: int, size: int) -> None:
+        """:raises FileTruncated: if the file ends early.
 
-        :raises ClientGone: if the client has left, or takes nothing.
-        :raises FileTruncated: if the file ends early.
-        :raises OSError: if the file cannot be read.
+        :raises BodyTooShort: if the file cannot be read.
         """
-        if not self._kernel_sends_files:
-            for block in read_segment(segment):
-                self.send([block])
-            return
+        if head:
+            self.write_all([head], more_follows=True)
+        segment = FileSegment(fd, offset, size)
+        self.unsent = size
         try:
-            if segment.size >= _LARGE_BYTES and not self._sized:
-                self._sized = True
-                limit_send_buffer(cast(SocketLike, self._sock))
-            send_file_segment(self._sock, segment, self._count)
-        except FileTruncated:
+            if self._kernel_sends_files:
+                self._send_file(segment)
+            else:
+                for block in read_segment(segment):
+                    left = self.unsent - len(block)
+                    try:
+                        self.write_all([block])
+                    finally:
+                        self.unsent += left
+        except (ClientGone, FileTruncated):
             raise
         except (ConnectionError, TimeoutError, ssl.SSLError) as error:
-            raise ClientGone(f"the client takes no more: {error}") from error
+            raise _gone(error) from error
+        except OSError as error:
+            raise BodyTooShort(self.unsent) from error
+
+    def _send_file(self, segment: FileSegment) -> None:
+        if segment.size >= _LARGE_BYTES and not self._sized:
+            self._sized = True
+            limit_send_buffer(cast(SocketLike, self._sock))
+        send_file_segment(self._sock, segment, self._count)
 
     def _count(self, sent: int) -> None:
-        self.sent += sent
+        self.unsent -= sent
+
+
+def _gone(error: OSError) -> ClientGone:
+    return ClientGone(f"the client takes no more: {error}")

@@ -7,22 +7,18 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from ..errors import RequestError, WSGIFastError
+from ..errors import ClientGone, RequestError
 from ..http import ChunkDecoder
 from .requesthead import BodyFraming
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["ClientGone", "RequestBody"]
+__all__ = ["RequestBody"]
 
 # What the line of a chunk size, with its extensions, or of a trailer may measure.
 _LINE_BYTES = 4096
 _SCRATCH_BYTES = 64 * 1024
-
-
-class ClientGone(WSGIFastError, ConnectionAbortedError):
-    """The client has closed the connection, or stalled for longer than the server waits."""
 
 
 class RequestBody(io.RawIOBase):

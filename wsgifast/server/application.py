@@ -8,16 +8,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from ..bodies.segments import SegmentedBody
-from ..bodies.wrappers import held_in, holds_all, iterated, known_file
-from ..errors import RequestError
+from ..errors import ClientGone, RequestError
 from ..routes import APP_US, SEND_US, SENDFILE_BYTES, WAIT_US
 from .app_socket import AppSocket
 from .backlog import Backlog
 from .carrier import Carrier
 from .environ import EnvironFactory
 from .exchange import Exchange
-from .output import ClientGone
 from .response import Response, ResponseSettings
 
 __all__ = ["Application"]
@@ -91,7 +88,9 @@ class Application:
                     resp.force_close()
                 if self._logs_access:
                     exchange.begun = time.monotonic()
-                self._respond(resp, self.app(environ, resp.start_response))
+                resp.write_body(self.app(environ, resp.start_response), self._file_wrapper)
+                if not resp.is_as_declared():
+                    self._tell_of_its_body(resp)
             except StopIteration as error:
                 # How an app that has taken the socket over says that it is done with it.
                 self.log.debug("Closing connection. %s", error)
@@ -108,32 +107,6 @@ class Application:
                 except Exception:
                     self.log.exception("Exception in post_request hook")
             carrier.app_is_done()
-
-    def _respond(self, resp: Response, body: Any) -> None:
-        kind = type(body)
-        if kind is list or kind is tuple:  # which have no close()
-            resp.write_all(body)
-        else:
-            self._respond_at_length(resp, body)
-        if not resp.is_as_declared():
-            self._tell_of_its_body(resp)
-
-    def _respond_at_length(self, resp: Response, body: Any) -> None:
-        try:
-            if isinstance(body, self._file_wrapper):
-                resp.write_file(body, getattr(body, "filelike", None))
-            elif holds_all(held := held_in(body)):
-                resp.write_all(list(body))
-            elif isinstance(held, SegmentedBody):
-                resp.write_segments(held.segments)
-            elif (file := known_file(held)) is not None:
-                resp.write_file(body, file)
-            else:
-                resp.write_stream(iterated(body))
-        finally:
-            close = getattr(body, "close", None)
-            if close is not None:
-                close()
 
     def _tell_of_its_body(self, resp: Response) -> None:
         if resp.missing():

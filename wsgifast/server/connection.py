@@ -25,12 +25,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import RequestError
+from ..errors import ClientGone, RequestError
 from ..sockets.sendfile import FileTruncated
 from .carrier import Carrier
 from .endpoint import Core, Endpoint
 from .exchange import Exchange
-from .output import ClientGone
 from .poller import READ
 from .receiving import ASKED, COMPLETE, HTTP2, Receiver
 from .response import Response

@@ -26,13 +26,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from ..errors import ClientGone
 from ..sockets.sendfile import FileSegment
 from .gathered import Gathered
 from .output_rules import OutputRules
-from .send_queue import ClientGone, OutputOwner, SendQueue, Sends
+from .send_queue import OutputOwner, SendQueue, Sends
 from .transport import WOULD_BLOCK
 
-__all__ = ["ClientGone", "OutputOwner", "OutputQueue", "Sends"]
+__all__ = ["OutputOwner", "OutputQueue", "Sends"]
 
 # A block that comes so soon after the one before waits for more, until the next tick at most.
 _COALESCE_S = 0.0005

@@ -29,16 +29,13 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from ..errors import ClientGone
 from ..sockets.sendfile import FileSegment
 from .backlog import Backlog
 from .output_rules import OutputRules
 from .sending import Turn
 
-__all__ = ["ClientGone", "OutputOwner", "SendQueue", "Sends"]
-
-
-class ClientGone(ConnectionError):
-    """The client cannot be sent any more: it left, or took no byte for too long."""
+__all__ = ["OutputOwner", "SendQueue", "Sends"]
 
 
 class OutputOwner(Protocol):

@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..errors import RequestError
+from ..errors import ClientGone, RequestError
 from ..http.chunked import ChunkDecoder
-from .output import ClientGone
 from .request_body import patience_s
 from .transport import WOULD_BLOCK
 

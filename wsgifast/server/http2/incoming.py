@@ -13,13 +13,12 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
-from ...errors import BodyTooLarge
+from ...errors import BodyTooLarge, ClientGone
 from ...http.http2 import request_head, trailer_lines
 from ..disk_budget import DiskBudget
 from ..endpoint import Core, Endpoint
 from ..exchange import Exchange
 from ..options import HTTP2Options
-from ..output import ClientGone
 from ..parser import Parser
 from ..request_body import Spool
 from ..transport import WOULD_BLOCK

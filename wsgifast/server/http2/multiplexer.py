@@ -23,12 +23,12 @@ from functools import partial
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 
+from ...errors import ClientGone
 from ..carrier import Carrier
 from ..disk_budget import DiskBudget
 from ..endpoint import Core, Endpoint
 from ..exchange import Exchange
 from ..options import HTTP2Options
-from ..output import ClientGone
 from ..parser import Parser
 from ..poller import READ, WRITE
 from .frames import ALL_STREAMS

@@ -19,9 +19,10 @@ from typing import Final
 
 from h2.exceptions import ProtocolError
 
+from ...errors import ClientGone
 from ..endpoint import Core, Endpoint
 from ..options import HTTP2Options
-from ..output import ClientGone, OutputQueue
+from ..output import OutputQueue
 from ..poller import READ, WRITE
 from ..sending import LONG_TURN_BYTES, Sender
 from .floods import Floods

@@ -9,8 +9,9 @@ from ...errors import BodyError
 from ...http.framing import Framing, frame_response
 from ...http.head import ResponseHead, check_field
 from ...sockets.sendfile import FileSegment
+from ..header_lines import header_lines
 from ..output import OutputQueue
-from ..response import Response, ResponseSettings, clock
+from ..response import Response, ResponseSettings
 from .stream_output import Fields, StreamOutput
 
 __all__ = ["HTTP2Response"]
@@ -73,7 +74,7 @@ class HTTP2Response(Response):
         if not head.has_server:
             fields.append((b"server", self.cfg.server_name.encode("latin-1")))
         if not head.has_date:
-            fields.append((b"date", clock.now().encode()))
+            fields.append((b"date", header_lines.date().encode()))
         if self._framing.length is not None:
             fields.append((b"content-length", b"%d" % self._framing.length))
         self._stream.begin([(b":status", b"%d" % head.code), *fields])

@@ -20,11 +20,10 @@ import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import RequestError
+from ...errors import ClientGone, RequestError
 from ...sockets.sendfile import FileTruncated
 from ..app_socket import AppSocket
 from ..exchange import Exchange
-from ..output import ClientGone
 from .response import HTTP2Response
 from .stream_output import StreamOutput
 from .uploads import BufferedUpload, StreamedUpload

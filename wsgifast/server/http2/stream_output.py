@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from h2.exceptions import ProtocolError
 
+from ...errors import ClientGone
 from ...sockets.page_cache import view_cached
 from ...sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated
 from ..backlog import Backlog
-from ..output import ClientGone, OutputOwner, OutputQueue
+from ..output import OutputOwner, OutputQueue
 from ..sending import Turn
 from .patience import Patience
 
