@@ -65,6 +65,23 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"wsgifast {__version__}\n"
 
 
+def test_without_a_command_it_tells_where_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    err = capsys.readouterr().err
+    assert "wsgifast doctor shop.wsgi:application" in err
+    for command in ("doctor", "bench", "run", "top", "files", "compress"):
+        assert f"\n    {command} " in err
+
+
+@pytest.mark.parametrize("command", ["doctor", "bench", "run"])
+def test_without_an_app_it_shows_how_one_is_named(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([command]) == 2
+    err = capsys.readouterr().err
+    assert err == f"wsgifast: name an app, as in: wsgifast {command} shop.wsgi:application\n"
+
+
 # compress
 
 

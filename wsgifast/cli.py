@@ -22,6 +22,15 @@ _STATUS_USAGE = 2
 _STATUS_INTERRUPTED = 128 + signal.SIGINT
 _STATUS_CUT_OFF = 128 + signal.SIGPIPE
 
+_BEGIN = """\
+begin with your app, as module:app:
+  wsgifast doctor shop.wsgi:application     what is slow, and what to do about it
+  wsgifast bench shop.wsgi:application /    what wsgifast would gain
+  wsgifast run shop.wsgi:application        serve it
+
+wsgifast COMMAND --help tells more of each.
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
@@ -31,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = command_parser()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return _STATUS_USAGE
     # argparse takes "--" for itself; what follows it is another program's.
     at = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser.parse_args(arguments[:at])
@@ -55,11 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def command_parser() -> argparse.ArgumentParser:
     """All commands and their options."""
     parser = argparse.ArgumentParser(
-        prog="wsgifast", description="Look at a web app, measure it, serve it; and its files."
+        prog="wsgifast",
+        description="Find what is slow in a web app, measure it, serve it; and its files.",
+        epilog=_BEGIN,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"wsgifast {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    for command in (files_command, compress_command, doctor, benchmark, running, top):
+    for command in (doctor, benchmark, running, top, files_command, compress_command):
         command.add_command(commands)
     return parser

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Progress", "cell_text", "number_text", "progress_line", "table"]
+__all__ = ["Progress", "cell_text", "next_steps", "number_text", "progress_line", "table"]
 
 # How many parts are done, of how many, and what the next is.
 Progress = Callable[[int, int, str], None]
@@ -61,6 +61,15 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
         for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
     )
     return "  ".join([first, *others]).rstrip()
+
+
+def next_steps(*steps: tuple[str, str]) -> str:
+    """What one may type now.
+
+    :param steps: command lines, each with what it is for.
+    """
+    width = max(len(command) for command, _ in steps)
+    return "\n".join(["Next:", *(f"  {command:<{width}}  {what}" for command, what in steps)])
 
 
 def cell_text(cell: object) -> str:

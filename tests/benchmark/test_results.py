@@ -111,6 +111,15 @@ def test_who_never_answers_has_no_figure() -> None:
     assert list(over_budget(budget("ratio>=5"), [result])) == []
 
 
+def test_a_column_is_shown_where_something_stands_in_it() -> None:
+    good = results(Contender("a", client=client(9, 9, 9)), Contender("b", client=client(9, 9, 9)))
+    bad = results(
+        Contender("a", client=client(9, 9, 9)), Contender("b", client=client(9, 9, 9, failures=1))
+    )
+    assert "failed" not in results_text([good]).splitlines()[0]
+    assert "failed" in results_text([bad]).splitlines()[0]
+
+
 def test_bodies_that_differ_are_told() -> None:
     result = results(Contender("a", client=client(1)), Contender("b", client=client(1)), rounds=1)
     same = {name: Seen("200 OK", 3, "x", True) for name in "ab"}

@@ -67,7 +67,13 @@ def test_text_names_what_was_seen() -> None:
     ]
     assert lines[1].split()[:2] == ["WF011", "/str"]
     assert lines[2].split()[:4] == ["WF001", "/list", "2,000", "chunks,"]
-    assert lines[-1] == "3 endpoints: 1 good, 1 slow, 1 wrong."
+    assert lines[-5:] == [
+        "3 endpoints: 1 good, 1 slow, 1 wrong.",
+        "",
+        "Next:",
+        "  wsgifast doctor --explain WF011                  what it means",
+        "  wsgifast bench tests.doctor.apps:wsgi_app /list  what wsgifast gains",
+    ]
     assert "\033" not in ended.stdout
 
 

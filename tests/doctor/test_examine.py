@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import time
 from typing import Any
 
 import pytest
 
 from tests.doctor.apps import ASGI_SHAPES, SHAPES, asgi_app, failing_asgi_app, wsgi_app
 from wsgifast import ConfigurationError, WSGIFast, WSGIFastError
-from wsgifast.doctor import CATALOGUE, Endpoint, as_text, examine, explain
+from wsgifast.doctor import CATALOGUE, Endpoint, as_text, examination, examine, explain, judge
 
 
 @pytest.mark.parametrize("path", SHAPES)
@@ -128,6 +129,40 @@ def test_every_mistake_of_the_example_is_found() -> None:
         "/file-by-lines": "WF007",
         "/file-by-blocks": "WF007",
     }, as_text(report)
+
+
+def test_what_to_do_is_never_cut_off() -> None:
+    from examples.mistakes import raw
+
+    report = examine(raw, ["/letters", "/file-by-lines"])
+    wide = as_text(report)
+    assert all(f.what in wide and f.fix in wide for f in report.findings)
+    narrow = as_text(report, width=60).splitlines()
+    assert max(map(len, narrow)) <= 60
+    for finding in report.findings:
+        at = next(n for n, line in enumerate(narrow) if line.startswith(finding.id))
+        assert narrow[at + 1] == f"       {finding.fix}"
+
+
+def test_a_busy_machine_is_no_loop_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turns of the first two requests take long, and no other."""
+    for module in (examination, judge):
+        monkeypatch.setattr(module, "BLOCKED_S", 0.4)  # more than this machine may stand still
+    asked = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal asked
+        if scope["type"] != "http":
+            raise RuntimeError("no lifespan")
+        asked += 1
+        if asked <= 2:
+            time.sleep(0.5)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x"})
+
+    report = examine(app, ["/"])
+    assert not report.findings, as_text(report)
+    assert asked > 2
 
 
 def test_what_stands_before_an_endpoint_is_told_and_is_no_good_endpoint() -> None:

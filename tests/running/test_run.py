@@ -17,7 +17,10 @@ import pytest
 
 from tests.support import forkserver
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
+from wsgifast.cli import command_parser
+from wsgifast.loading import load_app
 from wsgifast.running import ARGUMENTS, wrapped, wrapped_by_environment
+from wsgifast.running.command import plan_uvicorn
 
 WSGI = "examples.mistakes:raw"
 ASGI = "examples.starlette_app"
@@ -75,6 +78,18 @@ def test_an_asgi_app() -> None:
         }
         assert missing["http.response.status_code"] == 404
         assert missing["url.query"] == "a=%0A"
+
+
+@pytest.mark.parametrize(("options", "seconds"), [((), 30), (("--reload",), 1)])
+def test_uvicorn_waits_for_event_streams_no_longer_than_gunicorn(
+    options: tuple[str, ...], seconds: int
+) -> None:
+    own = "--timeout-graceful-shutdown=7"
+    parsed = command_parser().parse_args(["run", ASGI, *options])
+    parsed.rest = [own]
+    command = plan_uvicorn(parsed, load_app(ASGI)).command
+    given = [word for word in command if word.startswith("--timeout-graceful-shutdown")]
+    assert given == [f"--timeout-graceful-shutdown={seconds}", own]  # the last one counts
 
 
 def test_the_command_that_it_prints_does_the_same() -> None:

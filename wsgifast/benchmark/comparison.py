@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import shlex
 import socket
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from ..arguments import STATUS_NOT_STARTED, given_headers
 from ..errors import ConfigurationError
 from ..loading import AppNotLoaded
+from ..terminal import next_steps
 from .budget import budget, over_budget
 from .load import Client, Load, Task
 from .locust_client import GIVE_UP_S, Locust, LocustFailed
@@ -75,6 +77,9 @@ def compare(options: argparse.Namespace) -> int:
         return STATUS_NOT_STARTED if isinstance(error, AppNotLoaded) else _STATUS_FAILED
     if status:
         return status
+    if not bars and not options.worker_class and options.server in (None, "gunicorn", "uvicorn"):
+        run = shlex.join(["wsgifast", "run", options.app])
+        print(f"\n{next_steps((run, 'serve it as the last of them did'))}")
     missed = list(over_budget(bars, results))
     for line in missed:
         print(f"wsgifast bench: {line}", file=sys.stderr)

@@ -40,8 +40,21 @@ class _Grid:
 
 def results_text(results: Sequence[Result]) -> str:
     """Tables, with each row's key below its title, and what else there is to know."""
-    tables = [table(grid.columns, grid.lines) for grid in _grids(results)]
+    tables = [table(grid.columns, grid.lines) for grid in map(_without_empty, _grids(results))]
     return "\n\n".join([*tables, "\n".join(f"- {line}" for line in problems(results))]).rstrip()
+
+
+def _without_empty(grid: _Grid) -> _Grid:
+    """A terminal is narrow: no column, with its title, in which nothing stands."""
+    filled = [
+        number
+        for number, title in enumerate(grid.columns)
+        if not title or any(line[number] not in ("", None) for line in grid.lines)
+    ]
+    return _Grid(
+        [grid.columns[number] for number in filled],
+        [[line[number] for number in filled] for line in grid.lines],
+    )
 
 
 def rows_figures(results: Sequence[Result]) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ from ..arguments import (
 )
 from ..errors import ConfigurationError
 from ..loading import AppNotLoaded, load_app, unwrapped
-from ..terminal import progress_line
+from ..terminal import next_steps, progress_line
 from . import examine
 from .catalogue import explain
 from .endpoints import (
@@ -40,6 +41,8 @@ from .model import SEVERITIES, Endpoint, Found, Report
 __all__ = ["add_command"]
 
 _STATUS_CLEAN, _STATUS_FINDINGS = 0, 1
+# Endpoints in the command that is shown: each takes a quarter of a minute.
+_MOST_TO_MEASURE = 3
 
 _EXAMPLES = """\
   wsgifast doctor shop.wsgi:application
@@ -191,6 +194,8 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str] | None 
         width = shutil.get_terminal_size().columns if is_terminal else None
         colours = is_terminal and "NO_COLOR" not in os.environ
         print(as_text(report, width=width, colours=colours))
+        if report.findings:
+            print(f"\n{_next_steps(report, None if options.live else options.app)}")
     else:
         print(FORMATS[options.format](report))
     if options.html:
@@ -199,6 +204,22 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str] | None 
         write_file(options.html, as_html(report))
     worse = SEVERITIES[: SEVERITIES.index(options.fail_level) + 1]
     return _STATUS_FINDINGS if report.of(*worse) else _STATUS_CLEAN
+
+
+def _next_steps(report: Report, app: str | None) -> str:
+    """Commands that tell more of what was found.
+
+    :param app: None for a server that runs: nothing here can start it.
+    """
+    steps = [(f"wsgifast doctor --explain {report.findings[0].id}", "what it means")]
+    slow = report.of("slow")
+    paths = list(dict.fromkeys(f.endpoint.url for f in slow if f.endpoint.method == "GET"))
+    if app is not None and paths:
+        command = ["wsgifast", "bench", app, *paths[:_MOST_TO_MEASURE]]
+        if any("coalesce" in finding.fix for finding in slow):
+            command.append("--coalesce")
+        steps.append((shlex.join(command), "what wsgifast gains"))
+    return next_steps(*steps)
 
 
 def _baseline(options: argparse.Namespace) -> set[str] | None:

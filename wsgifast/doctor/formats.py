@@ -18,13 +18,14 @@ JSON_VERSION = 1
 _COLOURS: Mapping[Severity, str] = {"wrong": "\033[31m", "slow": "\033[33m", "info": "\033[36m"}
 _RESET, _DIM = "\033[0m", "\033[2m"
 _LEAST_WIDTH = 60
+_FIX_INDENT = " " * len("WF001  ")
 _GITHUB: Mapping[Severity, str] = {"wrong": "error", "slow": "warning", "info": "notice"}
 
 
 def as_text(report: Report, *, width: int | None = None, colours: bool = False) -> str:
     """A table, worst first, and what was not reached.
 
-    :param width: columns; None does not cut anything off.
+    :param width: columns; None is one line for each finding, however long.
     """
     lines = []
     if report.was_wrapped:
@@ -34,14 +35,14 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
         cells = [("", "endpoint", "what it returns", "server cost", "what to do")]
         cells += [(f.id, _endpoint(f), f.what, f.cost, f.fix) for f in findings]
         severities: Sequence[Severity | None] = [None, *(f.severity for f in findings)]
-        widths = _widths(cells, width)
+        widths, is_wide = _widths(cells, width)
         for row, severity in zip(cells, severities, strict=True):
-            line = "  ".join(
-                _cut(cell, wide) for cell, wide in zip(row, widths, strict=True)
-            ).rstrip()
+            line = "  ".join(map(_cut, row, widths)).rstrip()
             if colours and severity is not None:
                 line = f"{_COLOURS[severity]}{line[:5]}{_RESET}{line[5:]}"
             lines.append(line)
+            if not is_wide:
+                lines.append(f"{_FIX_INDENT}{row[-1]}")
         lines.append("")
     lines.append(summary(report))
     for left in report.unreached:
@@ -170,14 +171,23 @@ def _endpoint(finding: Finding) -> str:
     return f"{text} ({endpoint.requests:,}x)" if endpoint.requests else text
 
 
-def _widths(cells: Sequence[Sequence[str]], width: int | None) -> list[int]:
+def _widths(cells: Sequence[Sequence[str]], width: int | None) -> tuple[list[int], bool]:
+    """The columns' widths, and whether what to do is one of them.
+
+    It is never cut off: it is what one copies. Where the table is too wide it has lines of its own.
+    """
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    if width is not None:
-        # What to do is read last and is the longest: it gives way first, then what it returns.
-        for column, least in ((4, 20), (2, 16), (1, 12)):
-            over = sum(widths) + 2 * (len(widths) - 1) - max(width, _LEAST_WIDTH)
-            widths[column] = max(min(widths[column], least), widths[column] - max(0, over))
-    return widths
+    if width is None or _total(widths) <= width:
+        return widths, True
+    del widths[-1]
+    for column, least in ((2, 16), (1, 12)):
+        over = max(0, _total(widths) - max(width, _LEAST_WIDTH))
+        widths[column] = max(min(widths[column], least), widths[column] - over)
+    return widths, False
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * (len(widths) - 1)
 
 
 def _cut(text: str, width: int) -> str:

@@ -9,13 +9,13 @@ from ..shapes.rule import BodySeen, is_many_and_small, size_text, slow_shape
 from .catalogue import CATALOGUE
 from .model import Cost, Finding, Observation, Recording
 
-__all__ = ["findings_of", "why_not_reached"]
+__all__ = ["BLOCKED_S", "findings_of", "why_not_reached"]
 
 # What is not a fifth quicker, and by this much, is not worth a word: it may be noise.
 _WORTH = 1.2
 _WORTH_S = 0.00005
 # A turn of the event loop that takes longer keeps every other client waiting, in seconds.
-_BLOCKED_S = 0.1
+BLOCKED_S = 0.1
 
 _WRAP = "WSGIFast(app)"
 _ASGI_WRAP = "ASGIFast(app)"
@@ -128,10 +128,8 @@ def _messages(seen: Observation) -> Iterator[Finding | None]:
     """The same for the body messages of an ASGI app."""
     raw = seen.raw
     chunks = raw.chunks
-    # Seen twice, or the machine was busy with something else.
-    blocked_s = min(raw.blocked_s, seen.wrapped.blocked_s)
-    if blocked_s > _BLOCKED_S:
-        what = f"{_ms(blocked_s)} ms without a turn of the loop"
+    if raw.blocked_s > BLOCKED_S:
+        what = f"{_ms(raw.blocked_s)} ms without a turn of the loop"
         yield _finding("WF032", seen, what, "def in place of async def, or a thread")
     id_ = slow_shape(_body(seen))
     if id_ == "WF023":

@@ -102,7 +102,8 @@ class Recording:
     :ivar app_s: seconds inside the app, its iterator included.
     :ivar files: what was opened meanwhile and has to do with the body.
     :ivar by_sendfile: body bytes that went by sendfile.
-    :ivar blocked_s: ASGI: the longest turn of the event loop, in seconds.
+    :ivar blocked_s: ASGI: the longest turn of the event loop, in seconds; the shortest of those
+        of several requests, where they are long.
     :ivar held: whether the app's thread (or task) had to wait for a client that does not read;
         None if that was not tried.
     :ivar problem: what broke PEP 3333 or ASGI, and would fail on a server; None if nothing did.

@@ -25,6 +25,9 @@ __all__ = ["Plan", "add_command", "plan_gunicorn", "plan_uvicorn"]
 
 _DEFAULT_BIND = "127.0.0.1:8000"
 _DEFAULT_THREADS = 4
+# uvicorn waits for ever for the clients of event streams, gunicorn for 30 s. Who changes code does
+# not want to wait.
+_GRACEFUL_S, _GRACEFUL_RELOAD_S = 30, 1
 
 _EXAMPLES = """\
   wsgifast run shop.wsgi:application
@@ -67,7 +70,7 @@ def add_command(commands: Any) -> None:
         "server as it is.",
         examples=_EXAMPLES,
     )
-    parser.add_argument("app", help=APP_HELP)
+    parser.add_argument("app", nargs="?", help=APP_HELP)
     parser.add_argument(
         "--bind", metavar="HOST:PORT", default=_DEFAULT_BIND, help="or unix:PATH; %(default)s"
     )
@@ -95,6 +98,8 @@ def add_command(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.app is None:
+        raise ConfigurationError("name an app, as in: wsgifast run shop.wsgi:application")
     try:
         loaded = load_app(options.app)
         wrapped(options.app, dict(options.static))  # its errors are told here, in one sentence
@@ -166,8 +171,11 @@ def plan_uvicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
     for name in ("certfile", "keyfile"):
         if getattr(options, name) is not None:
             command.append(f"--ssl-{name}={getattr(options, name)}")
+    graceful_s = _GRACEFUL_S
     if options.reload:
         command.append("--reload")
+        graceful_s = _GRACEFUL_RELOAD_S
+    command.append(f"--timeout-graceful-shutdown={graceful_s}")
     command += [*options.rest, "--factory", "wsgifast.running:wrapped_by_environment"]
     arguments: dict[str, Any] = {"target": options.app}
     if options.static:
