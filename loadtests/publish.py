@@ -182,8 +182,10 @@ def _grids(rows: Rows, rounds: int) -> Iterator[str]:
     """A table for each kind of figures."""
     kinds: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows.values():
-        unit, cost = list(next(iter(row["contenders"].values())))[:2]
-        kinds.setdefault((unit, "ours / this" if row["ours"] else "ratio", cost), []).append(row)
+        first = next(iter(row["contenders"].values()))
+        unit, cost = list(first)[:2]
+        ratio = "difference" if "difference" in first else "ours / this" if row["ours"] else "ratio"
+        kinds.setdefault((unit, ratio, cost), []).append(row)
     for (unit, ratio, cost), group in kinds.items():
         contenders = [each for row in group for each in row["contenders"].values()]
         facts = list(dict.fromkeys(name for each in contenders for name in each["facts"]))
@@ -203,7 +205,10 @@ def _lines(row: Mapping[str, Any], rounds: int, facts: Sequence[str]) -> Iterato
         rate = number(figures[unit])
         if figures["failures"]:
             rate += f" ({figures['failures']} failed)"
-        ratio = "" if "difference" in figures else _ratio(figures["ratio"])
+        if "difference" in figures:
+            ratio = _difference(figures["difference"])
+        else:
+            ratio = _ratio(figures["ratio"])
         times = (number(figures["ms"][percent]) for percent in ("50", "99"))
         found = (number(figures["facts"].get(fact)) for fact in facts)
         yield [title, name, rate.strip(), ratio, number(figures[cost]), *times, *found]
@@ -215,6 +220,15 @@ def _ratio(ratio: Mapping[str, float] | None) -> str:
         return ""
     median, low, high = (number(ratio[name]) for name in ("median", "low", "high"))
     return f"**{median}x** ({low} to {high})"
+
+
+def _difference(difference: Mapping[str, float] | None) -> str:
+    """With the standard error of the median, and the quartiles."""
+    if difference is None:
+        return ""
+    names = ("median", "error", "low", "high")
+    median, error, low, high = (number(difference[name]) for name in names)
+    return f"**{'+' * (difference['median'] >= 0)}{median}** ±{error} ({low} to {high})"
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.looking import Seen
 from wsgifast.benchmark.measuring import measure
 from wsgifast.benchmark.report import as_html, as_json, problems, results_text, rows_figures
-from wsgifast.benchmark.results import Ratio, Result
+from wsgifast.benchmark.results import Difference, Ratio, Result
 from wsgifast.benchmark.runner import alternate, run
-from wsgifast.benchmark.tables import REQUESTS, Contender, Profile, Row, Table
+from wsgifast.benchmark.tables import REQUESTS, Contender, Profile, Row, Table, Unit
 from wsgifast.page import ratio_chart
 from wsgifast.terminal import table
 
@@ -51,6 +51,33 @@ def test_ratio_is_taken_round_by_round() -> None:
 def test_ratio_needs_pairs(contender: list[float], base: list[float]) -> None:
     with pytest.raises(ValueError):
         Ratio.of(contender, base)
+
+
+def test_difference_is_taken_round_by_round() -> None:
+    difference = Difference.of([12.0, 21.0, 33.0, 44.0, 50.0], [10.0, 20.0, 30.0, 40.0, 50.0])
+    assert (difference.low, difference.median, difference.high) == (1.0, 2.0, 3.0)
+    assert difference.error == pytest.approx(2 * 0.929 / 5**0.5, rel=1e-3)
+    assert str(difference) == "+2 ±0.831 (1..3)"
+    assert str(Difference.of([1.0], [2.0])) == "-1 ±0 (-1..-1)"
+    with pytest.raises(ValueError):
+        Difference.of([], [])
+
+
+def test_what_comes_before_a_run_is_no_part_of_it() -> None:
+    order: list[str] = []
+
+    def counts(task: Task) -> Load:
+        order.append("run")
+        return Load(len(order), 0, 0, 1.0)
+
+    unit = Unit("requests", lambda m: m.load.requests, difference=True)
+    contenders = (Contender("a"), Contender("b", ready=lambda task: order.append("ready")))
+    row = Row("a.key", "a title", contenders, counts, unit, http=False)
+    result = run(Table("test", "A test", [row]), Profile(1.0, 2))[0]
+    assert order == ["run", "ready", "run"] * 2
+    assert result.difference("a") is None
+    assert result.difference("b") == Difference(2.0, 2.0, 2.0, 0.0)
+    assert "+2 ±0 (2..2)" in results_text([result])
 
 
 def test_contenders_take_turns() -> None:

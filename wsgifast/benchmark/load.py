@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,8 +103,8 @@ class Measured:
 def measured(pid: int, run: Callable[[], Load]) -> Measured:
     """Do one load run and note what CPU time the server spent meanwhile.
 
-    The kernel counts in steps of 10 ms: a run should keep the server busy for half a second or
-    more before its CPU time says anything.
+    Where the kernel counts in steps of 10 ms (see :func:`cpu_seconds`) a run should keep the
+    server busy for half a second or more before its CPU time says anything.
     """
     before = cpu_seconds(pid)
     load = run()
@@ -112,20 +114,31 @@ def measured(pid: int, run: Callable[[], Load]) -> Measured:
 def cpu_seconds(pid: int) -> float:
     """User and system CPU seconds that a process and all its descendants have spent so far.
 
-    Workers that came and went count too: their time passes to the parent that reaped them.
+    Workers that came and went count too: their time passes to the parent that reaped them. On
+    Linux those that live count exactly, elsewhere in the kernel's steps.
 
     :raises psutil.NoSuchProcess: if the process itself has ended.
     """
     while True:
         root, *children = family(pid)
         try:
-            spent = sum(sum(process.cpu_times()[:4]) for process in (root, *children))
+            spent = sum(map(_own_and_reaped_s, (root, *children)))
         except psutil.NoSuchProcess:
             if not root.is_running():
                 raise
             continue  # a worker ended in between: its time is the parent's now, count again
         if {*children} == {*family(pid)[1:]}:
             return float(spent)
+
+
+def _own_and_reaped_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    try:
+        # linux/posix-timers.h: the CPU clock of a process, by its pid; CPUCLOCK_SCHED, exact.
+        own = time.clock_gettime((~process.pid << 3) | 2) if sys.platform == "linux" else None
+    except OSError:  # it has just ended, or it is another user's
+        own = None
+    return float(sum(times[:2] if own is None else (own,)) + sum(times[2:4]))
 
 
 def resident_bytes(pid: int) -> int:

@@ -23,7 +23,8 @@ __all__ = ["as_html", "as_json", "machine", "problems", "results_text", "rows_fi
 
 READING = (
     "Figures are medians of rounds in which all contenders took turns. A ratio such as 3x "
-    "(2.5..3.5) is the median and the range of the rounds. MB are 10^6 bytes. Clients and servers "
+    "(2.5..3.5) is the median and the range of the rounds; a difference such as +3 ±0.2 (2.5..3.5) "
+    "the median, its standard error, and the quartiles. MB are 10^6 bytes. Clients and servers "
     "share this machine, over loopback: trust the ratios, not the absolute figures."
 )
 # On a quiet machine the highest of five ratios is a tenth above the lowest.
@@ -164,7 +165,7 @@ def _lines(result: Result, facts: Sequence[str]) -> Iterator[Sequence[object]]:
         line: list[object] = [head, name, result.median(name, unit.rate), result.verdict(name)]
         if unit.cost is not None:
             line += [result.median(name, unit.cost), result.ratio(name, unit.cost) or ""]
-        line += [result.difference(name)] if unit.difference else []
+        line += [result.difference(name) or ""] if unit.difference else []
         line += [result.latency_ms(name, 50), result.latency_ms(name, 99)]
         found = result.facts(name)
         line += [result.failures(name) or "", result.busy(name)]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from math import sqrt
+from statistics import median, quantiles
 
 from ..terminal import number_text
 from .load import Measured
 from .looking import Seen
 from .tables import Row
 
-__all__ = ["Ratio", "Result"]
+__all__ = ["Difference", "Ratio", "Result"]
 
 # A side that spends this share of a run on its own CPU is busy all the time.
 BUSY = 0.85
@@ -47,6 +48,44 @@ class Ratio:
     def __str__(self) -> str:
         median, low, high = map(number_text, (self.median, self.low, self.high))
         return f"{median}x ({low}..{high})"
+
+
+# Of values in a bell curve the quartiles are 1.349 standard deviations apart, and the median of n
+# has an error of 1.253 standard deviations / sqrt(n).
+_ERROR_OF_QUARTILES = 1.253 / 1.349
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much more a contender's figure is than the base's: the median over rounds.
+
+    Each round gives one difference of two neighbours in time, as it does for a :class:`Ratio`.
+
+    :ivar low: the lower quartile of the rounds; `high` the upper one.
+    :ivar error: the standard error of the median, by the quartiles.
+    """
+
+    median: float
+    low: float
+    high: float
+    error: float
+
+    @classmethod
+    def of(cls, contender: Sequence[float], base: Sequence[float]) -> Difference:
+        """The differences contender - base, round by round.
+
+        :raises ValueError: if there are no rounds, or not equally many of both.
+        """
+        pairs = zip(contender, base, strict=True)
+        if len(found := [one - other for one, other in pairs]) == 1:
+            found *= 2  # quartiles are of two or more
+        low, middle, high = quantiles(found, n=4, method="inclusive")
+        return cls(middle, low, high, _ERROR_OF_QUARTILES * (high - low) / sqrt(len(found)))
+
+    def __str__(self) -> str:
+        low, high, error = map(number_text, (self.low, self.high, self.error))
+        sign = "+" if self.median >= 0 else ""
+        return f"{sign}{number_text(self.median)} ±{error} ({low}..{high})"
 
 
 @dataclass(frozen=True)
@@ -92,18 +131,27 @@ class Result:
         if name == base or figure is None:
             return None
         upper, lower = (base, name) if self.row.ours else (name, base)
-        both = [
-            (figure(over), figure(under))
-            for over, under in zip(self.runs[upper], self.runs[lower], strict=True)
-            if over.load.requests and under.load.requests and figure(under)
-        ]
+        both = [pair for pair in self._pairs(upper, lower, figure) if pair[1]]
         return Ratio.of(*zip(*both, strict=True)) if both else None
 
-    def difference(self, name: str) -> float | None:
-        """How much more the contender's figure is than the first one's."""
-        figures = (self.median(n, self.row.unit.rate) for n in (name, self.row.contenders[0].name))
-        own, first = figures
-        return None if own is None or first is None else own - first
+    def difference(self, name: str) -> Difference | None:
+        """How much more the contender's figure is than the first one's.
+
+        None for the first one, and where either never succeeded.
+        """
+        first = self.row.contenders[0].name
+        both = self._pairs(name, first, self.row.unit.rate) if name != first else None
+        return Difference.of(*zip(*both, strict=True)) if both else None
+
+    def _pairs(
+        self, one: str, other: str, figure: Callable[[Measured], float]
+    ) -> list[tuple[float, float]]:
+        """Both figures of each round in which both succeeded."""
+        return [
+            (figure(own), figure(its))
+            for own, its in zip(self.runs[one], self.runs[other], strict=True)
+            if own.load.requests and its.load.requests
+        ]
 
     def verdict(self, name: str) -> str:
         """The ratio, or what there is instead of one."""

@@ -167,14 +167,16 @@ def _look(row: Row, tasks: Mapping[str, Task], servers: _Servers) -> tuple[dict[
 def _measure(contender: Contender, row: Row, task: Task, servers: _Servers) -> Measured:
     client = contender.client or row.client
     if contender.server is None:
+        contender.ready(task)
         return Measured(client(task), 0.0)
     if contender.fresh:
         with servers.started(contender.server, contender.name) as server:
-            return _one_run(client, _at(task, server), server)
-    return _one_run(client, task, servers.shared(contender.server))
+            return _one_run(contender, client, _at(task, server), server)
+    return _one_run(contender, client, task, servers.shared(contender.server))
 
 
-def _one_run(client: Client, task: Task, server: RunningServer) -> Measured:
+def _one_run(contender: Contender, client: Client, task: Task, server: RunningServer) -> Measured:
+    contender.ready(task)
     result = measured(task.pid, partial(client, task))
     server.check()
     return result

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .load import Client, Measured
+from .load import Client, Measured, Task
 
 __all__ = [
     "BYTES", "MIN_ROUNDS", "REQUESTS", "Contender", "Profile", "Row", "Server", "Table", "Unit",
@@ -47,6 +47,7 @@ class Contender:
     :ivar server: None: there is none, the client does all by itself.
     :ivar client: in place of the row's.
     :ivar fresh: each run gets a new server, for figures that depend on what came before.
+    :ivar ready: called before each run, whose figures it is no part of.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Contender:
     path: str = "/"
     client: Client | None = None
     fresh: bool = False
+    ready: Callable[[Task], object] = lambda task: None
 
 
 @dataclass(frozen=True)
