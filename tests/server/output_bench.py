@@ -15,12 +15,13 @@ from wsgifast.server import sending
 from wsgifast.server.counters import Counters
 from wsgifast.server.disk import DiskThreads
 from wsgifast.server.disk_budget import DiskBudget
+from wsgifast.server.large_buffers import LargeBuffers
 from wsgifast.server.output import OutputQueue
 from wsgifast.server.output_memory import OutputMemory
 from wsgifast.server.output_rules import Coalescing, OutputRules
 from wsgifast.server.transport import WOULD_BLOCK
 
-__all__ = ["TLS", "Near", "drain_armed", "opened", "rules"]
+__all__ = ["TLS", "Near", "drain_armed", "opened", "rules", "until_tried_again"]
 
 TLS = tuple[ssl.SSLContext, ssl.SSLContext]
 
@@ -48,6 +49,7 @@ def rules(
     response_on_disk_bytes: int = 1 << 30,
     responses_on_disk_bytes: int = 1 << 40,
     make_way: Callable[[], object] = lambda: None,
+    most_large_buffers: int = 4,
 ) -> OutputRules:
     told: list[str] = [] if warnings is None else warnings
     return OutputRules(
@@ -62,6 +64,7 @@ def rules(
             lambda text, *args: told.append(text % args),
         ),
         disk=disk or DiskThreads(lambda error: told.append(repr(error))),
+        large_buffers=LargeBuffers(most_large_buffers),
         coalescing=Coalescing(lambda: True),
         counters=Counters(),
         make_way=make_way,
@@ -168,3 +171,13 @@ def drain_armed(near: Near, size: int) -> bytes:
         else:
             time.sleep(0.001)
     return received
+
+
+def until_tried_again(near: Near) -> None:
+    """As where the kernel has no memory left for TCP: an event says writable, nothing is taken."""
+    assert near.armed == [False]
+    for _ in range(100):  # at first the buffers may still grow
+        assert not near.queue.on_writable()
+        if near.armed[-1]:
+            return
+    raise AssertionError("the queue waits for writability again and again")

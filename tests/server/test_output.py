@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.output_bench import Near, drain_armed, opened, rules
+from tests.server.output_bench import Near, drain_armed, opened, rules, until_tried_again
 from tests.support.descriptors import open_descriptors
 from tests.support.effort import effort
 from tests.support.eviction import wait_until_missed
@@ -70,16 +70,6 @@ def test_the_send_buffer_grows_for_a_quick_client_only(
     near.receive_all_there_is()
     near.queue.on_writable()
     assert (near.send_buffer == NEAR_SEND_BUFFER_BYTES) is quick
-
-
-def until_tried_again(near: Near) -> None:
-    """As where the kernel has no memory left for TCP: an event says writable, nothing is taken."""
-    assert near.armed == [False]
-    for _ in range(100):  # at first the buffers may still grow
-        assert not near.queue.on_writable()
-        if near.armed[-1]:
-            return
-    pytest.fail("the queue waits for writability again and again")
 
 
 def test_a_socket_that_takes_nothing_is_not_waited_for_in_a_loop(near: Near, file: int) -> None:

@@ -13,10 +13,11 @@ import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.output_bench import TLS, Near, drain_armed, opened, rules
+from tests.server.output_bench import TLS, Near, drain_armed, opened, rules, until_tried_again
 from tests.support.descriptors import open_descriptors
 from tests.support.effort import effort
 from wsgifast.server import sending
+from wsgifast.server.large_buffers import LARGE_BYTES
 from wsgifast.sockets.options import NEAR_SEND_BUFFER_BYTES
 
 CONTENT = os.urandom(8 * 1024 * 1024)
@@ -144,6 +145,18 @@ def test_a_file_that_shrinks_while_it_waits_for_the_client(
         os.close(fd)
 
 
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_client_for_whom_the_kernel_has_no_memory_is_not_waited_for_in_a_loop(
+    near: Near, content: int, is_file: bool
+) -> None:
+    if is_file:
+        near.queue.write_file(b"", content, 0, len(CONTENT))
+    else:
+        near.queue.write(CONTENT)
+    until_tried_again(near)
+    assert drain_armed(near, len(CONTENT)) == CONTENT
+
+
 def test_a_quick_client_gets_no_more_than_a_turn_at_a_time(
     tls: TLS, content: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,10 +203,23 @@ def test_the_send_buffer_of_a_quick_client(
     near: Near, content: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "QUICK_S", 3600.0)
+    monkeypatch.setattr(sending, "_LEND_S", 3600.0)
     near.queue.write_file(b"head", content, 0, len(CONTENT))
     assert near.send_buffer < NEAR_SEND_BUFFER_BYTES
     near.receive_all_there_is()
     near.queue.on_writable()
-    # As much as the kernel allows.
-    most = int(Path("/proc/sys/net/core/wmem_max").read_text())
-    assert near.send_buffer == min(most, sending._TLS_SEND_BUFFER_BYTES)
+    usual = _allowed(sending._TLS_SEND_BUFFER_BYTES)
+    assert near.send_buffer == usual
+    near.receive_all_there_is()
+    near.queue.on_writable()
+    assert near.send_buffer == _allowed(LARGE_BYTES)
+    # It is quick no more.
+    monkeypatch.setattr(sending, "_LEND_S", 0.0)
+    monkeypatch.setattr(sending, "_TAKE_BACK_S", 0.0)
+    near.queue.on_writable()
+    assert near.send_buffer == usual
+
+
+def _allowed(size: int) -> int:
+    """The send buffer that somebody has who asks for one of so many bytes."""
+    return min(size, int(Path("/proc/sys/net/core/wmem_max").read_text()))

@@ -7,7 +7,7 @@ begun to send a piece that it refuses, and wants the same bytes then.
 
 The send buffer of a near client starts small and grows when the client is quick: what slow clients
 leave lying there comes out of the memory that the kernel has for all TCP connections, and when
-that is gone, every connection of the host stands still.
+that is gone, every connection of the host stands still. A large one is lent (large_buffers.py).
 """
 
 from __future__ import annotations
@@ -60,9 +60,15 @@ _PIECE_BYTES = 128 * 1024
 # others do not wait for its end: a slow client has no such turns.
 _TLS_TURN_BYTES = 2 * 1024 * 1024
 LONG_TURN_BYTES = 512 * 1024
+# TLS may have sent records of a piece that it refuses, with each event one at least; or it wants
+# something else than room. After so many refusals in a row there is no room.
+_TLS_REFUSALS = 4 * _PIECE_BYTES // (16 * 1024)
 # The send buffer of a quick client with TLS: the encryption goes through more of the cache than the
 # kernel does, and every time that the buffer is full costs more than a larger one.
 _TLS_SEND_BUFFER_BYTES = 1024 * 1024
+# A larger one still is lent to a client that makes room within the first time, and taken back from
+# one that does not within the second: it is longer, since there is more room to be made.
+_LEND_S, _TAKE_BACK_S = 0.05, 0.5
 
 
 class Turn(enum.Enum):
@@ -89,8 +95,10 @@ class Sender:
         "_deadline",
         "_full_since",
         "_is_full",
+        "_is_small",
         "_look",
-        "_may_grow",
+        "_may_resize",
+        "_refusals",
         "_refused",
         "_rules",
         "_sized",
@@ -109,13 +117,15 @@ class Sender:
         self.send = partial(_encrypt, sock) if self.encrypts else sock.send
         self.sends_files = rules.sendfile and not self.encrypts and hasattr(os, "sendfile")
         self._sized = False  # whether the send buffer has been chosen
-        self._may_grow = False  # it is the small one
+        self._may_resize = False  # it depends on how quick the client is
+        self._is_small = True  # it is the first one
         self._full_since = 0.0
         self._is_full = False  # the kernel has taken less than it was last given
         self._cached_to = 0  # offset up to which the file in hand was seen in memory
         self._cached_until = 0.0
         self._look = 0  # bytes looked for last
         self._refused = 0  # bytes of a file that would have blocked: TLS takes no fewer then
+        self._refusals = 0  # events in a row that have told of room, and nothing was taken
         self._waiting_since: float | None = None  # for the client, with something left to send
         self._taken = 0  # bytes, since then
         self._deadline = 0.0
@@ -150,8 +160,11 @@ class Sender:
                 if self._is_full:
                     return Turn.FULL
         except WOULD_BLOCK:
-            # TLS may have wanted something else than room.
-            starves = after_event and self._taken == before and not self.encrypts
+            if self._taken > before or not after_event:
+                self._refusals = 0
+                return Turn.FULL
+            self._refusals += 1
+            starves = not self.encrypts or self._refusals >= _TLS_REFUSALS
             return Turn.AGAIN if starves else Turn.FULL
         self._waiting_since = None
         return Turn.DONE
@@ -163,8 +176,7 @@ class Sender:
         """
         self._limit_buffer()
         now = time.monotonic()
-        if self._may_grow:
-            self._full_since = now
+        self._full_since = now
         if again:
             return self._deadline
         if self._waiting_since is None:
@@ -293,19 +305,26 @@ class Sender:
             self._sized = True
             # Reset just now: the next send says so.
             with contextlib.suppress(OSError):
-                self._may_grow = limit_send_buffer(
+                self._may_resize = limit_send_buffer(
                     cast(SocketLike, self._sock), FIRST_SEND_BUFFER_BYTES
                 )
 
     def _note_writable(self) -> None:
         """The client has made room; a quick one is given a larger buffer."""
-        if self._may_grow and time.monotonic() - self._full_since < QUICK_S:
-            self._may_grow = False
-            with contextlib.suppress(OSError):  # as above
-                limit_send_buffer(
-                    cast(SocketLike, self._sock),
-                    _TLS_SEND_BUFFER_BYTES if self.encrypts else NEAR_SEND_BUFFER_BYTES,
-                )
+        if not self._may_resize:
+            return
+        waited_s = time.monotonic() - self._full_since
+        if self._is_small:
+            if waited_s < QUICK_S:
+                self._is_small = False
+                self._may_resize = self.encrypts
+                size = _TLS_SEND_BUFFER_BYTES if self.encrypts else NEAR_SEND_BUFFER_BYTES
+                with contextlib.suppress(OSError):  # as above
+                    limit_send_buffer(cast(SocketLike, self._sock), size)
+        elif waited_s < _LEND_S:
+            self._rules.large_buffers.lend(self._sock, _TLS_SEND_BUFFER_BYTES)
+        elif waited_s >= _TAKE_BACK_S:
+            self._rules.large_buffers.take_back(self._sock)
 
 
 def _encrypt(sock: socket.socket, data: bytes | memoryview) -> int:
