@@ -19,7 +19,16 @@ from tests.workers.serving import POLLERS
 from wsgifast.errors import ClientGone
 from wsgifast.server.endpoint import LINGER_S
 from wsgifast.server.poller import READ, WRITE
-from wsgifast.server.states import CLOSED, IDLE, LINGERING, RECEIVING, RUNNING, SENDING
+from wsgifast.server.states import (
+    CLOSED,
+    IDLE,
+    LINGERING,
+    RECEIVING,
+    RUNNING,
+    SENDING,
+    SKIPPING,
+)
+from wsgifast.server.streamed_body import DRAIN_BYTES
 from wsgifast.workers.worker import FastWorker
 
 __all__ = ["make_bench"]
@@ -259,26 +268,52 @@ def test_nothing_of_a_request_is_kept_behind_it(make_bench: MakeBench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "fields", "kept"),
-    [(b"56789", b"", True), (b"", b"", False), (b"56789", b"Connection: close\r\n", False)],
+    ("there", "fields", "state"),
+    [
+        (b"56789", b"", IDLE),
+        (b"", b"", SKIPPING),
+        (b"56789", b"Connection: close\r\n", LINGERING),
+    ],
 )
 def test_a_streamed_body_that_nobody_reads(
-    make_bench: MakeBench, there: bytes, fields: bytes, kept: bool
+    make_bench: MakeBench, there: bytes, fields: bytes, state: str
 ) -> None:
-    """The next request is behind it, if it ends at all, and there is to be another."""
-
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        start_response("200 OK", [("Content-Length", "0")])
-        return []
-
-    bench = make_bench(app, attributes=STREAMED, keepalive=5)
+    """The next request is behind it, if there is to be another."""
+    bench = make_bench(_unread, attributes=STREAMED, keepalive=5)
     client = bench.begin(KNOWN.replace(b"Host", fields + b"Host") + b"01234" + there)
     assert client.read_response().status == 200
-    assert client.is_in(IDLE if kept else LINGERING)
-    if kept:
+    assert client.is_in(state)
+    if state is SKIPPING:
+        client.send(b"56")
+        bench.run()
+        assert client.is_in(SKIPPING)
+        client.send(b"789")
+        bench.run()
+        assert client.is_in(IDLE)
+    if state is not LINGERING:
         client.send_request(method="POST", body=b"next")
         bench.run()
         assert client.read_response().status == 200
+
+
+@pytest.mark.parametrize("why", ["too much", "too late", "client gone"])
+def test_a_streamed_body_that_is_not_waited_for(make_bench: MakeBench, why: str) -> None:
+    bench = make_bench(_unread, attributes=STREAMED, keepalive=5)
+    head = KNOWN.replace(b": 10\r\n", b": %d\r\n" % (10 * DRAIN_BYTES))
+    client = bench.begin((head if why == "too much" else KNOWN) + b"01234")
+    assert client.read_response().status == 200
+    if why == "too late":
+        assert client.is_in(SKIPPING)
+        bench.pass_time(6)
+    elif why == "client gone":
+        client.close()
+        bench.run()
+    assert client.is_in(CLOSED if why == "client gone" else LINGERING)
+
+
+def _unread(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    start_response("200 OK", [("Content-Length", "0")])
+    return []
 
 
 # Running and sending

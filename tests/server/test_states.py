@@ -21,12 +21,14 @@ from wsgifast.server.states import (
     RUNNING,
     SECURED,
     SENDING,
+    SKIPPING,
+    SKIPS,
     STAYS,
     SWITCHES,
     TRANSITIONS,
 )  # fmt: skip
 
-EVENTS = {ANSWERED, BEGUN, GONE, LEAVES, READY, REFUSED, SECURED, STAYS, SWITCHES}
+EVENTS = {ANSWERED, BEGUN, GONE, LEAVES, READY, REFUSED, SECURED, STAYS, SKIPS, SWITCHES}
 
 
 def after(state: str, *events: str) -> str:
@@ -55,6 +57,8 @@ def test_every_event_leads_somewhere() -> None:
         ((BEGUN, READY, ANSWERED, STAYS), IDLE),
         ((READY, ANSWERED, STAYS), IDLE),
         ((BEGUN, READY, ANSWERED, LEAVES, GONE), CLOSED),
+        ((READY, ANSWERED, SKIPS, STAYS), IDLE),
+        ((READY, ANSWERED, SKIPS, LEAVES), LINGERING),
         ((BEGUN, REFUSED, LEAVES, GONE), CLOSED),
         ((REFUSED, LEAVES), LINGERING),
         ((SWITCHES, LEAVES, GONE), CLOSED),
@@ -78,4 +82,4 @@ def test_what_must_never_happen() -> None:
     assert READY not in TRANSITIONS[SENDING]
     assert {*TRANSITIONS[LINGERING]} == {GONE}
     assert {state for state, moves in TRANSITIONS.items() if READY in moves} == {IDLE, RECEIVING}
-    assert {state for state, moves in TRANSITIONS.items() if STAYS in moves} == {SENDING}
+    assert {state for state, moves in TRANSITIONS.items() if STAYS in moves} == {SENDING, SKIPPING}

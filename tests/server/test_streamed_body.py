@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from wsgifast.errors import ClientGone, MalformedRequest, RequestError
+from wsgifast.errors import BodyTooLarge, ClientGone, MalformedRequest, RequestError
 from wsgifast.http.chunked import ChunkDecoder
 from wsgifast.server import streamed_body
 from wsgifast.server.streamed_body import DRAIN_BYTES, StreamedBody, receive_blocking
@@ -61,7 +61,7 @@ def test_a_body_is_read_to_its_end_and_not_a_byte_further(
     with io.BufferedReader(body) as stream:
         assert stream.readline() == b"0123456789"
         assert stream.read() == b""
-        rest = body.finish()
+        rest = body.skip()
     assert rest is not None
     try:
         rest += ends.near.recv(100)
@@ -77,7 +77,7 @@ def test_what_the_app_has_not_read_is_thrown_away(ends: Ends, length: int | None
     ends.client.sendall(data[8:])
     body = ends.body(length, data[:8])
     assert body.read(1) == b"0"
-    assert body.finish() == (NEXT if length is None else b"")
+    assert body.skip() == (NEXT if length is None else b"")
     with pytest.raises(ValueError, match="this request is over"):
         body.read(1)
 
@@ -85,8 +85,32 @@ def test_what_the_app_has_not_read_is_thrown_away(ends: Ends, length: int | None
 @pytest.mark.parametrize("there", [0, 5])
 @pytest.mark.parametrize("length", [10, None])
 def test_what_is_not_here_is_not_waited_for(ends: Ends, length: int | None, there: int) -> None:
-    ends.client.sendall((CHUNKS if length is None else b"0123456789")[:there])
-    assert ends.body(length).finish() is None
+    """It may be thrown away later."""
+    data = CHUNKS + NEXT if length is None else b"0123456789"
+    ends.client.sendall(data[:there])
+    body = ends.body(length)
+    assert body.skip() is None
+    assert body.failure is None
+    ends.client.sendall(data[there:])
+    assert body.skip() == (NEXT if length is None else b"")
+
+
+@pytest.mark.parametrize("length", [DRAIN_BYTES, None])
+def test_what_comes_a_little_at_a_time_is_thrown_away_up_to_a_limit(
+    ends: Ends, length: int | None
+) -> None:
+    """Of chunks, whatever they hold."""
+    body = ends.body(length)
+    part = bytes(65_536) if length else b"1\r\nx\r\n" * 10_000
+    sent = 0
+    while body.failure is None and sent < DRAIN_BYTES:
+        ends.client.sendall(part)
+        sent += len(part)
+        over = body.skip()
+    if length:
+        assert over == b""
+    else:
+        assert isinstance(body.failure, BodyTooLarge)
 
 
 def test_no_client_holds_a_thread_with_a_body_that_nobody_wants(ends: Ends) -> None:
@@ -100,11 +124,12 @@ def test_no_client_holds_a_thread_with_a_body_that_nobody_wants(ends: Ends) -> N
     body = ends.body(100 * DRAIN_BYTES)
     endless: Any = Endless()
     body._sock = endless
-    assert body.finish() is None
-    assert endless.sent <= 2 * DRAIN_BYTES
+    assert body.skip() is None
+    assert isinstance(body.failure, BodyTooLarge)
+    assert not endless.sent
     body = ends.body(DRAIN_BYTES)
     body._sock = endless
-    assert body.finish() == b""
+    assert body.skip() == b""
 
 
 @pytest.mark.parametrize("length", [10, None])
@@ -118,7 +143,7 @@ def test_a_body_that_is_cut_off_is_not_taken_for_whole(ends: Ends, length: int |
     with pytest.raises(ClientGone):  # and not an end either
         body.read(1)
     assert isinstance(body.failure, ClientGone)
-    assert body.finish() is None
+    assert body.skip() is None
 
 
 def test_malformed_chunks(ends: Ends) -> None:
@@ -126,7 +151,7 @@ def test_malformed_chunks(ends: Ends) -> None:
     with pytest.raises(MalformedRequest):
         body.read(10)
     assert isinstance(body.failure, MalformedRequest)
-    assert body.finish() is None
+    assert body.skip() is None
 
 
 def test_trailers_that_are_refused(ends: Ends) -> None:

@@ -46,6 +46,8 @@ from .states import (
     RUNNING,
     SECURED,
     SENDING,
+    SKIPPING,
+    SKIPS,
     STAYS,
     STREAMS,
     SWITCHES,
@@ -69,7 +71,7 @@ class Connection(Endpoint):
     :ivar hijacked: the app has taken the socket over.
     """
 
-    __slots__ = ("_is_read_empty", "_receiver", "exchange", "hijacked")
+    __slots__ = ("_is_read_empty", "_receiver", "_unread", "exchange", "hijacked")
 
     response_class = Response
 
@@ -82,6 +84,7 @@ class Connection(Endpoint):
         self._receiver = receiver
         # Whether the last receive has left nothing, so that all that still comes has an event.
         self._is_read_empty = False
+        self._unread: StreamedBody | None = None  # what is left of it is thrown away
 
     @property
     def receives_body(self) -> bool:
@@ -90,7 +93,7 @@ class Connection(Endpoint):
 
     def is_idle(self) -> bool:
         """Whether it is kept alive, and no request has begun."""
-        return self.state is IDLE
+        return self.state is IDLE or self.state is SKIPPING
 
     def is_sending(self) -> bool:
         """Whether something is on its way, and no app has to run for it."""
@@ -324,8 +327,35 @@ class Connection(Endpoint):
             self.leave()
             return
         self.output.reset()
-        self.move(STAYS)
         self.deadline = time.monotonic() + self._core.keepalive_s()
+        if exchange is None or exchange.streamed is None:
+            self._stay()
+            return
+        self._unread = exchange.streamed
+        self.move(SKIPS)
+        self._skip(0)
+
+    def _skip(self, events: int) -> None:
+        """Go on to the request behind a body that the app has not read, or wait for its end.
+
+        A client that has been promised another request would lose what it sends of it.
+        """
+        body = self._unread
+        assert body is not None
+        rest = body.skip()
+        if rest is not None:
+            self._unread = None
+            self._receiver.rest = rest
+            self.deadline = time.monotonic() + self._core.keepalive_s()
+            self._stay()
+        elif body.failure is None:
+            self.wait(READ)
+        else:
+            self.leave()
+
+    def _stay(self) -> None:
+        """Wait for the next request."""
+        self.move(STAYS)
         # No event will come for what is here already: a pipelined request.
         if self._receiver.rest or (self._tls is not None and self.has_more_in_tls()):
             self._core.resume(self)
@@ -334,17 +364,10 @@ class Connection(Endpoint):
 
     def _can_stay(self, exchange: Exchange) -> bool:
         """Whether the connection can have a request after this one."""
-        if self.hijacked or exchange.resp is None or exchange.resp.should_close():
-            return False
-        if exchange.streamed is not None:
-            rest = exchange.streamed.finish()
-            if rest is None:
-                return False
-            self._receiver.rest = rest
-        return True
+        return not (self.hijacked or exchange.resp is None or exchange.resp.should_close())
 
     def _drop_request(self) -> None:
-        self.exchange = None
+        self.exchange = self._unread = None
         self._receiver.close()
 
     def _time_out(self) -> None:
@@ -362,6 +385,7 @@ _ON_EVENT: dict[str, Callable[[Connection, int], Carrier | None]] = {
     RECEIVING: Connection._receive,
     RUNNING: Connection._send,
     SENDING: Connection._send,
+    SKIPPING: Connection._skip,
     STREAMS: Connection._on_streams,
     LINGERING: Connection._discard,
     CLOSED: lambda connection, events: None,
@@ -373,6 +397,7 @@ _WAITED_FOR = {
     RECEIVING: "head",
     RUNNING: "send",
     SENDING: "send",
+    SKIPPING: "body",
 }
 _ON_OVERDUE: dict[str, Callable[[Connection], None]] = {
     HANDSHAKE: Connection.close,
@@ -380,6 +405,7 @@ _ON_OVERDUE: dict[str, Callable[[Connection], None]] = {
     RECEIVING: Connection._time_out,
     RUNNING: Connection._stall,
     SENDING: Connection._stall,
+    SKIPPING: Connection.leave,
     STREAMS: Connection._on_overdue_streams,
     LINGERING: Connection.close,
     CLOSED: Connection.close,

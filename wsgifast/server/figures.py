@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .carrier import Carrier
 from .connection import Connection
 from .server import Server
-from .states import HANDSHAKE, IDLE, LINGERING, RECEIVING, RUNNING, SENDING, STREAMS
+from .states import HANDSHAKE, IDLE, LINGERING, RECEIVING, RUNNING, SENDING, SKIPPING, STREAMS
 
 __all__ = ["Figures", "figures_of", "requests_under_way"]
 
@@ -26,6 +26,7 @@ _CALLED = {
     IDLE: "idle",
     RUNNING: "running",
     SENDING: "sending",
+    SKIPPING: "body",
     STREAMS: "http2",
     LINGERING: "closing",
 }

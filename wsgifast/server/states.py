@@ -16,6 +16,7 @@ IDLE: Final = "idle"  # nothing has come of the next request
 RECEIVING: Final = "receiving"  # in the middle of a request, which is to be here whole
 RUNNING: Final = "running"  # the app has it, or it waits for a thread
 SENDING: Final = "sending"  # the app is done, or never had it; the output queue goes on by itself
+SKIPPING: Final = "skipping"  # all is sent; the rest of a body comes that the app has not read
 STREAMS: Final = "streams"  # HTTP/2 is spoken: its streams have states of their own (http2/)
 LINGERING: Final = "lingering"  # all is sent; the client closes first (RFC 9112 section 9.6)
 CLOSED: Final = "closed"
@@ -26,6 +27,7 @@ READY: Final = "all is here that the app needs"
 REFUSED: Final = "an error is the answer"
 ANSWERED: Final = "the app is done"
 STAYS: Final = "sent, and another request may come"
+SKIPS: Final = "sent, and another request may come behind the rest of this one"
 LEAVES: Final = "sent, and no other request may come"
 SWITCHES: Final = "HTTP/2 is agreed on"
 GONE: Final = "lost, given up, or closed by the client"
@@ -41,7 +43,8 @@ TRANSITIONS: Final[dict[str, dict[str, str]]] = {
     },
     RECEIVING: {READY: RUNNING, SWITCHES: STREAMS, REFUSED: SENDING, GONE: CLOSED},
     RUNNING: {ANSWERED: SENDING, GONE: CLOSED},
-    SENDING: {STAYS: IDLE, LEAVES: LINGERING, GONE: CLOSED},
+    SENDING: {STAYS: IDLE, SKIPS: SKIPPING, LEAVES: LINGERING, GONE: CLOSED},
+    SKIPPING: {STAYS: IDLE, LEAVES: LINGERING, GONE: CLOSED},
     STREAMS: {LEAVES: LINGERING, GONE: CLOSED},
     LINGERING: {GONE: CLOSED},
     CLOSED: {},

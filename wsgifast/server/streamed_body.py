@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..errors import ClientGone, RequestError
+from ..errors import BodyTooLarge, ClientGone, RequestError
 from ..http.chunked import ChunkDecoder
 from .request_body import patience_s
 from .transport import WOULD_BLOCK
@@ -25,7 +25,7 @@ __all__ = ["DRAIN_BYTES", "StreamedBody", "receive_blocking"]
 _LEAST_BYTES = 16 * 1024
 _MOST_BYTES = 256 * 1024
 # The most that is thrown away of a body which the app has not read, to keep the connection: a
-# client that sends as fast as it is read would otherwise hold the thread as long as it likes.
+# client that sends as fast as it is read would otherwise keep the server busy as long as it likes.
 DRAIN_BYTES = 1024 * 1024
 
 
@@ -67,6 +67,7 @@ class StreamedBody(io.RawIOBase):
         self._content = memoryview(b"")  # decoded, and not read
         self._rest = data  # received, and not decoded
         self._is_over = False
+        self._skipped = 0  # bytes that have come and the app has not read
 
     def readable(self) -> bool:
         return True
@@ -93,25 +94,31 @@ class StreamedBody(io.RawIOBase):
         self._content = self._content[size:]
         return size
 
-    def finish(self) -> bytes | None:
-        """Cut the app off, and throw away what it has not read, if it is all here.
+    def skip(self) -> bytes | None:
+        """Cut the app off, and throw away what it has not read, as far as that has come.
 
-        :returns: what has come behind the body; None if that is not known.
+        :returns: what has come behind the body; None if its end has not come, or never will: then
+            :attr:`failure` says so. Else it may be called again when more has come.
         """
         self._is_over = True
         if self.failure is not None:
             return None
-        drained = len(self._content)
+        self._skipped += len(self._content)
+        self._content = memoryview(b"")
         try:
             while not self._is_at_end():
+                if self._skipped + (self._left or 0) > DRAIN_BYTES:
+                    raise BodyTooLarge("more of the body is left than is thrown away")
                 data = self._rest or self._sock.recv(self._wanted(_MOST_BYTES))
-                drained += len(data)
-                if not data or drained > DRAIN_BYTES:
-                    return None
+                self._skipped += len(data)
                 self._take(data)
-        except Exception:  # noqa: BLE001 - not all here, or malformed: the next one's start is lost
-            return None
-        return self._rest
+                self._content = memoryview(b"")
+            return self._rest
+        except WOULD_BLOCK:
+            pass
+        except Exception as error:  # noqa: BLE001 - lost or malformed: no next request is found
+            self.failure = error
+        return None
 
     def _is_at_end(self) -> bool:
         return self._decoder.done if self._left is None else not self._left
