@@ -8,7 +8,7 @@ exists as long as there is something to watch.
 Thousands of downloads may have room at once, as when one link comes free again. To serve all of
 them in one turn of the loop would have everybody else wait for tens of milliseconds, so a turn ends
 after TURN_S. Who has not been served comes first in the next one: epoll puts what it has told of
-behind what it has not.
+behind what it has not, and of other selectors it is remembered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import asyncio
 import select
 import selectors
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from itertools import islice
 
 __all__ = ["CAN_WATCH", "call_while_writable", "stop_calling"]
 
@@ -58,60 +60,107 @@ def stop_calling(loop: asyncio.AbstractEventLoop, fd: int) -> None:
         watched.close()
 
 
-class _ByEpoll:
-    """Linux's own, without the objects that selectors makes of each event."""
+class _Watched(ABC):
+    """The sockets of a loop that are waited for, and what is called for each."""
 
     def __init__(self) -> None:
-        self._epoll = select.epoll()
         self._callbacks: dict[int, _Callback] = {}
-        self.fileno = self._epoll.fileno
-        self.close = self._epoll.close
 
     def __len__(self) -> int:
         return len(self._callbacks)
 
     def add(self, fd: int, callback: _Callback) -> None:
-        self._epoll.register(fd, select.EPOLLOUT)
+        self._watch(fd)
         self._callbacks[fd] = callback
 
     def remove(self, fd: int) -> None:
-        self._epoll.unregister(fd)
+        self._forget(fd)
         del self._callbacks[fd]
 
     def call_ready(self) -> None:
+        """Call what is to be called, for one turn of the loop."""
         callbacks = self._callbacks
         end = time.monotonic() + TURN_S
         while callbacks:  # without any, the selector is closed
-            ready = self._epoll.poll(0, EVENTS_AT_ONCE)
-            for fd, _ in ready:
+            ready = self._ready()
+            for fd in ready:
                 callback = callbacks.get(fd)
                 if callback is not None:  # another callback may have removed it
                     callback()
             if len(ready) < EVENTS_AT_ONCE or time.monotonic() >= end:
                 return
 
+    @abstractmethod
+    def fileno(self) -> int:
+        """What the loop watches."""
 
-class _BySelector:
-    """kqueue, on macOS and the BSDs."""
+    @abstractmethod
+    def close(self) -> None:
+        """Nothing is watched any more."""
+
+    @abstractmethod
+    def _watch(self, fd: int) -> None: ...
+
+    @abstractmethod
+    def _forget(self, fd: int) -> None: ...
+
+    @abstractmethod
+    def _ready(self) -> Sequence[int]:
+        """Those with room, EVENTS_AT_ONCE at most: first who has waited longest."""
+
+
+class _ByEpoll(_Watched):
+    """Linux's own, without the objects that selectors makes of each event."""
 
     def __init__(self) -> None:
+        super().__init__()
+        self._epoll = select.epoll()
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def close(self) -> None:
+        self._epoll.close()
+
+    def _watch(self, fd: int) -> None:
+        self._epoll.register(fd, select.EPOLLOUT)
+
+    def _forget(self, fd: int) -> None:
+        self._epoll.unregister(fd)
+
+    def _ready(self) -> Sequence[int]:
+        return [fd for fd, _ in self._epoll.poll(0, EVENTS_AT_ONCE)]
+
+
+class _BySelector(_Watched):
+    """kqueue, on macOS and the BSDs: it tells of all at once, and always in the same order."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._selector = selectors.DefaultSelector()
-        self.fileno: Callable[[], int] = self._selector.fileno  # type: ignore[attr-defined,unused-ignore]
-        self.close = self._selector.close
+        self._told: dict[int, None] = {}  # in their order, and not called since
 
-    def __len__(self) -> int:
-        return len(self._selector.get_map())
+    def fileno(self) -> int:
+        return self._selector.fileno()  # type: ignore[attr-defined,unused-ignore,no-any-return]
 
-    def add(self, fd: int, callback: _Callback) -> None:
-        self._selector.register(fd, selectors.EVENT_WRITE, callback)
+    def close(self) -> None:
+        self._selector.close()
 
-    def remove(self, fd: int) -> None:
+    def _watch(self, fd: int) -> None:
+        self._selector.register(fd, selectors.EVENT_WRITE)
+
+    def _forget(self, fd: int) -> None:
         self._selector.unregister(fd)
+        self._told.pop(fd, None)
 
-    def call_ready(self) -> None:
-        for key, _ in self._selector.select(0):
-            if key.fd in self._selector.get_map():
-                key.data()
+    def _ready(self) -> Sequence[int]:
+        told = self._told
+        if not told:
+            told.update((key.fd, None) for key, _ in self._selector.select(0))
+        ready = list(islice(told, EVENTS_AT_ONCE))
+        for fd in ready:
+            del told[fd]
+        return ready
 
 
-_watched: dict[asyncio.AbstractEventLoop, _ByEpoll | _BySelector] = {}
+_watched: dict[asyncio.AbstractEventLoop, _Watched] = {}

@@ -27,7 +27,15 @@ def descriptors() -> Iterator[list[int]]:
         yield [sock.fileno() for sock, _ in pairs]
 
 
-@pytest.mark.skipif(not hasattr(select, "epoll"), reason="epoll alone tells of some at a time")
+@pytest.fixture(params=["epoll", "selectors"])
+def _selector(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "selectors":
+        monkeypatch.setattr(room, "_ByEpoll", room._BySelector)
+    elif not hasattr(select, "epoll"):
+        pytest.skip("only Linux has it")
+
+
+@pytest.mark.usefixtures("_selector")
 def test_many_sockets_with_room_share_the_loop_with_others(
     descriptors: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,6 +58,7 @@ def test_many_sockets_with_room_share_the_loop_with_others(
     assert set(called.values()) == {3}, "some were called before others that had waited longer"
 
 
+@pytest.mark.usefixtures("_selector")
 def test_a_callback_may_stop_all_of_them(descriptors: list[int]) -> None:
     called = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -482,3 +483,23 @@ def test_a_poll_gathers_what_the_kernel_tells_in_parts(monkeypatch: pytest.Monke
     finally:
         poller._epoll = epoll
         poller.close()
+
+
+def test_who_wakes_a_poll_is_no_event_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the kernel tells of it in each part of what it tells."""
+    monkeypatch.setattr("wsgifast.server.poller._MOST_AT_ONCE", 2)
+    poller = EpollPoller()
+    epoll = poller._epoll
+    with contextlib.ExitStack() as stack:
+        stack.callback(poller.close)
+        poller.wake()
+        numbers = set()
+        for _ in range(6):
+            near, far = socket.socketpair()
+            stack.enter_context(near)
+            stack.enter_context(far)
+            poller.add(near.fileno(), WRITE)
+            numbers.add(near.fileno())
+        in_parts = SimpleNamespace(poll=lambda timeout: epoll.poll(timeout, 2), close=epoll.close)
+        poller._epoll = in_parts  # type: ignore[assignment]
+        assert sorted(poller.poll(PATIENCE_S)) == sorted((fd, WRITE) for fd in numbers)

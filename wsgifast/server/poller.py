@@ -180,8 +180,8 @@ class EpollPoller:
         for event in events:
             if event[0] == wake_fd:
                 self._pipe.drain()
-                events.remove(event)
-                break
+                # Of many events it is told again each time that more are asked for.
+                return [each for each in events if each[0] != wake_fd]
         return events
 
     def wake(self) -> None:
