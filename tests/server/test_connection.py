@@ -95,6 +95,24 @@ def test_what_does_not_come_in_time(
     assert [status for _, status, _ in bench.log.requests] == ([logged] if logged else [])
 
 
+@pytest.mark.parametrize("sent", [b"", GET])
+def test_a_request_that_a_busy_server_has_not_come_to_is_not_late(
+    bench: Bench, sent: bytes
+) -> None:
+    client = bench.begin(sent)
+    if sent:
+        assert client.read_response().status == 200
+    client.send(GET)
+    bench.pass_time(FastWorker.head_timeout_s + 6)
+    assert client.read_response().status == 200
+    assert client.is_in(IDLE)
+    client.send(b"GET / HT")
+    bench.pass_time(6)
+    assert client.is_in(RECEIVING)
+    bench.pass_time(FastWorker.head_timeout_s + 1)
+    assert client.read_response().status == 408
+
+
 def test_each_head_has_its_time_from_its_first_byte_on(bench: Bench) -> None:
     client = bench.connect()
     bench.pass_time(FastWorker.head_timeout_s - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,7 +15,7 @@ from tests.workers.bench import Bench, echo, make_bench
 from wsgifast.server.http2 import outgoing
 from wsgifast.server.poller import READ, WRITE
 from wsgifast.server.pool import Pool
-from wsgifast.server.states import CLOSED, LINGERING, STREAMS
+from wsgifast.server.states import CLOSED, IDLE, LINGERING, STREAMS
 from wsgifast.workers.worker import FastWorker
 
 __all__ = ["make_bench"]
@@ -92,6 +93,20 @@ def test_tls_handshakes(
     for event in (READ, READ, WRITE):
         bench.server._receive((client.near.fd, event))
     assert events == [READ, WRITE, READ]
+
+
+def test_the_bytes_of_a_record_give_a_client_no_more_time(
+    tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext]
+) -> None:
+    """One look after its time is all that it has of them."""
+    bench = tls_bench(keepalive=5)
+    client = bench.begin(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", tls=pem[1])
+    assert client.read_response().status == 200
+    record = b"\x17\x03\x03\x40\x00"
+    for part, state in ((record[:2], IDLE), (record[2:], CLOSED)):
+        assert socket.socket.send(client.sock, part) == len(part)
+        bench.pass_time(6)
+        assert client.is_in(state)
 
 
 def test_tls_ends_with_a_goodbye(tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext]) -> None:

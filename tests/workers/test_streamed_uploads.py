@@ -170,6 +170,17 @@ def test_a_body_that_the_app_does_not_read(
         assert connection.request("/small/7").body == block(7)
 
 
+def test_a_body_that_comes_behind_its_answer(client: Client) -> None:
+    head = b"POST /ignore_body HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n"
+    with client.connect() as connection:
+        connection.send(head)
+        response = connection.read_response()
+        assert response.body == b"ok"
+        assert response.keep_alive
+        connection.send(bytes(1_000_000))
+        assert connection.request("/small/7").body == block(7)
+
+
 def test_a_body_that_neither_comes_nor_is_read(client: Client) -> None:
     """Where the next request would start is not known: the answer, and then the end."""
     with nothing_left_behind(client.server, tls=client.tls), client.connect() as connection:

@@ -53,10 +53,12 @@ from .states import (
     SWITCHES,
 )
 from .streamed_body import StreamedBody
-from .transport import WOULD_BLOCK, shake_hands
+from .transport import WOULD_BLOCK, has_come, shake_hands
 
 __all__ = ["Connection"]
 
+# The deadline of a connection that is overdue, and has been given a last turn.
+_LAST_TURN = 0.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -118,7 +120,15 @@ class Connection(Endpoint):
         return _ON_EVENT[self.state](self, events)
 
     def on_overdue(self) -> None:
-        """End a connection whose time is over; the sweep owns it."""
+        """End a connection whose time is over; the sweep owns it.
+
+        But not behind the back of a request that has come, and to which a busy server has not: its
+        client would not know whether it was run (RFC 9110 section 9.2.2).
+        """
+        if self.state is IDLE and self.deadline != _LAST_TURN and has_come(self.sock):
+            self.deadline = _LAST_TURN
+            self._core.resume(self)
+            return
         waited_for = "body" if self.receives_body else _WAITED_FOR.get(self.state)
         if waited_for is not None:
             self._core.counters.timeouts[waited_for] += 1
@@ -331,6 +341,7 @@ class Connection(Endpoint):
         if exchange is None or exchange.streamed is None:
             self._stay()
             return
+        self.deadline = min(self.deadline, time.monotonic() + self._core.options.body_timeout_s)
         self._unread = exchange.streamed
         self.move(SKIPS)
         self._skip(0)

@@ -7,7 +7,7 @@ import ssl
 
 from .poller import READ, WRITE
 
-__all__ = ["WOULD_BLOCK", "discard", "say_goodbye", "shake_hands"]
+__all__ = ["WOULD_BLOCK", "discard", "has_come", "say_goodbye", "shake_hands"]
 
 WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -38,6 +38,14 @@ def say_goodbye(sock: socket.socket) -> None:
         except (OSError, ValueError):
             pass
     sock.shutdown(socket.SHUT_WR)
+
+
+def has_come(sock: socket.socket) -> bool:
+    """Whether something has come that nobody has received; below TLS, if there is any."""
+    try:
+        return bool(socket.socket.recv(sock, 1, socket.MSG_PEEK))
+    except (OSError, ValueError):
+        return False
 
 
 def discard(sock: socket.socket, most: int) -> int:
