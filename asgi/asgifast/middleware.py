@@ -46,6 +46,9 @@ class ASGIFast:
         for; asgifast's has it sent by sendfile.
     :param conditional: answer If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
         for the same files.
+    :param pathsend: False for an app with a middleware that changes bodies and does not know
+        http.response.pathsend, as brotli-asgi's: no extension for files is offered to the app, not
+        the server's either, so that it sends files as bytes.
     :param metrics: "prometheus" or "opentelemetry": who is told of requests, their durations and
         their bodies (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your
         own.
@@ -66,16 +69,24 @@ class ASGIFast:
         coalesce: bool = True,
         ranges: bool = True,
         conditional: bool = True,
+        pathsend: bool = True,
         metrics: str | Recorder | None = None,
         traces: bool = False,
         report_slow_shapes: float = 0.0,
     ) -> None:
         check_app(app, "ASGI")
-        check_switches(coalesce=coalesce, ranges=ranges, conditional=conditional, traces=traces)
+        check_switches(
+            coalesce=coalesce,
+            ranges=ranges,
+            conditional=conditional,
+            pathsend=pathsend,
+            traces=traces,
+        )
         self.app = app
         self.coalesce = coalesce
         self.ranges = ranges
         self.conditional = conditional
+        self.pathsend = pathsend
         self._call = app
         check_rate(report_slow_shapes)
         if report_slow_shapes:
@@ -95,7 +106,10 @@ class ASGIFast:
             return
         inner = scope
         offered = scope.get("extensions")
-        if not offered or PLANNED not in offered:  # asgifast's own receivers have all three
+        if not self.pathsend:
+            kept = {name: of for name, of in (offered or {}).items() if name not in FILE_EXTENSIONS}
+            inner = {**scope, "extensions": kept}
+        elif not offered or PLANNED not in offered:  # asgifast's own receivers have all three
             extensions = {**offered, **FILE_EXTENSIONS} if offered else FILE_EXTENSIONS.copy()
             inner = {**scope, "extensions": extensions}
         if OBSERVED in scope:

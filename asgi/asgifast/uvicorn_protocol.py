@@ -19,7 +19,7 @@ from .reads import read_plainly
 from .sending import PROTOCOL_EXTENSIONS
 from .transport import CoalescingTransport
 from .uploads import Upload
-from .uvicorn_response import Response
+from .uvicorn_response import UNKNOWN_PATHSEND, Response, logger
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     import uvicorn
@@ -140,6 +140,9 @@ class _Answering:
         finally:
             if upload is not None:
                 upload.end()
+        if not cycle.response_started and not cycle.disconnected:
+            # Behind this uvicorn says that no response was started.
+            logger.error("The app has sent nothing. If it sent a file, %s", UNKNOWN_PATHSEND)
         if response.handed_over is not None:
             if self._is_http1:
                 forget_request(cycle, scope)

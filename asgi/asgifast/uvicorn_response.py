@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
@@ -31,7 +32,14 @@ from .sending import (
 )
 from .transport import CoalescingTransport, Rest
 
-__all__ = ["H11Response", "HttpToolsResponse", "Response"]
+__all__ = ["UNKNOWN_PATHSEND", "H11Response", "HttpToolsResponse", "Response", "logger"]
+
+logger = logging.getLogger("uvicorn.error")
+# The way out for apps whose middleware breaks their files, on every server with the extension.
+UNKNOWN_PATHSEND = (
+    "a middleware does not know http.response.pathsend; if it is one that changes bodies, "
+    "ASGIFast(app, pathsend=False) around the app has files sent to it as bytes"
+)
 
 # A file up to this size is read and leaves in one write with the head; a larger one goes by
 # sendfile, for which the connection needs a descriptor more and some calls of its own. CPU of
@@ -200,7 +208,13 @@ class Response:
         declared = declared_length(self._headers or ())
         self._headers = None
         fd, size = open_for_pathsend(asked.path)
-        await self._send_body(fd, (asked.run(size, declared),), partial(os.close, fd))
+        run = asked.run(size, declared)
+        if run.offset + run.size > size:
+            logger.error(
+                "%s has %d bytes where its head says %d: it has shrunk, or %s",
+                asked.path, size, run.offset + run.size, UNKNOWN_PATHSEND,
+            )  # fmt: skip
+        await self._send_body(fd, (run,), partial(os.close, fd))
 
     async def _send_planned(self, planned: PlannedBody) -> None:
         segments = () if self._is_bodyless() else planned.segments

@@ -10,12 +10,13 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 import asgifast
 from asgifast import ASGIFast
-from asgifast.messages import Receive, Scope, Send
+from asgifast.messages import Message, Receive, Scope, Send
 
 from .blocking import watch
 
@@ -289,3 +290,30 @@ async def websocket(receive: Receive, send: Send) -> None:
 
 
 fast = ASGIFast(app)
+
+
+async def ignorant(scope: Scope, receive: Receive, send: Send) -> None:
+    """A middleware that knows body messages alone: it holds the head back until the first one."""
+    start: Message | None = None
+
+    async def forward(message: Message) -> None:
+        nonlocal start
+        if message["type"] == "http.response.start":
+            start = message
+        elif message["type"] == "http.response.body":
+            if start is not None:
+                await send(start)
+                start = None
+            await send(message)
+
+    if scope["type"] != "http":
+        await app(scope, receive, send)
+        return
+    await forward({"type": "http.response.start", "status": 200, "headers": []})
+    if PATHSEND in scope["extensions"]:
+        await forward({"type": PATHSEND, "path": __file__})
+    else:
+        await forward({"type": "http.response.body", "body": Path(__file__).read_bytes()})
+
+
+ignored = ASGIFast(ignorant, pathsend=False)

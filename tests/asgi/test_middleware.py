@@ -14,6 +14,7 @@ import flask
 import pytest
 from asgifast import ASGIFast, FileResponse, StaticFiles
 from asgifast.messages import Message, Receive, Scope, Send
+from asgifast.sending import COALESCING, PROTOCOL_EXTENSIONS
 
 from tests.metrics.test_observed import Notes
 from wsgifast import BodyError, ConfigurationError
@@ -392,6 +393,26 @@ def test_options_that_switch_off(tmp_path: Path) -> None:
     assert call(no_conditions, scope_of(if_none_match="*")).status == 200
 
 
+@pytest.mark.parametrize("server_has_it", [False, True])
+def test_no_extension_for_files_reaches_an_app_that_is_not_to_use_them(
+    server_has_it: bool,
+) -> None:
+    seen: list[Scope] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope)
+        await sending(START, {"type": "http.response.body", "body": b"x"})(scope, receive, send)
+
+    scope = scope_of()
+    scope["extensions"] = {"http.response.debug": {}}
+    if server_has_it:
+        scope["extensions"].update(PROTOCOL_EXTENSIONS)
+    assert call(ASGIFast(app, pathsend=False), scope).body == b"x"
+    left = set(seen[0]["extensions"])
+    assert left - {COALESCING} == {"http.response.debug"}
+    assert PATHSEND in scope["extensions"] or not server_has_it
+
+
 def test_lifespan_and_websockets_pass_untouched() -> None:
     passed: list[object] = []
 
@@ -415,6 +436,7 @@ def test_lifespan_and_websockets_pass_untouched() -> None:
         {"ranges": "yes"},
         {"ranges": "take-over"},
         {"conditional": None},
+        {"pathsend": "no"},
         {"ranges": 2},
     ],
 )

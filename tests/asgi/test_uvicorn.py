@@ -245,6 +245,25 @@ def test_a_file_that_shrinks_midway(name: str, files: Path, tmp_path: Path) -> N
         wait_for(lambda: "the file shrank" in server.log(), "the log says why")
 
 
+@each_uvicorn
+def test_a_middleware_that_does_not_know_pathsend(name: str, tmp_path: Path) -> None:
+    with asgi_server(name, "tests.asgi.app:ignorant", tmp_path) as server:
+        assert server.get("/").status == 500
+        wait_for(lambda: "ASGIFast(app, pathsend=False)" in server.log(), "the way out is told")
+    with asgi_server(name, "tests.asgi.app:ignored", tmp_path) as server:
+        assert server.get("/").body == Path(__file__).with_name("app.py").read_bytes()
+
+
+@each
+def test_a_head_that_is_longer_than_its_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"12345")
+    with asgi_server(name, "tests.asgi.app:app", tmp_path) as server:
+        with Connection(server.address) as connection:
+            connection.send_request("/pathsend?file=short&declared=9")
+            assert connection.read_to_end().endswith(b"12345")
+        wait_for(lambda: "where its head says 9" in server.log(), "the log says why")
+
+
 @each
 def test_shutdown_waits_for_a_download(name: str, huge: Path) -> None:
     with asgi_server(name, "tests.asgi.app:app", huge) as server:
