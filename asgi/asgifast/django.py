@@ -29,6 +29,7 @@ from wsgifast.metrics.patterns import note_django_pattern
 from wsgifast.metrics.recorder import Recorder
 from wsgifast.sockets import FileSegment
 
+from .inbox import Inbox
 from .messages import Message, Receive, Scope, Send, response_start
 from .middleware import ASGIFast
 from .observed import OBSERVED
@@ -88,8 +89,8 @@ class _Handler(ASGIHandler):
         self._conditional = conditional
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        channel = _Channel(scope, receive, send)
-        await super().__call__(scope, channel.receive, channel)
+        inbox = Inbox(receive)
+        await super().__call__(scope, inbox.receive, _Channel(scope, inbox, send))
 
     async def send_response(self, response: Any, send: _Channel) -> None:
         if OBSERVED in send.scope:

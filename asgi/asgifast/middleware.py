@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from functools import partial
 
 from wsgifast.apps import check_app
@@ -15,6 +16,7 @@ from wsgifast.shapes.reports import Reports, check_rate
 from .coalescing import SMALL_MESSAGE_BYTES, Coalescer
 from .examined import Examined
 from .file_messages import FileMessages
+from .inbox import Inbox
 from .loops import BackgroundTask, Loop, running_loop
 from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
 from .observed import OBSERVED, Observed
@@ -110,88 +112,134 @@ class ASGIFast:
             kept = {name: of for name, of in (offered or {}).items() if name not in FILE_EXTENSIONS}
             inner = {**scope, "extensions": kept}
         elif not offered or PLANNED not in offered:  # asgifast's own receivers have all three
-            extensions = {**offered, **FILE_EXTENSIONS} if offered else FILE_EXTENSIONS.copy()
-            inner = {**scope, "extensions": extensions}
+            inner = {**scope}
+            inner["extensions"] = {**offered, **FILE_EXTENSIONS} if offered else {**FILE_EXTENSIONS}
         if OBSERVED in scope:
             scope[OBSERVED].app_scope = inner
         # Attribute by attribute: a constructor is a call more, for every request.
-        response = _Response()
-        response._middleware = self
-        response._scope = scope
-        response._server_receive = receive
-        response._server_send = send
-        response._kept = ()
-        response._receiving = False
-        response._start = None
-        response._is_plain = True
+        exchange = _Exchange()
+        exchange._middleware = self
+        exchange._scope = scope
+        exchange._server_receive = receive
+        exchange._server_send = send
+        exchange._kept = ()
+        exchange._head = exchange.response = None
+        exchange.is_awaited = False
         if scope["method"] == "HEAD":
-            response._look()
+            exchange.look()
         try:
-            await self._call(inner, response.receive, response.send)
-        except Exception:
-            if not response._is_plain:
-                await response.abandon()
+            await self._call(inner, exchange.receive, exchange.send)
+        except BaseException as error:
+            if exchange.response is not None:
+                await exchange.end(error)
             raise
-        except BaseException:
-            if not response._is_plain:
-                response.drop()
-            raise
-        if not response._is_plain:
+        if exchange.response is not None:
+            await exchange.end()
+        elif exchange._head is not None:
+            await send(exchange._head)
+
+
+class _Exchange(Inbox):
+    """What an app receives and sends, as long as there is nothing to do about it.
+
+    Most responses are a head with a Content-Length and one message of bytes behind it. The head is
+    held until the second message, which lets both go on. Any other message makes a
+    :class:`_Response`, which has it and all that follow.
+
+    ASGIFast sets the attributes.
+    """
+
+    __slots__ = ("_head", "_middleware", "_scope", "_server_send", "response")
+
+    _middleware: ASGIFast
+    _scope: Scope
+    _server_send: Send
+    _head: Message | None
+    response: _Response | None
+
+    # Not Inbox's.
+    __init__ = object.__init__
+
+    async def send(self, message: Message) -> None:
+        """The send() that the app is given."""
+        head = self._head
+        if head is not None:
+            if (
+                "body" in message
+                and type(message["body"]) is bytes
+                and ("more_body" not in message or not message["more_body"])
+            ):
+                self._head = None
+                send = self._server_send
+                await send(head)
+                await send(message)
+                return
+        elif self.response is None and message["type"] == "http.response.start":
+            headers = message.get("headers")
+            # Mostly it is the first one, and no loop has to begin.
+            if (
+                type(headers) is list
+                and headers
+                and (headers[0][0] == b"content-length" or _has_length(headers))
+            ):
+                self._head = message
+                return
+        await (self.response or self.look()).send(message)
+
+    def look(self) -> _Response:
+        """From here on look at each message."""
+        head, self._head = self._head, None
+        self.response = _Response(self._middleware, self._scope, self, self._server_send, head)
+        return self.response
+
+    async def end(self, error: BaseException | None = None) -> None:
+        """The app has returned or raised; there was something to be looked at."""
+        response, self.response = self.response, None  # they know each other
+        if response is None:
+            return
+        if error is None:
             await response.finish()
-        elif response._start is not None:
-            await send(response._start)
+        elif isinstance(error, Exception):
+            await response.abandon()
+        else:
+            response.drop()
+
+
+def _has_length(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name == b"content-length" for name, _ in headers)
 
 
 class _Response(FileMessages):
-    """One response's messages, on their way from the app to the server.
-
-    Most responses are a head with a Content-Length and one message of bytes behind it. They are
-    plain: the head is held until the second message, which lets both go on. Any other message
-    ends that, and all that follow are looked at: :meth:`_look`.
+    """One response's messages, each of which is looked at, on their way to the server.
 
     `_start` is the head, held until the first message behind it, as servers hold it (ASGI,
     "Response Start"): a file's head may still change. Without a Content-Length it is a stream's,
     whose first message may take its time: it waits for no more than this turn of the event loop,
     then `_head` sends it. `_coalescer` is made by the first small message that has others behind
     it.
-
-    ASGIFast sets the attributes of a plain response, :meth:`_look` the others.
     """
 
-    __slots__ = ("_coalescer", "_head", "_is_plain", "_may_coalesce", "_middleware")
+    __slots__ = ("_coalescer", "_head", "_may_coalesce", "_middleware")
 
-    _middleware: ASGIFast
-    _is_plain: bool
-    _head: BackgroundTask | None
-    _coalescer: Coalescer | None
-    _may_coalesce: bool
-
-    # Not Delivery's.
-    __init__ = object.__init__
+    def __init__(
+        self,
+        middleware: ASGIFast,
+        scope: Scope,
+        inbox: Inbox,
+        send: Send,
+        start: Message | None,
+    ) -> None:
+        super().__init__(scope, inbox, send)
+        self._middleware = self._filter = middleware
+        self._start = start
+        self._headers = start["headers"] if start is not None else []
+        self._head: BackgroundTask | None = None
+        self._coalescer: Coalescer | None = None
+        self._may_coalesce = True
 
     async def send(self, message: Message) -> None:
-        """The send() that the app is given."""
         kind = message["type"]
         start = self._start
-        if self._is_plain:
-            if start is not None:
-                if (
-                    kind == "http.response.body"
-                    and type(message.get("body")) is bytes
-                    and not message.get("more_body")
-                ):
-                    self._start = None
-                    await self._server_send(start)
-                    await self._server_send(message)
-                    return
-            elif kind == "http.response.start":
-                headers = message.get("headers")
-                if type(headers) is list:
-                    for name, _ in headers:
-                        if name == b"content-length":
-                            self._start = message
-                            return
-            self._look()
         if self._head is not None:
             await self._settle_head()
             start = self._start
@@ -228,10 +276,7 @@ class _Response(FileMessages):
                 message = {**message, "headers": headers}
             self._headers = headers
             self._start = message
-            for name, _ in headers:
-                if name == b"content-length":
-                    break
-            else:
+            if not _has_length(headers):
                 loop = running_loop()
                 loop.call_soon(partial(self._turn_over, loop))
         elif kind == PATHSEND:
@@ -248,14 +293,6 @@ class _Response(FileMessages):
             if start is not None:
                 await self._forward_start()
             await self._server_send(message)
-
-    def _look(self) -> None:
-        """From here on look at each message."""
-        self._is_plain = False
-        self._filter = self._middleware
-        self._headers = self._start["headers"] if self._start is not None else []
-        self._head = self._coalescer = None
-        self._may_coalesce = True
 
     async def finish(self) -> None:
         """The app has returned: nothing may be left behind."""

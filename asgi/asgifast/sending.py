@@ -16,13 +16,13 @@ from wsgifast.http import parse_length
 from wsgifast.sockets import FileSegment, FileTruncated, file_segment
 from wsgifast.sockets.sendfile import BLOCK_BYTES
 
+from .inbox import Inbox
 from .loops import ended, in_asyncio, in_thread, next_turn, running_loop
 from .messages import (
     PATHSEND,
     ZEROCOPYSEND,
     Message,
     PathSend,
-    Receive,
     Scope,
     Send,
     ZeroCopySend,
@@ -65,10 +65,6 @@ PROTOCOL_EXTENSIONS: dict[str, dict[str, Any]] = {**FILE_EXTENSIONS, COALESCING:
 _NO_PATH = "/dev/null/asgifast.planned"
 # Files from this size on are watched over: reading on for a client that has left would cost time.
 _WATCHED_FILE_BYTES = 4 * BLOCK_BYTES
-# What is kept of a request body while a file is sent. Behind it the disconnect is not heard; to go
-# on listening would take an upload of any size into memory.
-_KEPT_BYTES = 64 * 1024
-_KEPT_MESSAGES = 64
 
 
 class PlannedBody(NamedTuple):
@@ -87,20 +83,15 @@ class PlannedBody(NamedTuple):
 class Delivery:
     """How this server, for this request, sends the pieces of a body.
 
-    :meth:`receive` is the server's receive() for whoever else reads it: while a file is sent, a
-    disconnect is listened for (servers ignore what is sent after it, and the file would be read to
-    its end for nobody), and what comes meanwhile is kept.
+    :param inbox: where it is seen whether the client has left while a file is sent.
     """
 
-    __slots__ = ("_kept", "_receiving", "_scope", "_server_receive", "_server_send")
+    __slots__ = ("_inbox", "_scope", "_server_send")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, inbox: Inbox, send: Send) -> None:
         self._scope = scope
-        self._server_receive = receive
+        self._inbox = inbox
         self._server_send = send
-        # What came while a disconnect was listened for.
-        self._kept: tuple[Message, ...] = ()
-        self._receiving = False
 
     def offers(self, name: str) -> bool:
         """Whether the server has an extension, such as http.response.pathsend."""
@@ -115,17 +106,6 @@ class Delivery:
             return False
         options = self._scope["extensions"][PATHSEND]
         return isinstance(options, Mapping) and options.get("ranges") is True
-
-    async def receive(self) -> Message:
-        if self._kept:
-            message, *kept = self._kept
-            self._kept = tuple(kept)
-            return message
-        self._receiving = True
-        try:
-            return await self._server_receive()
-        finally:
-            self._receiving = False
 
     async def send_segments(
         self, segments: Sequence[bytes | ByteRange], fd: int | None, path: str | None = None
@@ -178,29 +158,17 @@ class Delivery:
             )
             return
         segment = FileSegment(fd, offset, size)
-        if size < _WATCHED_FILE_BYTES or self._receiving:
+        inbox = self._inbox
+        if size < _WATCHED_FILE_BYTES or inbox.is_awaited:
             await send_run(self._server_send, segment, more_body=more_body)
             return
-        watch = running_loop().create_task(self._listen())
+        watch = running_loop().create_task(inbox.listen())
         try:
-            await send_run(self._server_send, segment, more_body=more_body, stop=self._left)
+            await send_run(self._server_send, segment, more_body=more_body, stop=inbox.has_left)
             if watch.done():
                 await watch  # raises what receive() has raised
         finally:
             await ended(watch)
-
-    def _left(self) -> bool:
-        """Whether the client is known to have left."""
-        return bool(self._kept) and self._kept[-1]["type"] == "http.disconnect"
-
-    async def _listen(self) -> None:
-        """Keep what comes until the client leaves, or until it is too much to keep."""
-        while (
-            not self._left()
-            and len(self._kept) < _KEPT_MESSAGES
-            and sum(len(message.get("body", b"")) for message in self._kept) < _KEPT_BYTES
-        ):
-            self._kept += (await self._server_receive(),)
 
 
 class _Descriptor:
