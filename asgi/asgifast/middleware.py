@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from functools import partial
 
 from wsgifast.apps import check_app
@@ -176,14 +175,11 @@ class _Exchange(Inbox):
                 return
         elif self.response is None and message["type"] == "http.response.start":
             headers = message.get("headers")
-            # Mostly it is the first one, and no loop has to begin.
-            if (
-                type(headers) is list
-                and headers
-                and (headers[0][0] == b"content-length" or _has_length(headers))
-            ):
-                self._head = message
-                return
+            if type(headers) is list:
+                for name, _ in headers:
+                    if name == b"content-length":
+                        self._head = message
+                        return
         await (self.response or self.look()).send(message)
 
     def look(self) -> _Response:
@@ -203,10 +199,6 @@ class _Exchange(Inbox):
             await response.abandon()
         else:
             response.drop()
-
-
-def _has_length(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    return any(name == b"content-length" for name, _ in headers)
 
 
 class _Response(FileMessages):
@@ -276,7 +268,7 @@ class _Response(FileMessages):
                 message = {**message, "headers": headers}
             self._headers = headers
             self._start = message
-            if not _has_length(headers):
+            if all(name != b"content-length" for name, _ in headers):
                 loop = running_loop()
                 loop.call_soon(partial(self._turn_over, loop))
         elif kind == PATHSEND:
