@@ -1,8 +1,8 @@
 """gunicorn's own ASGI worker, sending with sendfile.
 
 gunicorn's parsing, limits, logging, keep-alive and flow control stay as they are. Two things are
-put between, as under uvicorn: its transport is a CoalescingTransport, and the app's send() is that
-of a Response.
+put between, as under uvicorn, where a response is more than a head and one message: its transport
+is a CoalescingTransport, and the app's send() is that of a Response.
 
 Theory of operation. gunicorn keeps the state of a response in its send() alone, which also counts
 its bytes. So whatever is sent passes it: coalesced messages as one message, and a run of a file as
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -56,9 +56,8 @@ class UnsupportedGunicorn(WSGIFastError, ImportError):
 
 _USED = {
     "_arm_keepalive_timer", "_cancel_keepalive_timer", "_check_h1c_protocol_available",
-    "_h1c_protocol_class", "_handle_websocket", "_keepalive_timeout", "_pause_reading",
-    "_resume_reading", "_safe_write", "_send_body", "connection_lost", "connection_made",
-    "data_received",
+    "_h1c_protocol_class", "_handle_websocket", "_http1_buffered", "_keepalive_timeout",
+    "_pause_reading", "_resume_reading", "_send_body", "connection_lost", "connection_made",
 }  # fmt: skip
 if missing := sorted(_USED - set(dir(ASGIProtocol))):
     raise UnsupportedGunicorn(f"ASGIProtocol has no {', '.join(missing)}")
@@ -74,7 +73,7 @@ def _prepare_parser() -> None:
     gunicorn looks for it when it is first asked to, and notes in the class that was asked that it
     is there: a subclass would note it for itself, and gunicorn, which asks ASGIProtocol, would do
     without. The parser keeps little of what comes behind a whole request, and gunicorn closes the
-    connection where that was more. FastASGIProtocol stops reading there, so all is kept.
+    connection where that was more. FastASGIProtocol counts it with what it holds, so all is kept.
     """
     protocol: Any = ASGIProtocol
     if protocol._check_h1c_protocol_available():
@@ -108,27 +107,31 @@ class _Run(bytes):
 class _Cycle:
     """A request as uvicorn's RequestResponseCycle has it: what Response looks at.
 
-    Most responses are a head and one message of bytes, which gunicorn makes one write of: for them
-    no Response is made. Any other message makes one, which has all messages from then on.
+    Most responses are a head and one message of bytes, which gunicorn makes one write of: nothing
+    is put between. Any other message makes a Response, which has all messages from then on, and
+    until the body's end gunicorn writes to the CoalescingTransport.
 
     :ivar gunicorn_send: gunicorn's send() for this request.
-    :ivar status: of the response, as soon as it has begun.
+    :ivar start: the head, as the app sent it.
     """
 
     __slots__ = (
-        "disconnected_here", "flow", "gunicorn_send", "headers", "protocol", "response",
-        "response_complete", "response_started", "scope", "status", "transport",
+        "disconnected_here", "gunicorn_send", "protocol", "response", "response_complete",
+        "response_started", "scope", "start",
     )  # fmt: skip
 
-    def __init__(self, protocol: FastASGIProtocol, scope: Scope, send: Send) -> None:
-        self.protocol = protocol
-        self.gunicorn_send = send
-        self.scope = scope
-        self.transport = protocol.coalescing
-        self.flow = protocol._flow_control
-        self.response: _GunicornResponse | None = None
-        self.headers: list[tuple[bytes, bytes]] | None = None
-        self.response_started = self.response_complete = self.disconnected_here = False
+    protocol: FastASGIProtocol
+    scope: Scope
+    gunicorn_send: Send
+    start: Message | None
+    response: _GunicornResponse | None
+    response_started: bool
+    response_complete: bool
+    disconnected_here: bool
+
+    @property
+    def flow(self) -> Any:
+        return self.protocol._flow_control
 
     @property
     def disconnected(self) -> bool:
@@ -138,29 +141,28 @@ class _Cycle:
     def disconnected(self, value: bool) -> None:
         self.disconnected_here = value
 
-    async def take(self, message: Message) -> None:
+    def take(self, message: Message) -> Awaitable[None]:
         """The send() that the app is given."""
-        if self.response is not None:
-            await self.response.send(message)
-            return
-        kind = message["type"]
-        if kind == "http.response.body" and not message.get("more_body"):
-            transport = self.transport
-            transport.flush_follows = not self.flow.write_paused
-            try:
-                await self.gunicorn_send(message)
-            finally:
-                transport.flush_follows = False
-                transport.flush()
-            self.response_complete = True
-        elif kind == "http.response.start" and type(message.get("headers")) is list:
-            await self.gunicorn_send(message)
-            self.response_started = True
-            self.status = message["status"]
-            self.headers = message["headers"]
-        else:
-            self.response = _GunicornResponse(self, self.transport, self.headers)
-            await self.response.send(message)
+        if self.response is None:
+            kind = message["type"]
+            if kind == "http.response.body":
+                if "more_body" not in message or not message["more_body"]:
+                    self.response_complete = True
+                    return self.gunicorn_send(message)
+            elif kind == "http.response.start" and type(message.get("headers")) is list:
+                self.start = message
+                return self.gunicorn_send(message)
+            self.response = self._look()
+        return self.response.send(message)
+
+    def _look(self) -> _GunicornResponse:
+        protocol = self.protocol
+        # gunicorn holds a head that it took until the body's first bytes.
+        self.response_started = self.response_complete or protocol._response_buffer is not None
+        self.disconnected_here = False
+        if not self.response_complete:
+            protocol.transport = protocol.coalescing
+        return _GunicornResponse(self)
 
     async def send(self, message: Message) -> None:
         if self.disconnected:
@@ -169,26 +171,23 @@ class _Cycle:
         kind = message["type"]
         if kind == "http.response.start":
             self.response_started = True
-            self.status = message["status"]
+            self.start = message
         elif kind == "http.response.body" and not message.get("more_body"):
             self.response_complete = True
+            self.protocol.write_plainly()
 
 
 class _GunicornResponse(Response):
     __slots__ = ()
 
-    def __init__(
-        self,
-        cycle: _Cycle,
-        transport: CoalescingTransport,
-        headers: list[tuple[bytes, bytes]] | None,
-    ) -> None:
-        super().__init__(cycle, transport)
-        self._headers = headers
+    def __init__(self, cycle: _Cycle) -> None:
+        super().__init__(cycle, cycle.protocol.coalescing)
+        if cycle.start is not None:
+            self._headers = cycle.start["headers"]
 
     def _is_bodyless(self) -> bool:
         cycle = self._cycle
-        return not has_body(cycle.scope["method"], cycle.status)
+        return not has_body(cycle.scope["method"], cycle.start["status"])
 
     def _frame(self, data: bytes) -> bytes:
         _begin(self._cycle.send(response_body(data, more_body=True)))
@@ -222,31 +221,31 @@ def _begin(sending: Coroutine[Any, Any, None]) -> None:
     sending.close()
 
 
-class _Answering:
+def _answering(app: ASGIApp, protocol: FastASGIProtocol) -> ASGIApp:
     """The app as the protocol calls it: with our send() in place of gunicorn's."""
+    # For HTTP/2, whose frames are gunicorn's: files are read from the page cache.
+    framed = ASGIFast(app, ranges=False, conditional=False)
 
-    __slots__ = ("_app", "_framed", "_protocol")
-
-    def __init__(self, app: ASGIApp, protocol: FastASGIProtocol) -> None:
-        self._app = app
-        self._protocol = protocol
-        # For HTTP/2, whose frames are gunicorn's: files are read from the page cache.
-        self._framed = ASGIFast(app, ranges=False, conditional=False)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
-        if not scope["http_version"].startswith("1."):
-            await self._framed(scope, receive, send)
+        if scope["http_version"] == "2":
+            await framed(scope, receive, send)
             return
         if offered := scope.get("extensions"):
             scope["extensions"] = {**offered, **PROTOCOL_EXTENSIONS}
         else:
             scope["extensions"] = PROTOCOL_EXTENSIONS.copy()
-        cycle = _Cycle(self._protocol, scope, send)
+        # Attribute by attribute: a constructor is a call more, for every request.
+        cycle = _Cycle()
+        cycle.protocol = protocol
+        cycle.scope = scope
+        cycle.gunicorn_send = send
+        cycle.start = cycle.response = None
+        cycle.response_complete = False
         try:
-            await self._app(scope, receive, cycle.take)
+            await app(scope, receive, cycle.take)
         except Exception:
             if cycle.response is not None:
                 # What is in our hands does not fail with what the app does next.
@@ -255,6 +254,8 @@ class _Answering:
         if cycle.response is not None:
             await cycle.response.sent()
             cycle.response = None  # they know each other
+
+    return answer
 
 
 class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
@@ -266,11 +267,19 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)
         self._idle_timer = IdleTimerLoop(worker.loop)
-        self.app: Any = _Answering(observed(worker.asgi), self)
+        self._cancel_keepalive_timer = self._idle_timer.cancel
+        self.app: Any = _answering(observed(worker.asgi), self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self.coalescing = CoalescingTransport(transport, self.worker.loop)
         super().connection_made(self.coalescing)
+        if self._callback_parser is not None:  # not HTTP/2
+            self.write_plainly()
+
+    def write_plainly(self) -> None:
+        """Have gunicorn write to the real transport: what it writes of a response is one piece."""
+        self.coalescing.flush()
+        self.transport = self.coalescing.real
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.coalescing.lost()
@@ -279,23 +288,17 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
 
     def _arm_keepalive_timer(self) -> None:
         if self._keepalive > 0:
-            self._idle_timer.cancel()
-            self._idle_timer.call_later(self._keepalive, self._keepalive_timeout)
-
-    def _cancel_keepalive_timer(self) -> None:
-        self._idle_timer.cancel()
+            self._idle_timer.arm(self._keepalive, self._keepalive_timeout)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self.coalescing.drained()
 
-    def data_received(self, data: bytes) -> None:
+    def _http1_buffered(self) -> int:
+        """What the app has not received, and what came behind its request, whichever the parser."""
+        held = 0 if self._body_receiver is None else self._body_receiver.buffered
         parser = self._callback_parser
-        is_behind = parser is not None and parser.is_complete
-        super().data_received(data)
-        if is_behind and not self._reading_paused:
-            # The next request is kept until gunicorn is done with the one before; then it reads on.
-            self._pause_reading()
+        return held + len(parser.remaining()) if parser.is_complete else held
 
     def _pause_reading(self) -> None:
         """The client sends faster than the app receives."""

@@ -21,11 +21,12 @@ class IdleTimerLoop:
     Everything but timers is the loop's own.
     """
 
-    __slots__ = ("_callback", "_due", "_timer", "create_task", "real")
+    __slots__ = ("_callback", "_due", "_time", "_timer", "create_task", "real")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.real = loop
         self.create_task = loop.create_task
+        self._time = loop.time
         # What is to be called at `_due`, by the loop's time; None: nothing is.
         self._callback: Callable[[], object] | None = None
         self._due = 0.0
@@ -40,11 +41,15 @@ class IdleTimerLoop:
     ) -> IdleTimerLoop | asyncio.TimerHandle:
         if self._callback is not None or args or options:
             return self.real.call_later(delay, callback, *args, **options)
-        self._due = self.real.time() + delay
+        self.arm(delay, callback)
+        return self
+
+    def arm(self, delay: float, callback: Callable[[], object]) -> None:
+        """Have a function called in so many seconds, in place of what is due by now."""
+        self._due = self._time() + delay
         self._callback = callback
         if self._timer is None:
             self._timer = self.real.call_later(delay, self._over)
-        return self
 
     def cancel(self) -> None:
         self._callback = None
@@ -60,7 +65,7 @@ class IdleTimerLoop:
         self._timer = None
         if self._callback is None:
             return
-        left = self._due - self.real.time()
+        left = self._due - self._time()
         if left > 0:
             self._timer = self.real.call_later(left, self._over)
             return

@@ -6,9 +6,9 @@ sockets of a loop, and the loop watches the selector: epoll and kqueue may stand
 exists as long as there is something to watch.
 
 Thousands of downloads may have room at once, as when one link comes free again. To serve all of
-them in one turn of the loop would have everybody else wait for tens of milliseconds, so a turn ends
-after TURN_S. Who has not been served comes first in the next one: epoll puts what it has told of
-behind what it has not, and of other selectors it is remembered.
+them in one turn of the loop would have everybody else wait for all of them, so a turn ends after
+TURN_S. Who has not been served comes first in the next one: epoll puts what it has told of behind
+what it has not, and of other selectors it is remembered.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["CAN_WATCH", "call_while_writable", "stop_calling"]
 # Whether the system has a selector that another one can watch.
 CAN_WATCH = hasattr(selectors.DefaultSelector, "fileno")
 
-# What callbacks may take of one turn of the loop, before it looks at anything else; asking the loop
-# for the next turn costs a hundredth of it.
+# What callbacks may take of one turn of the loop, before it looks at anything else: many times what
+# it costs to ask the loop for the next turn.
 TURN_S = 0.001
-# So many are told of at once, between two looks at the clock: a step of each takes some 20 us, and
-# some 200 us where a fast client takes a whole window.
+# So many are told of at once, between two looks at the clock: their steps together should take no
+# longer than a turn, also where fast clients take whole windows.
 EVENTS_AT_ONCE = 8
 
 _Callback = Callable[[], object]

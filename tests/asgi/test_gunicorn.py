@@ -149,7 +149,7 @@ def test_a_connection_that_is_idle_for_as_long_as_keepalive_says_is_closed() -> 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("del protocol.ASGIProtocol._safe_write", "ASGIProtocol has no _safe_write"),
+        ("del protocol.ASGIProtocol._http1_buffered", "ASGIProtocol has no _http1_buffered"),
         ("protocol.ASGIProtocol._send_body = older", "_send_body takes no `last`"),
         ("gasgi.ASGIProtocol = object", "does not take ASGIProtocol from its module"),
     ],
