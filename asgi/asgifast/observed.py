@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.http import has_body
 from wsgifast.metrics.failures import Failures
-from wsgifast.metrics.patterns import asgi_pattern
+from wsgifast.metrics.patterns import PATTERN, asgi_pattern
 from wsgifast.metrics.recorder import LengthError, Recorder, Spans
+from wsgifast.metrics.tally import Tally
 
 from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
 from .sending import PLANNED, declared_length
@@ -36,6 +38,8 @@ class Observed:
         self._app = app
         self._recorder = recorder
         self._spans = spans
+        # Where requests are noted without a call.
+        self._tally = recorder if isinstance(recorder, Tally) else None
         self._failures = Failures(logger)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,11 +54,12 @@ class Observed:
             await self._app(scope, receive, send)
             return
         request = ObservedRequest(scope, receive, send, recorder)
-        if recorder is not None:
-            try:
-                recorder.begin(scope["method"], scope.get("scheme", "http"))
-            except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
-                self._failures.tell()
+        if recorder is None:
+            pass
+        elif self._tally is not None:
+            self._tally.begun.append((scope["method"], scope.get("scheme", "http")))
+        else:
+            self._begin(recorder, scope)
         request.app_scope = {**scope, OBSERVED: request}
         try:
             await self._app(request.app_scope, request.receive, request.send)
@@ -68,6 +73,12 @@ class Observed:
         finally:
             self._tell(request, span)
             request.app_scope = scope  # the app's has the request in it
+
+    def _begin(self, recorder: Recorder, scope: Scope) -> None:
+        try:
+            recorder.begin(scope["method"], scope.get("scheme", "http"))
+        except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
+            self._failures.tell()
 
     def _tell(self, request: ObservedRequest, span: object | None) -> None:
         try:
@@ -86,15 +97,17 @@ class Observed:
             recorder = request.recorder
             if recorder is None:
                 return
-            recorder.record(
-                request.scope["method"],
-                request.scope.get("scheme", "http"),
-                request.status,
-                pattern,
-                request.route,
-                perf_counter() - request.began,
-                request.size,
-            )
+            scope = request.scope
+            method, scheme = scope["method"], scope.get("scheme", "http")
+            seconds = perf_counter() - request.began
+            note = method, scheme, request.status, pattern, request.route, seconds, request.size
+            tally = self._tally
+            if tally is None:
+                recorder.record(*note)
+            else:
+                tally.notes.append(note)
+                if len(tally.notes) >= tally.most_notes:
+                    tally.count()
             if length_error is not None:
                 recorder.count_length_error(length_error)
             if request.left:
@@ -111,10 +124,12 @@ class ObservedRequest:
     :ivar route: which way the body went; ASGIFast says what the server cannot see of it.
     """
 
-    __slots__ = (
-        "_receive", "_root_path", "_send", "app_scope", "began", "chunks", "headers",
-        "is_complete", "left", "recorder", "route", "scope", "size", "status",
-    )  # fmt: skip
+    # Class attributes, which cost a request nothing until they change.
+    status = 500
+    headers: Any = ()
+    size = chunks = 0
+    route = ""
+    is_complete = left = False
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, recorder: Recorder | None
@@ -122,15 +137,8 @@ class ObservedRequest:
         self.recorder = recorder
         self.began = perf_counter()
         self.scope = self.app_scope = scope
-        # A Mount changes it in the scope that it hands on.
-        self._root_path = str(scope.get("root_path", ""))
         self._receive = receive
         self._send = send
-        self.status = 500
-        self.headers: Any = ()
-        self.size = self.chunks = 0
-        self.route = ""
-        self.is_complete = self.left = False
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -138,7 +146,8 @@ class ObservedRequest:
             self.left = True
         return message
 
-    async def send(self, message: Message) -> None:
+    def send(self, message: Message) -> Awaitable[None]:
+        """Not a coroutine function: one more coroutine for each message costs more than this."""
         kind = message["type"]
         if kind == "http.response.body":
             self.chunks += 1
@@ -153,7 +162,7 @@ class ObservedRequest:
         elif kind in (PATHSEND, ZEROCOPYSEND):
             self.route = "file"
             self._count_file(message)
-        await self._send(message)
+        return self._send(message)
 
     def _count_file(self, message: Message) -> None:
         planned: PlannedBody | None = message.get(PLANNED)
@@ -167,7 +176,10 @@ class ObservedRequest:
         self.is_complete = not message.get("more_body", False)
 
     def pattern(self) -> str | None:
-        return asgi_pattern(self.app_scope, self._root_path)
+        if PATTERN not in self.app_scope and "route" not in self.app_scope:
+            return None  # no framework that tells it
+        # A Mount changes it in the app's scope alone.
+        return asgi_pattern(self.app_scope, str(self.scope.get("root_path", "")))
 
     def length_error(self) -> LengthError | None:
         """Whether the body was another than its Content-Length; not where the client has left."""
