@@ -34,6 +34,21 @@ def test_silent_clients_keep_nobody_waiting(tmp_path: Path) -> None:
     address.check_free()
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/metrics?name[]=x", "/livez", "/clients", "/none"])
+def test_head_has_no_body(path: str, tmp_path: Path) -> None:
+    address = Address("127.0.0.1", free_port())
+    server = _Server(address, _served(Directory(str(tmp_path), own=True)))
+    try:
+        with socket.create_connection((address.host, address.port), timeout=10) as client:
+            client.sendall(f"HEAD {path} HTTP/1.0\r\n\r\n".encode())
+            answer = b"".join(iter(lambda: client.recv(65536), b""))
+    finally:
+        server.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.0 ")
+    assert body == b""
+
+
 def test_where_no_thread_can_be_had_one_answers_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,6 +229,17 @@ def test_workers_that_are_replaced_leave_no_more_files() -> None:
         )
 
 
+def test_a_worker_that_is_to_end_at_once_tells_the_last() -> None:
+    port = free_port()
+    with fast_worker("--workers=1", env={"WSGIFAST_METRICS": f"127.0.0.1:{port}"}) as server:
+        worker = workers_of(scraped_until(port, "wsgifast_workers", 1)).pop()
+        for _ in range(5):
+            server.get("/small/1")
+        os.kill(worker, signal.SIGQUIT)
+        scrape = scraped_until(port, "wsgifast_worker_ends_total", 1, reason="stopped")
+        assert scrape.value("http_server_request_duration_seconds_count") == 5
+
+
 def test_a_new_server_takes_over_by_usr2() -> None:
     port = free_port()
     env = {"WSGIFAST_METRICS": f"127.0.0.1:{port}"}

@@ -249,6 +249,9 @@ def _served(directory: Directory) -> Callable[..., Iterable[bytes]]:
     of_prometheus: Callable[..., Iterable[bytes]] = make_wsgi_app(registry)
 
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] == "HEAD":  # wsgiref would send a body (RFC 9110 9.3.2)
+            serve({**environ, "REQUEST_METHOD": "GET"}, start_response)
+            return []
         path = environ["PATH_INFO"]
         if path != "/metrics":
             found = answer(path, directory.path)

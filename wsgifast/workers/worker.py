@@ -201,11 +201,13 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self.server = server = self.make_server()
         source = WorkerSource(server, lambda: self.nr)
         tell_the_last = begin_to_tell(source, self)
-        server.serve(self._beat)
-        self.alive = False
-        server.finish(self._beat)
-        source.end(server.end)
-        tell_the_last()
+        try:
+            server.serve(self._beat)
+            self.alive = False
+            server.finish(self._beat)
+        finally:  # SIGQUIT raises SystemExit here
+            source.end(server.end)
+            tell_the_last()
         for sock in self.sockets:
             sock.close()
         if server.has_failed:
