@@ -206,7 +206,13 @@ def test_workers_that_are_replaced_leave_no_more_files() -> None:
         first = workers_of(scraped_until(port, "wsgifast_workers", 1)).pop()
         directory = directory_of(server, first)
         pids = {stats(server)["pid"] for _ in range(20)}
-        assert len(pids) > 2
+
+        def several() -> bool:
+            """A worker that is to end serves what comes until its main thread has its turn."""
+            pids.add(stats(server)["pid"])
+            return len(pids) > 2
+
+        wait_for(several, "more workers have served", timeout=_PATIENCE_S)
 
         def ends() -> float:
             return Scrape(port).value("wsgifast_worker_ends_total", reason="max_requests")
