@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.http import Connection
-from tests.support.servers import LiveServer, wait_for
+from tests.support.servers import STOP_S, LiveServer, wait_for
 
 from .servers import SERVERS, asgi_server
 from .support import expect_websocket, processes
@@ -197,7 +197,7 @@ def test_shutdown_waits_for_a_download(name: str, folder: Path, tmp_path: Path) 
             wait_for(lambda: refuses(server), "no new connection is taken")
             body = connection.read_to_end()
         assert (len(body), body[-3:]) == (HUGE_BYTES - 1, b"end")
-        server.process.wait(10)
+        server.process.wait(STOP_S)
         assert "lifespan.shutdown" in events.read_text()
 
 

@@ -17,7 +17,7 @@ import pytest
 import trustme
 
 from tests.support.http import Connection, get
-from tests.support.servers import LiveServer, wait_for
+from tests.support.servers import STOP_S, LiveServer, wait_for
 
 from .app import crumbs
 from .servers import OURS, OURS_ON_GUNICORN, asgi_server
@@ -275,7 +275,7 @@ def test_shutdown_waits_for_a_download(name: str, huge: Path) -> None:
             data = connection.read_to_end()
         assert len(data) == HUGE_BYTES
         assert data.endswith(b"end")
-        server.process.wait(10)
+        server.process.wait(STOP_S)
 
 
 @each_uvicorn

@@ -209,6 +209,7 @@ def test_a_slow_client_holds_no_app_and_little_memory(large: Path) -> None:
         async with connected(sending(file_messages(large, PATHSEND), said), client) as wire:
             slow = client.ask()
             await settled(lambda: PATHSEND in said, wire)
+            await settled(lambda: len(client.answers[slow].body) >= 5000, wire)
             assert await stands_still(lambda: len(client.answers[slow].body)) == 5000
             [cycle] = wire.protocol.cycles.values()
             assert cycle.stream.pending_bytes <= 16 * 1024, "no more was read than one frame"

@@ -69,7 +69,7 @@ def memory_of(kind: str, *, path: str, clients: int) -> int:
 
         with slow_clients(kind, _port(server), clients=clients, path=path) as crowd:
             assert crowd.gathered == clients
-            wait_for(at_rest, "the worker has taken in what there is", 20)
+            wait_for(at_rest, "the worker has taken in what there is")
             return int(process.memory_info().rss - before)
 
 

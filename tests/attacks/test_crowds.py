@@ -23,8 +23,10 @@ LEAST_P99_MS = 10.0
 # The same for the worker's CPU.
 MOST_CPU = 3
 LEAST_CPU_S = 0.1
+# A machine that stalls has it look like an attack that works, which works each time.
+TRIES = 4
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600 if LONG else 120)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900 if LONG else 300)]
 
 # attack -> clients, path, control
 ATTACKS = {
@@ -44,14 +46,19 @@ if LONG:
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_others_are_answered_meanwhile(attack: str, count_cases: Callable[[int], None]) -> None:
     clients, path, control = ATTACKS[attack]
-    honest = load_of(control, path=path, seconds=SECONDS, clients=clients)
-    hostile = load_of(attack, path=path, seconds=SECONDS, clients=clients)
-    seen = f"{hostile}, beside the control {honest}"
-    assert not hostile.failures, seen
-    assert hostile.p99_ms < MOST_P99 * max(honest.p99_ms, LEAST_P99_MS), seen
-    if "chunks" not in attack:  # a small one costs as much as a large one
-        # What has come is not looked at again for each byte.
-        assert hostile.cpu_s < MOST_CPU * max(honest.cpu_s, LEAST_CPU_S), seen
+    seen = []
+    for _ in range(TRIES):
+        honest = load_of(control, path=path, seconds=SECONDS, clients=clients)
+        hostile = load_of(attack, path=path, seconds=SECONDS, clients=clients)
+        seen.append(f"{hostile}, beside the control {honest}")
+        is_quick = hostile.p99_ms < MOST_P99 * max(honest.p99_ms, LEAST_P99_MS)
+        # What has come is not looked at again for each byte; a small chunk costs as much as a
+        # large one.
+        costs_little = hostile.cpu_s < MOST_CPU * max(honest.cpu_s, LEAST_CPU_S)
+        if not hostile.failures and is_quick and (costs_little or "chunks" in attack):
+            break
+    else:
+        raise AssertionError("\n".join(seen))
     count_cases(clients)
 
 

@@ -59,7 +59,7 @@ def _difference(data: bytes, ours: Outcome, other: Outcome) -> str:
     return f"{data!r}\n  ours:  {ours}\n  other: {other}"
 
 
-@pytest.mark.timeout(3600 if LONG else 120)
+@pytest.mark.timeout(3600 if LONG else 300)
 @pytest.mark.parametrize("name", ["gunicorn-fastworker", "fast-wsgiref", "fast-werkzeug"])
 def test_packets_change_nothing(name: str, count_cases: Callable[[int], None]) -> None:
     with wsgi_server(name, APP) as server:
@@ -72,7 +72,7 @@ def test_packets_change_nothing(name: str, count_cases: Callable[[int], None]) -
         _try_all(check, count_cases)
 
 
-@pytest.mark.timeout(3600 if LONG else 120)
+@pytest.mark.timeout(3600 if LONG else 300)
 def test_fastworker_understands_what_gthread_does(count_cases: Callable[[int], None]) -> None:
     """But for two things in which gthread is laxer: Host, and "close" among other options."""
     with (
@@ -101,7 +101,7 @@ def _wants_to_leave(understood: Any) -> bool:
     return "close" in [option.strip() for option in options]
 
 
-@pytest.mark.timeout(3600 if LONG else 120)
+@pytest.mark.timeout(3600 if LONG else 300)
 @pytest.mark.parametrize("http", ["h11", "httptools"])
 def test_our_protocols_understand_what_uvicorns_do(
     http: str, tmp_path: Path, count_cases: Callable[[int], None]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.servers import ROOT, free_port
+from tests.support.servers import ROOT, STOP_S, free_port
 from wsgifast import cli
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
@@ -92,7 +92,7 @@ def test_an_asgi_app_by_a_master_and_two_workers(
         options = ("--master", "--expect-workers=2", "--users=2")
         assert bench(ASGI, "/messages", *SHORT, *options, master, report) == 0
         for worker in workers:
-            assert worker.wait(30) == 0
+            assert worker.wait(STOP_S) == 0
     finally:
         for worker in workers:
             worker.kill()

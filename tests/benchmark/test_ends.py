@@ -34,7 +34,7 @@ def test_its_servers_end_with_it(number: signal.Signals, tmp_path: Path) -> None
     ) as process:
         try:
             benchmark = psutil.Process(process.pid)
-            wait_for(lambda: _has_server(benchmark), "it has started a server", START_S, 0.1)
+            wait_for(lambda: _has_server(benchmark), "it has started a server", interval=0.1)
             servers = benchmark.children(recursive=True)
             process.send_signal(number)
             process.wait(START_S)

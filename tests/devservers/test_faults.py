@@ -273,8 +273,12 @@ def test_a_client_that_leaves_costs_nothing(kind: str, sent: bytes, reset: bool)
 def stalling(served: Served, target: str) -> Connection:
     """A client that has asked for much and reads nothing but the first bytes."""
     client = Connection(served.address, receive_buffer=4096)
-    client.send_request(target)
-    client.read_head()
+    try:
+        client.send_request(target)
+        client.read_head()
+    except BaseException:
+        client.close()
+        raise
     return client
 
 
@@ -299,7 +303,8 @@ def test_a_reader_that_stalls_is_given_up(
         return environ["wsgi.file_wrapper"](files[-1])
 
     with (
-        serve(app, kind, timeout=0.2, use_sendfile=sendfile) as served,
+        # Long enough for a client on a busy machine to send its request in.
+        serve(app, kind, timeout=0.7, use_sendfile=sendfile) as served,
         stalling(served, target),
     ):
         wait_for(lambda: " 200 " in served.log, "the server gives the client up")

@@ -10,7 +10,7 @@ import pytest
 from wsgifast.server import disk
 from wsgifast.server.disk import DiskThreads
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Disks:

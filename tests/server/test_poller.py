@@ -28,7 +28,7 @@ from wsgifast.server.poller import (
 )
 
 # A poll that is expected to find something; one that hangs fails the test instead of the run.
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 Pair = tuple[socket.socket, socket.socket]
 

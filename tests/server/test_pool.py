@@ -19,7 +19,7 @@ from wsgifast.server.poller import READ, Event, make_poller
 from wsgifast.server.pool import Pool, Task
 
 # Waiting that only a broken pool would sit out.
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 SIZE = 3
 SPARE = "wsgifast-spare-0"
 

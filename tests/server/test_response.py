@@ -768,7 +768,6 @@ def _flask_response(environ: dict[str, Any], start_response: Any) -> Any:
     return app(environ, start_response)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "app", [_bytes_io, _spooled, _repaired, _open_file, _flask_send, _flask_response]
 )

@@ -15,7 +15,7 @@ import trustme
 __all__ = ["Pair", "tcp_pair", "tls_contexts", "tls_pair", "unix_pair"]
 
 # A test that waits for longer hangs.
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class Pair(NamedTuple):

@@ -37,6 +37,7 @@ from wsgifast.sockets import (
 from wsgifast.sockets.coalescing.flusher import Flusher, flusher
 
 NEVER_US = 1e6  # a window that does not end within a test
+WITHIN_NS = 500_000_000  # of a window, which does not end before the next line
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 
 
@@ -398,7 +399,7 @@ def test_a_peer_that_takes_nothing_keeps_nobody_else_waiting(timeout: float | No
                 filled += slow.near.send(block)
         slow.near.settimeout(timeout)
         writer = CoalescingWriter(slow.near)
-        writer._due = time.monotonic_ns() + 50_000_000  # as within a window
+        writer._due = time.monotonic_ns() + WITHIN_NS
         writer.write(b"tail")
         other = CoalescingWriter(quick.near)
         other.write(b"a")
@@ -415,7 +416,7 @@ def test_an_error_in_the_background_reaches_the_next_call() -> None:
         writer = CoalescingWriter(pair.near)
         writer.write(b"first")
         pair.near.shutdown(socket.SHUT_WR)
-        writer._due = time.monotonic_ns() + 50_000_000  # as within a window
+        writer._due = time.monotonic_ns() + WITHIN_NS
         writer.write(b"tail")
         wait_for(lambda: writer._refusal is not None, "the flusher fails")
         calls: list[Callable[[], None]] = [lambda: writer.write(b"x"), writer.flush, writer.close]
@@ -432,7 +433,7 @@ def test_an_error_in_the_background_reaches_the_next_call() -> None:
 def test_a_closed_socket_is_an_error_and_not_the_end_of_the_flusher() -> None:
     with tcp_pair() as pair:
         writer = CoalescingWriter(pair.near)
-        writer._due = time.monotonic_ns() + 50_000_000  # as within a window
+        writer._due = time.monotonic_ns() + WITHIN_NS
         pair.near.close()
         writer.write(b"tail")
         wait_for(lambda: writer._refusal is not None, "the flusher fails")

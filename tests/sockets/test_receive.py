@@ -118,6 +118,7 @@ def test_a_time_limit_is_for_the_whole(pair: Pair) -> None:
 
     thread = threading.Thread(target=trickle)
     own = pair.far.gettimeout()
+    pair.near.sendall(b"x")
     thread.start()
     try:
         with pytest.raises(ReceiveTimedOut) as caught:

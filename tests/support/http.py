@@ -13,7 +13,7 @@ __all__ = ["Address", "Connection", "Response", "get"]
 # (host, port), or the path of a Unix socket.
 Address = tuple[str, int] | str
 # No answer that a test waits for takes this long; a hung server fails the test instead of the run.
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @dataclass

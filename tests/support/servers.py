@@ -14,18 +14,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wsgifast.benchmark.processes import free_port
-
 from . import forkserver
 from .http import Address, Response, get
+from .ports import free_port
 
-__all__ = ["LiveServer", "free_port", "live_server", "wait_for"]
+__all__ = ["PATIENCE_S", "LiveServer", "free_port", "live_server", "wait_for"]
 
 ROOT = Path(__file__).resolve().parents[2]
-# A server that has not opened its port by then has failed; starting Python and importing a
-# framework takes up to 3 s on a busy machine with two cores.
-START_S = 30.0
-STOP_S = 15.0
+# What a server that works may take on a machine that stalls. gunicorn loses a TERM that comes while
+# it forks a worker, and kills that worker graceful_timeout (30 s) later.
+START_S = STOP_S = PATIENCE_S = 60.0
 
 
 @dataclass
@@ -101,9 +99,15 @@ def live_server(
 
 
 def wait_for(
-    condition: Callable[[], object], what: str, timeout: float = 10.0, interval: float = 0.01
+    condition: Callable[[], object],
+    what: str,
+    timeout: float = PATIENCE_S,
+    interval: float = 0.01,
 ) -> None:
-    """Wait until a condition holds; fail with `what` was waited for."""
+    """Wait until a condition holds; fail with `what` was waited for.
+
+    :param timeout: seconds. Only a test that fails takes them: a short time proves no more.
+    """
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:

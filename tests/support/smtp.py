@@ -10,7 +10,7 @@ from types import TracebackType
 
 __all__ = ["ScriptedSMTP"]
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class ScriptedSMTP:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.servers import ROOT, free_port, wait_for
+from tests.support.servers import ROOT, STOP_S, free_port, wait_for
 from tests.top.test_view import exposition
 from wsgifast import cli
 from wsgifast.metrics.states import SlowClient
@@ -178,7 +178,7 @@ def test_on_a_terminal_it_is_live_until_q(address: str) -> None:
         with contextlib.suppress(OSError):  # EIO: the other end is closed
             while rest := os.read(terminal, 65536):
                 shown += rest
-        assert process.wait(10) == 0
+        assert process.wait(STOP_S) == 0
     assert b"q quits" in shown
     assert b"/page" in shown
     assert b"Traceback" not in shown

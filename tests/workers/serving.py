@@ -93,7 +93,6 @@ def nothing_left_behind(server: LiveServer, **options: Any) -> Iterator[None]:
     wait_for(
         lambda: all(stats(server, **options)[what] <= before[what] for what in ("fds", "threads")),
         f"the descriptors are {before['fds']} again, and the threads {before['threads']}",
-        timeout=15,
         interval=0.1,
     )
     after = stats(server, **options)

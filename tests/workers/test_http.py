@@ -41,6 +41,13 @@ class Client:
     def get(self, target: str, **options: object) -> Response:
         return self.server.get(target, tls=self.tls, **options)
 
+    def wait_until_closed(self, name: str, times: int = 1) -> None:
+        """Wait until an app's iterable is closed: a moment after its last byte has come."""
+        wait_for(
+            lambda: stats(self.server, tls=self.tls)["closed"].count(name) >= times,
+            f"{name!r} is told",
+        )
+
 
 @pytest.fixture(scope="module", params=SERVERS)
 def client(
@@ -163,7 +170,7 @@ def test_chunked_responses(client: Client) -> None:
         assert response.body == b"".join(block(1000, i) for i in range(200))
         assert connection.request("/empty_chunks").body == b"ab"
         assert connection.request("/written").body == b"written first, then returned"
-    assert "chunked same thread" in stats(client.server, tls=client.tls)["closed"]
+    client.wait_until_closed("chunked same thread")
 
 
 def test_blocks_are_not_held_back_while_the_app_waits(client: Client) -> None:
@@ -190,7 +197,7 @@ def test_segments(client: Client) -> None:
         assert connection.request("/segments").body == expected
         assert connection.request("/segments/chunked").body == expected
         assert connection.request("/segments", method="HEAD").body == b""
-    assert stats(client.server, tls=client.tls)["closed"].count("segments") >= 3
+    client.wait_until_closed("segments", 3)
 
 
 @pytest.mark.parametrize("size", [1, 1000, 65_536, 600_000, 3_000_000])
@@ -327,7 +334,9 @@ def test_bad_requests_are_answered_as_gthread_answers_them(
         answers = []
         for connection in (Connection(gthread.address, bare_lf=bare_lf), client.connect()):
             with connection:
-                connection.send(request)
+                # Who is answered before all has come may close before it is sent.
+                with contextlib.suppress(ConnectionError):
+                    connection.send(request)
                 response = connection.read_response()
                 # How much of it had come when a limit was hit depends on the packets.
                 message = re.sub(rb"\d+", b"N", response.body)
@@ -348,7 +357,7 @@ def test_app_errors_before_the_response(client: Client) -> None:
             assert response.status == 500, f"{kind}: {response}"
             assert b"Injected" not in response.body
             assert connection.read_to_end() == b""
-    assert "first same thread" in stats(client.server, tls=client.tls)["closed"]
+    client.wait_until_closed("first same thread")
 
 
 def test_app_error_after_some_of_the_response(client: Client) -> None:
@@ -356,7 +365,7 @@ def test_app_error_after_some_of_the_response(client: Client) -> None:
         connection.send_request("/raise/after")
         assert connection.read_head().header("Content-Length") == "100"
         assert connection.read_to_end() == b"some of it"
-    assert "after same thread" in stats(client.server, tls=client.tls)["closed"]
+    client.wait_until_closed("after same thread")
 
 
 def test_content_length_that_the_body_does_not_keep(client: Client) -> None:

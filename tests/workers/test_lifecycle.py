@@ -17,7 +17,14 @@ import pytest
 
 from tests.support import forkserver
 from tests.support.http import Connection
-from tests.support.servers import ROOT, LiveServer, free_port, wait_for
+from tests.support.servers import (
+    PATIENCE_S,
+    ROOT,
+    STOP_S,
+    LiveServer,
+    free_port,
+    wait_for,
+)
 from tests.workers.app import FILE_BYTES, block
 from tests.workers.serving import POLLERS, fast_worker, stats
 
@@ -27,7 +34,7 @@ pytestmark = pytest.mark.long
 @pytest.mark.parametrize("poller", POLLERS)
 def test_term_lets_a_hundred_downloads_finish(poller: str) -> None:
     with (
-        fast_worker(attributes={"poller_kind": poller}) as server,
+        fast_worker("--graceful-timeout=200", attributes={"poller_kind": poller}) as server,
         contextlib.ExitStack() as stack,
     ):
         downloads = []
@@ -58,8 +65,7 @@ def test_quick_stop(number: signal.Signals) -> None:
     with fast_worker() as server, Connection(server.address) as connection:
         connection.send_request("/sleep/100")
         assert server.get("/small/1").status == 200
-        server.process.send_signal(number)
-        assert server.process.wait(10) == 0
+        assert server.stop(number) == 0
 
 
 def test_stopping_worker_answers_what_is_under_way_with_close() -> None:
@@ -100,7 +106,7 @@ def test_max_requests_replaces_the_worker_and_loses_no_request() -> None:
             pids.add(stats(server)["pid"])
             return len(pids) >= 3
 
-        wait_for(has_had_three, "a third worker has answered", 30, 0)
+        wait_for(has_had_three, "a third worker has answered", interval=0)
         assert "Autorestarting" in server.log()
 
 
@@ -159,11 +165,11 @@ def test_reload_brings_the_new_app_and_cuts_no_download(tmp_path: Path, poller: 
             os.utime(module, (modified, modified))
             return "Worker reloading" in server.log()
 
-        wait_for(is_seen, "the change is seen", 30, interval=0.1)
+        wait_for(is_seen, "the change is seen", interval=0.1)
         # The only worker there is: the next one starts when it has finished.
         assert download.read(FILE_BYTES) == block(FILE_BYTES)
         download.close()
-        wait_for(lambda: server.log().count("Booting worker") == 2, "the next worker starts", 30)
+        wait_for(lambda: server.log().count("Booting worker") == 2, "the next worker starts")
         assert server.get("/version").body == b"2"
         assert "cut off" not in server.log()
 
@@ -231,8 +237,7 @@ def test_hooks() -> None:
         assert server.get("/small").status == 200
         wait_for(lambda: "hook post_request 200 OK" in server.log(), "post_request is called")
         assert "hook pre_request /small" in server.log()
-        server.process.send_signal(signal.SIGINT)
-        server.process.wait(10)
+        server.stop(signal.SIGINT)
         log = server.log()
         for name in HOOKS:
             assert f"hook {name} " in log, f"{name} was not called:\n{log}"
@@ -241,7 +246,7 @@ def test_hooks() -> None:
 def test_statsd() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sink:
         sink.bind(("127.0.0.1", 0))
-        sink.settimeout(10)
+        sink.settimeout(PATIENCE_S)
         port = sink.getsockname()[1]
         with fast_worker(f"--statsd-host=127.0.0.1:{port}") as server:
             assert server.get("/small").status == 200
@@ -284,7 +289,7 @@ def test_inherited_socket() -> None:
                 assert connection.request("/small/5").body == block(5)
         finally:
             process.terminate()
-            process.wait(15)
+            process.wait(STOP_S)
 
 
 @pytest.mark.parametrize(
@@ -342,8 +347,8 @@ def test_worker_replaced_after_usr2_like_upgrade_keeps_the_socket() -> None:
 
 
 def _upgrade(server: LiveServer) -> None:
+    old = stats(server)["pid"]  # before there is another one that may answer
     server.process.send_signal(signal.SIGUSR2)
-    old = stats(server)["pid"]
     wait_for(
         lambda: server.log().count("Booting worker") == 2,
         f"a second master has a worker\n{server.log()}",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.http import Connection
-from tests.support.servers import wait_for
+from tests.support.servers import STOP_S, wait_for
 from tests.workers.app import FILE_BYTES, block
 from tests.workers.serving import fast_worker, stats
 
@@ -28,16 +28,12 @@ def test_a_slow_download_keeps_no_worker_from_accepting_nor_is_it_cut_off() -> N
         first = stats(server)["pid"]
         slow.send_request("/file")
         assert slow.read_head().header("Content-Length") == str(FILE_BYTES)
-        longest = 0.0
         end = time.monotonic() + 4
-        while time.monotonic() < end:
-            began = time.monotonic()
+        while time.monotonic() < end or "Autorestarting" not in server.log():
+            # A pause would last as long as the download, or until the worker is killed.
             assert stats(server)["pid"] == first
-            longest = max(longest, time.monotonic() - began)
-        assert "Autorestarting" in server.log()
-        assert longest < 3  # a pause would last as long as the download
         assert slow.read(FILE_BYTES) == block(FILE_BYTES)
-        wait_for(lambda: stats(server)["pid"] != first, "the worker is replaced", 30)
+        wait_for(lambda: stats(server)["pid"] != first, "the worker is replaced")
 
 
 def test_who_is_kept_alive_keeps_no_worker_from_accepting() -> None:
@@ -49,7 +45,7 @@ def test_who_is_kept_alive_keeps_no_worker_from_accepting() -> None:
         for _ in range(3):
             kept = stack.enter_context(Connection(server.address))
             assert kept.request("/small/1").keep_alive
-        wait_for(lambda: stats(server)["pid"] != first, "the worker is replaced", 30)
+        wait_for(lambda: stats(server)["pid"] != first, "the worker is replaced")
 
 
 def test_a_worker_that_is_replaced_loses_no_request_of_many_clients() -> None:
@@ -106,7 +102,7 @@ def test_a_worker_that_has_grown_or_is_old_is_replaced_and_loses_no_request(
 
 def test_a_limit_that_the_app_alone_exceeds_ends_the_start() -> None:
     with fast_worker(attributes={"max_rss_bytes": 1_000_000}) as server:
-        assert server.process.wait(20) == 4  # gunicorn's status where an app cannot be loaded
+        assert server.process.wait(STOP_S) == 4  # gunicorn's status where an app cannot be loaded
         assert "FastWorker.max_rss_bytes=1,000,000: with this app a worker has" in server.log()
         assert server.log().count("Booting worker") == 1
 
@@ -118,8 +114,8 @@ def test_threads_that_are_all_stuck_are_told_with_their_stacks() -> None:
     ):
         for _ in range(THREADS):
             stack.enter_context(Connection(server.address)).send_request("/stuck")
-        wait_for(lambda: "All 4 threads have been" in server.log(), "it is told", 20)
-        assert server.log().count("in do_stuck") == THREADS
+        wait_for(lambda: server.log().count("in do_stuck") == THREADS, "it is told")
+        assert "All 4 threads have been" in server.log()
         assert server.log().count("All 4 threads") == 1
 
 
@@ -132,7 +128,7 @@ def test_a_worker_whose_threads_are_all_stuck_may_be_replaced() -> None:
         assert slow.read_head().status == 200
         for _ in range(THREADS):
             stack.enter_context(Connection(server.address)).send_request("/stuck")
-        wait_for(lambda: "the worker ends" in server.log(), "it ends", 20)
+        wait_for(lambda: "the worker ends" in server.log(), "it ends")
         # What is on its way is sent to its end.
         assert slow.read(FILE_BYTES) == block(FILE_BYTES)
         assert stats(server)["pid"] != first

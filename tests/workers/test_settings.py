@@ -98,12 +98,12 @@ def test_abort_calls_its_hook_and_the_worker_is_replaced() -> None:
 
 
 def test_silent_worker_is_replaced_but_never_for_a_slow_app() -> None:
-    with fast_worker("--timeout=2") as server:
+    with fast_worker("--timeout=4") as server:
         pid = stats(server)["pid"]
-        assert server.get("/sleep/4").body == b"ok"
+        assert server.get("/sleep/6").body == b"ok"
         assert stats(server)["pid"] == pid
         os.kill(pid, signal.SIGSTOP)
-        wait_for(lambda: server.log().count("Booting worker") == 2, "another worker starts", 30)
+        wait_for(lambda: server.log().count("Booting worker") == 2, "another worker starts")
         assert server.get("/small/5").body == block(5)
         assert "WORKER TIMEOUT" in server.log()
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.http import Connection
+from tests.support.servers import PATIENCE_S
 from tests.support.slow_disk import has_slow_disk, slow_disk
 
 from .serving import fast_worker
@@ -46,7 +47,7 @@ def test_a_slow_disk_holds_up_its_own_files_only(tmp_path: Path) -> None:
         slow_disk(tmp_path / "mnt", size=FILE_BYTES, bytes_per_s=BYTES_PER_S) as path,
         fast_worker(
             "--threads=2",
-            "--timeout=2",
+            "--timeout=4",
             f"--env=SLOW_FILE={path}",
             app="tests.workers.test_slow_disk:app",
         ) as server,
@@ -55,7 +56,7 @@ def test_a_slow_disk_holds_up_its_own_files_only(tmp_path: Path) -> None:
         assert isinstance(server.address, tuple)
         downloads = []
         for _ in range(3):
-            download = stack.enter_context(socket.create_connection(server.address, 30))
+            download = stack.enter_context(socket.create_connection(server.address, PATIENCE_S))
             download.sendall(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
             assert download.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
             downloads.append(download)

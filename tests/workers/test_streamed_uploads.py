@@ -46,18 +46,29 @@ class Client:
 def client(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
+    with served(tmp_path_factory.mktemp("tls"), poller_kind=request.param) as client:
+        yield client
+
+
+@pytest.fixture(scope="module", params=POLLERS)
+def impatient(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
+    """For clients that stop: the server does not wait for them for long."""
+    folder = tmp_path_factory.mktemp("tls")
+    with served(folder, poller_kind=request.param, body_timeout_s=1.0) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def served(folder: Path, **attributes: object) -> Iterator[Client]:
     authority = trustme.CA()
-    pem = tmp_path_factory.mktemp("tls") / "server.pem"
+    pem = folder / "server.pem"
     authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
     tls = ssl.create_default_context()
     authority.configure_trust(tls)
-    attributes = {
-        "buffer_bodies": False,
-        "body_timeout_s": 1.0,
-        "poller_kind": request.param,
-    }
     options = [f"--certfile={pem}", f"--keyfile={pem}", f"--threads={THREADS}", "--keep-alive=30"]
-    with fast_worker(*options, attributes=attributes) as server:
+    with fast_worker(*options, attributes={"buffer_bodies": False, **attributes}) as server:
         yield Client(server, tls)
 
 
@@ -104,11 +115,11 @@ def test_a_slow_client_is_read_and_answered_at_once(client: Client) -> None:
         assert connection.request("/small/5").body == block(5)
 
 
-def test_a_client_that_stops_sending_gives_its_thread_back(client: Client) -> None:
-    before = client.closed_dialogues()
+def test_a_client_that_stops_sending_gives_its_thread_back(impatient: Client) -> None:
+    before = impatient.closed_dialogues()
     # More of them than threads: each thread is needed again.
-    with nothing_left_behind(client.server, tls=client.tls):
-        stalled = [client.connect() for _ in range(THREADS + 1)]
+    with nothing_left_behind(impatient.server, tls=impatient.tls):
+        stalled = [impatient.connect() for _ in range(THREADS + 1)]
         for connection in stalled:
             connection.send(ONE_OF_FIVE_PIECES)
         for connection in stalled:
@@ -117,7 +128,7 @@ def test_a_client_that_stops_sending_gives_its_thread_back(client: Client) -> No
             # No last chunk: the client sees that the answer is not whole.
             assert connection.read_to_end() == b""
             connection.close()
-    assert client.closed_dialogues() == before + len(stalled)
+    assert impatient.closed_dialogues() == before + len(stalled)
 
 
 @pytest.mark.parametrize("leave", ["goodbye", "reset", "without a word"])
@@ -181,9 +192,12 @@ def test_a_body_that_comes_behind_its_answer(client: Client) -> None:
         assert connection.request("/small/7").body == block(7)
 
 
-def test_a_body_that_neither_comes_nor_is_read(client: Client) -> None:
+def test_a_body_that_neither_comes_nor_is_read(impatient: Client) -> None:
     """Where the next request would start is not known: the answer, and then the end."""
-    with nothing_left_behind(client.server, tls=client.tls), client.connect() as connection:
+    with (
+        nothing_left_behind(impatient.server, tls=impatient.tls),
+        impatient.connect() as connection,
+    ):
         connection.send(b"POST /ignore_body HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n0123")
         assert connection.read_response().body == b"ok"
         assert connection.read_to_end() == b""
