@@ -189,7 +189,7 @@ def ask_for_everything(server: LiveServer) -> None:
 
 def api(prometheus: LiveServer, path: str, **query: str) -> Any:
     assert isinstance(prometheus.address, tuple)
-    connection = http.client.HTTPConnection(*prometheus.address, timeout=10)
+    connection = http.client.HTTPConnection(*prometheus.address, timeout=60)
     connection.request("GET", f"/api/v1/{path}?{urllib.parse.urlencode(query)}")
     answer = json.load(connection.getresponse())
     connection.close()

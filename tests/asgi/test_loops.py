@@ -497,7 +497,7 @@ def test_a_thread_is_waited_for_by_a_cancelled_caller(run: Run) -> None:
     over = []
 
     def work() -> None:
-        release.wait(10)
+        release.wait(60)
         over.append(True)
 
     async def main() -> None:

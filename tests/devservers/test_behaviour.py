@@ -667,7 +667,7 @@ def test_wrapped_apps(kind: str, tmp_path: Path) -> None:
 @each_kind
 def test_responses_can_be_read_by_others(kind: str) -> None:
     with serve(answering(path_of), kind) as served:
-        client = http.client.HTTPConnection(*served.address, timeout=10)
+        client = http.client.HTTPConnection(*served.address, timeout=60)
         for number in range(3):
             client.request("GET", f"/{number}")
             assert client.getresponse().read() == b"/%d" % number

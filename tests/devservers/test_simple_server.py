@@ -131,18 +131,18 @@ def test_what_does_not_end_in_time_loses_its_connection(monkeypatch: pytest.Monk
         start_response("200 OK", [])
         yield b"begun"
         inside.set()
-        go_on.wait(10)
+        go_on.wait(60)
         yield b"never arrives"
 
     with serve(stuck, "wsgiref") as served, Connection(served.address) as client:
         client.send_request("/")
-        assert inside.wait(10)
+        assert inside.wait(60)
         served.server.shutdown()
         closer = threading.Thread(target=served.server.server_close)
         closer.start()
         assert b"never" not in client.read_to_end()
         go_on.set()
-        closer.join(10)
+        closer.join(60)
         assert not closer.is_alive()
 
 

@@ -254,7 +254,7 @@ def test_a_block_does_not_wait_for_the_next() -> None:
 
     def blocks() -> Iterator[bytes]:
         yield b"first"
-        assert arrived.wait(20)
+        assert arrived.wait(60)
         yield b"second"
 
     bodies: list[bytes] = []

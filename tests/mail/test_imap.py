@@ -73,9 +73,9 @@ def test_dovecot_gets_each_message_in_one_send(
     context = ssl.create_default_context()
     authority.configure_trust(context)
     if transport == "tls":
-        client: Any = IMAP4_SSL("localhost", mailbox.tls_port, ssl_context=context, timeout=20)
+        client: Any = IMAP4_SSL("localhost", mailbox.tls_port, ssl_context=context, timeout=60)
     else:
-        client = IMAP4("localhost", mailbox.port, timeout=20)
+        client = IMAP4("localhost", mailbox.port, timeout=60)
     with client:
         if transport == "starttls":
             client.starttls(context)
@@ -94,7 +94,7 @@ def test_dovecot_gets_each_message_in_one_send(
 def test_the_same_mailbox_as_with_imaplib(mailbox: Dovecot) -> None:
     contents = []
     for user, client_class in (("stock", imaplib.IMAP4), ("ours", IMAP4)):
-        with client_class("localhost", mailbox.port, timeout=20) as client:
+        with client_class("localhost", mailbox.port, timeout=60) as client:
             client.login(user, PASSWORD)
             for number in range(20):
                 message = b"Subject: %d\r\n\r\n" % number + b"x\ny\r\n" * 40_000
@@ -106,7 +106,7 @@ def test_the_same_mailbox_as_with_imaplib(mailbox: Dovecot) -> None:
 
 
 def test_a_server_without_literal_plus_gets_literal_and_line_end_in_one_send() -> None:
-    with dovecot() as server, IMAP4("localhost", server.port, timeout=20) as client:
+    with dovecot() as server, IMAP4("localhost", server.port, timeout=60) as client:
         client.login(USER, PASSWORD)
         client.capabilities = ("IMAP4REV1",)  # as if it had announced no more
         sends = watched(client)
@@ -139,7 +139,7 @@ class ScriptedIMAP:
 
     def __exit__(self, *exc_info: object) -> None:
         self._listener.close()
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive(), self.received
 
     def _serve(self) -> None:
@@ -167,7 +167,7 @@ def test_literal_minus_has_a_limit(capability: bytes, size: int, at_once: bool) 
     replies = [b"TAG OK done\r\n"] if at_once else [b"+ go\r\n", b"TAG OK done\r\n"]
     message = MESSAGE.ljust(size, b"x")
     with ScriptedIMAP(capability, replies) as server:
-        client = IMAP4("127.0.0.1", server.port, timeout=20)
+        client = IMAP4("127.0.0.1", server.port, timeout=60)
         client.login(USER, PASSWORD)
         assert client.append("INBOX", None, None, message)[0] == "OK"
         client.shutdown()
@@ -191,7 +191,7 @@ def test_a_refusal_is_imaplibs_and_nothing_stays_behind(
     for client_class in (imaplib.IMAP4, IMAP4):
         announced = b"" if client_class is imaplib.IMAP4 else capability
         with ScriptedIMAP(announced, [*replies, b"TAG OK noop\r\n"]) as server:
-            client = client_class("127.0.0.1", server.port, timeout=20)
+            client = client_class("127.0.0.1", server.port, timeout=60)
             client.login(USER, PASSWORD)
             try:
                 results.append(client.append("INBOX", None, None, MESSAGE))
@@ -209,7 +209,7 @@ def test_a_long_message_is_not_copied_to_be_joined(
     mailbox: Dovecot, capability: str, size: int
 ) -> None:
     message = b"Subject: long\r\n\r\n".ljust(size, b"x")
-    with IMAP4("localhost", mailbox.port, timeout=20) as client:
+    with IMAP4("localhost", mailbox.port, timeout=60) as client:
         client.login(f"long{size}{capability[:4]}", PASSWORD)
         client.capabilities = ("IMAP4REV1", capability)
         sends = watched(client)
@@ -226,7 +226,7 @@ def test_a_long_message_is_not_copied_to_be_joined(
 @pytest.mark.parametrize("wrong", ["text", 5, None])
 def test_what_is_no_message_is_refused_before_anything_is_sent(wrong: Any) -> None:
     with ScriptedIMAP(b"LITERAL+", [b"TAG OK noop\r\n"]) as server:
-        client = IMAP4("127.0.0.1", server.port, timeout=20)
+        client = IMAP4("127.0.0.1", server.port, timeout=60)
         client.login(USER, PASSWORD)
         with pytest.raises(TypeError):
             client.append("INBOX", None, None, wrong)
@@ -237,7 +237,7 @@ def test_what_is_no_message_is_refused_before_anything_is_sent(wrong: Any) -> No
 
 def test_any_buffer_is_a_message() -> None:
     with ScriptedIMAP(b"LITERAL+", [b"TAG OK done\r\n"]) as server:
-        client = IMAP4("127.0.0.1", server.port, timeout=20)
+        client = IMAP4("127.0.0.1", server.port, timeout=60)
         client.login(USER, PASSWORD)
         date = imaplib.Time2Internaldate(0)
         assert client.append("INBOX", None, date, bytearray(MIXED))[0] == "OK"
@@ -248,7 +248,7 @@ def test_any_buffer_is_a_message() -> None:
 
 def test_utf8_messages_are_left_to_imaplib() -> None:
     with ScriptedIMAP(b"LITERAL+ ENABLE UTF8=ACCEPT", [b"TAG OK\r\n"]) as server:
-        client = IMAP4("127.0.0.1", server.port, timeout=20)
+        client = IMAP4("127.0.0.1", server.port, timeout=60)
         client.login(USER, PASSWORD)
         client._mode_utf8()
         calls: list[object] = []
@@ -278,7 +278,7 @@ def test_no_argument_begins_a_command_of_its_own(
 ) -> None:
     breaks = ["\r\nTAG NOOP", "\n", "\r", "\0"]
     with ScriptedIMAP(capability, [b"TAG OK noop\r\n"] * len(breaks)) as server:
-        client = IMAP4("127.0.0.1", server.port, timeout=20)
+        client = IMAP4("127.0.0.1", server.port, timeout=60)
         client.login(USER, PASSWORD)
         before = server.received
         for break_ in breaks:
@@ -292,7 +292,7 @@ def test_no_argument_begins_a_command_of_its_own(
 
 def test_a_password_that_ends_the_line_is_refused_and_not_shown() -> None:
     with ScriptedIMAP(b"", []) as server:
-        client = IMAP4("127.0.0.1", server.port, timeout=20)
+        client = IMAP4("127.0.0.1", server.port, timeout=60)
         with pytest.raises(ValueError, match="contains NUL, CR or LF") as refused:
             client.login(USER, "secret\r\nTAG NOOP")
         assert "secret" not in str(refused.value)
@@ -306,7 +306,7 @@ def test_arguments_are_written_as_imaplib_writes_them(mailbox: Any, flags: str |
     lines = []
     for client_class, capability in ((imaplib.IMAP4, b""), (IMAP4, b""), (IMAP4, b"LITERAL+")):
         with ScriptedIMAP(capability, [b"TAG NO not here\r\n"]) as server:
-            client = client_class("127.0.0.1", server.port, timeout=20)
+            client = client_class("127.0.0.1", server.port, timeout=60)
             client.login(USER, PASSWORD)
             before = server.received
             assert client.append(mailbox, flags, 0, MESSAGE) == ("NO", [b"not here"])

@@ -125,7 +125,7 @@ class Line:
 
 
 def send(port: int, message: Any, *, client: type[smtplib.SMTP] = SMTP, **attributes: Any) -> Any:
-    with client("127.0.0.1", port, local_hostname="client", timeout=20) as smtp:
+    with client("127.0.0.1", port, local_hostname="client", timeout=60) as smtp:
         for name, value in attributes.items():
             setattr(smtp, name, value)
         return smtp.sendmail(SENDER, [RECIPIENT], message)
@@ -148,7 +148,7 @@ def test_either_side_works_with_the_standard_one(
 ) -> None:
     with serving(controller) as (port, handler):
         send(port, TEXT, client=client)
-        with client("127.0.0.1", port, local_hostname="client", timeout=20) as smtp:
+        with client("127.0.0.1", port, local_hostname="client", timeout=60) as smtp:
             refused = smtp.sendmail(SENDER, [RECIPIENT, "refused@example.com"], LARGE)
     assert refused == {"refused@example.com": (550, b"no such user")}
     assert handler.received == [TEXT, LARGE]
@@ -341,7 +341,7 @@ def test_pipelined_messages_do_not_wait_for_each_other() -> None:
 @pytest.mark.parametrize("chunking", [True, False])
 def test_ehlo_offers_what_is_switched_on(pipelining: bool, chunking: bool) -> None:
     options = serving(pipelining=pipelining, chunking=chunking)
-    with options as (port, _), SMTP("127.0.0.1", port, timeout=20) as client:
+    with options as (port, _), SMTP("127.0.0.1", port, timeout=60) as client:
         client.ehlo()
         assert client.has_extn("pipelining") == pipelining
         assert client.has_extn("chunking") == chunking
@@ -602,7 +602,7 @@ def test_a_spool_file_made_after_its_client_left_is_closed(monkeypatch: Any) -> 
 
 @pytest.mark.parametrize("chunking", [True, False])
 def test_a_failing_handler_is_answered_and_the_connection_goes_on(chunking: bool) -> None:
-    with serving() as (port, handler), SMTP("127.0.0.1", port, timeout=20) as client:
+    with serving() as (port, handler), SMTP("127.0.0.1", port, timeout=60) as client:
         client.chunking = chunking
         with pytest.raises(smtplib.SMTPDataError) as refused:
             client.sendmail("broken@example.com", [RECIPIENT], TEXT)
@@ -726,7 +726,7 @@ def test_starttls(
     options: dict[str, Any] = {"tls_context": server_tls, "spool_bytes": spool_bytes}
     with (
         serving(require_starttls=True, **options) as (port, handler),
-        SMTP("localhost", port, timeout=20) as client,
+        SMTP("localhost", port, timeout=60) as client,
     ):
         client.ehlo()
         assert not client.has_extn("chunking")  # no data before STARTTLS
@@ -746,7 +746,7 @@ def test_implicit_tls(
     path.write_bytes(LARGE)
     with (
         serving(ssl_context=server_tls) as (port, handler),
-        SMTP_SSL("localhost", port, context=client_tls, timeout=20) as client,
+        SMTP_SSL("localhost", port, context=client_tls, timeout=60) as client,
         path.open("rb") as file,
     ):
         assert nodelay(client)
@@ -811,7 +811,7 @@ def test_process_message_is_still_called(reply: Any) -> None:
     controller = fast.Controller(Old(), hostname="127.0.0.1", port=free_port())
     controller.start()
     try:
-        with SMTP("127.0.0.1", controller.port, timeout=20) as client:
+        with SMTP("127.0.0.1", controller.port, timeout=60) as client:
             with pytest.warns(DeprecationWarning, match="handle_DATA"):
                 client.sendmail(SENDER, [RECIPIENT], TEXT)
             with (

@@ -30,7 +30,7 @@ PLAIN = LARGE.replace(b".x", b"xx")  # no line starts with a dot
 
 
 def connect(server: ScriptedSMTP, client_class: type[smtplib.SMTP] = SMTP) -> Any:
-    return client_class("127.0.0.1", server.port, local_hostname="client", timeout=20)
+    return client_class("127.0.0.1", server.port, local_hostname="client", timeout=60)
 
 
 def delivered(message: bytes, *, chunked: bool) -> bytes:

@@ -24,7 +24,7 @@ def test_silent_clients_keep_nobody_waiting(tmp_path: Path) -> None:
         for _ in range(10):
             silent.enter_context(socket.create_connection((address.host, address.port)))
         for path in ("metrics", "livez", "metrics?name[]=x"):
-            with urllib.request.urlopen(f"http://{address}/{path}", timeout=10) as response:
+            with urllib.request.urlopen(f"http://{address}/{path}", timeout=60) as response:
                 assert response.status == 200
     wait_for(
         lambda: threading.active_count() <= threads + _THREADS, "the threads of the silent ones end"
@@ -61,7 +61,7 @@ def test_where_no_thread_can_be_had_one_answers_all(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         for _ in range(3):
-            with urllib.request.urlopen(f"http://{address}/livez", timeout=10) as response:
+            with urllib.request.urlopen(f"http://{address}/livez", timeout=60) as response:
                 assert response.status == 200
     server.close()
     wait_for(lambda: threading.active_count() == threads, "it ends")

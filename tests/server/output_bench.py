@@ -82,7 +82,7 @@ class Near:
         self.client: socket.socket
         self.sock: socket.socket
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.client = socket.create_connection(listener.getsockname(), timeout=10)
+            self.client = socket.create_connection(listener.getsockname(), timeout=60)
             self.sock = listener.accept()[0]
         if tls is not None:
             self._shake_hands(*tls)
@@ -161,7 +161,7 @@ class Near:
 def drain_armed(near: Near, size: int) -> bytes:
     """Receive so many bytes, and go on as often as the queue waits for an event."""
     received = b""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(received) < size or near.armed:
         assert time.monotonic() < deadline, f"{len(received)} bytes of {size} have come"
         received += near.receive_all_there_is()

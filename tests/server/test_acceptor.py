@@ -365,18 +365,18 @@ def test_a_turn_that_goes_on_is_known_until_its_connection_is() -> None:
 
     def slowly() -> tuple[str, str]:
         in_turn.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return accept()
 
     server.listener.accept = slowly  # type: ignore[method-assign]
     thread = threading.Thread(target=server.acceptor.accept, args=(LISTENER,))
     thread.start()
-    assert in_turn.wait(10)
+    assert in_turn.wait(60)
     server.acceptor.close()
     assert server.acceptor.is_accepting
     assert not server.begun
     go_on.set()
-    thread.join(10)
+    thread.join(60)
     assert server.begun == ["connection 0"]
     assert not server.acceptor.is_accepting
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.workers.bench import GET, LARGE, LISTENER, Bench, Client, echo, large, make_bench
+from tests.workers.bench import GET, LARGE, Bench, Client, echo, large, make_bench
 from tests.workers.serving import POLLERS
 from wsgifast.errors import ClientGone
 from wsgifast.server.endpoint import LINGER_S
@@ -615,7 +615,7 @@ def test_what_comes_while_the_app_runs_is_not_lost(make_bench: MakeBench, what: 
         # Another thread leads meanwhile, and finds nobody waiting.
         bench.poll()
         while bench.server.pool.work:
-            assert bench.server._receive(bench.server.pool.work.popleft()) is None
+            assert bench.take_up() is None
         return echo(environ, start_response)
 
     asked: list[bool] = []
@@ -654,8 +654,7 @@ def test_an_idle_connection_keeps_little_memory(bench: Bench) -> None:
         tracemalloc.start()
         stack.callback(tracemalloc.stop)
         for near, far in pairs:
-            connection = bench.server._connect(near, (f"192.0.2.{near.fileno()}", 4711), LISTENER)
-            assert connection is not None
+            connection = bench.accept(near, (f"192.0.2.{near.fileno()}", 4711))
             connection.begin()
             far.sendall(GET)
             bench.run()
@@ -722,7 +721,7 @@ def test_a_response_ends_after_what_a_tick_has_taken_of_it(make_bench: MakeBench
         output.lock = held
 
     bench = make_bench(app)
-    bench.worker.application._logs_access = False  # which would ask for the lock too
+    bench.log_no_access()  # which would ask for the lock too
     bench.server.pool.monitor.ticking = True
     client = bench.connect()
     client.send(b"GET / HTTP/1.0\r\n\r\n")

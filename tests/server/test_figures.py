@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.test_pool_monitor import Monitored, exhaust, monitored, turn
+from tests.server.test_pool_monitor import Monitored, exhaust, monitored
 from tests.workers.bench import GET, LARGE, Bench, echo, large, make_bench
 from wsgifast.server.counters import _MOST_WAITS, Counters
 from wsgifast.server.figures import figures_of
@@ -81,16 +81,13 @@ def test_requests_that_no_thread_is_free_for(make_bench: MakeBench) -> None:
     client = bench.connect()
     client.send(GET)
     bench.poll()
-    pool = bench.server.pool
-    job = bench.server._receive(pool.work.popleft())
+    job = bench.take_up()
     assert job is not None
-    bench.server._on_queued(job)
-    pool.ready.append(job)
+    bench.leave_waiting(job)
     figures = figures_of(bench.server)
     assert (figures.threads, figures.busy, figures.waiting) == (3, 0, 1)
     bench.clock.now += 2.5
-    bench.server._on_taken(pool.ready.popleft())
-    bench.server._run(job)
+    bench.answer(bench.take_waiting())
     assert bench.server.counters.take_waits() == [2.5]
     assert bench.server.counters.take_waits() == []
     assert figures_of(bench.server).waiting == 0
@@ -99,16 +96,16 @@ def test_requests_that_no_thread_is_free_for(make_bench: MakeBench) -> None:
 def test_a_thread_that_takes_what_has_waited_says_so(monitored: Monitored) -> None:
     pool = monitored.pool
     taken: list[str] = []
-    pool._on_taken = taken.append
+    monitored.at_taking = taken.append
     since = exhaust(monitored)
     pool.ready.append("waited")
     monitored.spare.busy = True
-    pool._lead_or_follow(monitored.first)
-    turn(monitored, monitored.first)
+    monitored.come_back(monitored.first)
+    monitored.turn(monitored.first)
     assert taken == ["waited"]
     assert pool.exhaustion.seconds(monitored.now + 2) == pytest.approx(monitored.now + 2 - since)
     monitored.now += 5
-    turn(monitored, monitored.first)  # it polls: the time is over
+    monitored.turn(monitored.first)  # it polls: the time is over
     assert pool.exhaustion.seconds(monitored.now + 100) == pytest.approx(monitored.now - since)
 
 

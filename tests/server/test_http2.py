@@ -655,13 +655,12 @@ def test_a_stream_that_is_reset_before_its_turn_runs_no_app(begin: Begin) -> Non
     peer.ask("/9")
     peer.send_only()
     peer.bench.poll()
-    work = peer.bench.server.pool.work
-    job = peer.bench.server._receive(work.popleft())
+    job = peer.bench.take_up()
     assert job is not None
     peer.state.reset_stream(7)
     peer.send_only()
     peer.bench.run()
-    peer.bench.server._run(job)
+    peer.bench.answer(job)
     peer.run()
     assert called == ["/3", "/5", "/9"]
     assert not peer.streams
@@ -717,7 +716,7 @@ def another_thread(peer: Peer) -> None:
     server = peer.bench.server
     server.pool.take_up_events(0)
     while server.pool.work:
-        assert server._receive(server.pool.work.popleft()) is None
+        assert peer.bench.take_up() is None
 
 
 def many(peer: Peer, count: int, make: Callable[[], object]) -> None:
@@ -963,7 +962,7 @@ def test_the_server_says_goodbye(begin: Begin) -> None:
     peer.run()
     server = peer.bench.server
     server.end_soon("max_requests")
-    server._say_goodbye(peer.bench.clock.now)
+    peer.bench.say_goodbye()
     peer.bench.pass_time(0.1)
     peer.run()
     assert peer.goaways == [(ALL_STREAMS, NO_ERROR)]
@@ -992,7 +991,7 @@ def test_max_requests(begin: Begin) -> None:
     assert peer.get().status == 200
     assert not peer.goaways
     assert peer.get().status == 200
-    peer.bench.server._say_goodbye(peer.bench.clock.now)
+    peer.bench.say_goodbye()
     peer.bench.pass_time(0.1)
     peer.bench.pass_time(1.1)
     peer.take(peer.socket.receive_all_there_is())

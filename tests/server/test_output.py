@@ -289,7 +289,7 @@ def test_a_writer_far_ahead_of_its_client_waits_for_room(near: Near) -> None:
         assert not written.is_set()
         received += near.receive(4 * SIZE - queue.bytes_left() - len(received))
         queue.on_writable()
-    assert written.wait(10)
+    assert written.wait(60)
     writer.join()
     received += near.drain(4 * SIZE + 3 - len(received))
     assert received == bytes(4 * SIZE) + b"end"
@@ -373,7 +373,7 @@ def test_a_writer_that_waits_for_room_is_told_of_the_end(near: Near) -> None:
     while queue._room is None:
         assert not told.is_set()
     queue.fail(TimeoutError("the client took no byte in time"))
-    assert told.wait(10)
+    assert told.wait(60)
     writer.join()
 
 
@@ -475,7 +475,7 @@ def test_ticks_may_come_while_a_stream_is_written() -> None:
         near.queue.flush()
         while near.queue.bytes_left():
             near.queue.on_writable()
-        threads[1].join(30)
+        threads[1].join(60)
         assert received == [expected]
     finally:
         sys.setswitchinterval(switched)
@@ -550,7 +550,7 @@ class HangingDisk:
 
     def _hang(self, out: int, fd: int, offset: int, size: int) -> int:
         self.calls.append(threading.current_thread().name)
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         return self._sendfile(out, fd, offset, size)
 
 
@@ -634,7 +634,7 @@ def test_an_error_of_the_disk_reaches_who_finishes(
     go = threading.Event()
 
     def fail(out: int, fd: int, offset: int, size: int) -> int:
-        assert go.wait(20)
+        assert go.wait(60)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
@@ -642,7 +642,7 @@ def test_an_error_of_the_disk_reaches_who_finishes(
     near.queue.write_file(b"", content, 0, 100_000)
     near.queue.closing = closing
     go.set()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while near.queue.draining or (closing and not near.resumed):
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -856,7 +856,7 @@ def test_a_writer_waits_where_no_file_may_take_more(
             received += near.receive_all_there_is()
             if near.queue.draining:
                 near.queue.on_writable()
-        writer.join(10)
+        writer.join(60)
         assert ended.is_set()
         assert received == b"".join(blocks(20_000))
         assert len(warnings) == fails
@@ -883,7 +883,7 @@ def test_a_temporary_file_that_has_been_sent_makes_room_for_the_next_one() -> No
             received += near.receive_all_there_is()
             if near.queue.draining:
                 near.queue.on_writable()
-        writer.join(10)
+        writer.join(60)
         assert received == b"".join(blocks(50_000))
         assert shared.memory.disk.used_bytes <= 1_200_000
     finally:

@@ -26,9 +26,11 @@ LONG_S = 10.0
 
 
 class Monitored:
-    """A pool whose members are moved by the test.
+    """A pool whose members are moved by the test; what it has of a pool within is all in here.
 
-    :param at_pause: called each time that the monitor waits.
+    :ivar at_pause: called each time that the monitor waits; `at_poll`, when a member polls (None:
+        time goes by); `at_tick`, at each tick, `at_saturation`, `at_queued` and `at_taking`: the
+        pool's own calls; `in_app` is the app.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,27 +45,100 @@ class Monitored:
         self.saturations: list[bool] = []
         self.sent = False  # whether a tick has found something to send
         self.ran: list[Any] = []
+        self.started: list[Any] = []  # spares
         self.at_pause: Callable[[], object] = lambda: None
-        self.at_poll: Callable[[], object] | None = None  # None: time goes by
+        self.at_poll: Callable[[], list[Event] | None] | None = None
+        self.at_wake: Callable[[], object] = lambda: None
+        self.at_tick: Callable[[], object] = lambda: None
+        self.at_saturation: Callable[[], object] = lambda: None
+        self.at_queued: Callable[[str], object] = lambda job: None
+        self.at_taking: Callable[[str], object] = lambda job: None
+        self.at_promotion: Callable[[], object] = lambda: None
         self.in_app: Callable[[], object] = lambda: None
+        self.receive: Callable[[Any], Any] = lambda item: (
+            None if isinstance(item, tuple) else item()
+        )
         for each in (module, pool, exhaustion):
             monkeypatch.setattr(each, "time", SimpleNamespace(monotonic=lambda: self.now))
         poller: Any = SimpleNamespace(poll=self._poll, wake=self._wake)
         self.pool: Pool[str] = Pool(
             size=SIZE,
             poller=poller,
-            receive=lambda item: None if isinstance(item, tuple) else item(),
+            receive=lambda item: self.receive(item),
             run=self._run,
             on_tick=self._tick,
-            on_saturation=lambda: self.saturations.append(self.pool.saturated),
+            on_saturation=self._saturate,
             on_failure=lambda: None,
+            on_queued=lambda job: self.at_queued(job),
+            on_taken=lambda job: self.at_taking(job),
         )
         alarm: Any = SimpleNamespace(wait=self._pause, set=self._set_alarm)
         self.pool.monitor._alarm = alarm
         self.first, *self.others = self.pool._members
         (self.spare,) = self.pool._spares
         self.spare.thread = threading.current_thread()
-        self.pool._idle_spares.append(self.spare)
+        self.idle_spares.append(self.spare)
+        self.pool._start = self._start  # type: ignore[method-assign]
+        self._promote, self.pool._promote = self.pool._promote, self._promoted  # type: ignore[method-assign]
+
+    # The lead.
+
+    @property
+    def leader(self) -> Any:
+        return self.pool._leader
+
+    @leader.setter
+    def leader(self, member: Any) -> None:
+        self.pool._set_leader(member)
+
+    @property
+    def followers(self) -> list[Any]:
+        return self.pool._followers
+
+    @property
+    def idle_spares(self) -> list[Any]:
+        return self.pool._idle_spares
+
+    @property
+    def lead_is_on_offer(self) -> bool:
+        return self.pool._on_offer
+
+    @lead_is_on_offer.setter
+    def lead_is_on_offer(self, on_offer: bool) -> None:
+        self.pool._on_offer = on_offer
+
+    @property
+    def early_promotions(self) -> int:
+        """Before how many apps more another one is promoted, as they may be slow."""
+        return self.pool._promote_early
+
+    @early_promotions.setter
+    def early_promotions(self, count: int) -> None:
+        self.pool._promote_early = count
+
+    def replace(self, leader: Any) -> None:
+        """The monitor has seen this leader in one turn for too long."""
+        self.pool._replace(leader)
+
+    # What a member does.
+
+    def serve(self, member: Any) -> None:
+        """One turn, and what it does then."""
+        (self.pool._serve_as_spare if member.spare else self.pool._serve)(member)
+
+    def turn(self, member: Any) -> list[Any]:
+        """One turn; who would have led or followed then."""
+        came_back: list[Any] = []
+        follow, self.pool._lead_or_follow = self.pool._lead_or_follow, came_back.append  # type: ignore[method-assign,assignment]
+        try:
+            self.pool._serve(member)
+        finally:
+            self.pool._lead_or_follow = follow  # type: ignore[method-assign]
+        return came_back
+
+    def come_back(self, member: Any) -> None:
+        """Behind its turn: it leads, or follows."""
+        Pool._lead_or_follow(self.pool, member)
 
     def run(self, ticks: float) -> None:
         self.pool.monitor.run(ticks * TICK_S)
@@ -77,11 +152,24 @@ class Monitored:
             self.pool.monitor.guard(self.now)
 
     def follow(self, *members: Any) -> None:
-        self.pool._followers.extend(members)
+        self.followers.extend(members)
 
     def _tick(self) -> bool:
-        self.ticks.append(self.pool._leader)
+        self.ticks.append(self.leader)
+        self.at_tick()
         return self.sent
+
+    def _saturate(self) -> None:
+        self.saturations.append(self.pool.saturated)
+        self.at_saturation()
+
+    def _start(self, member: Any) -> None:
+        self.started.append(member)
+        member.thread = threading.current_thread()
+
+    def _promoted(self, member: Any) -> None:
+        self.at_promotion()
+        self._promote(member)
 
     def _pause(self, timeout: float) -> bool:
         assert timeout > 0
@@ -102,13 +190,14 @@ class Monitored:
         self.polls.append(timeout)
         assert len(self.polls) < 1000
         if self.at_poll is not None:
-            self.at_poll()
-        elif timeout is not None:
+            return self.at_poll() or []
+        if timeout is not None:
             self.now += timeout
         return []
 
     def _wake(self) -> None:
         self.wakes += 1
+        self.at_wake()
 
     def _run(self, job: str) -> None:
         self.ran.append(job)
@@ -144,8 +233,8 @@ def test_quick_turns_put_it_off_and_now_and_then_only(monitored: Monitored) -> N
     monitored.pool.monitor.run(LONG_S)
     assert len(monitored.pauses) == 2  # once after the last turn
     assert turns / 10 <= len(monitored.alarms) <= turns / 4
-    assert monitored.pool._leader is monitored.first
-    assert not monitored.pool._promote_early
+    assert monitored.leader is monitored.first
+    assert not monitored.early_promotions
 
 
 def test_a_turn_that_begins_while_it_sleeps_is_seen(monitored: Monitored) -> None:
@@ -156,24 +245,23 @@ def test_a_turn_that_begins_while_it_sleeps_is_seen(monitored: Monitored) -> Non
 
     monitored.at_pause = begin
     monitored.pool.monitor.run(LONG_S)
-    assert monitored.pool._leader is monitored.spare
+    assert monitored.leader is monitored.spare
     assert monitored.pauses[1] <= LONG_S - 1
 
 
 def test_a_turn_that_begins_as_it_looks_is_seen(monitored: Monitored) -> None:
     """It still saw that the alarm need not be put off."""
 
-    def begin_at_the_tick() -> bool:
+    def begin_at_the_tick() -> None:
         if not monitored.first.turn:
             monitored.first.turn += 1
             monitored.first.since = monitored.now
             monitored.first.busy = True
-        return False
 
-    monitored.pool.monitor._on_tick = begin_at_the_tick
+    monitored.at_tick = begin_at_the_tick
     monitored.follow(monitored.others[0])
     monitored.run(2)
-    assert monitored.pool._leader is monitored.others[0]
+    assert monitored.leader is monitored.others[0]
 
 
 def test_a_tick_that_was_promised_is_not_put_off(monitored: Monitored) -> None:
@@ -201,14 +289,13 @@ def test_a_tick_that_was_promised_is_not_put_off(monitored: Monitored) -> None:
 def test_a_promise_made_while_it_looks_is_kept(monitored: Monitored) -> None:
     ticks = 0
 
-    def leave_more() -> bool:
+    def leave_more() -> None:
         nonlocal ticks
         ticks += 1
         if ticks == 1:
             assert monitored.pool.monitor.ticks_soon()
-        return False
 
-    monitored.pool.monitor._on_tick = leave_more
+    monitored.at_tick = leave_more
     monitored.run(1.5)
     assert ticks == 3
     assert monitored.alarms == [TICK_S]
@@ -226,7 +313,7 @@ def test_a_look_that_comes_early_promotes_nobody(monitored: Monitored) -> None:
     monitored.at_pause = promise
     monitored.run(10)
     assert monitored.ticks[:3] == [monitored.first] * 3
-    assert monitored.pool._leader is monitored.others[-1]
+    assert monitored.leader is monitored.others[-1]
 
 
 def test_an_interrupt_is_not_put_off(monitored: Monitored) -> None:
@@ -244,12 +331,12 @@ def test_a_follower_is_promoted(monitored: Monitored) -> None:
     monitored.follow(*monitored.others)
     monitored.enter(monitored.first)
     monitored.run(1.5)  # two ticks
-    given = monitored.pool._leader
+    given = monitored.leader
     assert given is monitored.others[-1]
     assert not given.gate.locked()  # with its wake-up
     assert monitored.others[0].gate.locked()
-    assert monitored.pool._followers == [monitored.others[0]]
-    assert monitored.pool._promote_early
+    assert monitored.followers == [monitored.others[0]]
+    assert monitored.early_promotions
 
 
 def test_a_leader_that_only_waits_for_a_processor_is_given_time(
@@ -260,10 +347,10 @@ def test_a_leader_that_only_waits_for_a_processor_is_given_time(
     monitored.enter(monitored.first)
     patience = _RUNNING_PATIENCE_S / TICK_S
     monitored.run(patience - 1)
-    assert monitored.pool._leader is monitored.first
-    assert not monitored.pool._promote_early
+    assert monitored.leader is monitored.first
+    assert not monitored.early_promotions
     monitored.run(patience + 2)
-    assert monitored.pool._leader is monitored.others[-1]
+    assert monitored.leader is monitored.others[-1]
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not tell")
@@ -284,7 +371,7 @@ def test_without_a_follower_a_spare_is_promoted(monitored: Monitored) -> None:
     monitored.enter(monitored.first)
     monitored.run(1.5)
     pool = monitored.pool
-    assert pool._leader is monitored.spare
+    assert monitored.leader is monitored.spare
     assert not monitored.spare.gate.locked()
     assert pool.saturated
     assert monitored.saturations == [True]
@@ -293,61 +380,49 @@ def test_without_a_follower_a_spare_is_promoted(monitored: Monitored) -> None:
 
 def test_saturation_is_told_before_the_spare_polls(monitored: Monitored) -> None:
     gate: list[bool] = []
-    monitored.pool._on_saturation = lambda: gate.append(monitored.spare.gate.locked())
+    monitored.at_saturation = lambda: gate.append(monitored.spare.gate.locked())
     monitored.enter(monitored.first)
     monitored.run(1.5)
     assert gate == [True]
 
 
 def test_a_spare_that_is_slow_is_left_alone_but_not_if_it_is_blocked(monitored: Monitored) -> None:
-    pool = monitored.pool
-    made: list[Any] = []
-    monitored.pool._start = made.append  # type: ignore[method-assign,assignment]
     monitored.enter(monitored.first)
     monitored.run(1.5)
     monitored.enter(monitored.spare)
     monitored.run(20)
-    assert pool._leader is monitored.spare
-    early = pool._promote_early
+    assert monitored.leader is monitored.spare
+    early = monitored.early_promotions
     monitored.run(2 * _SPARE_PATIENCE_S / TICK_S)
-    assert made == [pool._leader]
-    assert pool._leader.spare
-    assert pool._leader is not monitored.spare
-    assert pool._promote_early == early  # that is about apps
+    assert monitored.started == [monitored.leader]
+    assert monitored.leader.spare
+    assert monitored.leader is not monitored.spare
+    assert monitored.early_promotions == early  # that is about apps
     # A thread that comes back is the better one.
-    monitored.enter(pool._leader)
+    monitored.enter(monitored.leader)
     monitored.follow(monitored.others[0])
     monitored.run(2 * _SPARE_PATIENCE_S / TICK_S)
-    assert pool._leader is monitored.others[0]
+    assert monitored.leader is monitored.others[0]
 
 
 def test_spares_are_not_made_without_end(monitored: Monitored) -> None:
-    pool = monitored.pool
-    made: list[Any] = []
-
-    def start(member: Any) -> None:
-        made.append(member)
-        member.thread = threading.current_thread()
-
-    pool._start = start  # type: ignore[method-assign]
     for _ in range(20):
-        monitored.enter(pool._leader)
+        monitored.enter(monitored.leader)
         monitored.run(2 * _SPARE_PATIENCE_S / TICK_S)
-    assert 1 < len(made) < 8
-    assert pool._leader is made[-1]  # blocked, and the last one
+    assert 1 < len(monitored.started) < 8
+    assert monitored.leader is monitored.started[-1]  # blocked, and the last one
 
 
 @pytest.mark.parametrize("leads", [True, False])
 def test_a_thread_that_comes_back_ends_the_saturation(monitored: Monitored, leads: bool) -> None:
-    pool = monitored.pool
     monitored.enter(monitored.first)
     monitored.run(1.5)
     monitored.spare.busy = leads
     monitored.first.busy = False
     monitored.first.gate.release()  # so that it does not wait here
-    pool._lead_or_follow(monitored.first)
-    assert (pool._leader is monitored.first) == leads
-    assert pool._followers == ([] if leads else [monitored.first])
+    monitored.come_back(monitored.first)
+    assert (monitored.leader is monitored.first) == leads
+    assert monitored.followers == ([] if leads else [monitored.first])
     assert monitored.saturations == [True, False]
 
 
@@ -368,28 +443,28 @@ def test_it_is_exhausted_until_a_thread_has_nothing_to_do(monitored: Monitored) 
     since = exhaust(monitored)
     pool.ready.extend(["first", "second"])
     monitored.spare.busy = True
-    pool._lead_or_follow(monitored.first)
+    monitored.come_back(monitored.first)
     assert not pool.saturated
     for _ in range(2):
-        turn(monitored, monitored.first)
+        monitored.turn(monitored.first)
         monitored.now += 1
         assert pool.exhaustion.since == since
     assert monitored.ran == ["first", "second"]
-    turn(monitored, monitored.first)  # it polls
+    monitored.turn(monitored.first)  # it polls
     assert pool.exhaustion.since is None
 
 
 def test_who_follows_has_nothing_to_do(monitored: Monitored) -> None:
     exhaust(monitored)
     monitored.first.gate.release()
-    monitored.pool._lead_or_follow(monitored.first)
-    assert monitored.pool._followers == [monitored.first]
+    monitored.come_back(monitored.first)
+    assert monitored.followers == [monitored.first]
     assert monitored.pool.exhaustion.since is None
 
 
 def test_a_spare_that_polls_helps_nobody_who_waits(monitored: Monitored) -> None:
     since = exhaust(monitored)
-    monitored.pool._serve_as_spare(monitored.spare)
+    monitored.serve(monitored.spare)
     assert monitored.polls
     assert monitored.pool.exhaustion.since == since
 
@@ -397,10 +472,10 @@ def test_a_spare_that_polls_helps_nobody_who_waits(monitored: Monitored) -> None
 def test_what_no_thread_is_free_for_is_told_before_it_can_be_taken(monitored: Monitored) -> None:
     pool = monitored.pool
     told: list[tuple[str, list[str]]] = []
-    pool._on_queued = lambda job: told.append((job, list(pool.ready)))
+    monitored.at_queued = lambda job: told.append((job, list(pool.ready)))
     exhaust(monitored)
     pool.work.append(lambda: "request")
-    pool._serve_as_spare(monitored.spare)
+    monitored.serve(monitored.spare)
     assert told == [("request", [])]
     assert list(pool.ready) == ["request"]
 
@@ -413,10 +488,10 @@ def test_a_blocked_turn_without_an_app_is_seen_too(monitored: Monitored) -> None
         assert monitored.first.busy
         monitored.run(1.5)
 
-    monitored.pool._receive = receive
+    monitored.receive = receive
     monitored.pool.work.append((7, 1))
-    turn(monitored, monitored.first)
-    assert monitored.pool._leader is monitored.others[-1]
+    monitored.turn(monitored.first)
+    assert monitored.leader is monitored.others[-1]
     assert not monitored.first.busy
 
 
@@ -451,50 +526,53 @@ def test_after_a_slow_app_another_is_promoted_before_the_next_ones(monitored: Mo
     monitored.follow(monitored.others[0])
     monitored.in_app = lambda: monitored.run(1.5)
     pool.work.append(lambda: "slow")
-    turn(monitored, monitored.first)
-    assert pool._leader is monitored.others[0]
-    assert pool._promote_early
+    monitored.turn(monitored.first)
+    assert monitored.leader is monitored.others[0]
+    assert monitored.early_promotions
 
     monitored.in_app = lambda: None
     quick = 0
     leader, other = monitored.others[0], monitored.first
-    while pool._promote_early:
-        pool._followers[:] = [other]
-        pool._leader = leader
+    while monitored.early_promotions:
+        monitored.followers[:] = [other]
+        monitored.leader = leader
         other.gate.acquire(blocking=False)
         pool.work.append(lambda: "quick")
-        turn(monitored, leader)
-        assert pool._leader is other  # before its app, whatever that will be
+        monitored.turn(leader)
+        assert monitored.leader is other  # before its app, whatever that will be
         quick += 1
         assert quick < 100
     assert quick > 3
-    pool._followers[:] = [other]
-    pool._leader = leader
+    monitored.followers[:] = [other]
+    monitored.leader = leader
     pool.work.append(lambda: "quick")
-    turn(monitored, leader)
-    assert pool._leader is leader
+    monitored.turn(leader)
+    assert monitored.leader is leader
 
 
 def test_a_lead_that_nobody_could_take_is_on_offer(monitored: Monitored) -> None:
     """While apps are slow: who comes out of one takes it, without waiting for the monitor."""
     pool = monitored.pool
-    pool._promote_early = 3
+    monitored.early_promotions = 3
     back = monitored.others[0]
     offered: list[bool] = []
 
     def in_app() -> None:
-        offered.append(pool._on_offer)
-        Pool._lead_or_follow(pool, back)
+        offered.append(monitored.lead_is_on_offer)
+        monitored.come_back(back)
 
     monitored.in_app = in_app
     pool.work.append(lambda: "request")
-    turn(monitored, monitored.first)
+    monitored.turn(monitored.first)
     assert offered == [True]
-    assert pool._leader is back
+    assert monitored.leader is back
     # Promoting somebody takes it back.
-    pool._on_offer = True
-    pool._promote(monitored.first)
-    assert not pool._on_offer
+    monitored.lead_is_on_offer = True
+    monitored.follow(monitored.first)
+    monitored.enter(back)
+    monitored.run(1.5)
+    assert monitored.leader is monitored.first
+    assert not monitored.lead_is_on_offer
 
 
 @pytest.mark.parametrize("queue", ["work", "behind"])
@@ -506,31 +584,23 @@ def test_a_long_turn_makes_way_if_there_is_work(queue: str, monitored: Monitored
     monitored.follow(other)
     first.thread = threading.current_thread()
     pool.make_way()
-    assert pool._leader is first  # there is nothing to do
+    assert monitored.leader is first  # there is nothing to do
     getattr(pool, queue).append(lambda: "request")
     first.thread = threading.Thread()
     pool.make_way()
-    assert pool._leader is first  # its turn is not the one that takes long
+    assert monitored.leader is first  # its turn is not the one that takes long
     first.thread = threading.current_thread()
     pool.make_way()
-    assert pool._leader is other
-    pool._set_leader(first)
+    assert monitored.leader is other
+    monitored.leader = first
     pool.make_way()
-    assert pool._leader is first
-    assert pool._on_offer  # nobody was free
-
-
-def turn(monitored: Monitored, member: Any) -> None:
-    """One request in a member, without following afterwards."""
-    pool = monitored.pool
-    follow, pool._lead_or_follow = pool._lead_or_follow, lambda me: None  # type: ignore[method-assign]
-    pool._serve(member)
-    pool._lead_or_follow = follow  # type: ignore[method-assign]
+    assert monitored.leader is first
+    assert monitored.lead_is_on_offer  # nobody was free
 
 
 def test_a_slow_app_among_quick_ones_begins_the_count_anew(monitored: Monitored) -> None:
     pool = monitored.pool
-    pool._promote_early = 3
+    monitored.early_promotions = 3
 
     def several_ticks() -> None:
         monitored.run(5.5)
@@ -538,14 +608,14 @@ def test_a_slow_app_among_quick_ones_begins_the_count_anew(monitored: Monitored)
     monitored.in_app = several_ticks
     monitored.follow(*monitored.others)
     pool.work.append(lambda: "slow")
-    turn(monitored, monitored.first)
-    assert pool._promote_early > 3
-    before = pool._promote_early
+    monitored.turn(monitored.first)
+    assert monitored.early_promotions > 3
+    before = monitored.early_promotions
     monitored.in_app = lambda: None
-    pool._leader = monitored.first
+    monitored.leader = monitored.first
     pool.work.append(lambda: "quick")
-    turn(monitored, monitored.first)
-    assert pool._promote_early == before - 1
+    monitored.turn(monitored.first)
+    assert monitored.early_promotions == before - 1
 
 
 def test_a_request_in_the_app_is_seen_as_the_next_one(monitored: Monitored) -> None:
@@ -567,10 +637,10 @@ def test_a_request_in_the_app_is_seen_as_the_next_one(monitored: Monitored) -> N
     looked: Any = Looked()
     looked.gate, looked.polling, looked.busy, looked.turn = member.gate, False, False, 7
     looked.spare = False
-    monitored.pool._leader = looked
+    monitored.leader = looked
     seen.clear()
     monitored.pool.work.append(lambda: "request")
-    monitored.pool._serve(looked)
+    monitored.serve(looked)
     assert seen == [(False, 8), (True, 8), (False, 8)]
 
 
@@ -578,8 +648,8 @@ def test_what_was_received_for_a_thread_comes_first(monitored: Monitored) -> Non
     """It has waited longest; events behind it cannot starve it."""
     monitored.pool.work.append(lambda: "event")
     monitored.pool.ready.append("request")
-    turn(monitored, monitored.first)
-    turn(monitored, monitored.first)
+    monitored.turn(monitored.first)
+    monitored.turn(monitored.first)
     assert monitored.ran == ["request", "event"]
     assert not monitored.pool.ready
 
@@ -601,9 +671,9 @@ def test_what_is_behind_has_its_turn_between_two_polls(
         monitored.now += 0.25
         return None
 
-    pool._receive = takes
+    monitored.receive = takes
     events: list[Event] = [(7, READ), (8, WRITE), (9, READ | WRITE), (10, WRITE)]
-    pool._poller.poll = lambda timeout: events  # type: ignore[method-assign]
+    monitored.at_poll = lambda: events
     pool.behind.extend((fd, WRITE) for fd in range(100, 200))
 
     def turns(events_s: float) -> list[int]:
@@ -611,7 +681,7 @@ def test_what_is_behind_has_its_turn_between_two_polls(
         events.clear()
         while pool.work:
             before = len(taken)
-            turn(monitored, monitored.first)
+            monitored.turn(monitored.first)
             if len(pool.work) == 1:
                 monitored.now += events_s
         return [fd for fd, _ in taken[before:]]
@@ -645,11 +715,11 @@ def test_what_is_behind_may_be_ready_to_run(monitored: Monitored) -> None:
     """Others go on where it was left, as long as there is time."""
     pool = monitored.pool
     monitored.in_app = lambda: setattr(monitored, "now", monitored.now + 0.3 * _BEHIND_S)
-    pool._poller.poll = lambda timeout: []  # type: ignore[method-assign]
+    monitored.at_poll = list
     pool.behind.extend(lambda number=number: str(number) for number in range(9))  # type: ignore[misc]
     pool.take_up_events(None)
     while pool.work:
-        turn(monitored, monitored.first)
+        monitored.turn(monitored.first)
     assert monitored.ran == ["0", "1", "2", "3"]
     assert len(pool.behind) == 5
 
@@ -680,10 +750,10 @@ def test_nobody_polls_for_ever_while_there_is_work(monitored: Monitored) -> None
     late: Callable[[], str] = lambda: "late"  # noqa: E731
     for queue, what in ((pool.work, late), (pool.ready, "late")):
         member: Any = Polling(queue, what)
-        pool._leader = member
-        turn(monitored, member)
+        monitored.leader = member
+        monitored.turn(member)
         assert not monitored.polls
-        turn(monitored, member)
+        monitored.turn(member)
         assert not member.polling
     assert monitored.ran == ["late", "late"]
 
@@ -691,13 +761,13 @@ def test_nobody_polls_for_ever_while_there_is_work(monitored: Monitored) -> None
 def test_nor_does_a_spare(monitored: Monitored) -> None:
     pool = monitored.pool
     member: Any = Polling(pool.work, lambda: "late", spare=True)
-    pool._leader = member
+    monitored.leader = member
     monitored.follow(monitored.others[0])
-    pool._serve_as_spare(member)
+    monitored.serve(member)
     assert not monitored.polls
-    pool._serve_as_spare(member)
+    monitored.serve(member)
     assert list(pool.ready) == ["late"]
-    assert pool._leader is monitored.others[0]
+    assert monitored.leader is monitored.others[0]
 
 
 @pytest.mark.parametrize("spare", [False, True])
@@ -705,53 +775,44 @@ def test_who_is_woken_in_place_of_the_leader_passes_it_on(
     monitored: Monitored, spare: bool
 ) -> None:
     """Two may poll for a moment, and only one of them is woken."""
-    pool = monitored.pool
     me = monitored.spare if spare else monitored.first
-    pool._leader = me
+    monitored.leader = me
     leader = monitored.others[0]
 
     def another_leads() -> None:
-        pool._leader = leader
+        monitored.leader = leader
         leader.polling = True
 
     monitored.at_poll = another_leads
-    (pool._serve_as_spare if spare else pool._serve)(me)
+    monitored.serve(me)
     assert monitored.wakes == 1
 
 
 def test_a_spare_waits_while_another_leads(monitored: Monitored) -> None:
     pool = monitored.pool
-    pool._idle_spares.clear()
+    monitored.idle_spares.clear()
     monitored.spare.gate.release()  # so that it does not wait here
     pool.work.append((7, 1))
-    pool._serve_as_spare(monitored.spare)
-    assert pool._idle_spares == [monitored.spare]
+    monitored.serve(monitored.spare)
+    assert monitored.idle_spares == [monitored.spare]
     assert pool.work
     assert not monitored.polls
 
 
-def test_who_does_not_lead_never_polls_and_never_spins(
-    monitored: Monitored, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_does_not_lead_never_polls_and_never_spins(monitored: Monitored) -> None:
     pool = monitored.pool
-    followed: list[Any] = []
-    monkeypatch.setattr(pool, "_lead_or_follow", followed.append)
-    pool._leader = monitored.others[0]
+    monitored.leader = monitored.others[0]
     items: list[Any] = [None, (7, 1), lambda: "request"]
     for item in items:
         if item is not None:
             pool.work.append(item)
-        followed.clear()
-        pool._serve(monitored.first)
-        assert followed == [monitored.first]
+        assert monitored.turn(monitored.first) == [monitored.first]
     assert not monitored.polls
     # The leader does neither.
-    pool._leader = monitored.first
-    followed.clear()
+    monitored.leader = monitored.first
     for item in items[1:]:
         pool.work.append(item)
-        pool._serve(monitored.first)
-    assert not followed
+        assert not monitored.turn(monitored.first)
 
 
 def test_a_pool_that_stops_wakes_everybody_once(monitored: Monitored) -> None:
@@ -760,15 +821,14 @@ def test_a_pool_that_stops_wakes_everybody_once(monitored: Monitored) -> None:
     assert not any(member.gate.locked() for member in [*monitored.others, monitored.spare])
     assert monitored.wakes == 1
     monitored.enter(monitored.first)
-    monitored.pool._start = lambda member: None  # type: ignore[method-assign]
-    monitored.pool._replace(monitored.first)  # an app that goes on: there is nobody to wake
-    assert monitored.pool._leader.spare
+    monitored.replace(monitored.first)  # an app that goes on: there is nobody to wake
+    assert monitored.leader.spare
 
 
 def test_work_wakes_who_polls_after_it_is_there(monitored: Monitored) -> None:
     pool = monitored.pool
     there: list[int] = []
-    pool._poller.wake = lambda: there.append(len(pool.work))  # type: ignore[method-assign]
+    monitored.at_wake = lambda: there.append(len(pool.work))
     pool.push((7, 1))
     assert there == []  # nobody polls
     monitored.first.polling = True
@@ -778,37 +838,33 @@ def test_work_wakes_who_polls_after_it_is_there(monitored: Monitored) -> None:
 
 def test_what_a_spare_receives_wakes_a_thread_after_it_is_there(monitored: Monitored) -> None:
     pool = monitored.pool
-    pool._leader = monitored.spare
+    monitored.leader = monitored.spare
     monitored.follow(monitored.others[0])
     pool.work.append(lambda: "request")
     ready: list[int] = []
-    give = pool._promote
-
-    def look(member: Any) -> None:
-        ready.append(len(pool.ready))
-        give(member)
-
-    pool._promote = look  # type: ignore[method-assign]
-    pool._serve_as_spare(monitored.spare)
+    monitored.at_promotion = lambda: ready.append(len(pool.ready))
+    monitored.serve(monitored.spare)
     assert ready == [1]
-    assert pool._leader is monitored.others[0]
+    assert monitored.leader is monitored.others[0]
 
 
 def test_it_promotes_nobody_once_another_leads(monitored: Monitored) -> None:
     pool = monitored.pool
     monitored.follow(monitored.others[0])
     # Between the monitor's look and its lock, the app has ended, or another leads.
-    pool._replace(monitored.first)
-    assert pool._leader is monitored.first
+    monitored.replace(monitored.first)
+    assert monitored.leader is monitored.first
     monitored.enter(monitored.first)
-    pool._leader = monitored.others[1]
-    pool._replace(monitored.first)
-    assert pool._leader is monitored.others[1]
-    pool._see_to_work()
-    assert pool._leader is monitored.others[1]
-    pool._run_without_the_lead(monitored.first, "request")
-    assert pool._leader is monitored.others[1]
-    assert pool._followers == [monitored.others[0]]
+    monitored.leader = monitored.others[1]
+    monitored.replace(monitored.first)
+    assert monitored.leader is monitored.others[1]
+    pool.push(lambda: "request")
+    assert monitored.leader is monitored.others[1]
+    monitored.early_promotions = 3
+    monitored.turn(monitored.first)
+    assert monitored.ran == ["request"]
+    assert monitored.leader is monitored.others[1]
+    assert monitored.followers == [monitored.others[0]]
 
 
 def test_who_comes_out_of_an_app_follows_unless_something_waits(monitored: Monitored) -> None:
@@ -817,13 +873,13 @@ def test_who_comes_out_of_an_app_follows_unless_something_waits(monitored: Monit
 
     def follows() -> bool:
         me.gate.release()  # so that it does not wait here
-        pool._lead_or_follow(me)
-        followed = me in pool._followers
-        pool._followers.clear()
+        monitored.come_back(me)
+        followed = me in monitored.followers
+        monitored.followers.clear()
         me.gate.acquire(blocking=False)
         return followed
 
-    pool._leader = leader
+    monitored.leader = leader
     assert follows()
     queues: list[Any] = [pool.work, pool.ready]
     for queue in queues:
@@ -832,18 +888,18 @@ def test_who_comes_out_of_an_app_follows_unless_something_waits(monitored: Monit
         leader.polling = True
         assert not follows()
         leader.polling = False
-        pool._leader = monitored.spare
+        monitored.leader = monitored.spare
         assert not follows()
-        pool._leader = leader
+        monitored.leader = leader
         queue.clear()
     leader.busy = True
     assert follows()  # it may be quick
-    pool._on_offer = True
+    monitored.lead_is_on_offer = True
     assert not follows()
-    assert pool._leader is me
-    assert not pool._on_offer
+    assert monitored.leader is me
+    assert not monitored.lead_is_on_offer
     assert not follows()  # the leader never does
-    pool._leader = leader
+    monitored.leader = leader
     leader.busy = False
-    pool._stopped = True
+    pool.stop()
     assert not follows()

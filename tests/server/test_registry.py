@@ -185,7 +185,7 @@ def test_a_sweep_between_publishing_and_arming_closes_nothing(kind: str, known: 
         setattr(poller, name, arm)
         registry.wait(connection, READ)
         for thread in swept:
-            thread.join(30)
+            thread.join(60)
         assert connection.ended == 1
         assert not registry.waiting
     poller.close()

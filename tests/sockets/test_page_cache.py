@@ -98,7 +98,7 @@ def test_a_block_ends_with_the_file(fd: int) -> None:
 
 @needs_nowait
 def test_threads_share_no_buffer(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    both_have_read = threading.Barrier(2, timeout=10)
+    both_have_read = threading.Barrier(2, timeout=60)
     preadv = os.preadv
 
     def preadv_then_wait(*args: Any) -> int:

@@ -292,7 +292,7 @@ def test_signals_cut_nothing_off(tmp_path: Path) -> None:
             received: list[int] = []
 
             def read() -> None:
-                enough.wait(20)
+                enough.wait(60)
                 received.append(len(recv_exactly(pair.far, size)))
 
             reader = threading.Thread(target=read)

@@ -189,8 +189,7 @@ class Bench:
         :param tcp: by TCP, of which a Unix socket lacks some.
         """
         sock, far = _tcp_pair() if tcp else socket.socketpair()
-        near = self.server._connect(sock, peer, LISTENER)
-        assert near is not None
+        near = self.accept(sock, peer)
         near.begin()
         if tls is not None:
             far = tls.wrap_socket(far, server_hostname="localhost", do_handshake_on_connect=False)
@@ -204,6 +203,17 @@ class Bench:
         client = Client(far, near)
         self._clients.append(client)
         return client
+
+    def accept(self, sock: socket.socket, peer: Any) -> connection.Connection:
+        """The connection of a socket, before its first event."""
+        near = self.server._connect(sock, peer, LISTENER)
+        assert isinstance(near, connection.Connection)
+        return near
+
+    @property
+    def listens(self) -> bool:
+        """Whether newcomers are accepted."""
+        return bool(self.server._acceptor.listening)
 
     def begin(self, sent: bytes = GET, **more: Any) -> Client:
         """A connection on which something has come, and been worked through."""
@@ -232,13 +242,44 @@ class Bench:
                 self.poll()
             if not work:
                 break
-            job = self.server._receive(work.popleft())
+            job = self.take_up()
             if job is not None:
-                self.server._run(job)
+                self.answer(job)
         else:
             pytest.fail("the worker does not come to rest")
         if self.log.failures:
             raise self.log.failures[0]
+
+    # Its steps, one by one.
+
+    def take_up(self) -> Any:
+        """Do what the next event calls for; returns the job, if one is ready to run."""
+        return self.server._receive(self._pool.work.popleft())
+
+    def leave_waiting(self, job: Any) -> None:
+        """No thread is free for this job."""
+        self.server._on_queued(job)
+        self._pool.ready.append(job)
+
+    def take_waiting(self) -> Any:
+        """A thread is free for the next of them."""
+        job = self._pool.ready.popleft()
+        self.server._on_taken(job)
+        return job
+
+    def answer(self, job: Any) -> None:
+        """Run the app for a job."""
+        self.server._run(job)
+
+    def sweep(self) -> None:
+        self.server._sweep()
+
+    def say_goodbye(self) -> None:
+        """Tell HTTP/2's clients that the worker is to end."""
+        self.server._say_goodbye(self.clock.now)
+
+    def log_no_access(self) -> None:
+        self.worker.application._logs_access = False
 
     def poll(self) -> None:
         """Take up what the poller has, without doing anything about it."""
@@ -250,7 +291,7 @@ class Bench:
     def pass_time(self, seconds: float) -> None:
         """Let time go by, until the sweep and what follows from it."""
         self.clock.now += seconds
-        self.server._sweep()
+        self.sweep()
         self.run()
 
 

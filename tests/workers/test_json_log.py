@@ -182,11 +182,11 @@ def test_waiting_the_app_and_sending_are_told_apart(make_bench: MakeBench) -> No
     bench.clock.now += 1  # the rest of the request's body takes its time
     client.send(b"b")
     bench.poll()
-    (job,) = (bench.server._receive(bench._pool.work.popleft()),)
+    job = bench.take_up()
     assert job is not None
-    bench.server._on_queued(job)
+    bench.leave_waiting(job)
     bench.clock.now += 4
-    bench.server._run(job)
+    bench.answer(bench.take_waiting())
     bench.clock.now += 8
     while len(client.receive_all_there_is()):
         bench.run()
@@ -208,14 +208,14 @@ def test_who_finds_a_thread_free_has_not_waited(make_bench: MakeBench) -> None:
 def test_without_an_access_log_no_time_is_taken(make_bench: MakeBench) -> None:
     seen: list[Any] = []
     bench = make_bench(large)
-    bench.worker.application._logs_access = False
+    bench.log_no_access()
     client = bench.connect()
     client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
     bench.poll()
-    job = bench.server._receive(bench._pool.work.popleft())
+    job = bench.take_up()
     assert job is not None
     seen.append(job.exchange)
-    bench.server._run(job)
+    bench.answer(job)
     assert (seen[0].begun, seen[0].answered) == (0.0, 0.0)
 
 
