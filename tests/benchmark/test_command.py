@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
 
 APP = "tests.benchmark.apps:app"
 ASGI = "tests.doctor.apps:asgi_app"
-SHORT = ("--rounds=1", "--seconds=0.1")
+SHORT = ("--rounds=1", "--seconds=0.5")
 
 
 def bench(*arguments: str) -> int:

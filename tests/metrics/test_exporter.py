@@ -18,7 +18,7 @@ from wsgifast.sockets.address import Address
 
 def test_silent_clients_keep_nobody_waiting(tmp_path: Path) -> None:
     address = Address("127.0.0.1", free_port())
-    threads = threading.active_count()
+    before = set(threading.enumerate())
     server = _Server(address, _served(Directory(str(tmp_path), own=True)))
     with contextlib.ExitStack() as silent:
         for _ in range(10):
@@ -27,10 +27,11 @@ def test_silent_clients_keep_nobody_waiting(tmp_path: Path) -> None:
             with urllib.request.urlopen(f"http://{address}/{path}", timeout=60) as response:
                 assert response.status == 200
     wait_for(
-        lambda: threading.active_count() <= threads + _THREADS, "the threads of the silent ones end"
+        lambda: len({*threading.enumerate()} - before) <= _THREADS,
+        "the threads of the silent ones end",
     )
     server.close()
-    wait_for(lambda: threading.active_count() == threads, "the others end")
+    wait_for(lambda: not {*threading.enumerate()} - before, "the others end")
     address.check_free()
 
 
@@ -56,7 +57,7 @@ def test_where_no_thread_can_be_had_one_answers_all(
         raise RuntimeError("can't start new thread")
 
     address = Address("127.0.0.1", free_port())
-    threads = threading.active_count()
+    before = set(threading.enumerate())
     server = _Server(address, _served(Directory(str(tmp_path), own=True)))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
@@ -64,4 +65,4 @@ def test_where_no_thread_can_be_had_one_answers_all(
             with urllib.request.urlopen(f"http://{address}/livez", timeout=60) as response:
                 assert response.status == 200
     server.close()
-    wait_for(lambda: threading.active_count() == threads, "it ends")
+    wait_for(lambda: not {*threading.enumerate()} - before, "it ends")

@@ -30,7 +30,7 @@ def unsupported() -> dict[str, str]:
 def test_the_command_says_a_sentence(unsupported: dict[str, str], name: str) -> None:
     argv = [sys.executable, "-m", "gunicorn", "-k", name, "-b", "127.0.0.1:0", "a:a"]
     done = subprocess.run(
-        argv, env={**os.environ, **unsupported}, capture_output=True, text=True, timeout=30
+        argv, env={**os.environ, **unsupported}, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 1
     assert "Error: gunicorn 23.0.0 is installed, but FastWorker works with gunicorn" in done.stderr

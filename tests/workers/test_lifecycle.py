@@ -98,6 +98,22 @@ def test_hup_and_usr1(tmp_path: Path) -> None:
         wait_for(lambda: stats(server)["pid"] != first, "a new worker serves")
 
 
+EARLY_TERM = """
+import os, signal
+
+def post_fork(server, worker):
+    if worker.age == 1:
+        os.kill(worker.pid, signal.SIGTERM)
+"""
+
+
+def test_a_term_that_comes_while_a_worker_is_forked_is_not_lost() -> None:
+    with fast_worker(configuration=EARLY_TERM) as server:
+        wait_for(lambda: server.log().count("Booting worker") == 2, "another worker has its place")
+        assert server.log().count("Worker exiting") == 1
+        assert server.get("/small/5").body == block(5)
+
+
 def test_max_requests_replaces_the_worker_and_loses_no_request() -> None:
     with fast_worker("--max-requests=20", "--max-requests-jitter=5") as server:
         pids = set()

@@ -7,7 +7,10 @@ and tested at both ends.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
+import signal
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -24,7 +27,14 @@ from gunicorn.http.message import (
 )
 from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper
 
-__all__ = ["Settings", "environ_part", "patched_threads", "post_request", "pre_request"]
+__all__ = [
+    "Settings",
+    "arbiters_signals",
+    "environ_part",
+    "patched_threads",
+    "post_request",
+    "pre_request",
+]
 
 
 class Settings:
@@ -137,3 +147,28 @@ class _Errors:
 
     def flush(self) -> None:
         """Nothing to do: every write is flushed."""
+
+
+def arbiters_signals() -> Callable[[], list[int]]:
+    """Find what a worker that has just been forked knows of its arbiter's signals.
+
+    Until its own handlers are set it has the arbiter's. Those note a signal for the loop of the
+    arbiter, of which a worker has a copy that nobody looks at: a TERM that came so early would be
+    lost, and the arbiter would kill the worker after graceful_timeout.
+
+    :returns: what tells the signals that have come until it is called.
+    """
+    arbiter = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    noted: Any = getattr(arbiter, "SIG_QUEUE", [])
+
+    def come() -> list[int]:
+        found: list[int] = []
+        if isinstance(noted, list):  # gunicorn 25's
+            found += noted
+            return found
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(noted.get_nowait())
+        return found
+
+    return come

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import signal
 import socket
 import sys
 import time
@@ -26,6 +28,7 @@ from .attributes import InvalidWorkerOption, check_attributes
 from .error_page import ErrorPage
 from .gunicorn_support import (
     Settings,
+    arbiters_signals,
     environ_part,
     patched_threads,
     post_request,
@@ -176,6 +179,14 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self.tpool = None  # ours are in the server's pool
         # Past gthread's own method, which makes a pool and a poller.
         super(gthread.ThreadWorker, self).init_process()
+
+    def init_signals(self) -> None:
+        """Set the worker's handlers; what has come before they were set ends it too."""
+        come = arbiters_signals()
+        super().init_signals()
+        for number in come():
+            if number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT):
+                os.kill(os.getpid(), number)
 
     def load_wsgi(self) -> None:
         """Load the app.
