@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
 
 MESSAGES = 2000
 SHORT = Profile(0.2, 1, 5.0)
+TRIES = 5
 
 
 @pytest.fixture
@@ -70,10 +71,17 @@ def _figures(table: Table, *keys: str) -> None:
     """Run these rows of a table as shortly as can be; every contender must have a figure."""
     rows = [row for row in table.rows if row.key in keys]
     assert len(rows) == len(keys)
-    for result in run(replace(table, rows=rows), SHORT):
-        for name in result.runs:
-            if (result.row.key, name) != ("field.wsgiref.string", "wsgiref"):
-                assert result.median(name, result.row.unit.rate), problems([result])
+    for _ in range(TRIES):  # on a machine that stalls, no request may come through
+        missing = [
+            problems([result])
+            for result in run(replace(table, rows=rows), SHORT)
+            for name in result.runs
+            if (result.row.key, name) != ("field.wsgiref.string", "wsgiref")
+            and not result.median(name, result.row.unit.rate)
+        ]
+        if not missing:
+            return
+    raise AssertionError(missing)
 
 
 def test_the_receive_report_compares_every_way_with_its_bound(

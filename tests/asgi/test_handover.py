@@ -23,7 +23,7 @@ from starlette.background import BackgroundTask
 
 from wsgifast.files import ByteRange
 
-from .test_protocols import (
+from .protocols import (
     HELLO,
     LARGE_BYTES,
     PATHSEND,
@@ -322,7 +322,7 @@ def test_shutdown_waits_for_the_file(protocol: Any, large: Path) -> None:
             await client.until(b"\r\n\r\n")
             assert await client.to_end() == large.read_bytes()
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 @pytest.mark.parametrize("size", [1000, 64 * 1024])

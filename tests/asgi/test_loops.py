@@ -39,7 +39,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
     def run(function: Callable[[], Awaitable[None]]) -> None:
         async def bounded() -> None:
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 await function()
 
         anyio.run(bounded, backend=backend, backend_options=options)

@@ -468,7 +468,7 @@ def test_a_file_waits_for_a_little_that_the_socket_did_not_take(fd: int) -> None
             received = bytearray()
             while not received.endswith(os.pread(fd, 1000, 99_000)):
                 received += await asyncio.get_running_loop().sock_recv(client, 1024 * 1024)
-            await asyncio.wait_for(sending, 10)
+            await asyncio.wait_for(sending, 60)
             assert received[-100_000:] == os.pread(fd, 100_000, 0)
             assert not received[:-100_000].strip(b"x")
 
@@ -680,7 +680,7 @@ def test_a_file_whose_turn_never_comes(fd: int, end: str) -> None:
             else:
                 client.close()
             with pytest.raises(ConnectionResetError):
-                await asyncio.wait_for(sending, 10)
+                await asyncio.wait_for(sending, 60)
 
     asyncio.run(run())
 

@@ -22,7 +22,7 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from uvicorn.server import ServerState
 
-from .test_protocols import HELLO, TOO_MUCH, Client, Upgraded, body, serving, start, turns
+from .protocols import HELLO, TOO_MUCH, Client, Upgraded, body, serving, start, turns
 
 PROTOCOLS: dict[str, Any] = {"h11": H11Protocol, "httptools": HttpToolsProtocol}
 if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
@@ -49,7 +49,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Awaitable[None]], None]:
     def run_on(coro: Awaitable[None]) -> None:
         loop = LOOPS[request.param]()
         try:
-            loop.run_until_complete(asyncio.wait_for(coro, 20))
+            loop.run_until_complete(asyncio.wait_for(coro, 60))
         finally:
             loop.close()
 

@@ -145,7 +145,7 @@ class ScriptedIMAP:
     def _serve(self) -> None:
         sock, _ = self._listener.accept()
         with sock:
-            sock.settimeout(20)
+            sock.settimeout(60)
             sock.sendall(b"* OK hello\r\n")
             tag = b""
             replies = iter(self._replies)

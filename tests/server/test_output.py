@@ -621,7 +621,7 @@ def test_a_connection_may_end_while_its_disk_is_waited_for(
     near.queue.closing = True
     hanging.go.set()
     with near.changed:
-        assert near.changed.wait_for(lambda: near.resumed, 20)
+        assert near.changed.wait_for(lambda: near.resumed, 60)
     assert open_descriptors() <= descriptors
     assert near.armed == []
     near.close()

@@ -1,0 +1,422 @@
+"""The uvicorn protocols in this process: files, runs of them, and clients that leave meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgifast import ASGIFast, FileResponse, StaticFiles
+from asgifast.messages import Message, Receive, Scope, Send
+
+from tests.support.descriptors import open_descriptors
+from wsgifast.sockets.sendfile import FileTruncated
+
+from .protocols import (
+    HELLO,
+    LARGE_BYTES,
+    PATHSEND,
+    TOO_MUCH,
+    ZEROCOPYSEND,
+    Client,
+    _no_descriptor_is_left,
+    body,
+    large,
+    protocol,
+    refuse_sendfile,
+    start,
+    talk,
+    turns,
+)
+
+__all__ = ["_no_descriptor_is_left", "large", "protocol"]
+
+
+@pytest.mark.parametrize("path", [True, False])
+def test_head_of_small_messages_and_files(protocol: Any, large: Path, path: bool) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send)
+        await body(send, b"small", more=True)
+        await turns()
+        with large.open("rb") as file:
+            await send({"type": ZEROCOPYSEND, "file": file, "more_body": True})
+            await send({"type": ZEROCOPYSEND, "file": file, "count": 5, "more_body": True})
+        if path:
+            await send({"type": PATHSEND, "path": str(large)})
+        else:
+            await body(send, b"the end")
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n" + HELLO)
+        first = await client.until(b"\r\n\r\n")
+        second = await client.until(b"hello")
+        assert first.startswith(b"HTTP/1.1 200 ")
+        assert second.startswith(b"HTTP/1.1 200 "), "no byte of a body between the two"
+
+    talk(protocol, app, conversation)
+
+
+def test_a_pipe(protocol: Any) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        reader, writer = os.pipe()
+        try:
+            os.write(writer, b"through the pipe")
+            os.close(writer)
+            await start(send)
+            await send({"type": ZEROCOPYSEND, "file": reader, "count": 7, "more_body": True})
+            await send({"type": ZEROCOPYSEND, "file": reader})
+        finally:
+            os.close(reader)
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.until(b"\r\n\r\n")
+        chunks = await client.until(b"\r\n0\r\n\r\n")
+        assert chunks == b"7\r\nthrough\r\n9\r\n the pipe\r\n0\r\n\r\n"
+        await client.hello()
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
+def test_a_client_that_leaves_while_a_file_is_sent(
+    protocol: Any, tmp_path: Path, kind: str
+) -> None:
+    """The app goes on, as it does when it sends bytes."""
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(TOO_MUCH)
+    finished = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=TOO_MUCH)
+        with path.open("rb") as file:
+            await send({"type": kind, "path": str(path), "file": file, "more_body": True})
+        if kind == ZEROCOPYSEND:
+            await body(send, b"")
+        finished.set()
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.until(b"\r\n\r\n" + bytes(1000))
+        client.sock.close()
+        await finished.wait()
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
+def test_a_client_that_has_left_unnoticed_before_a_file(
+    protocol: Any, large: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first byte of the file is what the kernel refuses."""
+    finished = asyncio.Event()
+
+    def broken_pipe(*args: Any) -> int:
+        raise BrokenPipeError
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=LARGE_BYTES)
+        with large.open("rb") as file:
+            await send({"type": kind, "path": str(large), "file": file})
+        finished.set()
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.to_end()
+        await finished.wait()
+
+    monkeypatch.setattr(os, "sendfile", broken_pipe)
+    talk(protocol, app, conversation)
+
+
+def test_a_head_with_a_length_leaves_with_what_follows_it(protocol: Any, large: Path) -> None:
+    """Whatever that is, and however long it takes; alone where nothing follows."""
+    may_go_on = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=LARGE_BYTES if scope["path"] == "/file" else 5)
+        may_go_on.clear()
+        await asyncio.wait_for(may_go_on.wait(), 60)
+        if scope["path"] == "/file":
+            await send({"type": PATHSEND, "path": str(large)})
+        elif scope["path"] == "/pieces":
+            await body(send, b"he", more=True)
+            await turns()
+            await body(send, b"llo")
+        elif scope["path"] == "/whole":
+            await body(send, b"hello")
+
+    async def conversation(client: Client) -> None:
+        for target, first in (("/whole", b"hello"), ("/pieces", b"he"), ("/file", None)):
+            await client.send(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % target.encode())
+            for _ in range(20):
+                await turns()
+                with pytest.raises(BlockingIOError):
+                    client.sock.recv(1)
+            may_go_on.set()
+            answer = await client.receive()
+            head, _, begun = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 "), answer
+            if first is not None:
+                assert begun == first, answer
+                await client.exactly(5 - len(begun))
+            else:
+                rest = await client.exactly(LARGE_BYTES - len(begun))
+                assert begun + rest == large.read_bytes()
+        await client.hello()
+        await client.send(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+        await turns(20)
+        may_go_on.set()
+        assert (await client.to_end()).startswith(b"HTTP/1.1 200 "), "what was sent is told"
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize("target", ["/hello", "/pathsend", "/ours", "/stream"])
+def test_nothing_is_left_of_a_client_that_resets(protocol: Any, large: Path, target: str) -> None:
+    """Neither the keep-alive timer nor a cycle of references keeps what its connection had."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if target == "/ours":
+            await FileResponse(large)(scope, receive, send)
+        elif target == "/stream":
+            await start(send, length=TOO_MUCH)
+            for _ in range(TOO_MUCH // 100_000):
+                await body(send, b"x" * 100_000, more=True)
+        else:
+            await start(send, length=LARGE_BYTES)
+            await send({"type": PATHSEND, "path": str(large)})
+
+    async def conversation(client: Client) -> None:
+        await client.hello()
+        await client.send(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % target.encode())
+        await client.receive()
+        await turns()
+        if target == "/hello":
+            await client.send(HELLO)
+            await turns()  # whose answer is left unread: closing is a reset then
+        [connection] = client.state.connections
+        left = weakref.ref(connection)
+        del connection
+        gc.collect()
+        gc.disable()
+        try:
+            client.sock.close()
+            await turns()
+            while client.state.tasks:
+                await turns()
+            assert left() is None
+        finally:
+            gc.enable()
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize("size", [1000, 600_000])
+@pytest.mark.parametrize("sendfile", [True, False])
+def test_a_file_that_ends_early_closes_whatever_the_app_does(
+    protocol: Any, large: Path, size: int, sendfile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end that the app sends would make a body that is short look whole.
+
+    The client reads late: what was written before the file keeps the connection open for a while.
+    """
+    large.write_bytes(b"f" * size)
+    if not sendfile:
+        monkeypatch.setattr(os, "sendfile", refuse_sendfile)
+    caught = asyncio.Event()
+    written = 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal written
+        transport = receive.__self__.transport  # type: ignore[attr-defined]
+        await start(send)
+        while not transport.real.get_write_buffer_size():
+            await body(send, b"b" * 10_000, more=True)
+            transport.flush()
+            written += 10_000
+        try:
+            with large.open("rb") as file:
+                message = {"type": ZEROCOPYSEND, "file": file, "count": size + 1}
+                await send({**message, "more_body": True})
+        except FileTruncated:
+            await body(send, b"")
+            caught.set()
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await turns(100)
+        await client.until(b"\r\n\r\n")
+        received = await client.to_end()
+        assert caught.is_set()
+        assert received.count(b"b") == written
+        assert received.count(b"f") == size
+        assert not received.endswith(b"0\r\n\r\n")
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["before its turn", "midway"])
+@pytest.mark.parametrize("sendfile", [True, False])
+def test_a_file_that_the_app_gives_up_closes_whatever_it_does(
+    protocol: Any, large: Path, full: bool, sendfile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it sends next would be taken for the bytes that were announced."""
+    if not sendfile:
+        monkeypatch.setattr(os, "sendfile", refuse_sendfile)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        transport = receive.__self__.transport  # type: ignore[attr-defined]
+        await start(send)
+        while full and not transport.real.get_write_buffer_size():
+            await body(send, b"b" * 10_000, more=True)
+            transport.flush()
+        with large.open("rb") as file:
+            message = {"type": ZEROCOPYSEND, "file": file, "more_body": True}
+            sending = asyncio.ensure_future(send(message))
+            await turns()
+            assert not sending.done()
+            sending.cancel()
+            await asyncio.wait([sending])
+        await body(send, b"behind the file")
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await turns(100)
+        assert b"behind the file" not in await client.to_end()
+
+    talk(protocol, app, conversation)
+
+
+def test_headers_of_any_iterable(protocol: Any, large: Path) -> None:
+    """A generator is asked once: by us for the length, and by uvicorn for the head."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = ((name, b"%d" % 100_000) for name in (b"content-length",))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": PATHSEND, "path": str(large)})
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        head = await client.until(b"\r\n\r\n")
+        assert b"content-length: 100000\r\n" in head.lower()
+        assert await client.exactly(100_000) == large.read_bytes()[:100_000]
+        await client.hello()
+
+    talk(protocol, app, conversation)
+
+
+def test_runs_without_an_offset_move_on(protocol: Any, large: Path) -> None:
+    data = large.read_bytes()
+    positions = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=2 * 200_000 + 10 + 5)
+        fd = os.open(large, os.O_RDONLY)
+        try:
+            os.lseek(fd, 1000, os.SEEK_SET)
+            for count in (200_000, 10, 0):
+                message: Message = {"type": ZEROCOPYSEND, "file": fd, "count": count}
+                await send({**message, "more_body": True})
+                positions.append(os.lseek(fd, 0, os.SEEK_CUR))
+            with large.open("rb") as file:
+                file.seek(7)
+                await send(
+                    {"type": ZEROCOPYSEND, "file": file, "count": 200_000, "more_body": True}
+                )
+                positions.append(file.tell())
+                await send({"type": ZEROCOPYSEND, "file": file, "offset": 3, "count": 5})
+                positions.append(file.tell())
+        finally:
+            os.close(fd)
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.until(b"\r\n\r\n")
+        expected = data[1000:201_010] + data[7:200_007] + data[3:8]
+        assert await client.exactly(len(expected)) == expected
+        await client.hello()
+        assert positions == [201_000, 201_010, 201_010, 200_007, 200_007]
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize("kind", ["response", "static", "middleware"])
+def test_parts_of_files(protocol: Any, large: Path, kind: str) -> None:
+    data = large.read_bytes()
+    app: Any = {
+        "response": FileResponse(large, media_type="text/plain"),
+        "static": StaticFiles(directory=large.parent),
+        "middleware": ASGIFast(FileResponse(large, media_type="text/plain")),
+    }[kind]
+
+    async def conversation(client: Client) -> None:
+        async def ask(method: bytes, range_header: bytes) -> bytes:
+            request = b"%b /large HTTP/1.1\r\nHost: x\r\nRange: bytes=%b\r\n\r\n"
+            await client.send(request % (method, range_header))
+            head = await client.until(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 " if method == b"HEAD" else b"HTTP/1.1 206 ")
+            return head
+
+        for first, last in ((5, 9), (100_000, 399_999), (0, LARGE_BYTES - 1)):
+            await ask(b"GET", b"%d-%d" % (first, last))
+            assert await client.exactly(last + 1 - first) == data[first : last + 1]
+        head = await ask(b"GET", b"5-9,200000-399999")
+        boundary = head.partition(b"boundary=")[2].partition(b"\r\n")[0]
+        body = await client.until(b"\r\n--" + boundary + b"--\r\n")
+        assert b"\r\n\r\n" + data[5:10] + b"\r\n--" + boundary in body
+        assert b"\r\n\r\n" + data[200_000:400_000] + b"\r\n--" + boundary in body
+        await ask(b"HEAD", b"5-9")
+        await client.hello()
+        before = open_descriptors()
+        for _ in range(3):
+            await ask(b"GET", b"100000-399999")
+            await client.exactly(300_000)
+            await client.hello()
+        assert open_descriptors() <= before
+
+    talk(protocol, app, conversation)
+
+
+def test_head_whose_app_is_asked_for_get(protocol: Any, large: Path) -> None:
+    """As middleware does for apps that know no HEAD."""
+    file = FileResponse(large)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await file({**scope, "method": "GET"}, receive, send)
+
+    async def conversation(client: Client) -> None:
+        for part in (b"0-99", b"0-99999", b"5-9,200000-399999"):
+            request = b"HEAD / HTTP/1.1\r\nHost: x\r\nRange: bytes=%b\r\n\r\n" % part
+            await client.send(request + HELLO)
+            assert (await client.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 206 ")
+            assert (await client.until(b"hello")).startswith(b"HTTP/1.1 200 ")
+
+    talk(protocol, app, conversation)
+
+
+def test_a_file_behind_a_body_that_the_client_reads_late(protocol: Any, large: Path) -> None:
+    before = b"b" * 500_000
+    sent = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=len(before) + LARGE_BYTES)
+        await body(send, before, more=True)
+        sent.set()
+        with large.open("rb") as file:
+            await send({"type": ZEROCOPYSEND, "file": file})
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await sent.wait()
+        await turns()
+        await client.until(b"\r\n\r\n")
+        assert await client.exactly(len(before) + LARGE_BYTES) == before + large.read_bytes()
+        await client.hello()
+
+    talk(protocol, app, conversation)

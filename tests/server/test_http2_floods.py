@@ -1,0 +1,259 @@
+"""HTTP/2: streams that are reset, and what a client may not do too often."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+from h2.settings import SettingCodes
+from hyperframe.frame import PingFrame, SettingsFrame
+
+from tests.server.http2_bench import Peer
+from tests.server.http2_streams import (
+    ENHANCE_YOUR_CALM,
+    REFUSED,
+    Begin,
+    another_thread,
+    app_of,
+    begin,
+    many,
+)
+from tests.workers.bench import LARGE, echo, make_bench
+from wsgifast.server import output
+
+__all__ = ["begin", "make_bench"]
+
+
+def test_a_stream_that_is_reset_before_its_turn_runs_no_app(begin: Begin) -> None:
+    called: list[str] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        called.append(environ["PATH_INFO"])
+        return echo(environ, start_response)
+
+    peer = begin(app)
+    peer.ask("/1")
+    peer.state.reset_stream(1)
+    peer.ask("/3")
+    peer.ask("/5")
+    peer.run()
+    assert called == ["/3", "/5"]
+    # One that a thread has been told of, and that is reset then.
+    peer.ask("/7")
+    peer.ask("/9")
+    peer.send_only()
+    peer.bench.poll()
+    job = peer.bench.take_up()
+    assert job is not None
+    peer.state.reset_stream(7)
+    peer.send_only()
+    peer.bench.run()
+    peer.bench.answer(job)
+    peer.run()
+    assert called == ["/3", "/5", "/9"]
+    assert not peer.streams
+
+
+def test_a_stream_that_is_reset_while_its_body_goes_out(begin: Begin) -> None:
+    closed: list[int] = []
+
+    class Body:
+        def __iter__(self) -> Iterator[bytes]:
+            return iter([bytes(LARGE)])
+
+        def close(self) -> None:
+            closed.append(1)
+
+    peer = begin(app_of(Body), client={"window": 10, "reads": False})
+    stream = peer.ask()
+    peer.run()
+    assert len(peer.answers[stream].body) == 10
+    peer.state.reset_stream(stream)
+    peer.run()
+    assert closed == [1]
+    assert not peer.streams
+    assert peer.bench.log.requests == [("GET /", "200 OK", 10)]
+    assert peer.bench.server.output_rules.memory.used_bytes == 0
+
+
+def test_an_app_whose_stream_is_reset_is_told(begin: Begin) -> None:
+    steps: list[str] = []
+    peers: list[Peer] = []
+
+    def body() -> Iterator[bytes]:
+        try:
+            yield b"a"
+            peers[0].state.reset_stream(1)
+            peers[0].send_only()
+            another_thread(peers[0])
+            steps.append("reset")
+            yield b"b"
+            steps.append("not reached")
+        finally:
+            steps.append("closed")
+
+    peers.append(begin(app_of(body)))
+    peers[0].get()
+    assert steps == ["reset", "closed"]
+    assert not peers[0].streams
+    assert not peers[0].bench.log.errors
+
+
+def test_floods_end_the_connection(begin: Begin) -> None:
+    def rapid_reset(peer: Peer) -> None:
+        stream = peer.ask()
+        peer.state.reset_stream(stream)
+
+    def settings(peer: Peer) -> None:
+        peer.state.update_settings({4: 65_535})
+
+    def priority(peer: Peer) -> None:
+        peer.state.prioritize(1, weight=5)
+
+    def answers_to_no_settings(peer: Peer) -> None:
+        frame = SettingsFrame(0, flags=["ACK"])
+        peer.state._prepare_for_sending([frame])
+
+    def answers_to_no_ping(peer: Peer) -> None:
+        peer.state._prepare_for_sending([PingFrame(0, b"12345678", flags=["ACK"])])
+
+    def data_without_data(peer: Peer) -> None:
+        if 1 not in peer.answers:
+            peer.ask(method="POST", ends=False)
+        peer.state.send_data(1, b"")
+
+    for make, calm in (
+        (rapid_reset, 150),
+        (data_without_data, 900),
+        (lambda peer: peer.state.ping(b"12345678"), 900),
+        (settings, 900),
+        (priority, 900),
+        (answers_to_no_settings, 900),
+        (answers_to_no_ping, 900),
+    ):
+        peer = begin()
+        many(peer, calm, lambda make=make, peer=peer: make(peer))  # type: ignore[misc]
+        assert not peer.goaways
+        assert peer.get().status == 200
+        peer.bench.pass_time(3)
+        many(peer, 1000, lambda make=make, peer=peer: make(peer))  # type: ignore[misc]
+        assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM, make
+        assert peer.has_ended
+
+
+def without_limit(peer: Peer) -> Peer:
+    """A client that opens as many streams as it likes."""
+    settings = peer.state.remote_settings
+    settings[SettingCodes.MAX_CONCURRENT_STREAMS] = 2**31 - 1
+    settings.acknowledge()
+    return peer
+
+
+def test_a_stream_too_many_is_refused_and_no_other(begin: Begin) -> None:
+    """RFC 9113 section 5.1.2."""
+    peer = without_limit(begin(http2_max_concurrent_streams=2))
+    first, second = (peer.ask("/", "POST", ends=False) for _ in range(2))
+    peer.run()
+    refused = [peer.ask("/", headers=[("x-a", str(n))]) for n in range(3)]
+    with_body = peer.ask("/", "POST", body=b"dropped")
+    peer.run()
+    assert [peer.answers[n].reset for n in (*refused, with_body)] == [REFUSED] * 4
+    for stream in (first, second):
+        peer.state.send_data(stream, b"whole", end_stream=True)
+    peer.run()
+    assert [peer.answers[n].body for n in (first, second)] == [b"whole", b"whole"]
+    # What the headers of those that were refused have said of later ones is known.
+    assert peer.get(headers=[("x-a", "1")]).status == 200
+    assert peer.bench.log.environs[-1]["HTTP_X_A"] == "1"
+    assert not peer.goaways
+    assert not peer.streams
+
+
+def test_bodies_of_streams_that_were_refused_are_dropped(begin: Begin) -> None:
+    """They are on their way by then, however many there are."""
+    peer = without_limit(begin(http2_max_concurrent_streams=1))
+    first = peer.ask("/", "POST", ends=False)
+    refused = [peer.ask("/", "POST", ends=False) for _ in range(150)]
+    for stream in (*refused, first):
+        peer.state.send_data(stream, b"body", end_stream=True)
+    peer.run()
+    assert {peer.answers[stream].reset for stream in refused} == {REFUSED}
+    assert peer.answers[first].body == b"body"
+    assert not peer.goaways
+
+
+def test_who_opens_too_many_streams_again_and_again_is_ended(begin: Begin) -> None:
+    peer = without_limit(begin(http2_max_concurrent_streams=1))
+    peer.ask("/", "POST", ends=False)
+    many(peer, 300, peer.ask)
+    assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
+    assert not peer.streams
+
+
+def test_windows_by_the_byte_end_the_connection(begin: Begin) -> None:
+    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 0, "reads": False})
+    stream = peer.ask()
+    peer.run()
+    for _ in range(3000):
+        if peer.goaways:
+            break
+        peer.open(1, stream)
+        peer.run()
+    assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
+
+
+def test_windows_for_each_small_frame_are_no_flood(begin: Begin) -> None:
+    peers: list[Peer] = []
+
+    def body() -> Iterator[bytes]:
+        for _ in range(3000):
+            yield b"a"
+            peer = peers[0]
+            peer.take(peer.socket.receive_all_there_is())
+            if peer.answers[1].body:
+                peer.open(1)
+                peer.open(1, 1)
+                peer.send_only()
+                another_thread(peer)
+
+    peers.append(begin(app_of(body), client={"reads": False}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(output, "_COALESCE_S", 0.0)  # each block is a frame
+        assert peers[0].get().ended
+    assert len(peers[0].answers[1].body) == 3000
+    assert not peers[0].goaways
+
+
+def test_header_blocks_have_a_limit(begin: Begin) -> None:
+    peer = begin(http2_max_header_list_size=10_000)
+    answer = peer.get(headers=[("x-a", "a" * 8000), ("x-b", "b" * 8000)])
+    assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
+    assert not answer.headers
+    # And before their end has come: a HEADERS frame, and CONTINUATION frames without end.
+    peer = begin(http2_max_header_list_size=10_000)
+    frame = b"\0\x10\0%c\0\0\0\0\1" + bytes(4096)
+    for kind in (1, 9, 9, 9):
+        peer.socket.send(frame % kind)
+        peer.bench.run()
+    peer.take(peer.socket.receive_all_there_is())
+    assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
+    assert peer.has_ended
+
+
+def test_unknown_settings_are_not_kept(begin: Begin) -> None:
+    peer = begin()
+    known = len(peer.near.frames.remote_settings)
+    values = b"".join(code.to_bytes(2, "big") + bytes(4) for code in range(1000, 3000))
+    peer.socket.send(len(values).to_bytes(3, "big") + b"\4\0\0\0\0\0" + values)
+    peer.run()
+    assert len(peer.near.frames.remote_settings) == known
+    assert peer.get().status == 200
+
+
+def test_a_frame_that_is_too_long_is_not_waited_for(begin: Begin) -> None:
+    peer = begin()
+    peer.socket.send(b"\xff\xff\xff\0\0")
+    peer.run()
+    assert peer.goaways[-1][1] == 6  # FRAME_SIZE_ERROR
+    assert peer.has_ended

@@ -1,0 +1,193 @@
+"""HTTP/2: request bodies, whole before the app runs, and read by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from tests.server.http2_bench import Peer
+from tests.server.http2_streams import NO_ERROR, Begin, another_thread, begin
+from tests.workers.bench import make_bench
+from wsgifast.workers.worker import FastWorker
+
+__all__ = ["begin", "make_bench"]
+
+# Request bodies
+
+
+def test_uploads_are_here_whole_before_the_app_runs(begin: Begin) -> None:
+    peer = begin(attributes={"body_memory_bytes": 1000})
+    stream = peer.ask(method="POST", body=b"a" * 30_000, trailers=[("x-sum", "1")])
+    half = peer.state.data_to_send()
+    peer.socket.send(half[:20_000])
+    peer.bench.run()
+    assert not peer.bench.log.environs
+    peer.socket.send(half[20_000:])
+    peer.run()
+    assert peer.answers[stream].body == b"a" * 30_000
+    assert peer.bench.server.bodies_on_disk.used_bytes == 0
+
+
+def test_all_uploads_of_a_connection_share_its_memory(begin: Begin) -> None:
+    peer = begin(attributes={"body_memory_bytes": 100_000})
+    for _ in range(100):
+        peer.ask(method="POST", body=bytes(10_000), ends=False)
+        peer.run()
+    assert peer.streams == 100
+    # All but what is in memory.
+    assert 800_000 < peer.bench.server.bodies_on_disk.used_bytes < 1_000_000
+
+
+def test_a_large_upload_gets_its_windows(begin: Begin) -> None:
+    peer = begin(client={"reads": True})
+    stream = peer.ask(method="POST", ends=False)
+    left = 500_000
+    while left:
+        room = min(peer.state.local_flow_control_window(stream), 16_384, left)
+        if room:
+            left -= room
+            peer.state.send_data(stream, bytes(room), end_stream=not left, pad_length=None)
+        else:
+            peer.run()
+    peer.run()
+    assert len(peer.answers[stream].body) == 500_000
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_an_upload_that_is_too_large(begin: Begin, declared: bool) -> None:
+    peer = begin(attributes={"body_limit_bytes": 1000})
+    headers = [("content-length", "2000")] if declared else []
+    answer = peer.get(method="POST", headers=headers, body=bytes(2000))
+    assert answer.status == 413
+    assert answer.ended
+    assert peer.get(method="POST", body=b"ok").body == b"ok"
+    assert not peer.streams
+    assert not peer.goaways
+
+
+def test_an_upload_that_does_not_come(begin: Begin) -> None:
+    peer = begin()
+    stream = peer.ask(method="POST", body=b"begun", ends=False)
+    peer.run()
+    peer.bench.pass_time(FastWorker.body_timeout_s + 1)
+    peer.take(peer.socket.receive_all_there_is())
+    assert peer.answers[stream].status == 408
+    assert peer.answers[stream].reset == NO_ERROR
+    assert not peer.streams
+
+
+def test_expect(begin: Begin) -> None:
+    peer = begin()
+    stream = peer.ask(method="POST", headers=[("expect", "100-continue")], ends=False)
+    peer.run()
+    assert peer.answers[stream].early == [{":status": "100"}]
+    peer.state.send_data(stream, b"body", end_stream=True)
+    peer.run()
+    assert peer.answers[stream].body == b"body"
+
+
+def test_trailers_are_the_request_s(begin: Begin) -> None:
+    seen: list[Any] = []
+    peer = begin(post_request=lambda worker, req, environ, resp: seen.append(req))
+    answer = peer.get(method="POST", body=b"a", trailers=[("x-sum", "1")])
+    assert answer.body == b"a"
+    assert ("X-SUM", "1") in seen[0].trailers
+    answer = peer.get(method="POST", body=b"a", trailers=[("x-sum", "a" * 9000)])
+    assert (answer.status, len(seen)) == (431, 1)
+    answer = peer.get(method="POST", body=b"a", trailers=[("x-sum", "a\rb")])
+    assert peer.goaways or answer.reset is not None or answer.status == 400
+
+
+# Bodies that the app reads
+
+
+STREAMED = {"buffer_bodies": False}
+
+
+def test_an_app_reads_its_body_as_it_comes(begin: Begin) -> None:
+    parts: list[bytes] = []
+    peers: list[Peer] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        body = environ["wsgi.input"]
+        parts.append(body.read(5))
+        peers[0].state.send_data(1, b" and second", end_stream=True, pad_length=10)
+        peers[0].send_only()
+        another_thread(peers[0])
+        parts.append(body.read())
+        start_response("200 OK", [])
+        return [b"read"]
+
+    peers.append(begin(app, attributes=STREAMED))
+    peers[0].ask(method="POST", body=b"first", headers=[("expect", "100-continue")], ends=False)
+    peers[0].run()
+    assert parts == [b"first", b" and second"]
+    answer = peers[0].answers[1]
+    assert (answer.body, answer.ended, answer.early) == (b"read", True, [{":status": "100"}])
+    # All that was taken is given back to both windows.
+    assert peers[0].state.outbound_flow_control_window == 65_535
+
+
+def test_windows_open_as_the_app_reads(begin: Begin) -> None:
+    peers: list[Peer] = []
+    seen: list[int] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        peer = peers[0]
+        seen.append(peer.state.local_flow_control_window(1))
+        for _ in range(5):  # a receive each
+            another_thread(peer)
+        for size in (0, 30_000, 35_535):
+            assert len(environ["wsgi.input"].read(size)) == size
+            peer.take(peer.socket.receive_all_there_is())
+            seen.append(peer.state.local_flow_control_window(1))
+        start_response("200 OK", [])
+        return []
+
+    peers.append(begin(app, attributes=STREAMED))
+    peers[0].ask(method="POST", body=bytes(65_535), ends=False)
+    peers[0].run()
+    assert seen[:2] == [0, 0]
+    assert 0 < seen[2] < seen[3] == 65_535
+    # The app has not waited for the end: the client is told to send no more.
+    answer = peers[0].answers[1]
+    assert (answer.status, answer.ended, answer.reset) == (200, True, NO_ERROR)
+
+
+@pytest.mark.parametrize("end", ["reset", "silence", "leaves"])
+def test_a_body_that_stops(begin: Begin, end: str) -> None:
+    errors: list[BaseException] = []
+    peers: list[Peer] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        peer = peers[0]
+        body = environ["wsgi.input"]
+        assert body.read(5) == b"begun"
+        if end == "reset":
+            peer.state.reset_stream(1)
+        if end != "silence":
+            peer.send_only()
+            if end == "leaves":
+                peer.socket.close()
+            another_thread(peer)
+        try:
+            body.read()
+        except OSError as error:
+            errors.append(error)
+            raise
+        raise AssertionError("it looks whole")
+
+    peers.append(begin(app, attributes={**STREAMED, "body_timeout_s": 0.01}))
+    peers[0].ask(method="POST", body=b"begun", ends=False)
+    if end == "leaves":
+        peers[0].send_only()
+        peers[0].bench.run()
+    else:
+        peers[0].run()
+    assert len(errors) == 1
+    if end == "silence":
+        assert peers[0].answers[1].status == 408
+    assert not peers[0].streams
+    assert not peers[0].bench.log.errors

@@ -1,0 +1,220 @@
+"""HTTP/2: clients that take little, or nothing, of what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from h2.settings import SettingCodes
+
+from tests.server.http2_bench import Peer
+from tests.server.http2_streams import (
+    CANCEL,
+    Begin,
+    another_thread,
+    app_of,
+    begin,
+    generator,
+    large_file,
+    wait_for_disk,
+)
+from tests.workers.bench import LARGE, make_bench
+from wsgifast.server.backlog import Backlog
+from wsgifast.server.figures import figures_of
+from wsgifast.server.http2 import outgoing
+from wsgifast.server.slow_clients import slowest_clients
+from wsgifast.sockets.sendfile import FileSegment
+from wsgifast.workers.worker import FastWorker
+
+__all__ = ["begin", "make_bench"]
+
+
+@pytest.mark.parametrize("kind", ["list", "generator", "file"])
+@pytest.mark.parametrize("window", [0, 1, 1000, 65_535])
+def test_a_slow_reader_holds_no_thread(
+    begin: Begin, tmp_path: Path, kind: str, window: int
+) -> None:
+    """The app's turn ends (else the bench would hang), and the rest comes as windows open."""
+    bodies: dict[str, Callable[[], Iterable[bytes]]] = {
+        "list": lambda: [bytes(LARGE)],
+        "generator": generator,
+        "file": large_file(tmp_path),
+    }
+    peer = begin(app_of(bodies[kind]), client={"window": window, "reads": False})
+    stream = peer.ask()
+    peer.run()
+    answer = peer.answers[stream]
+    wait_for_disk(peer, lambda: len(answer.body) == window)
+    assert len(answer.body) == window
+    # Others on the same connection are answered meanwhile.
+    if window not in (0, 65_535):
+        other = peer.ask()
+        wait_for_disk(peer, lambda: len(peer.answers[other].body) == window)
+        peer.state.reset_stream(other)
+    peer.open(200_000)
+    peer.open(150_000, stream)
+    wait_for_disk(peer, lambda: len(answer.body) == window + 150_000)
+    peer.open(LARGE)
+    peer.open(LARGE, stream)
+    wait_for_disk(peer, lambda: answer.ended)
+    assert len(answer.body) == LARGE
+    assert not peer.streams
+    assert peer.bench.log.requests[-1][2] == LARGE
+
+
+def test_an_end_does_not_overtake_what_goes_to_a_temporary_file(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its writer has it in hand, nothing of it waits in the queue."""
+    peers: list[Peer] = []
+    spill = Backlog.spill
+
+    def late(backlog: Backlog, buffers: list[memoryview]) -> FileSegment:
+        peer = peers[0]
+        peer.open(1000)
+        peer.open(1000, 1)
+        peer.send_only()
+        another_thread(peer)
+        return spill(backlog, buffers)
+
+    monkeypatch.setattr(Backlog, "spill", late)
+    app = app_of(lambda: [bytes(200_000)], ("Content-Length", "200000"))
+    options = {"attributes": {"output_memory_bytes": 1000}}
+    peers.append(begin(app, client={"window": 1000, "reads": False}, **options))
+    stream = peers[0].ask()
+    peers[0].run()
+    peers[0].open(LARGE)
+    peers[0].open(LARGE, stream)
+    answer = peers[0].answers[stream]
+    wait_for_disk(peers[0], lambda: answer.ended)
+    assert len(answer.body) == 200_000
+
+
+def test_streams_take_turns(begin: Begin) -> None:
+    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": LARGE, "reads": False})
+    streams = [peer.ask() for _ in range(4)]
+    peer.run()
+    assert sum(len(peer.answers[each].body) for each in streams) == 65_535
+    before = {each: len(peer.answers[each].body) for each in streams}
+    peer.open(4 * 64 * 1024)
+    peer.run()
+    assert all(len(peer.answers[each].body) > before[each] for each in streams[1:])
+    peer.open(4 * LARGE)
+    peer.run()
+    assert all(peer.answers[each].ended for each in streams)
+
+
+def test_a_client_that_takes_nothing_of_a_stream(begin: Begin) -> None:
+    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 1000, "reads": False})
+    slow, other = peer.ask(), peer.ask()
+    peer.run()
+    peer.bench.pass_time(FastWorker.send_timeout_s - 1)
+    peer.open(1000, other)
+    peer.run()
+    peer.bench.pass_time(2)
+    peer.run()
+    assert peer.answers[slow].reset == CANCEL
+    assert peer.answers[other].reset is None
+    assert len(peer.answers[other].body) == 2000
+    # Too little is as bad as nothing.
+    for _ in range(4):
+        peer.bench.pass_time(20)
+        peer.run()
+        if peer.answers[other].reset is None:
+            peer.open(100, other)
+    assert peer.answers[other].reset == CANCEL
+    assert not peer.streams
+    assert len(peer.bench.log.requests) == 2
+
+
+def test_who_takes_least_of_a_stream_is_told(begin: Begin) -> None:
+    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 1000, "reads": False})
+    stopped, slow = peer.ask(path="/stopped"), peer.ask(path="/slow")
+    peer.run()
+    peer.bench.clock.now += 10
+    peer.open(1000, slow)
+    peer.run()
+    connections, now = peer.bench.server.connections, peer.bench.clock.now
+    first, second = slowest_clients(connections, now, most=10)
+    assert (first.path, first.bytes_per_s, first.waited_s) == ("/stopped", 0, 10)
+    assert (second.path, second.bytes_per_s) == ("/slow", 100)
+    assert first.queued_bytes == LARGE - 1000
+    assert figures_of(peer.bench.server).slow_clients == 1
+    assert stopped in peer.answers
+
+
+def test_a_client_that_takes_nothing_at_all(begin: Begin) -> None:
+    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": LARGE, "reads": False})
+    stream = peer.ask()
+    peer.run()
+    assert len(peer.answers[stream].body) == 65_535
+    peer.bench.pass_time(FastWorker.send_timeout_s + 1)
+    assert peer.has_ended
+    assert peer.bench.log.requests == [("GET /", "200 OK", 65_535)]
+
+
+def test_the_wait_for_the_first_window_is_over_when_it_opens(begin: Begin) -> None:
+    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": LARGE, "reads": False})
+    stream = peer.ask()
+    for _ in range(8):
+        peer.run()
+        peer.bench.pass_time(50)
+        peer.open(LARGE // 8)
+    peer.run()
+    assert peer.answers[stream].ended
+
+
+def test_a_full_socket(begin: Begin) -> None:
+    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 2 * LARGE, "reads": False})
+    peer.open(8 * LARGE)
+    streams = [peer.ask() for _ in range(3)]
+    peer.send_only()
+    peer.bench.run()  # and nobody receives
+    assert peer.near.output.draining
+    assert peer.near.output.bytes_queued <= 2 * outgoing._QUANTUM_BYTES
+    assert peer.streams == 3
+    peer.run()
+    assert all(len(peer.answers[each].body) == LARGE for each in streams)
+
+
+def test_a_full_socket_is_given_up(begin: Begin) -> None:
+    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 2 * LARGE, "reads": False})
+    peer.open(8 * LARGE)
+    peer.ask()
+    peer.send_only()
+    peer.bench.run()
+    peer.bench.pass_time(FastWorker.send_timeout_s + 1)
+    assert peer.has_ended
+    assert len(peer.bench.log.requests) == 1
+
+
+def test_a_client_that_takes_no_answers_is_not_read(begin: Begin) -> None:
+    peer = begin()
+    for _ in range(700):  # below the limit for floods
+        peer.state.ping(b"12345678")
+    peer.near.output.draining = True  # nothing leaves
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outgoing, "_CLOGGED_BYTES", 1000)
+        armed = peer.bench.armed()
+        peer.send_only()
+        peer.bench.run()
+        assert armed[-1] & 1 == 0
+
+
+def test_shrinking_windows(begin: Begin) -> None:
+    """A window may become negative (RFC 9113 section 6.9.2)."""
+    peer = begin(app_of(lambda: [bytes(LARGE)]), client={"window": 10_000, "reads": False})
+    stream = peer.ask()
+    peer.run()
+    peer.state.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 100})
+    peer.run()
+    peer.open(5000, stream)
+    peer.run()
+    assert len(peer.answers[stream].body) == 10_000
+    peer.open(5000, stream)
+    peer.run()
+    assert len(peer.answers[stream].body) == 10_100
+    peer.state.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1000})
+    peer.run()
+    assert len(peer.answers[stream].body) == 11_000
