@@ -1,0 +1,79 @@
+"""StaticFiles, called as a server calls it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from wsgiref.util import FileWrapper
+
+EPOCH = "Thu, 01 Jan 1970 00:00:00 GMT"
+LARGE = bytes(range(256)) * 2048  # 512 KiB: over what is kept in memory
+
+
+@dataclass
+class Answered:
+    """What a server would send."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    # The iterable that the app returned, closed by now.
+    iterable: Any
+    names: list[str] = field(default_factory=list)
+
+
+def environ_of(path: str, method: str = "GET", **headers: str) -> dict[str, Any]:
+    """A request's environ; headers as Accept_Encoding="gzip"."""
+    environ: dict[str, Any] = {
+        "REQUEST_METHOD": method,
+        "PATH_INFO": path.encode("utf-8", "surrogateescape").decode("latin-1"),
+        "QUERY_STRING": "",
+        "wsgi.file_wrapper": FileWrapper,
+    }
+    environ.update({f"HTTP_{name.upper()}": value for name, value in headers.items()})
+    return environ
+
+
+def call(app: Any, path: str, method: str = "GET", **headers: str) -> Answered:
+    return call_with(app, environ_of(path, method, **headers))
+
+
+def call_with(app: Any, environ: dict[str, Any]) -> Answered:
+    started: list[tuple[str, list[tuple[str, str]]]] = []
+    iterable = app(
+        environ, lambda status, headers, exc_info=None: started.append((status, headers))
+    )
+    try:
+        body = b"".join(iterable)
+    finally:
+        if hasattr(iterable, "close"):
+            iterable.close()
+    [(status, fields)] = started
+    names = [name.lower() for name, _ in fields]
+    return Answered(int(status[:3]), {n.lower(): v for n, v in fields}, body, iterable, names)
+
+
+def settle(*paths: Path) -> None:
+    """Wait until files and their directories are old enough to be kept in memory."""
+    newest = max(path.lstat().st_ctime_ns for path in [*paths, *(path.parent for path in paths)])
+    while time.time_ns() - newest < 60_000_000:
+        time.sleep(0.01)
+
+
+def app_behind(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    """The app that StaticFiles stands in front of."""
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [b"the app: " + environ["REQUEST_METHOD"].encode()]
+
+
+def write_sibling(original: Path, suffix: str, content: bytes, *, age_s: float = 0) -> Path:
+    """A sibling as new as its original, or older by some seconds."""
+    sibling = original.with_name(original.name + suffix)
+    sibling.write_bytes(content)
+    mtime = original.stat().st_mtime_ns - int(age_s * 1e9)
+    os.utime(sibling, ns=(mtime, mtime))
+    return sibling

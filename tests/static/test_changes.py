@@ -1,0 +1,253 @@
+"""StaticFiles: files that change, races with them, memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from wsgiref.headers import Headers
+
+import pytest
+
+from tests.static.calls import LARGE, Answered, call, environ_of, settle, write_sibling
+from tests.support.descriptors import open_descriptors
+from wsgifast import StaticFiles
+from wsgifast.files import RequestFacts
+from wsgifast.files import directory as directory_module
+from wsgifast.sockets.sendfile import FileTruncated
+
+pytestmark = pytest.mark.long
+
+
+@pytest.mark.parametrize("name", ["app.js", "large.bin"])
+def test_changes_are_seen_at_once(site: Path, name: str) -> None:
+    app = StaticFiles(directory=site)
+    path = site / name
+    size = path.stat().st_size
+    for number in range(30):
+        if number % 10 == 5:
+            settle(path)  # kept in memory from here on
+            call(app, f"/{name}")
+        # Of the same length, as fast as the disk goes: times and sizes alone would not tell.
+        content = bytes([number]) * size
+        path.write_bytes(content)
+        # A GET is answered in the short way, if it can be; a range never is.
+        for byte_range in [{"Range": "bytes=1-"}, {}] if number % 2 else [{}]:
+            answer = call(app, f"/{name}", **byte_range)
+            expected = content[1:] if byte_range else content
+            assert answer.body == expected, f"write {number} is not seen"
+    path.unlink()
+    assert call(app, f"/{name}").status == 404
+    path.write_bytes(b"back")
+    assert call(app, f"/{name}").body == b"back"
+    (site / "new").write_bytes(b"replaced")
+    os.replace(site / "new", path)
+    assert call(app, f"/{name}").body == b"replaced"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The monotonic time, in seconds, as the one element of a list."""
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
+
+
+def test_recheck_lets_a_look_at_the_disk_hold(site: Path, clock: list[float]) -> None:
+    app = StaticFiles(directory=site, recheck_s=5)
+    settle(site / "app.js")
+    before = call(app, "/app.js").body
+    (site / "app.js").write_text("changed")
+    clock[0] += 4.9
+    assert call(app, "/app.js").body == before
+    clock[0] += 0.2
+    assert call(app, "/app.js").body == b"changed"
+
+
+def test_a_look_at_one_encoding_does_not_hold_for_another(site: Path, clock: list[float]) -> None:
+    write_sibling(site / "app.js", ".gz", b"old gzip")
+    write_sibling(site / "app.js", ".br", b"brotli of app.js")
+    settle(*site.glob("app.js*"))
+    app = StaticFiles(directory=site, recheck_s=5)
+    for encodings in ("gzip", "br", "identity"):
+        call(app, "/app.js", Accept_Encoding=encodings)
+    assert app.cached_bytes
+    write_sibling(site / "app.js", ".gz", b"new gzip")  # in place: the directory does not change
+    for _ in range(3):
+        clock[0] += 2
+        call(app, "/app.js")
+        call(app, "/app.js", Accept_Encoding="br")
+        call(app, "/app.js", Accept_Encoding="identity")
+    assert call(app, "/app.js", Accept_Encoding="gzip").body == b"new gzip"
+
+
+def test_a_swapped_directory_is_not_followed_out(site: Path) -> None:
+    app = StaticFiles(directory=site)
+    settle(site / "docs" / "index.html")
+    assert call(app, "/docs/").body == b"<h1>docs</h1>"
+    outside = site.parent / "outside"
+    outside.mkdir()
+    (outside / "index.html").write_text("secret")
+    (site / "docs").rename(site / "old")
+    (site / "docs").symlink_to("../outside")
+    assert call(app, "/docs/").status == 404
+
+
+def test_a_file_that_is_replaced_before_it_is_opened_again_is_looked_up_anew(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headers and bytes are of one file, whichever it is, even if it always changes in between."""
+    app = StaticFiles(directory=site)
+    real = directory_module.Directory.reopen
+    swaps = []
+
+    def swapping(self: Any, path: str, identity: Any) -> int | None:
+        swaps.append(path)
+        (site / "new").write_bytes(bytes([len(swaps)]) * (300_000 + len(swaps)))
+        os.replace(site / "new", site / "large.bin")
+        return real(self, path, identity)
+
+    monkeypatch.setattr(directory_module.Directory, "reopen", swapping)
+    before = open_descriptors()
+    for headers in ({}, {"Range": "bytes=0-9"}, {"Range": "bytes=0-9,20-29"}):
+        settle(site / "large.bin")
+        call(app, "/large.bin", "HEAD")  # kept from here on
+        answer = call(app, "/large.bin", **headers)
+        assert int(answer.headers["content-length"]) == len(answer.body)
+        assert bytes([len(swaps)]) in answer.body
+    assert len(swaps) == 3
+    assert call(app, "/large.bin", "HEAD").headers["content-length"] == str(300_000 + len(swaps))
+    assert call(app, "/large.bin", Range="bytes=999999-").status == 416
+    assert open_descriptors() <= before
+
+
+def test_a_file_that_shrinks_while_sent_ends_in_an_error(site: Path) -> None:
+    app = StaticFiles(directory=site)
+    for headers in ({}, {"Range": "bytes=400000-"}, {"Range": "bytes=0-9,400000-400009"}):
+        (site / "large.bin").write_bytes(LARGE)
+        iterable = app(environ_of("/large.bin", **headers), lambda *args: None)  # type: ignore[arg-type]
+        os.truncate(site / "large.bin", 100)
+        with pytest.raises(FileTruncated, match="shrank"):
+            b"".join(iterable)
+        with pytest.raises(FileTruncated):
+            iterable.close()  # type: ignore[attr-defined]
+
+
+def test_a_growing_file_is_sent_to_its_declared_length(site: Path) -> None:
+    app = StaticFiles(directory=site)
+    iterable = app(environ_of("/large.bin"), lambda *args: None)  # type: ignore[arg-type]
+    with (site / "large.bin").open("ab") as file:
+        file.write(b"more")
+    assert b"".join(iterable) == LARGE
+    iterable.close()  # type: ignore[attr-defined]
+
+
+def grow(answer: Callable[..., Answered], path: str) -> None:
+    """Ask for every kind of answer, since each leaves something that is remembered."""
+    for method in ("GET", "HEAD"):
+        for headers in (
+            {},
+            {"If_None_Match": "*"},
+            {"If_Match": '"none"'},
+            {"Range": "bytes=1-2"},
+            {"Range": "bytes=999999999-"},
+            {"Accept_Encoding": "gzip"},
+            {"Accept_Encoding": "br", "Range": "bytes=1-2"},
+            {"Accept_Encoding": "br", "If_None_Match": "*"},
+        ):
+            answer(path, method, **headers)
+
+
+@pytest.mark.parametrize("etag", ["stat", "content"])
+def test_memory_stays_within_cache_bytes(tmp_path: Path, etag: str) -> None:
+    """Proved by what Python allocates, not by the cache's own accounts."""
+    root = tmp_path / "many"
+    root.mkdir()
+    files = [root / f"file-{number:04}.txt" for number in range(200)]
+    for number, path in enumerate(files):
+        path.write_bytes(os.urandom(10 + number * 80))
+        if number % 3 == 0:
+            write_sibling(path, ".gz", b"1234567")
+            write_sibling(path, ".br", b"123456")
+    bound = 1 << 19
+
+    def add(headers: Headers, path: str, url: str) -> None:
+        headers["X-Long"] = url * 20
+
+    def raw(app: StaticFiles) -> None:
+        # What the ASGI half remembers beside.
+        for found in app._cache._kept.values():
+            for source in found.sources():
+                for facts in (
+                    RequestFacts(),
+                    RequestFacts("HEAD"),
+                    RequestFacts(if_none_match="*"),
+                    RequestFacts(if_match='"none"'),
+                    RequestFacts(range="bytes=999999999-"),
+                ):
+                    _ = source.representation.plan(facts).raw_headers
+
+    app = StaticFiles(
+        directory=root, cache_bytes=bound, etag=etag, add_headers=add, allow_all_origins=True
+    )
+    settle(*files)
+    grow(lambda *args, **headers: call(app, *args, **headers), "/file-0000.txt")
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for path in files:
+            grow(lambda *args, **headers: call(app, *args, **headers), f"/{path.name}")
+            call(app, f"/none-{path.name}")
+        raw(app)
+        gc.collect()
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert app.cached_bytes <= bound
+    assert app.cached_bytes > bound * 0.8, "the cache is not full: nothing was proved"
+    assert used <= bound
+
+
+def test_threads_share_one_app(site: Path) -> None:
+    app = StaticFiles(directory=site, cache_bytes=60_000)
+    wrong: list[object] = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            for name in ("app.js", "large.bin", "index.html"):
+                answer = call(app, f"/{name}", Accept_Encoding="gzip")
+                if answer.status != 200 or len(answer.body) != int(
+                    answer.headers["content-length"]
+                ):
+                    wrong.append(answer)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(100):
+        (site / "new").write_bytes(b"x" * (1000 + number))
+        os.replace(site / "new", site / "app.js")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_large_tree_costs_nothing_at_the_start(tmp_path: Path) -> None:
+    for folder in range(10):
+        (tmp_path / str(folder)).mkdir()
+        for number in range(200):
+            (tmp_path / str(folder) / str(number)).touch()
+    tracemalloc.start()
+    try:
+        app = StaticFiles(directory=tmp_path)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used < 200_000, "bytes; a table of the tree's 2,000 files would be larger"
+    assert call(app, "/7/100").status == 200

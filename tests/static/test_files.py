@@ -1,0 +1,160 @@
+"""StaticFiles: paths, and the files that they lead to or must not."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from pathlib import Path
+from wsgiref.util import FileWrapper
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.static.calls import LARGE, app_behind, call, call_with, environ_of, settle
+from tests.support.effort import effort
+from wsgifast import StaticFiles
+from wsgifast.bodies.files import FileSlice
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_a_file_is_served_whole(site: Path, cache_bytes: int) -> None:
+    app = StaticFiles(directory=site, cache_bytes=cache_bytes)
+    settle(site / "app.js")
+    for _ in range(3):
+        for name in ("app.js", "large.bin", "nothing.txt"):
+            answer = call(app, f"/{name}")
+            assert (answer.status, answer.body) == (200, (site / name).read_bytes())
+            assert answer.headers["content-length"] == str(len(answer.body))
+            assert answer.headers["accept-ranges"] == "bytes"
+            assert {"etag", "last-modified", "content-type"} <= set(answer.headers)
+            assert len(answer.names) == len(set(answer.names))
+
+
+def test_head_has_the_headers_and_no_body(site: Path) -> None:
+    app = StaticFiles(directory=site)
+    for path in ("/app.js", "/large.bin", "/none", "/"):
+        get, head = call(app, path), call(app, path, "HEAD")
+        assert (head.status, head.headers, head.body) == (get.status, get.headers, b"")
+
+
+def test_a_small_file_is_one_block_and_a_large_one_in_the_servers_wrapper(site: Path) -> None:
+    app = StaticFiles(directory=site)
+    assert len(call(app, "/app.js").iterable) == 1
+    for headers in ({}, {"Range": "bytes=100000-200000"}):
+        wrapped = call(app, "/large.bin", **headers).iterable
+        assert isinstance(wrapped, FileWrapper)
+        assert isinstance(wrapped.filelike, FileSlice)
+
+
+def test_without_a_wrapper_a_file_iterates_and_closes_by_itself(site: Path) -> None:
+    environ = environ_of("/large.bin")
+    del environ["wsgi.file_wrapper"]
+    answer = call_with(StaticFiles(directory=site), environ)
+    assert answer.body == LARGE
+    assert answer.iterable.closed
+
+
+NO_FILES = [
+    "/none",
+    "/app.js/",
+    "/app.js/x",
+    "/../site/app.js",
+    "/docs/../app.js",
+    "/docs/..",
+    "//app.js",
+    "/docs//index.html",
+    "/./app.js",
+    "/app.js\0",
+    "/\0",
+    "/..\\..\\etc\\passwd",
+    "/.env",
+    "/docs/.htaccess",
+    "/empty/",
+    "/empty",
+    "/" + "x" * 300,
+    "/" + "x/" * 5000,
+    "/\udcff",
+    "/%2e%2e/site/app.js",
+    "*",
+    "app.js",
+]
+
+
+def test_what_is_no_file_is_404(site: Path) -> None:
+    app = StaticFiles(directory=site)
+    for path in NO_FILES:
+        answer = call(app, path)
+        assert answer.status == 404, f"{path}: {answer}"
+        assert b"SECRET" not in answer.body, path
+
+
+def test_an_empty_path_is_the_root(site: Path) -> None:
+    assert call(StaticFiles(directory=site), "").body == b"<h1>home</h1>"
+
+
+@given(path=st.text(st.sampled_from("/.adocs\\\0%2eé"), max_size=15))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=effort(100))
+def test_no_path_is_a_server_error(site: Path, path: str) -> None:
+    answer = call(StaticFiles(directory=site, listing=True), "/" + path)
+    assert answer.status in (200, 302, 404)
+    assert b"SECRET" not in answer.body
+
+
+def test_names_that_are_not_ascii(site: Path) -> None:
+    (site / "café.txt").write_text("utf-8")
+    (site / os.fsdecode(b"caf\xe9.txt")).write_text("latin-1")
+    app = StaticFiles(directory=site)
+    assert call(app, "/café.txt").body == b"utf-8"
+    assert call(app, "/caf\udce9.txt").body == b"latin-1"
+
+
+def test_special_files_are_404_and_do_not_block(site: Path) -> None:
+    os.mkfifo(site / "fifo")
+    (site / "null").symlink_to("/dev/null")
+    for app in (
+        StaticFiles(directory=site),
+        StaticFiles(directory=site, follow_symlinks=True),
+    ):
+        assert call(app, "/fifo").status == 404
+        assert call(app, "/null").status == 404
+
+
+def test_links_out_of_the_directory(site: Path) -> None:
+    (site.parent / "secret.txt").write_text("outside")
+    (site / "link.txt").symlink_to("../secret.txt")
+    assert call(StaticFiles(directory=site), "/link.txt").status == 404
+    assert call(StaticFiles(directory=site, follow_symlinks=True), "/link.txt").body == b"outside"
+
+
+def test_a_path_that_a_server_has_left_as_text(site: Path) -> None:
+    (site / "\u20ac.txt").write_text("euro")
+    environ = {**environ_of("/"), "PATH_INFO": "/\u20ac.txt"}  # against PEP 3333: no latin-1
+    assert call_with(StaticFiles(directory=site), environ).body == b"euro"
+
+
+def test_a_precompressed_sibling_out_of_the_directory_is_not_sent(site: Path) -> None:
+    (site.parent / "secret.gz").write_bytes(b"secret")
+    (site / "app.js.gz").symlink_to("../secret.gz")
+    answer = call(StaticFiles(directory=site), "/app.js", Accept_Encoding="gzip")
+    assert "content-encoding" not in answer.headers
+    assert answer.body == (site / "app.js").read_bytes()
+
+
+def test_a_file_that_may_not_be_read_is_403_and_logged(
+    site: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = os.open
+
+    def refusing(path: str, *args: int, **options: int) -> int:
+        if path == "app.js":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path, *args, **options)
+
+    app = StaticFiles(app_behind, directory=site)
+    monkeypatch.setattr(os, "open", refusing)
+    with caplog.at_level(logging.WARNING, "wsgifast.files"):
+        assert call(app, "/app.js").status == 403
+        assert call(app, "/app.js", "HEAD").body == b""
+    assert str(site / "app.js") in caplog.text

@@ -1,0 +1,110 @@
+"""StaticFiles: its options, right and wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import asgifast
+import pytest
+
+from tests.static.calls import app_behind
+from wsgifast import ConfigurationError, StaticFiles
+from wsgifast.files.rules import HeaderRules
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"directory": []}, "at least one"),
+        ({"directory": "/nonexistent-dir"}, "/nonexistent-dir"),
+        ({"directory": __file__}, "test_options.py"),
+        ({"prefix": "static"}, "prefix='static'"),
+        ({"index": "a/b"}, "index='a/b'"),
+        ({"index": ""}, "index=''"),
+        ({"index": ".."}, "index='..'"),
+        ({"max_age": -1}, "max_age=-1"),
+        ({"max_age": "60"}, "max_age='60'"),
+        ({"max_age": 1.5}, "max_age=1.5"),
+        ({"immutable": "("}, "immutable='('"),
+        ({"immutable": 7}, "immutable=7"),
+        ({"mimetypes": {".x": "nonsense"}}, "nonsense"),
+        ({"mimetypes": {".x": "text/x\r\nX: y"}}, "mimetypes"),
+        ({"charset": "utf 8"}, "charset"),
+        ({"add_headers": "x"}, "add_headers='x'"),
+        ({"fallback": "../x"}, "fallback='../x'"),
+        ({"fallback": ""}, "fallback=''"),
+        ({"fallback": "nope.html"}, "fallback='nope.html': there is no such file in"),
+        ({"fallback": "docs"}, "fallback='docs'"),
+        ({"fallback": "x", "app": app_behind}, "fallback"),
+        ({"cache_bytes": -1}, "cache_bytes=-1"),
+        ({"cache_bytes": "1M"}, "cache_bytes='1M'"),
+        ({"etag": "md5"}, "etag='md5'"),
+        ({"recheck_s": -1}, "recheck_s=-1"),
+        ({"recheck_s": float("nan")}, "recheck_s=nan"),
+        ({"app": "module:app"}, "app='module:app'"),
+        ({"directory": ""}, "directory=''"),
+        ({"directory": None}, "directory=None"),
+        ({"directory": b"/srv"}, "directory=b'/srv'"),
+        ({"index": 5}, "index=5"),
+        ({"fallback": True}, "fallback=True"),
+        ({"mimetypes": ["x"]}, "mimetypes=['x']"),
+        ({"mimetypes": {".x": 5}}, "'.x': 5"),
+        ({"charset": 5}, "charset=5"),
+        ({"immutable": b"x"}, "immutable=b'x'"),
+        ({"cache_bytes": True}, "cache_bytes=True"),
+        ({"recheck_s": True}, "recheck_s=True"),
+        ({"listing": "no"}, "listing is True or False, not 'no'"),
+        ({"hidden_files": "false"}, "hidden_files is True or False, not 'false'"),
+        ({"follow_symlinks": 0}, "follow_symlinks is True or False, not 0"),
+        ({"allow_all_origins": "*"}, "allow_all_origins is True or False, not '*'"),
+    ],
+)
+def test_wrong_options_are_named_when_the_object_is_made(
+    site: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        StaticFiles(**{"directory": site, **options})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("static_files", [StaticFiles, asgifast.StaticFiles])
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "way_out"),
+    [
+        (("site",), {}, TypeError, "'directory'"),
+        (("site",), {"directory": "."}, ConfigurationError, "StaticFiles(directory='site')"),
+        ((), {"directory": ".", "listings": True}, TypeError, "'listings'"),
+    ],
+)
+def test_wrong_arguments_are_told_by_the_name_of_the_class(
+    static_files: Any,
+    arguments: tuple[str, ...],
+    options: dict[str, Any],
+    error: type[Exception],
+    way_out: str,
+) -> None:
+    with pytest.raises(error) as caught:
+        static_files(*arguments, **options)
+    assert "StaticFiles" in str(caught.value)
+    assert way_out in str(caught.value)
+
+
+def test_rules_do_not_depend_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host's own mime.types must not change what is sent."""
+    import mimetypes
+
+    monkeypatch.setattr(mimetypes, "types_map", {".js": "x/wrong"})
+    mimetypes.add_type("x/wrong", ".jpg")
+    try:
+        rules = HeaderRules(
+            max_age=None,
+            immutable=None,
+            mimetypes=None,
+            charset=None,
+            add_headers=None,
+            allow_all_origins=False,
+        )
+        assert rules.content_type("/x/a.jpg") == "image/jpeg"
+    finally:
+        mimetypes.init()

@@ -1,0 +1,121 @@
+"""StaticFiles as an app and as middleware; what it closes, whatever goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+from wsgiref.validate import validator
+
+import pytest
+
+from tests.static.calls import app_behind, call, call_with, environ_of, settle, write_sibling
+from tests.support.descriptors import open_descriptors
+from wsgifast import StaticFiles
+
+
+def test_as_an_app_it_answers_everything(site: Path) -> None:
+    app = StaticFiles(directory=site)
+    answer = call(app, "/app.js", "POST")
+    assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
+    assert call(app, "/none").headers["content-type"].startswith("text/plain")
+    assert call(StaticFiles(directory=site, prefix="/static"), "/app.js").status == 404
+
+
+def test_as_middleware_it_passes_on_what_it_has_not(site: Path) -> None:
+    app = StaticFiles(app_behind, directory=site, prefix="/static/")
+    assert call(app, "/static/app.js").body.startswith(b"let")
+    assert call(app, "/static/none").body == b"the app: GET"
+    assert call(app, "/static").body == b"the app: GET"
+    assert call(app, "/app.js").body == b"the app: GET"
+    assert call(app, "/static/app.js", "POST").body == b"the app: POST"
+    assert call(app, "/staticapp.js").body == b"the app: GET"
+
+
+def test_it_keeps_to_wsgi(site: Path) -> None:
+    app: Any = validator(StaticFiles(app_behind, directory=site))
+    for path in ("/app.js", "/large.bin", "/none", "/docs", "/nothing.txt"):
+        for method in ("GET", "HEAD"):
+            environ = {
+                **environ_of(path, method),
+                "SERVER_NAME": "x",
+                "SERVER_PORT": "80",
+                "SCRIPT_NAME": "",
+                "wsgi.version": (1, 0),
+                "wsgi.url_scheme": "http",
+                "wsgi.input": _Input(),
+                "wsgi.errors": _Errors(),
+                "wsgi.multithread": True,
+                "wsgi.multiprocess": False,
+                "wsgi.run_once": False,
+            }
+            call_with(app, environ)
+
+
+class _Input:
+    def read(self, size: int = -1) -> bytes:
+        return b""
+
+    readline = read
+
+    def readlines(self, hint: int = -1) -> list[bytes]:
+        return []
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+class _Errors:
+    def write(self, text: str) -> None: ...
+    def writelines(self, lines: list[str]) -> None: ...
+    def flush(self) -> None: ...
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_no_answer_leaves_a_descriptor_open(site: Path, cache_bytes: int) -> None:
+    write_sibling(site / "app.js", ".gz", b"packed")
+    settle(site / "app.js", site / "app.js.gz", site / "large.bin")
+    app = StaticFiles(directory=site, cache_bytes=cache_bytes, listing=True, etag="content")
+    tag = call(app, "/large.bin").headers["etag"]
+    before = open_descriptors()
+    for path in ("/app.js", "/large.bin", "/", "/empty", "/empty/", "/missing", "/../x"):
+        for method in ("GET", "HEAD"):
+            for headers in (
+                {}, {"Accept_Encoding": "gzip"}, {"Range": "bytes=0-9,20-29"},
+                {"Range": "bytes=99999999-"}, {"If_None_Match": tag}, {"If_Match": '"other"'},
+            ):  # fmt: skip
+                call(app, path, method, **headers)
+                assert open_descriptors() <= before, (path, method, headers)
+
+
+def test_a_refusing_start_response_leaks_no_descriptor(site: Path) -> None:
+    def refusing(*args: object) -> None:
+        raise RuntimeError("headers sent")
+
+    app = StaticFiles(directory=site)
+    before = open_descriptors()
+    with pytest.raises(RuntimeError):
+        app(environ_of("/large.bin"), refusing)  # type: ignore[arg-type]
+    assert open_descriptors() <= before
+
+
+def test_a_failure_at_a_sibling_leaks_no_descriptor(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for suffix in (".zst", ".br", ".gz"):
+        write_sibling(site / "app.js", suffix, b"packed")
+    app = StaticFiles(directory=site)
+    open_file = os.open
+
+    def no_third_sibling(path: str, flags: int, **options: int) -> int:
+        if str(path).endswith(".gz"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return open_file(path, flags, **options)
+
+    before = open_descriptors()
+    monkeypatch.setattr(os, "open", no_third_sibling)
+    with pytest.raises(OSError, match="Too many open files"):
+        call(app, "/app.js")
+    monkeypatch.undo()
+    assert open_descriptors() <= before
