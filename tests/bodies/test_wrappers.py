@@ -497,7 +497,8 @@ def test_others(
     wrapped, body = ask(WSGIFast(app(lambda: make(path))))
     assert body == expected
     assert wrapped.head[0] == raw.head[0]
-    assert {*raw.head[1]} <= {*wrapped.head[1]}
+    # Bottle tells the time, which goes on from one to the other.
+    assert {field for field in raw.head[1] if field[0] != "Date"} <= {*wrapped.head[1]}
     blocks = route == "file" and server_wrapper is None
     assert wrapped.environ["wsgifast.route"] == ("blocks" if blocks else route)
     opened = [file.path for file in psutil.Process().open_files()]
