@@ -53,9 +53,14 @@ def _look_at(server: LiveServer) -> None:
             lambda: states() == {"idle": 1, "body": 1, "sending": 1, "running": 1},
             f"each is in its state: {states()}",
         )
-        scrape = Scrape(port)
-        assert scrape.value("wsgifast_slow_clients") == 1
-        assert 0 < scrape.value("wsgifast_sendfile_bytes_total") < FILE_BYTES
+
+        def is_slow() -> bool:
+            scrape = Scrape(port)
+            sent = scrape.value("wsgifast_sendfile_bytes_total")
+            assert sent < FILE_BYTES
+            return scrape.value("wsgifast_slow_clients") == 1 and sent > 0
+
+        wait_for(is_slow, "the slow one has taken some of its file")
     wait_for(lambda: states() == {"running": 1}, "the others have gone")
     scrape = Scrape(port)
     assert scrape.value("wsgifast_connections_accepted_total") >= 5
