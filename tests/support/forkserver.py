@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -98,7 +99,7 @@ def run(
     *,
     cwd: Path,
     env: Mapping[str, str] = os.environ,
-    timeout: float = 60,
+    timeout: float = 200,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command until it ends, as subprocess.run does with its output captured."""
     if not _can_run(command, env):
@@ -198,7 +199,7 @@ class _Children:
         told.send(b"%d" % pid)
         self._sockets[pid] = told
 
-    def reap(self, *_: object) -> None:
+    def reap(self) -> None:
         while self._sockets:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -218,9 +219,20 @@ class _Children:
 def _serve(control: socket.socket) -> dict[str, Any] | None:
     """Fork for each request, and return it in the child; return None in the parent at the end."""
     children = _Children()
-    signal.signal(signal.SIGCHLD, children.reap)
+    # A signal that comes just before a call that waits does not end it; a byte that is there does.
+    ended, tells = os.pipe()
+    os.set_blocking(ended, False)
+    os.set_blocking(tells, False)
+    signal.set_wakeup_fd(tells, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests end what they have started
     while True:
+        ready, _, _ = select.select([control.fileno(), ended], [], [])
+        if ended in ready:
+            os.read(ended, 4096)
+            children.reap()
+        if control.fileno() not in ready:
+            continue
         message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 3)
         if not message:
             children.end()
@@ -233,9 +245,11 @@ def _serve(control: socket.socket) -> dict[str, Any] | None:
                 os.close(output)
                 os.close(errors)
                 continue
+            signal.set_wakeup_fd(-1)
             children.forget()
             control.close()
-            os.close(told)
+            for each in ended, tells, told:
+                os.close(each)
             os.dup2(output, 1)
             os.dup2(errors, 2)
             os.close(output)
