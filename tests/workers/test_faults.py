@@ -249,13 +249,14 @@ def test_apps_run_at_once_and_downloads_go_on_while_all_threads_are_busy(
     ):
         download = stack.enter_context(Connection(server.address, receive_buffer=65_536))
         download.send_request("/file")
+        assert download.read_head().status == 200  # its app has had its thread
         busy = [stack.enter_context(Connection(server.address)) for _ in range(4)]
         for connection in busy:
             connection.send_request(f"/until{release}")
         for connection in busy:
             assert connection.read_head().status == 200
         # Four threads wait in their apps: no thread is free, and the download still arrives.
-        assert download.read_response().body == block(FILE_BYTES)
+        assert download.read(FILE_BYTES) == block(FILE_BYTES)
         # Heads and their limits go on too, and what is ready waits for a thread.
         late = stack.enter_context(Connection(server.address))
         late.send(b"GET / HT")
