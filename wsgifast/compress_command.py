@@ -7,9 +7,8 @@ import sys
 from typing import Any
 
 from .arguments import add_parser
-from .files.codings import CODING_PACKAGES, available_codings
+from .files.codings import CODING_PACKAGES, SIBLING_SUFFIXES, available_codings
 from .files.compress import CompressReport, compress
-from .files.lookup import SIBLING_SUFFIXES
 from .terminal import progress_line
 
 __all__ = ["add_command"]

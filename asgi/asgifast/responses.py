@@ -77,7 +77,6 @@ class FileResponse(responses.FileResponse):
             mtime_ns=mtime_ns,
             now=time.time(),
             etag=stat_etag(size, mtime_ns),
-            content_type=None,
             headers=[
                 (name.decode("latin-1"), value.decode("latin-1"))
                 for name, value in self.raw_headers

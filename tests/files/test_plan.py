@@ -30,10 +30,12 @@ def a_file(content: bytes = CONTENT, **changes: Any) -> Representation:
         "mtime_ns": MTIME_NS,
         "now": NOW,
         "etag": stat_etag(len(content), MTIME_NS, changes.get("coding")),
-        "content_type": "text/plain",
         "headers": [CORS, CACHE],
     }
-    return describe(**{**facts, **changes})
+    facts.update(changes)
+    if not any(name.lower() == "content-type" for name, _ in facts["headers"]):
+        facts["headers"] = [("Content-Type", "text/plain"), *facts["headers"]]
+    return describe(**facts)
 
 
 def answer(representation: Representation, method: str = "GET", **headers: str) -> Plan:

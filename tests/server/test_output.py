@@ -437,7 +437,7 @@ def test_blocks_of_a_stream_that_leave_together_are_framed_together(
     for block in (b"first", b"second", b"third"):
         queue.write_next(block)
     assert near.receive_all_there_is() == b"head"
-    assert queue.waits_for_company()
+    assert queue.may_hold_blocks()
     assert queue.bytes_left() == len(b"firstsecondthird")
     queue.write(b"end")  # does not overtake them
     assert near.receive_all_there_is() == b"10\r\nfirstsecondthird\r\nend"

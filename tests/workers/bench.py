@@ -24,12 +24,12 @@ from gunicorn.workers import base
 
 from tests.support.http import Connection
 from wsgifast.server import application, connection, endpoint, exchange, output, sending, server
-from wsgifast.server.http2 import incoming, multiplexer, outgoing, patience, stream, uploads
+from wsgifast.server.http2 import incoming, multiplexer, outgoing, stream, uploads, window_wait
 from wsgifast.workers import FastWorker
 
 _WITH_A_CLOCK = (
     application, connection, endpoint, exchange, incoming, multiplexer, outgoing, output,
-    patience, sending, server, stream, uploads,
+    sending, server, stream, uploads, window_wait,
 )  # fmt: skip
 PEER = ("192.0.2.1", 4711)
 # More than a Unix socket's buffers take.
@@ -276,7 +276,7 @@ class Bench:
 
     def say_goodbye(self) -> None:
         """Tell HTTP/2's clients that the worker is to end."""
-        self.server._say_goodbye(self.clock.now)
+        self.server._send_goaways(self.clock.now)
 
     def log_no_access(self) -> None:
         self.worker.application._logs_access = False

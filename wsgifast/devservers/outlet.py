@@ -9,8 +9,8 @@ from typing import cast
 
 from ..bodies.segments import read_segment
 from ..errors import BodyTooShort, ClientGone
-from ..sockets.gathering import send_some
 from ..sockets.options import SocketLike, limit_send_buffer
+from ..sockets.send_buffers import send_some
 from ..sockets.sendfile import MSG_MORE, FileSegment, FileTruncated, send_file_segment
 
 __all__ = ["Outlet"]

@@ -95,7 +95,7 @@ class ASGISession:
         """
         recording = Recording(returned="messages")
         client = RecordingClient(reads=reads)
-        exchange = _Exchange(app, endpoint, recording, client, pathsend=pathsend, look=look)
+        exchange = _RecordedRequest(app, endpoint, recording, client, pathsend=pathsend, look=look)
         cpu = time.process_time() - client.cpu_s
         try:
             if not reads:
@@ -118,7 +118,7 @@ class ASGISession:
             raise TimeLimit(f"no end after {limit_s} s") from None
 
 
-class _Exchange(asyncio.Protocol):
+class _RecordedRequest(asyncio.Protocol):
     """One request and its response."""
 
     def __init__(

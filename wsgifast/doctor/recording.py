@@ -13,9 +13,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
+from wsgiref import util
 
 from ..bodies.second_start import check_second_start
 from ..errors import BodyError
@@ -32,17 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["record_wsgi"]
 
 
-class FileWrapper:
+class FileWrapper(util.FileWrapper):
     """This server's `wsgi.file_wrapper` (PEP 3333, "Optional Platform-Specific File Handling")."""
-
-    def __init__(self, filelike: Any, blksize: int = 8192) -> None:
-        self.filelike = filelike
-        self.blksize = blksize
-        if hasattr(filelike, "close"):
-            self.close = filelike.close
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(lambda: self.filelike.read(self.blksize), b"")
 
 
 def record_wsgi(
@@ -62,7 +54,7 @@ def record_wsgi(
     """
     recording = Recording()
     client = RecordingClient(reads=reads)
-    exchange = _Exchange(app, endpoint, recording, client.server_side, look=look)
+    exchange = _RecordedRequest(app, endpoint, recording, client.server_side, look=look)
     thread = threading.Thread(target=exchange.run, name="wsgifast-doctor-app", daemon=True)
     thread.start()
     try:
@@ -80,7 +72,7 @@ def record_wsgi(
     return recording
 
 
-class _Exchange:
+class _RecordedRequest:
     """One request and its response; runs in a thread of its own."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The content codings of siblings, and their compressors."""
+"""The content codings of siblings: a new one is a line in each of the three tables here."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import zlib
 from collections.abc import Callable, Sequence
 
 from ..errors import ConfigurationError
-from .lookup import SIBLING_SUFFIXES
 
-__all__ = ["CODING_PACKAGES", "ENCODERS", "available_codings", "checked_codings"]
+__all__ = [
+    "CODING_PACKAGES", "ENCODERS", "SIBLING_SUFFIXES", "available_codings", "checked_codings",
+]  # fmt: skip
+
+# Between two siblings of one size the first named is sent.
+SIBLING_SUFFIXES = {"zstd": ".zst", "br": ".br", "gzip": ".gz"}
 
 # A decoder of the zstd content coding need not take a larger window than 8 MB (RFC 9659).
 _ZSTD_LEVEL = 19

@@ -20,9 +20,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from ..errors import ConfigurationError
-from .codings import ENCODERS, checked_codings
+from .codings import ENCODERS, SIBLING_SUFFIXES, checked_codings
 from .directory import names_of
-from .lookup import SIBLING_SUFFIXES
 from .manifest import read_manifest, write_manifest
 from .tree import MAX_FILE_BYTES, File, facts_of, folder_of, is_regular, read_file, write_file
 

@@ -11,22 +11,20 @@ import os
 import posixpath
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from .codings import SIBLING_SUFFIXES
 from .conditions import content_etag, stat_etag
 from .directory import Directory, Opened, identity_of, names_of
 from .found import Found, Source
 from .plan import Header, describe
 from .rules import HeaderRules
 
-__all__ = ["SIBLING_SUFFIXES", "FoundDirectory", "FoundFile", "Lookup", "Refused"]
+__all__ = ["FoundDirectory", "FoundFile", "Lookup", "Refused"]
 
 log = logging.getLogger("wsgifast.files")
-
-# Encoded siblings by content coding; between two of one size the first named is sent.
-SIBLING_SUFFIXES: Mapping[str, str] = {"zstd": ".zst", "br": ".br", "gzip": ".gz"}
 
 # A file that was changed less than this ago may change again without a sign: the kernel's file
 # times move in steps of 1 to 10 ms (one tick). It is served, but not kept until it is older.
@@ -204,7 +202,6 @@ class Lookup:
             mtime_ns=mtime_ns,
             now=time.time(),
             etag=etag,
-            content_type=None,  # among the headers
             coding=coding,
             negotiated=negotiated,
             headers=headers,

@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 
 from ..errors import ConfigurationError
+from .codings import SIBLING_SUFFIXES
 from .directory import names_of
-from .lookup import SIBLING_SUFFIXES
 from .tree import folder_of, read_file, write_file
 
 __all__ = ["MANIFEST", "read_manifest", "write_manifest"]

@@ -269,7 +269,6 @@ def describe(
     mtime_ns: int,
     now: float,
     etag: str | None,
-    content_type: str | None,
     coding: str | None = None,
     negotiated: bool = False,
     headers: Iterable[Header] = (),
@@ -283,10 +282,10 @@ def describe(
         section 8.8.2.1): a file from there is said to be of now. Date conditions look at its own
         time all the same, so that none holds for it.
     :param etag: see `stat_etag` and `content_etag`; None sends none.
-    :param content_type: None sends none.
     :param coding: the content coding of an encoded sibling, in lower case.
     :param negotiated: the file has encoded siblings, or is one.
-    :param headers: more headers. One of a name that is also made here stands instead of it.
+    :param headers: more headers, Content-Type among them. One of a name that is also made here
+        stands instead of it.
     :param body: the bytes, if they are at hand.
     """
     given = tuple(headers)
@@ -294,8 +293,6 @@ def describe(
     seconds = mtime_ns // 10**9
     modified = None if seconds < FIRST_KNOWN_SECOND else seconds
     own: list[Header] = [("Content-Length", str(size)), ("Accept-Ranges", "bytes")]
-    if content_type is not None and "content-type" not in names:
-        own.append(("Content-Type", content_type))
     if coding is not None:
         own.append(("Content-Encoding", coding))
     if modified is not None and "last-modified" not in names:

@@ -103,11 +103,9 @@ class Connection(Endpoint):
             return self.streams.is_sending()
         return self.state is SENDING
 
-    def is_to_say_goodbye(self) -> bool:
+    def owes_goaway(self) -> bool:
         """Whether its client can be told that the server ends, and has not been."""
-        return (
-            self.streams is not None and self.state is STREAMS and self.streams.is_to_say_goodbye()
-        )
+        return self.streams is not None and self.state is STREAMS and self.streams.owes_goaway()
 
     # Events
 
@@ -296,7 +294,7 @@ class Connection(Endpoint):
 
     def app_is_done(self) -> None:
         """The app has done what it will: finish now, or leave it to whoever sends the last byte."""
-        if self.output.waits_for_company():
+        if self.output.may_hold_blocks():
             self.output.flush()
         # Under the lock: whoever sends at a tick may have taken what waited, and not queued it yet.
         self._finish_when_sent(ANSWERED)

@@ -24,15 +24,15 @@ class Drain(Generic[C]):
     :param connections: those of the worker, as they come and go.
     :param counts: whether a connection that is open has to be waited for.
     :param now: the monotonic clock, in seconds, here and below.
-    :param patience_s: seconds after which the worker ends in any case.
+    :param limit_s: seconds after which the worker ends in any case.
     """
 
     def __init__(
-        self, connections: set[C], *, counts: Callable[[C], bool], now: float, patience_s: float
+        self, connections: set[C], *, counts: Callable[[C], bool], now: float, limit_s: float
     ) -> None:
         self._connections = connections
         self._counts = counts
-        self._end = now + patience_s
+        self._end = now + limit_s
         self._since = now
         self._old = set(connections)
 

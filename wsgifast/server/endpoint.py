@@ -29,7 +29,7 @@ from .states import (
     STREAMS,
     TRANSITIONS,
 )
-from .transport import discard, say_goodbye
+from .transport import discard, end_sending
 
 __all__ = ["LINGER_S", "Core", "Endpoint", "Streams"]
 
@@ -93,7 +93,7 @@ class Streams(Protocol):
     def is_sending(self) -> bool:
         """Whether something is on its way, and no app has to run for it."""
 
-    def is_to_say_goodbye(self) -> bool:
+    def owes_goaway(self) -> bool:
         """Whether the client does not know yet that the server ends."""
 
     def carriers(self) -> Sequence[Carrier]:
@@ -215,7 +215,7 @@ class Endpoint:
             self.close()
             return
         try:
-            say_goodbye(self.sock)
+            end_sending(self.sock)
         except (OSError, ValueError):
             self.close()
             return

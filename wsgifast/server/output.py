@@ -6,7 +6,7 @@ A writer (the thread in the app, or whoever answers an error) hands over bytes a
 They are sent at once as far as the kernel takes them; the rest goes on by itself (send_queue.py),
 and the writer does not wait for it.
 
-*Coalescing*: a generator's chunk that comes right behind another waits for company, at most until
+*Coalescing*: a generator's chunk that comes right behind another waits for the next, at most until
 the monitor's next tick, in which another thread sends it while the app works on (PEP 3333,
 "Buffering and Streaming"). The chunks of a stream are gathered without the lock, since each is a
 moment's work, and framed together: whoever takes the lock next puts them behind what waits. A
@@ -28,7 +28,6 @@ from collections.abc import Callable, Sequence
 
 from ..errors import ClientGone
 from ..sockets.sendfile import FileSegment
-from .gathered import Gathered
 from .output_rules import OutputRules
 from .send_queue import OutputOwner, SendQueue, Sends
 from .transport import WOULD_BLOCK
@@ -60,7 +59,7 @@ class OutputQueue(SendQueue):
         super().__init__(sender, owner, rules, lock)
         self.may_run_ahead = False
         self.frame: Callable[[bytes], bytes] | None = None
-        self._gathered = Gathered()
+        self._gathered = _Gathered()
         self._last_block = 0.0  # when the app handed its last block over
         self._send_now = sender.send
 
@@ -82,7 +81,7 @@ class OutputQueue(SendQueue):
             if self.backlog is not None:
                 self.backlog.close()
 
-    def waits_for_company(self) -> bool:
+    def may_hold_blocks(self) -> bool:
         """Whether something of the writer's may be left that no event and no disk thread sends."""
         return self.backlog is not None or bool(self._gathered.blocks)
 
@@ -263,3 +262,27 @@ class OutputQueue(SendQueue):
     def _fail(self, error: BaseException) -> None:
         self._dropped += len(self._gathered.take())
         super()._fail(error)
+
+
+class _Gathered:
+    """Blocks of a stream that wait for each other, in their order.
+
+    Who makes them appends, and is alone in that; whoever takes has the queue's lock. The two need
+    no lock between them: a list is copied in one step, and what comes after that stays.
+
+    :ivar blocks: not empty; none of them framed.
+    :ivar size: bytes of them. It may be wrong for a moment, as it is for a bound and for the log.
+    """
+
+    __slots__ = ("blocks", "size")
+
+    def __init__(self) -> None:
+        self.blocks: list[bytes] = []
+        self.size = 0
+
+    def take(self) -> bytes:
+        """All blocks as one; b"" if there are none."""
+        taken = self.blocks[:]
+        del self.blocks[: len(taken)]
+        self.size = 0
+        return b"".join(taken)

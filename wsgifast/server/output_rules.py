@@ -10,6 +10,7 @@ from .counters import Counters
 from .disk import DiskThreads
 from .disk_budget import DiskBudget
 from .large_buffers import LargeBuffers
+from .least_rate import time_left_s
 from .options import Options
 from .output_memory import OutputMemory
 
@@ -17,7 +18,7 @@ __all__ = ["Coalescing", "OutputRules"]
 
 
 class Flushes(Protocol):
-    """A queue whose last blocks wait for company."""
+    """A queue whose last blocks are coalesced."""
 
     def flush(self, *, wait: bool = True) -> bool:
         """Send them; False if another thread is sending, and it is not to be waited for."""
@@ -106,13 +107,6 @@ class OutputRules:
             make_way=make_way,
         )
 
-    def patience_s(self, waited_s: float, taken: int) -> float:
-        """For how many more seconds a client is waited for.
-
-        :param waited_s: how long it has been already.
-        :param taken: bytes that it has taken meanwhile.
-        """
-        if not self.least_bytes_per_s:
-            return self.timeout_s
-        left_s = self.timeout_s + taken / self.least_bytes_per_s - waited_s
-        return min(self.timeout_s, left_s)
+    def time_left_s(self, waited_s: float, taken: int) -> float:
+        """For how many more seconds a client is waited for that has taken so many bytes."""
+        return time_left_s(self.timeout_s, self.least_bytes_per_s, taken, waited_s)

@@ -16,6 +16,7 @@ from ..http.chunked import ChunkDecoder
 from ..http.scan import HeadScanner
 from .disk_budget import DiskBudget
 from .exchange import Exchange
+from .least_rate import BODY_BYTES_PER_S, time_left_s
 from .options import Options
 from .parser import NeedMoreData, Parser
 from .request_body import (
@@ -23,7 +24,6 @@ from .request_body import (
     Collector,
     KnownLength,
     Spool,
-    patience_s,
 )
 
 __all__ = ["ASKED", "COMPLETE", "HTTP2", "MORE", "Receiver"]
@@ -108,7 +108,9 @@ class Receiver:
         if self._body is None or self.exchange is None:
             return None
         waited_s = now - self.exchange.started
-        return now + patience_s(self._options.body_timeout_s, self._body.received, waited_s)
+        return now + time_left_s(
+            self._options.body_timeout_s, BODY_BYTES_PER_S, self._body.received, waited_s
+        )
 
     def decoder(self) -> ChunkDecoder:
         """For a chunked body."""

@@ -14,11 +14,7 @@ from ..errors import BodyTooLarge, RequestError
 from ..http.chunked import ChunkDecoder
 from .disk_budget import DiskBudget
 
-__all__ = ["ChunkedBody", "Collector", "KnownLength", "Spool", "patience_s"]
-
-# Apache's rule against bodies that drip (mod_reqtimeout, MinRate): each so many bytes give the
-# client one more second.
-_LEAST_BYTES_PER_S = 500.0
+__all__ = ["ChunkedBody", "Collector", "KnownLength", "Spool"]
 
 # One receive, at most; of chunks at first, and at least.
 _RECEIVE_BYTES = 256 * 1024
@@ -26,17 +22,6 @@ _FIRST_CHUNKS_BYTES = 4 * 1024
 _LEAST_CHUNKS_BYTES = 1024
 # Decoded in one turn: far less than a millisecond, whatever their size.
 _CHUNKS_A_TURN = 500
-
-
-def patience_s(timeout_s: float, received: int, waited_s: float) -> float:
-    """For how many more seconds a client is waited for that is sending a body.
-
-    :param timeout_s: the longest wait for a byte; and for all of them together, beside one second
-        for each 500 of them.
-    :param received: bytes so far.
-    :param waited_s: for how long they have been waited for.
-    """
-    return min(timeout_s, timeout_s + received / _LEAST_BYTES_PER_S - waited_s)
 
 
 class Collector(Protocol):

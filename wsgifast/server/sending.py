@@ -21,7 +21,6 @@ import time
 from functools import partial
 from typing import cast
 
-from ..sockets.gathering import send_some
 from ..sockets.options import (
     FIRST_SEND_BUFFER_BYTES,
     NEAR_SEND_BUFFER_BYTES,
@@ -30,6 +29,7 @@ from ..sockets.options import (
     limit_send_buffer,
 )
 from ..sockets.page_cache import cached_bytes, view_cached
+from ..sockets.send_buffers import send_some
 from ..sockets.sendfile import (
     MSG_MORE,
     FileSegment,
@@ -182,7 +182,7 @@ class Sender:
         if self._waiting_since is None:
             self._waiting_since = now
             self._taken = 0
-        self._deadline = now + self._rules.patience_s(now - self._waiting_since, self._taken)
+        self._deadline = now + self._rules.time_left_s(now - self._waiting_since, self._taken)
         return self._deadline
 
     def pace(self, now: float) -> tuple[float, int] | None:

@@ -39,7 +39,7 @@ _ROUND_S = 1.0
 # The same while the server looks for the moment to end, or ends.
 _LAST_ROUND_S = 0.05
 # A server that is to be replaced looks for that moment for so many graceful timeouts.
-_DRAIN_PATIENCE = 10
+_DRAIN_LIMIT = 10
 
 
 class Server:
@@ -155,7 +155,7 @@ class Server:
             if self._ends_soon:
                 now = time.monotonic()
                 self.registry.cap_deadlines(now + LINGER_S, Connection.is_idle)
-                self._say_goodbye(now)
+                self._send_goaways(now)
                 drain = drain or self._drain(now)
                 if drain.is_over(now):
                     break
@@ -175,7 +175,7 @@ class Server:
         self.registry.cap_deadlines(now + LINGER_S, Connection.is_idle)
         while self._is_unfinished() and not self.pool.failed:
             now = time.monotonic()
-            self._say_goodbye(now)
+            self._send_goaways(now)
             if now >= deadline:
                 self.log.info("%d connections cut off", len(self.connections))
                 break
@@ -200,16 +200,16 @@ class Server:
         self.pool.monitor.interrupt()
         return True
 
-    def _say_goodbye(self, now: float) -> None:
+    def _send_goaways(self, now: float) -> None:
         """Have clients of HTTP/2 told, by the next sweep, that the server ends."""
-        self.registry.cap_deadlines(now, Connection.is_to_say_goodbye)
+        self.registry.cap_deadlines(now, Connection.owes_goaway)
 
     def _drain(self, now: float) -> Drain[Connection]:
         return Drain(
             self.connections,
             counts=lambda connection: connection.state != LINGERING,
             now=now,
-            patience_s=_DRAIN_PATIENCE * self.options.graceful_timeout_s,
+            limit_s=_DRAIN_LIMIT * self.options.graceful_timeout_s,
         )
 
     def _is_unfinished(self) -> bool:

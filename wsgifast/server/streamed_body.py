@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BodyTooLarge, ClientGone, RequestError
 from ..http.chunked import ChunkDecoder
-from .request_body import patience_s
+from .least_rate import BODY_BYTES_PER_S, time_left_s
 from .transport import WOULD_BLOCK
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class StreamedBody(io.RawIOBase):
 
     def _receive(self, wanted: int) -> bytes:
         began = time.monotonic()
-        timeout_s = patience_s(self._timeout_s, self._received, self._waited_s)
+        timeout_s = time_left_s(self._timeout_s, BODY_BYTES_PER_S, self._received, self._waited_s)
         data = receive_blocking(self._sock, self._lock, self._wanted(wanted), timeout_s)
         self._waited_s += time.monotonic() - began
         self._received += len(data)

@@ -7,7 +7,7 @@ import ssl
 
 from .poller import READ, WRITE
 
-__all__ = ["WOULD_BLOCK", "discard", "has_come", "say_goodbye", "shake_hands"]
+__all__ = ["WOULD_BLOCK", "discard", "end_sending", "has_come", "shake_hands"]
 
 WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -26,7 +26,7 @@ def shake_hands(sock: ssl.SSLSocket) -> int:
     return 0
 
 
-def say_goodbye(sock: socket.socket) -> None:
+def end_sending(sock: socket.socket) -> None:
     """Say that nothing more will be sent.
 
     :raises OSError, ValueError: if the client has gone.

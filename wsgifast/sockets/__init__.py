@@ -9,7 +9,6 @@ from .coalescing import (
     SharedCoalescingWriter,
     WriterClosed,
 )
-from .gathering import send_all, send_some
 from .options import SocketNotFound, limit_send_buffer, owned_socket, set_nodelay
 from .receive import (
     ClosedEarly,
@@ -21,6 +20,7 @@ from .receive import (
     recv_exactly,
     recv_exactly_into,
 )
+from .send_buffers import send_all, send_some
 from .sendfile import FileSegment, FileTruncated, file_segment, send_file_segment
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from .stream import RUNNING, Stream
 __all__ = ["Multiplexer"]
 
 # How long new streams are accepted after the first GOAWAY: they were under way by then.
-_GOODBYE_S = 1.0
+_SECOND_GOAWAY_S = 1.0
 
 _SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
 
@@ -47,7 +47,7 @@ _SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: 
 class Multiplexer(Incoming):
     """Speaks HTTP/2 on a connection that has agreed on it; see :class:`~..endpoint.Streams`."""
 
-    __slots__ = ("_deadline_of_idle", "_goodbye_at", "_is_in_turn")
+    __slots__ = ("_deadline_of_idle", "_is_in_turn", "_second_goaway_at")
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Multiplexer(Incoming):
         super().__init__(core, connection, parser, http2, bodies_on_disk)
         self._is_in_turn = False  # somebody owns the connection, and sees what becomes of it
         self._deadline_of_idle = time.monotonic() + core.options.head_timeout_s
-        self._goodbye_at: float | None = None  # the second GOAWAY
+        self._second_goaway_at: float | None = None  # the second GOAWAY
 
     # What the connection calls; its owner.
 
@@ -101,7 +101,7 @@ class Multiplexer(Incoming):
         self._is_in_turn = True
         now = time.monotonic()
         timeouts = self.core.counters.timeouts
-        if self.until_sent < now or self.starved_until < now:
+        if self.until_sent < now or self.blocked_until < now:
             timeouts["send"] += 1
             self.lose(TimeoutError("the client took no byte in time"))
         for stream in [each for each in list(self.streams.values()) if each.deadline < now]:
@@ -113,9 +113,9 @@ class Multiplexer(Incoming):
             deadlines = [stream.deadline for stream in self.streams.values()]
             self.connection.deadline = min(deadlines, default=self._deadline_of_idle)
             self.note_deadline(self.until_sent)
-            self.note_deadline(self.starved_until)
-            if self._goodbye_at is not None and self.state is OPEN:
-                self.note_deadline(self._goodbye_at)
+            self.note_deadline(self.blocked_until)
+            if self._second_goaway_at is not None and self.state is OPEN:
+                self.note_deadline(self._second_goaway_at)
         self._run_soon(self._end_turn())
 
     def retry(self) -> None:
@@ -141,15 +141,15 @@ class Multiplexer(Incoming):
         """The streams that are open; any thread may ask."""
         return list(self.streams.values())
 
-    def is_to_say_goodbye(self) -> bool:
+    def owes_goaway(self) -> bool:
         """Whether the client does not know yet that the server ends."""
-        return self._goodbye_at is None and self.state is OPEN
+        return self._second_goaway_at is None and self.state is OPEN
 
     def _end_turn(self) -> Carrier | None:
         """Send, wait for what comes next, and return what is to run; the owner's last step."""
         self.pump()
         if self.state is OPEN and self.core.is_ending():
-            self.say_goodbye()
+            self.send_goaway()
         connection = self.connection
         with self.lock:
             self._is_in_turn = False
@@ -214,15 +214,15 @@ class Multiplexer(Incoming):
             self.connection.deadline = self._deadline_of_idle
             return False
 
-    def say_goodbye(self) -> None:
-        """Tell the client, in two steps, that it should make its next requests elsewhere."""
+    def send_goaway(self) -> None:
+        """Tell the client, in two steps, to make its next requests elsewhere (RFC 9113 6.8)."""
         now = time.monotonic()
         with self.lock:
-            if self._goodbye_at is None:
-                self._goodbye_at = now + _GOODBYE_S
-                self.note_deadline(self._goodbye_at)
+            if self._second_goaway_at is None:
+                self._second_goaway_at = now + _SECOND_GOAWAY_S
+                self.note_deadline(self._second_goaway_at)
                 self.announce_end(ALL_STREAMS)
-            elif self._goodbye_at <= now:
+            elif self._second_goaway_at <= now:
                 self._leave()
 
     def _leave(self) -> None:

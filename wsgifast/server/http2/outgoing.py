@@ -27,8 +27,8 @@ from ..poller import READ, WRITE
 from ..sending import LONG_TURN_BYTES, Sender
 from .floods import Floods
 from .frames import Frames, goaway
-from .patience import Patience
 from .stream import Stream
+from .window_wait import WindowWait
 
 __all__ = ["LEAVING", "LOST", "OPEN", "Outgoing"]
 
@@ -58,10 +58,11 @@ class Outgoing:
         "_framed",
         "_is_pump_pushed",
         "_is_pumping",
-        "_patience",
         "_pumped",
         "_sending",
         "_wants_write",
+        "_window_wait",
+        "blocked_until",
         "connection",
         "core",
         "floods",
@@ -69,7 +70,6 @@ class Outgoing:
         "lock",
         "output",
         "rules",
-        "starved_until",
         "state",
         "streams",
         "until_sent",
@@ -93,8 +93,8 @@ class Outgoing:
         self._is_pumping = self._is_pump_pushed = False
         self._wants_write = False  # the output queue waits for the socket
         self.until_sent = math.inf  # for how long it does
-        self._patience: Patience | None = None  # for the window of the connection
-        self.starved_until = math.inf
+        self._window_wait: WindowWait | None = None  # for the window of the connection
+        self.blocked_until = math.inf
 
     def acknowledge(self, size: int, number: int) -> None:
         """So many bytes of a stream have been taken in: its windows open again, in h2's time."""
@@ -138,8 +138,8 @@ class Outgoing:
 
         :raises ClientGone: if the client has gone.
         """
-        if self._patience is not None:
-            self._patience.taken += self._framed
+        if self._window_wait is not None:
+            self._window_wait.taken += self._framed
         self._framed = 0
         data = self.frames.data_to_send()
         if data:
@@ -161,9 +161,9 @@ class Outgoing:
         if stream.is_held_back:
             self.note_deadline(stream.deadline)
             if self.frames.window <= 0:
-                self._patience = self._patience or Patience(self.rules)
-                self.starved_until = self._patience.begin()
-                self.note_deadline(self.starved_until)
+                self._window_wait = self._window_wait or WindowWait(self.rules)
+                self.blocked_until = self._window_wait.begin()
+                self.note_deadline(self.blocked_until)
             return
         self._sending[stream] = None
         if not self._is_pumping and not self.is_congested:
@@ -176,9 +176,9 @@ class Outgoing:
             self._sending[stream] = None
 
     def take_up_all(self) -> None:
-        if self.frames.window > 0 and self._patience is not None:
-            self._patience.end()
-            self.starved_until = math.inf
+        if self.frames.window > 0 and self._window_wait is not None:
+            self._window_wait.end()
+            self.blocked_until = math.inf
         for stream in self.streams.values():
             self.take_up(stream)
 

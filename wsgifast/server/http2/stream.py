@@ -196,7 +196,7 @@ class Stream:
 
     def app_is_done(self) -> None:
         output = self.output
-        if output.waits_for_company():
+        if output.may_hold_blocks():
             output.flush()
         with self._hub.lock:
             self.state = SENDING

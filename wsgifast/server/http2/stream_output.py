@@ -20,7 +20,7 @@ from ...sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated
 from ..backlog import Backlog
 from ..output import OutputOwner, OutputQueue
 from ..sending import Turn
-from .patience import Patience
+from .window_wait import WindowWait
 
 if TYPE_CHECKING:
     from .hub import Hub
@@ -47,8 +47,8 @@ class StreamSender:
     __slots__ = (
         "_hub",
         "_number",
-        "_patience",
         "_sent",
+        "_window_wait",
         "ends_after",
         "has_ended",
         "has_head",
@@ -59,7 +59,7 @@ class StreamSender:
     def __init__(self, hub: Hub, number: int) -> None:
         self._hub = hub
         self._number = number
-        self._patience: Patience | None = None  # most streams need none
+        self._window_wait: WindowWait | None = None  # most streams need none
         self.head: Fields | None = None
         self.has_head = False  # it has been sent
         self.trailers: Fields = []
@@ -80,8 +80,8 @@ class StreamSender:
 
     def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
         hub = self._hub
-        if self._patience is not None:
-            self._patience.end()
+        if self._window_wait is not None:
+            self._window_wait.end()
         left = hub.quantum
         try:
             self._send_head()
@@ -116,7 +116,7 @@ class StreamSender:
         self._hub.transmit()
 
     def pace(self, now: float) -> tuple[float, int] | None:
-        return None if self._patience is None else self._patience.pace(now)
+        return None if self._window_wait is None else self._window_wait.pace(now)
 
     def is_held_back(self) -> bool:
         """Whether it waits for its own window, or that of the connection."""
@@ -125,9 +125,9 @@ class StreamSender:
     def wait_until(self, *, again: bool) -> float:
         if self._hub.frames.stream_window(self._number) > 0:
             return math.inf  # its connection is waited for
-        if self._patience is None:
-            self._patience = Patience(self._hub.rules)
-        return self._patience.begin()
+        if self._window_wait is None:
+            self._window_wait = WindowWait(self._hub.rules)
+        return self._window_wait.begin()
 
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
         # No more than can be sent: what is read waits in memory.
@@ -178,8 +178,8 @@ class StreamSender:
         if ends and self.trailers:
             self._frame_head(self.trailers, ends=True)
         self.has_ended = self.has_ended or ends
-        if self._patience is not None:
-            self._patience.taken += size
+        if self._window_wait is not None:
+            self._window_wait.taken += size
 
 
 class StreamOutput(OutputQueue):

@@ -9,7 +9,8 @@ from collections import deque
 from typing import TYPE_CHECKING, BinaryIO
 
 from ...errors import RequestError
-from ..request_body import Spool, patience_s
+from ..least_rate import BODY_BYTES_PER_S, time_left_s
+from ..request_body import Spool
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -23,7 +24,7 @@ class BufferedUpload:
     """A body that is here whole before its app runs; the connection's owner has it.
 
     :param began: when its request has come; monotonic.
-    :param timeout_s: see :func:`~..request_body.patience_s`.
+    :param timeout_s: see :func:`~..least_rate.time_left_s`.
     """
 
     __slots__ = ("_began", "_received", "_spool", "_timeout_s")
@@ -47,7 +48,9 @@ class BufferedUpload:
     def deadline(self) -> float:
         """When the client is to have sent more; monotonic."""
         now = time.monotonic()
-        return now + patience_s(self._timeout_s, self._received, now - self._began)
+        return now + time_left_s(
+            self._timeout_s, BODY_BYTES_PER_S, self._received, now - self._began
+        )
 
     def open(self) -> BinaryIO:
         """The whole body as a file for `wsgi.input`."""
@@ -65,7 +68,7 @@ class StreamedUpload(io.RawIOBase):
     window: that is opened again by as much as the app has read.
 
     :param number: of the stream.
-    :param timeout_s: see :func:`~..request_body.patience_s`.
+    :param timeout_s: see :func:`~..least_rate.time_left_s`.
     :ivar failure: what has kept the body from being read to its end.
     """
 
@@ -138,7 +141,7 @@ class StreamedUpload(io.RawIOBase):
             raise self.failure
         began = time.monotonic()
         came = self._came.wait(
-            max(0.0, patience_s(self._timeout_s, self._received, self._waited_s))
+            max(0.0, time_left_s(self._timeout_s, BODY_BYTES_PER_S, self._received, self._waited_s))
         )
         self._waited_s += time.monotonic() - began
         if not came:

@@ -9,8 +9,8 @@ import time
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigurationError
-from ..gathering import send_all, send_some
 from ..options import is_plain_socket, set_nodelay
+from ..send_buffers import send_all, send_some
 from .common import MAX_BYTES, WINDOW_US, ClosingWriter, SendFailed, WriterClosed, again, check
 from .flusher import flusher
 

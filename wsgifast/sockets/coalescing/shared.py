@@ -11,8 +11,8 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from ..gathering import send_all
 from ..options import set_nodelay
+from ..send_buffers import send_all
 from ..wake_event import WakeEvent
 from .common import MAX_BYTES, WINDOW_US, ClosingWriter, SendFailed, WriterClosed, again, check
 

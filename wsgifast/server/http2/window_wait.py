@@ -6,13 +6,13 @@ import time
 
 from ..output_rules import OutputRules
 
-__all__ = ["Patience"]
+__all__ = ["WindowWait"]
 
 
-class Patience:
+class WindowWait:
     """Adds up the times in which a client has left no window.
 
-    The rule is that for sockets (:meth:`OutputRules.patience_s`); but only these times count: for
+    The rule is that for sockets (:meth:`OutputRules.time_left_s`); but only these times count: for
     the rest the stream waits for others of its connection.
 
     :ivar taken: bytes sent since the first of these times.
@@ -34,7 +34,7 @@ class Patience:
             if not self._waited_s:
                 self.taken = 0
         waited_s = self._waited_s + now - self._since
-        return now + self._rules.patience_s(waited_s, self.taken)
+        return now + self._rules.time_left_s(waited_s, self.taken)
 
     def pace(self, now: float) -> tuple[float, int] | None:
         """See :meth:`~..output.Sends.pace`."""

@@ -45,14 +45,13 @@ def send_some(
     return () if len(buffers) == 1 and sent == len(buffers[0]) else _left(buffers, sent)
 
 
-def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview], flags: int = 0) -> None:
+def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
     """Send buffers in order on a blocking socket, or one with a timeout (for each call).
 
-    :param flags: see :func:`send_some`.
     :raises OSError: as socket.send(); how much was sent is not known then.
     """
     while buffers:
-        buffers = send_some(sock, buffers, flags)
+        buffers = send_some(sock, buffers)
 
 
 def _left(buffers: Sequence[bytes | memoryview], sent: int) -> Sequence[bytes | memoryview]:
