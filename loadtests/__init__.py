@@ -1,6 +1,7 @@
-"""The load tests: `python -m loadtests` runs those whose figures the documentation gives.
+"""The load tests: `python -m loadtests KEY` runs rows, each contender x scenario x client.
 
-They stand on :mod:`wsgifast.benchmark`, which `wsgifast bench` runs on anybody's app. Each module
-of tables (`worker`, `asgi`, ...) says which contenders stand beside each other; `app` and
-`asgi_app` are what they serve, `peers` the servers that are not ours.
+They stand on :mod:`wsgifast.benchmark`, which `wsgifast bench` runs on anybody's app. `wsgi`,
+`asgi`, `slow`, `metrics`, `calls` and `field_reports` are the tables whose figures the
+documentation gives (`publish` takes them there), `leaks` and `replaced` those that find faults;
+`*_app` is what is served, `servers` the servers that are not ours, `clients` and `memory` who asks.
 """

@@ -5,18 +5,13 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["BARS", "THEMES", "chart"]
 
 
-@dataclass(frozen=True)
-class Bar:
-    """One ratio of the load tests.
-
-    :ivar key: its row's.
-    :ivar contender: of which the ratio is.
-    """
+class Bar(NamedTuple):
+    """The ratio of a contender of a row."""
 
     key: str
     contender: str
@@ -24,36 +19,24 @@ class Bar:
     beside: str
 
 
+_WSGIFAST, _RAW = "WSGIFast on gthread", "WSGIFast / raw"
 BARS = (
-    Bar("demo.file", "WSGIFast on gthread", "an open file, 10 MB", "WSGIFast / raw"),
-    Bar("demo.list-of-100", "WSGIFast on gthread", "a list of 100-byte chunks", "WSGIFast / raw"),
-    Bar("flask.open", "WSGIFast", "Flask: Response(open(...)), 10 MB", "WSGIFast / raw"),
-    Bar("demo.rows", "WSGIFast on gthread", "a generator of lines", "coalesce=True / raw"),
-    Bar(
-        "asgi.file-large",
-        "our protocol",
-        "FastAPI: FileResponse, 10 MB",
-        "our protocol / uvicorn's",
-    ),
+    Bar("demo.file", _WSGIFAST, "an open file, 10 MB", _RAW),
+    Bar("demo.list-of-100", _WSGIFAST, "a list of 100-byte chunks", _RAW),
+    Bar("flask.open", "WSGIFast", "Flask: Response(open(...)), 10 MB", _RAW),
+    Bar("demo.rows", _WSGIFAST, "a generator of lines", "coalesce=True / raw"),
+    Bar("asgi.file-large", "our protocol", "FastAPI: FileResponse, 10 MB",
+        "our protocol / uvicorn's"),
     Bar("django.asgi.file", "ours", "Django under ASGI: FileResponse, 10 MB", "ours / Django's"),
     Bar("worker.rates.small-32", "gthread", "1 KB of a bare app", "FastWorker / gthread"),
-    Bar(
-        "worker.rates.static",
-        "WhiteNoise on gthread",
-        "a static file, 1 KB",
-        "StaticFiles on FastWorker / WhiteNoise on gthread",
-    ),
-    Bar("demo.small", "WSGIFast on gthread", "what is well shaped already", "WSGIFast / raw"),
-)
+    Bar("worker.rates.static", "WhiteNoise on gthread", "a static file, 1 KB",
+        "StaticFiles on FastWorker / WhiteNoise on gthread"),
+    Bar("demo.small", _WSGIFAST, "what is well shaped already", _RAW),
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Theme:
-    """Colours.
-
-    :ivar soft: of less important text.
-    :ivar line: of the scale.
-    """
+class Theme(NamedTuple):
+    """Colours: of text, of less important text, of the scale, of bars."""
 
     ink: str
     soft: str
@@ -62,8 +45,8 @@ class Theme:
 
 
 THEMES = {
-    "light": Theme(ink="#1d2126", soft="#5d6670", line="#d0d4d9", bar="#0b7a5c"),
-    "dark": Theme(ink="#e9ebed", soft="#a0a9b2", line="#3a4149", bar="#3fc59b"),
+    "light": Theme("#1d2126", "#5d6670", "#d0d4d9", "#0b7a5c"),
+    "dark": Theme("#e9ebed", "#a0a9b2", "#3a4149", "#3fc59b"),
 }
 # Pixels of the picture, which on a phone is a little smaller, and can be read there too.
 _WIDTH, _ROW, _TOP, _BOTTOM = 480, 44, 34, 22

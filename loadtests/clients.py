@@ -20,13 +20,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from wsgifast.benchmark.load import Client, Load, Task
-from wsgifast.benchmark.processes import Address, temporary_folder
+from wsgifast.benchmark.processes import Address, temporary_folder, tls_context
 
 __all__ = ["BadAnswer", "Connection", "NoAnswer", "percentile", "percentiles", "raw", "wrk"]
 
 # One receive: larger than what a socket buffer holds, so one call takes all that is there.
 RECEIVE_BYTES = 1 << 20
-# An answer without a byte for so long has failed.
 GIVE_UP_S = 30.0
 _HEAD_END = b"\r\n\r\n"
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
@@ -47,6 +46,7 @@ class Connection:
     :param expected: bytes that each body must have; None: whatever comes.
     :param receive_bytes: asked for by one receive.
     :param look: gets each piece of a body that has a Content-Length, and where it begins.
+    :param give_up_s: an answer without a byte for so long has failed.
     """
 
     def __init__(
@@ -58,6 +58,8 @@ class Connection:
         expected: int | None = None,
         receive_bytes: int = RECEIVE_BYTES,
         look: Callable[[memoryview, int], None] | None = None,
+        tls: bool = False,
+        give_up_s: float = GIVE_UP_S,
     ) -> None:
         host, port = address
         head = [f"GET {path} HTTP/1.1", f"Host: {host}:{port}", *headers, "", ""]
@@ -66,6 +68,8 @@ class Connection:
         self._expected = expected
         self._buffer = memoryview(bytearray(receive_bytes))
         self._look = look
+        self._tls = tls_context() if tls else None
+        self._give_up_s = give_up_s
         self._sock: socket.socket | None = None
 
     @property
@@ -85,8 +89,10 @@ class Connection:
         stays_open = False
         try:
             if self._sock is None:
-                self._sock = socket.create_connection(self._address, GIVE_UP_S)
+                self._sock = socket.create_connection(self._address, self._give_up_s)
                 self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._tls is not None:
+                    self._sock = self._tls.wrap_socket(self._sock)
             size, stays_open = self._exchange(self._sock)
         finally:
             if not stays_open:
@@ -189,6 +195,7 @@ def raw(
                 task.headers,
                 expected=task.body_bytes,
                 receive_bytes=receive_bytes,
+                tls=task.tls,
             )
             with contextlib.closing(connection):
                 for _ in range(requests):

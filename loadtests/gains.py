@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .published import Figures
 
 __all__ = ["all_figures", "gains", "rows_needed"]
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """One figure of a contender.
 
-    :ivar contender: for the ratio of a row that has an `ours`, the one that ours is compared with.
-    :ivar what: "ratio", "cost ratio" (in percent), "p50" (ms), "none" (it answered nothing; has no
-        text), or the name of one of its facts.
+    `contender`: for the ratio of a row that has an `ours`, the one that ours is compared with.
+    `what`: "ratio", "cost ratio" (in percent), "p50" (ms), "none" (it answered nothing; has no
+    text), or the name of one of its facts.
     """
 
     row: str
@@ -34,15 +33,15 @@ class Figure:
             return None
         if self.what == "none":
             return "" if next(iter(found.values())) is None else None
-        if self.what == "p50":
-            value = found["ms"]["50"]
-        elif self.what == "ratio":
-            value = found["ratio"] and found["ratio"]["median"]
-        elif self.what == "cost ratio":
-            value = found["cost ratio"] and found["cost ratio"]["median"] * 100
+        if self.what in ("ratio", "cost ratio"):
+            value = found[self.what] and found[self.what]["median"]
         else:
-            value = found["facts"].get(self.what)
-        return None if value is None else _short(value)
+            value = found["ms"]["50"] if self.what == "p50" else found["facts"].get(self.what)
+        if value is None:
+            return None
+        value *= 100 if self.what == "cost ratio" else 1
+        # Two digits, or all those before the point.
+        return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 # What is added, and what it gains. A figure is {row|contender}, for its ratio, or
@@ -126,8 +125,3 @@ def _filled(text: str, figures: Figures) -> str:
     found = [figure.text(figures) for figure in _figures(text)]
     shown = [each for each in found if each is not None]
     return _FIGURE.sub(lambda _: shown.pop(0), text) if shown == found else ""
-
-
-def _short(figure: float) -> str:
-    """Two digits, or all those before the point."""
-    return f"{figure:,.0f}" if figure >= 10 else f"{figure:.2g}"

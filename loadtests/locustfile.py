@@ -41,58 +41,52 @@ def _shape(name: str, size: int) -> Callable[[DownloadUser], None]:
     return tag(name)(task(_visit(f"/{name}/{size}", size)))
 
 
-class Bodies(DownloadUser):
-    """Payload shapes, right and wrong, at the field report's 688,128 bytes and at 10 MiB."""
-
+class _User(DownloadUser):
+    abstract = True
     host = HOST
     wait_time = constant(0)
+
+
+class Bodies(_User):
+    """Payload shapes, right and wrong, at the field report's 688,128 bytes and at 10 MiB."""
+
     tasks = [  # noqa: RUF012 - locust reads it from the class
         *(_shape(name, REPORT_BYTES) for name in (*BODIES, *CRUMBS)),
         *(_shape(name, FILE_BYTES) for name in BODIES),
     ]
 
 
-class Files(DownloadUser):
+class Files(_User):
     """A 10 MiB file returned in the ways that apps return files."""
 
-    host = HOST
-    wait_time = constant(0)
     tasks = [  # noqa: RUF012
         _shape(name, FILE_BYTES) for name in ("file", "file-wrapper", "server-wrapper", "bytesio")
     ]
 
 
-class Streams(DownloadUser):
+class Streams(_User):
     """Large blocks, small lines, and slow events that nobody may hold back.
 
     The rows called "first byte" show when a stream's first bytes arrived: for the events that must
     be at once, although the whole takes a second.
     """
 
-    host = HOST
-    wait_time = constant(0)
     tasks = {  # type: ignore[assignment]  # noqa: RUF012
         _visit(f"/{name}", SHAPES[name].size, first_byte=True): weight
         for name, weight in (("stream", 3), ("rows", 3), ("ticks", 1))
     }
 
 
-class Small(DownloadUser):
+class Small(_User):
     """Small answers on connections that stay open: with a length, and from a small generator."""
 
-    host = HOST
-    wait_time = constant(0)
-    tasks = {  # type: ignore[assignment]  # noqa: RUF012
-        _visit("/small", 512): 4,
-        _visit("/rows/4096", 4096): 1,
-    }
+    tasks = {_visit("/small", 512): 4, _visit("/rows/4096", 4096): 1}  # type: ignore[assignment]  # noqa: RUF012
 
 
-class Asgi(DownloadUser):
+class Asgi(_User):
     """A Starlette app: a file, a stream of crumbs, and a small answer."""
 
     host = "http://127.0.0.1:8003"
-    wait_time = constant(0)
     tasks = {  # type: ignore[assignment]  # noqa: RUF012
         _visit(f"/file/{FILE_BYTES}.bin", FILE_BYTES): 1,
         _visit("/stream/1048576", 1048576): 1,

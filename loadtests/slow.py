@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import resource
-import socket
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from tests.support.slow_clients import KINDS, others, receive_answer, slow_clients
+from tests.support.slow_clients import KINDS, others, slow_clients
 from tests.support.slow_disk import has_slow_disk, slow_disk
 from wsgifast.benchmark.load import Client, Load, Task, resident_bytes
-from wsgifast.benchmark.processes import tls_context
 from wsgifast.benchmark.serving import gunicorn
 from wsgifast.benchmark.slow_clients import SlowClients
 from wsgifast.benchmark.tables import Row, Unit
@@ -27,6 +26,7 @@ from wsgifast.benchmark.tables import Row, Unit
 from .app import SLOW_FILE_VARIABLE
 from .asgi import APP as ASGI_APP
 from .bench import FAST, Side, row, table
+from .clients import raw
 from .payloads import FILE_BYTES, LIST_BYTES
 from .servers import nginx, uvicorn
 
@@ -39,7 +39,7 @@ OTHERS = Unit(
     "server CPU", lambda m: m.server_cpu_s / m.load.seconds,
 )  # fmt: skip
 # Makes what is made once, such as threads and their stacks: it is no slow client's memory.
-WARMING_CLIENTS = 200
+_WARM = raw(connections=200, requests=1, receive_bytes=65_536)
 # The slow disk that servers find as {folder}/disk/file: 0.5 s for each 128 KiB.
 DISK_BYTES, DISK_BYTES_PER_S = 100 << 20, 256 * 1024
 DISK_FOLDER = "disk"
@@ -68,7 +68,8 @@ def _beside(
         path = asks or task.path
         seconds = task.seconds * SECONDS_FACTOR
         others(port, path=path, seconds=0.3, tls=task.tls)
-        _warm(port, warms or path, tls=task.tls)
+        _WARM(replace(task, path=warms or path, body_bytes=None, seconds=30.0))
+        time.sleep(0.1)
         with contextlib.ExitStack() as stack:
             if disk:
                 folder = task.folder / DISK_FOLDER
@@ -117,20 +118,6 @@ def _facts(crowds: Sequence[tuple[int, SlowClients]], more_bytes: int) -> dict[s
         "dropped": dropped,
         "crowd CPU": cpu_share,
     }
-
-
-def _warm(port: int, path: str, *, tls: bool) -> None:
-    """Let many ask at once, and read their answers."""
-    context = tls_context() if tls else None
-    with contextlib.ExitStack() as stack:
-        clients = []
-        for _ in range(WARMING_CLIENTS):
-            sock = socket.create_connection(("127.0.0.1", port), 30.0)
-            clients.append(stack.enter_context(context.wrap_socket(sock) if context else sock))
-            clients[-1].sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
-        for sock in clients:
-            receive_answer(sock)
-    time.sleep(0.1)
 
 
 def _allowed(clients: int | None) -> int | None:

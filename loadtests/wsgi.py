@@ -232,24 +232,22 @@ GTHREAD, OURS, OUR_FILES = "gthread", "FastWorker", "StaticFiles on FastWorker"
 IDLE = Unit("bytes a connection", lambda m: m.load.facts["bytes a connection"])
 
 
-def _pair(*more: str, **options: Any) -> dict[str, Side]:
-    return {
-        GTHREAD: gunicorn(APP, *more, **options),
-        OURS: gunicorn(APP, *more, worker_class=FAST, **options),
-    }
+_KINDS = {GTHREAD: "gthread", OURS: FAST}
 
 
-def _turned(pair: dict[str, Side], suffix: str = "") -> dict[str, Side]:
-    """Ours first."""
-    return {f"{name}{suffix}": pair[name] for name in (OURS, GTHREAD)}
+def _pair(*more: str, first: str = GTHREAD, **options: Any) -> dict[str, Side]:
+    names = sorted(_KINDS, key=lambda name: name != first)
+    return {n: gunicorn(APP, *more, worker_class=_KINDS[n], **options) for n in names}
 
 
 # What a second worker is worth, on a machine with two cores.
-_ONE, _TWO = _turned(_pair()), _turned(_pair(workers=2), ", 2 workers")
-_BOTH = {name: pair[name] for one, two in zip(_ONE, _TWO, strict=True)
-         for name, pair in ((one, _ONE), (two, _TWO))}  # fmt: skip
+_BOTH: dict[str, Side] = {
+    f"{name}{suffix}": gunicorn(APP, worker_class=_KINDS[name], workers=workers)
+    for name in (OURS, GTHREAD)
+    for suffix, workers in (("", 1), (", 2 workers", 2))
+}
 _LARGE_FILE: dict[str, Side] = {
-    **_turned(_pair()),
+    **_pair(first=OURS),
     "nginx, sendfile on": (nginx(), LARGE),
     "nginx, sendfile off": (nginx(sendfile=False), LARGE),
     "bare epoll + sendfile loop": (_loop(FILE_BYTES), LARGE),
@@ -281,7 +279,7 @@ WORKER = table("worker", "FastWorker beside gthread, granian and nginx", [
     row("worker.two.small-32", "two workers: 1 KiB, 32, of which wrk has its share", _BOTH, SMALL,
         client=wrk(32)),
     row("worker.memory.idle", "an idle connection, kept alive",
-        _turned(_pair("--worker-connections=5000")), SMALL, IDLE, idle_connections, fresh=True),
+        _pair("--worker-connections=5000", first=OURS), SMALL, IDLE, idle_connections, fresh=True),
     *rows("worker.tls", "TLS ", _pair(tls=True), [
         ("small-4", "1 KiB, 4 connections", SMALL, REQUESTS, wrk(4)),
         ("small-32", "1 KiB, 32 connections", SMALL, REQUESTS, wrk(32)),

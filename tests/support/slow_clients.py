@@ -5,21 +5,20 @@ What an ordinary client notices beside a crowd is what the load tests and the at
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hpack import Encoder
 from hyperframe.frame import HeadersFrame, SettingsFrame, WindowUpdateFrame
 
-from loadtests.clients import percentile
+from loadtests.clients import BadAnswer, Connection, percentile
 from wsgifast.benchmark import slow_clients as crowds
-from wsgifast.benchmark.processes import HOST, tls_context
+from wsgifast.benchmark.processes import HOST
 
-__all__ = ["HOST", "KINDS", "Kind", "Others", "opening", "others", "receive_answer", "slow_clients"]
+__all__ = ["HOST", "KINDS", "Kind", "Others", "opening", "others", "slow_clients"]
 
 # A client that asks beside a crowd gives an answer up after this time, and counts it as failed.
 GIVE_UP_S = 5.0
@@ -190,51 +189,19 @@ def others(
 
     :param pause_s: between an answer and the next request.
     """
-    request = f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
     times: list[float] = []
     failures = 0
-    sock: socket.socket | None = None
-    context = tls_context() if tls else None
+    connection = Connection((HOST, port), path, receive_bytes=65_536, tls=tls, give_up_s=GIVE_UP_S)
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if sock is not None and len(times) % 10 == 0:
-            sock.close()
-            sock = None
-        begun = time.perf_counter()
-        try:
-            if sock is None:
-                sock = socket.create_connection((HOST, port), GIVE_UP_S)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if context is not None:
-                    sock = context.wrap_socket(sock)
-            sock.sendall(request)
-            receive_answer(sock)
-        except OSError:
-            failures += 1
-            if sock is not None:
-                sock.close()
-                sock = None
-        times.append((time.perf_counter() - begun) * 1e3)
-        time.sleep(pause_s)
-    if sock is not None:
-        sock.close()
+    with closing(connection):
+        while time.monotonic() < end:
+            if len(times) % 10 == 0:
+                connection.close()
+            begun = time.perf_counter()
+            try:
+                connection.ask()
+            except (BadAnswer, OSError):
+                failures += 1
+            times.append((time.perf_counter() - begun) * 1e3)
+            time.sleep(pause_s)
     return Others(sorted(times), failures)
-
-
-def receive_answer(sock: socket.socket) -> None:
-    """:raises OSError: if it is no 200 with as many bytes as it says."""
-    answer = b""
-    while b"\r\n\r\n" not in answer:
-        if not (data := sock.recv(65_536)):
-            raise ConnectionError("the server closed before its answer")
-        answer += data
-    head, _, body = answer.partition(b"\r\n\r\n")
-    lines = head.lower().split(b"\r\n")
-    lengths = [int(line[15:]) for line in lines if line.startswith(b"content-length:")]
-    if b" 200 " not in lines[0] or len(lengths) != 1:
-        raise ConnectionError(f"an answer that was not expected: {lines[0]!r}")
-    left = lengths[0] - len(body)
-    while left > 0:
-        if not (data := sock.recv(65_536)):
-            raise ConnectionError("the server closed in the middle of its answer")
-        left -= len(data)
