@@ -13,7 +13,7 @@ from wsgifast.benchmark.tables import BYTES, REQUESTS, Contender, Row, Server, T
 from .clients import raw, wrk
 from .payloads import files
 
-__all__ = ["FAST", "Case", "Side", "row", "rows", "stated", "table"]
+__all__ = ["FAST", "Case", "Side", "row", "rows", "table", "with_its_cpu"]
 
 FAST = FAST_WORKER
 # A contender: a server, and what it is asked for or by which client, if that is not the row's; or
@@ -73,7 +73,7 @@ def table(name: str, title: str, members: Sequence[Row], **more: Any) -> Table:
     return Table(name, title, members, **{"prepare": files, **more})
 
 
-def stated(client: Client) -> Client:
+def with_its_cpu(client: Client) -> Client:
     """The client, which tells its own CPU time too."""
 
     def run(task: Any) -> Load:

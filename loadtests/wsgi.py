@@ -23,7 +23,7 @@ from wsgifast.benchmark.serving import gunicorn, served, sides
 from wsgifast.benchmark.tables import BYTES, REQUESTS, Row, Server, Unit
 
 from .app import SHAPES
-from .bench import FAST, Case, Side, row, rows, stated, table
+from .bench import FAST, Case, Side, row, rows, table, with_its_cpu
 from .clients import raw, wrk
 from .django_app import MIDDLEWARE
 from .memory import idle_connections
@@ -258,7 +258,7 @@ def _file(key: str, kib: str, client: Client) -> Row:
     """By clients that read 8 KiB at a time (wrk, and one in Python), 64 KiB and 256 KiB."""
     return row(
         f"worker.files.{key}", f"10 MiB, by {kib}", _LARGE_FILE, "/server-wrapper", BYTES,
-        stated(client), ours=OURS, seconds=0.6,
+        with_its_cpu(client), ours=OURS, seconds=0.6,
     )  # fmt: skip
 
 
