@@ -10,7 +10,6 @@ request costs by itself is `python -m loadtests calls.metrics`.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import time
 import urllib.request
@@ -20,16 +19,16 @@ from dataclasses import replace
 
 from wsgifast.benchmark.load import Client, Load, Task, family
 from wsgifast.benchmark.processes import HOST, free_port
-from wsgifast.benchmark.serving import FAST_WORKER, gunicorn
-from wsgifast.benchmark.tables import Contender, Row, Server, Unit
+from wsgifast.benchmark.serving import gunicorn
+from wsgifast.benchmark.tables import REQUESTS, Contender, Row, Server, Unit
 
-from .bench import table
-from .clients import percentile, wrk
+from .bench import FAST, row, table
+from .clients import Connection, percentiles, wrk
 
 __all__ = ["TABLE"]
 
-APP = "loadtests.app:app"
-FLASK = "loadtests.flask_app:app"
+APP, FLASK = "loadtests.app:app", "loadtests.flask_app:app"
+SMALL, PAGE = "/small/1024", "/page"
 WORKERS = 8
 _PAUSE_S = 0.05  # between two scrapes
 _COST_ROUNDS = 40
@@ -39,14 +38,10 @@ _IDLE_RUN_S = 3.0
 _WARM_UP_REQUESTS = 1000
 
 
-def _metered(server: Server) -> tuple[Server, int]:
-    port = free_port()
-    return replace(server, env=(*server.env, ("WSGIFAST_METRICS", f"{HOST}:{port}"))), port
-
-
-def _pair(app: str, path: str) -> tuple[Contender, Contender]:
-    plain = gunicorn(app, worker_class=FAST_WORKER)
-    return Contender("without", plain, path), Contender("with metrics", _metered(plain)[0], path)
+def _servers(app: str, workers: int = 1) -> tuple[Server, Server, int]:
+    """Without metrics, with them, and the port where these are told."""
+    plain, port = gunicorn(app, worker_class=FAST, workers=workers), free_port()
+    return plain, replace(plain, env=(("WSGIFAST_METRICS", f"{HOST}:{port}"),)), port
 
 
 def _scrape(port: int, workers: int = WORKERS) -> float:
@@ -63,7 +58,7 @@ def _scrapes(port: int, *, loaded: bool) -> Client:
     """Scrapes one after the other, while wrk has the server busy."""
 
     def run(task: Task) -> Load:
-        _wait_for_workers(port)
+        _wait_for_workers(port, WORKERS)
         took = []
         with ThreadPoolExecutor(1) as pool:
             load = pool.submit(wrk(32), task) if loaded else None
@@ -73,12 +68,12 @@ def _scrapes(port: int, *, loaded: bool) -> Client:
                 time.sleep(_PAUSE_S)
             if load is not None:
                 load.result()
-        return Load(len(took), 0, 0, now, {p: percentile(sorted(took), p) for p in (50, 95, 99)})
+        return Load(len(took), 0, 0, now, percentiles(took))
 
     return run
 
 
-def _wait_for_workers(port: int, workers: int = WORKERS) -> None:
+def _wait_for_workers(port: int, workers: int) -> None:
     deadline = time.monotonic() + 20
     while True:
         try:
@@ -92,55 +87,39 @@ def _wait_for_workers(port: int, workers: int = WORKERS) -> None:
 
 
 def _scrape_row() -> Row:
-    workers = gunicorn(APP, worker_class=FAST_WORKER, workers=WORKERS)
-    server, port = _metered(workers)
-    path = "/small/1024"
-    idle, busy = (_scrapes(port, loaded=loaded) for loaded in (False, True))
-    return Row(
-        "metrics.scrape",
-        f"a scrape of {WORKERS} workers",
-        (
-            Contender("nobody else asks", server, path, idle),
-            Contender("under load, 32 connections", server, path, busy),
-        ),
-        idle,
-        Unit("ms (p50)", lambda m: m.load.latency_ms[50]),
-        seconds=3.0,
-    )
+    _, server, port = _servers(APP, WORKERS)
+    sides = {
+        "nobody else asks": (server, _scrapes(port, loaded=False)),
+        "under load, 32 connections": (server, _scrapes(port, loaded=True)),
+    }
+    unit = Unit("ms (p50)", lambda m: m.load.latency_ms[50])
+    title = f"a scrape of {WORKERS} workers"
+    return row("metrics.scrape", title, sides, SMALL, unit, http=True, seconds=3.0)
 
 
-def _cost_row(key: str, title: str, app: str, path: str) -> Row:
-    plain = gunicorn(app, worker_class=FAST_WORKER)
-    metered, port = _metered(plain)
-    return Row(
-        f"metrics.pinned.{key}",
-        f"{title}, on a core: CPU of a request",
-        (
-            Contender("off", plain, path, fresh=True, ready=_ready()),
-            Contender("on", metered, path, fresh=True, ready=_ready(port)),
-            Contender("off again", plain, path, fresh=True, ready=_ready()),
-        ),
-        _on_the_other_core(wrk(32)),
-        Unit("CPU us/req", lambda m: m.cpu_us_per_request, difference=True),
-        rounds=_COST_ROUNDS,
+def _pinned_row(key: str, title: str, app: str, path: str) -> Row:
+    plain, metered, port = _servers(app)
+    contenders = (
+        Contender("off", plain, path, fresh=True, ready=_ready()),
+        Contender("on", metered, path, fresh=True, ready=_ready(port)),
+        Contender("off again", plain, path, fresh=True, ready=_ready()),
     )
+    unit = Unit("CPU us/req", lambda m: m.cpu_us_per_request, difference=True)
+    title = f"{title}, on a core: CPU of a request"
+    client = _on_the_other_core(wrk(32))
+    return Row(f"metrics.pinned.{key}", title, contenders, client, unit, rounds=_COST_ROUNDS)
 
 
 def _idle_row() -> Row:
-    plain = gunicorn(APP, worker_class=FAST_WORKER)
-    metered, port = _metered(plain)
-    path = "/small/1024"
+    plain, metered, port = _servers(APP)
+    contenders = (
+        Contender("off", plain, SMALL, ready=_ready()),
+        Contender("on", metered, SMALL, ready=_ready(port)),
+    )
+    unit = Unit("CPU ms/s", lambda m: m.server_cpu_s * 1e3 / m.load.seconds, difference=True)
+    title = "once a second, whatever comes: CPU of a second"
     return Row(
-        "metrics.idle",
-        "once a second, whatever comes: CPU of a second",
-        (
-            Contender("off", plain, path, ready=_ready()),
-            Contender("on", metered, path, ready=_ready(port)),
-        ),
-        _nobody,
-        Unit("CPU ms/s", lambda m: m.server_cpu_s * 1e3 / m.load.seconds, difference=True),
-        seconds=_IDLE_RUN_S,
-        rounds=_IDLE_ROUNDS,
+        "metrics.idle", title, contenders, _nobody, unit, seconds=_IDLE_RUN_S, rounds=_IDLE_ROUNDS
     )
 
 
@@ -148,11 +127,10 @@ def _ready(port: int | None = None) -> Callable[[Task], None]:
     """Wait until a server is warm, and all of it is there; give it a core of its own."""
 
     def make(task: Task) -> None:
-        connection = http.client.HTTPConnection(*task.address, timeout=10)
+        connection = Connection(task.address, task.path)
         with contextlib.closing(connection):
             for _ in range(_WARM_UP_REQUESTS):
-                connection.request("GET", task.path)
-                connection.getresponse().read()
+                connection.ask()
         if port is not None:
             _wait_for_workers(port, 1)
         core = {min(os.sched_getaffinity(0))}
@@ -181,12 +159,19 @@ def _nobody(task: Task) -> Load:
     return Load(1, 0, 0, task.seconds)
 
 
-ROWS = [
-    _cost_row("small", "1 KiB, 32 connections", APP, "/small/1024"),
-    _cost_row("flask", "a page of Flask's, 32", FLASK, "/page"),
+def _requests_row(key: str, title: str, app: str, path: str) -> Row:
+    plain, metered, _ = _servers(app)
+    sides = {"without": plain, "with metrics": metered}
+    return row(f"metrics.requests.{key}", title, sides, path, REQUESTS, wrk(32))
+
+
+_SCENARIOS = (
+    ("small", "1 KiB, 32 connections", APP, SMALL),
+    ("flask", "a page of Flask's, 32", FLASK, PAGE),
+)
+TABLE = table("metrics", "What metrics cost", [
+    *(_pinned_row(*scenario) for scenario in _SCENARIOS),
     _idle_row(),
-    Row("metrics.requests.small", "1 KiB, 32 connections", _pair(APP, "/small/1024"), wrk(32)),
-    Row("metrics.requests.flask", "a page of Flask's, 32", _pair(FLASK, "/page"), wrk(32)),
+    *(_requests_row(*scenario) for scenario in _SCENARIOS),
     _scrape_row(),
-]
-TABLE = table("metrics", "What metrics cost", ROWS)
+])  # fmt: skip
