@@ -282,7 +282,7 @@ def test_the_server_says_goodbye(begin: Begin) -> None:
     peer.run()
     server = peer.bench.server
     server.end_soon("max_requests")
-    peer.bench.say_goodbye()
+    peer.bench.send_goaways()
     peer.bench.pass_time(0.1)
     peer.run()
     assert peer.goaways == [(ALL_STREAMS, NO_ERROR)]
@@ -311,7 +311,7 @@ def test_max_requests(begin: Begin) -> None:
     assert peer.get().status == 200
     assert not peer.goaways
     assert peer.get().status == 200
-    peer.bench.say_goodbye()
+    peer.bench.send_goaways()
     peer.bench.pass_time(0.1)
     peer.bench.pass_time(1.1)
     peer.take(peer.socket.receive_all_there_is())

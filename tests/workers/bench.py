@@ -274,7 +274,7 @@ class Bench:
     def sweep(self) -> None:
         self.server._sweep()
 
-    def say_goodbye(self) -> None:
+    def send_goaways(self) -> None:
         """Tell HTTP/2's clients that the worker is to end."""
         self.server._send_goaways(self.clock.now)
 
