@@ -65,8 +65,11 @@ def test_metrics() -> None:
     assert [each.sum for each in size.data.data_points] == [1000, 1]
     (repaired,) = metrics["wsgifast.responses_repaired"].data.data_points
     assert (repaired.value, dict(repaired.attributes)) == (1, {"http.route": "/items/<id>"})
-    (length_error,) = metrics["wsgifast.content_length_errors"].data.data_points
-    assert dict(length_error.attributes) == {"wsgifast.kind": "corrected"}
+    length_errors = metrics["wsgifast.content_length_errors"].data.data_points
+    assert [(each.value, dict(each.attributes)) for each in length_errors] == [
+        (0, {"wsgifast.kind": "short"}), (0, {"wsgifast.kind": "long"}),
+        (1, {"wsgifast.kind": "corrected"}),
+    ]  # fmt: skip
     (clients,) = metrics["wsgifast.clients_left"].data.data_points
     assert clients.value == 1
     provider.shutdown()
@@ -106,6 +109,7 @@ def test_what_the_process_tells(monkeypatch: pytest.MonkeyPatch) -> None:
         metrics = exported(reader)
         assert len(asked) == collections
         told = {name: (type(m.data).__name__, m.data.data_points) for name, m in metrics.items()}
+        assert told.pop("wsgifast.content_length_errors")[0] == "Sum"
         assert [(kind, each.value) for kind, (each,) in told.values()] == [
             ("Sum", 0), ("Sum", 4), ("Sum", 3), ("Gauge", 7), ("Sum", collections)
         ]  # fmt: skip

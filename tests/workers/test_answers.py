@@ -56,7 +56,7 @@ class Told(Tally):
         return [
             each.labels[0]
             for each in self.points()
-            if each.metric.name == "wsgifast_content_length_errors_total"
+            if each.metric.name == "wsgifast_content_length_errors_total" and each.value
         ]
 
     def _sum(self, name: str) -> int:
@@ -271,12 +271,20 @@ def test_waits_for_a_thread_are_told_to_opentelemetry(
 def test_the_points_of_a_worker_that_has_ended(make_bench: MakeBench) -> None:
     bench = make_bench(large)
     source = WorkerSource(bench.server, lambda: 5)
+
+    def ends() -> dict[str, float | Distribution]:
+        """By their reasons, each of which is there before it is one."""
+        name = "wsgifast_worker_ends_total"
+        return {each.labels[0]: each.value for each in source.points() if each.metric.name == name}
+
     names = {point.metric.name for point in source.points()}
     assert "wsgifast_threads" in names
+    none = dict.fromkeys(CATALOGUE["wsgifast_worker_ends_total"].known, 0)
+    assert ends() == none
     source.end("max_requests")
+    assert ends() == {**none, "max_requests": 1}
     told = {point.metric.name: point for point in source.points()}
     assert "wsgifast_threads" not in told
-    assert told["wsgifast_worker_ends_total"].labels == ("max_requests",)
     wait = told["wsgifast_thread_wait_seconds"].value
     assert not isinstance(wait, (int, float))
     assert (wait.counts[0], sum(wait.counts), wait.total) == (5, 5, 0.0)

@@ -33,6 +33,8 @@ class Metric(NamedTuple):
     :ivar unit: in OpenTelemetry's spelling (UCUM): "s", "By", or what is counted, in braces.
     :ivar labels: in Prometheus's spelling; :data:`ATTRIBUTES` has OpenTelemetry's.
     :ivar bounds: of a histogram's buckets, each inclusive, without the last, infinite one.
+    :ivar known: all values of its one label, each told from the start: of a counter that appears
+        with its first event, PromQL's increase() is 0, and an alert on it says nothing.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Metric(NamedTuple):
     told_by: tuple[Teller, ...]
     across: Across = "sum"
     bounds: tuple[float, ...] = ()
+    known: tuple[str, ...] = ()
 
     @property
     def opentelemetry_name(self) -> str:
@@ -78,6 +81,10 @@ UNKNOWN: Final = "unknown"
 CONNECTION_STATES: Final = (
     "handshake", "idle", "head", "body", "running", "sending", "closing", "http2",
 )  # fmt: skip
+
+# What a connection has had too little time for.
+_TIMEOUTS = ("handshake", "head", "body", "send", "keepalive")
+_ENDS = ("max_requests", "max_rss_bytes", "max_lifetime_s", "stuck", "failed", "stopped")
 
 # Those that the conventions advise, and three below them: a short response takes less.
 _DURATION_S = (
@@ -129,7 +136,7 @@ _METRICS = (
     Metric(
         "wsgifast_content_length_errors_total", "counter", "{response}", ("kind",),
         "Bodies that broke their Content-Length: short, long, or corrected before they were sent.",
-        _ANY_SERVER,
+        _ANY_SERVER, known=("short", "long", "corrected"),
     ),
     Metric(
         "wsgifast_clients_left_total", "counter", "{response}", (),
@@ -171,7 +178,7 @@ _METRICS = (
     Metric(
         "wsgifast_connections", "gauge", "{connection}", ("state",),
         f"Open connections by their state: {', '.join(CONNECTION_STATES)}.",
-        _SOCKETS,
+        _SOCKETS, known=CONNECTION_STATES,
     ),
     Metric(
         "wsgifast_connections_limit", "gauge", "{connection}", (),
@@ -215,8 +222,8 @@ _METRICS = (
     ),
     Metric(
         "wsgifast_timeouts_total", "counter", "{connection}", ("kind",),
-        "Connections ended because time was over: handshake, head, body, send, keepalive.",
-        _WORKER,
+        f"Connections ended because time was over: {', '.join(_TIMEOUTS)}.",
+        _WORKER, known=_TIMEOUTS,
     ),
     Metric(
         "wsgifast_requests_refused_total", "counter", "{request}", ("status",),
@@ -238,7 +245,7 @@ _METRICS = (
         "wsgifast_worker_ends_total", "counter", "{process}", ("reason",),
         "Workers that have ended in order: by a limit (max_requests, max_rss_bytes, "
         "max_lifetime_s), stuck, failed, or stopped by gunicorn.",
-        _WORKER,
+        _WORKER, known=_ENDS,
     ),
     Metric(
         "wsgifast_worker_memory_bytes", "gauge", "By", (),

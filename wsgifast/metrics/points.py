@@ -6,7 +6,7 @@ together; never at a request. So whoever has a number already does nothing else 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from .catalogue import CATALOGUE, Metric
@@ -17,6 +17,7 @@ __all__ = [
     "Source",
     "observers",
     "point",
+    "points_of",
     "process_points",
     "process_sources",
 ]
@@ -62,3 +63,13 @@ def process_points() -> Iterator[Point]:
 def point(name: str, value: float | Distribution, *labels: str) -> Point:
     """A point of a metric of the catalogue."""
     return Point(CATALOGUE[name], labels, value)
+
+
+def points_of(name: str, values: Mapping[str, float]) -> Iterator[Point]:
+    """Those of a metric with one label: of each known value of it, and of each that is there.
+
+    :param values: by the label's.
+    """
+    metric = CATALOGUE[name]
+    for label, value in {**dict.fromkeys(metric.known, 0), **values}.items():
+        yield Point(metric, (label,), value)

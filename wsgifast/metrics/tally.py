@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from .catalogue import CATALOGUE, OTHER, UNKNOWN
-from .points import Distribution, Point, point
+from .points import Distribution, Point, point, points_of
 from .recorder import LengthError
 
 __all__ = ["NOTED_TOGETHER", "Note", "Tally", "known_method", "known_scheme"]
@@ -124,7 +124,7 @@ class Tally:
         with self._lock:
             self._count_notes()
             kept = [(key, each.durations(), each.sizes()) for key, each in self._series.items()]
-            length_errors = dict(self._length_errors)
+            length_errors: dict[str, int] = dict(self._length_errors.items())
             # Behind those that have ended: never fewer.
             self._count_begun()
             expected = self._expected.copy()
@@ -162,8 +162,7 @@ class Tally:
             yield point("wsgifast_response_body_bytes_total", count, route)
         for pattern, count in repaired.items():
             yield point("wsgifast_responses_repaired_total", count, pattern)
-        for error, count in length_errors.items():
-            yield point("wsgifast_content_length_errors_total", count, error)
+        yield from points_of("wsgifast_content_length_errors_total", length_errors)
         yield point("wsgifast_clients_left_total", self._clients_left)
 
     # With the lock.

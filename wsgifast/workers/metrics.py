@@ -17,7 +17,7 @@ from sys import modules
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ..metrics.catalogue import CATALOGUE, CONNECTION_STATES
+from ..metrics.catalogue import CATALOGUE
 from ..metrics.failures import Failures
 from ..metrics.patterns import (
     BOTTLE,
@@ -29,7 +29,7 @@ from ..metrics.patterns import (
     wsgi_pattern,
 )
 from ..metrics.periodic import Periodic, every_second
-from ..metrics.points import Distribution, Point, observers, point, process_sources
+from ..metrics.points import Distribution, Point, observers, point, points_of, process_sources
 from ..metrics.processes import resident_bytes
 from ..metrics.recorder import RECORDER, LengthError
 from ..metrics.tally import Tally
@@ -74,14 +74,14 @@ class WorkerSource:
         yield point("wsgifast_worker_starts_total", 1)
         yield point("wsgifast_sendfile_bytes_total", counters.sendfile_bytes)
         yield point("wsgifast_connections_accepted_total", counters.accepted)
-        for kind, count in counters.timeouts.copy().items():
-            yield point("wsgifast_timeouts_total", count, kind)
+        yield from points_of("wsgifast_timeouts_total", counters.timeouts.copy())
         for status, count in counters.refused.copy().items():
             yield point("wsgifast_requests_refused_total", count, str(status))
         yield point("wsgifast_worker_cpu_seconds_total", time.process_time())
         yield Point(_WAIT, (), self._wait())
-        if self._ended_as is not None:
-            yield point("wsgifast_worker_ends_total", 1, self._ended_as)
+        ended = {} if self._ended_as is None else {self._ended_as: 1}
+        yield from points_of("wsgifast_worker_ends_total", ended)
+        if ended:
             return
         yield from self._gauges()
 
@@ -103,8 +103,7 @@ class WorkerSource:
         yield point("wsgifast_threads_busy", figures.busy)
         yield point("wsgifast_requests_waiting", figures.waiting)
         yield point("wsgifast_saturated_seconds_total", figures.exhausted_s)
-        for state in CONNECTION_STATES:
-            yield point("wsgifast_connections", figures.connections[state], state)
+        yield from points_of("wsgifast_connections", figures.connections)
         yield point("wsgifast_connections_limit", self.server.options.worker_connections)
         yield point("wsgifast_slow_clients", figures.slow_clients)
         yield point("wsgifast_output_queued_bytes", figures.queued_bytes)
