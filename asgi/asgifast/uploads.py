@@ -1,4 +1,4 @@
-"""A request's body under uvicorn's HTTP/1.1 protocols, on its way to the app.
+"""A request's body under uvicorn's protocols, on its way to the app.
 
 Theory of operation. uvicorn adds what comes to its cycle's `body`, reads no further while that is
 more than HIGH_WATER_LIMIT, and goes on when the app asks for more. All of that stays. Here
@@ -8,12 +8,16 @@ more than HIGH_WATER_LIMIT, and goes on when the app asks for more. All of that 
   uvicorn's mark, so there is no second one before the app has the first.
 - While the app does something else, such as writing to a file, reading goes on, up to
   GATHERED_BYTES. All that has come by its next receive() is one message.
+- The streams of an HTTP/2 connection share what may wait above uvicorn's mark. zttp opens a
+  stream's window again as soon as its bytes are read from the socket, so that what holds a client
+  up is that nothing is read, as with HTTP/1.1.
 - A client that sends faster than the app receives is read into one buffer for all (`reads.py`).
 - What the app has not received when it returns is dropped: the connection may stay for long.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sized
 from typing import Any
 
 from wsgifast.imports import needs
@@ -36,13 +40,15 @@ _PIECE_BYTES = 4 * 1024
 class Arrived:
     """Body bytes that the app has not received, as uvicorn treats them: `+=`, len() and bytes().
 
+    :param sharers: the requests of the connection that are under way; by default there is one.
     :ivar size: how many they are.
     :ivar awaited: the app waits for them.
     """
 
-    __slots__ = ("_pieces", "awaited", "size")
+    __slots__ = ("_pieces", "_sharers", "awaited", "size")
 
-    def __init__(self) -> None:
+    def __init__(self, sharers: Sized = ()) -> None:
+        self._sharers = sharers
         self._pieces: list[bytes | bytearray] = []
         self.size = 0
         self.awaited = False
@@ -60,7 +66,9 @@ class Arrived:
 
     def __len__(self) -> int:
         """What uvicorn holds against its mark, above which it stops reading."""
-        return self.size if self.awaited else max(0, self.size - _MORE_BYTES)
+        if self.awaited:
+            return self.size
+        return max(0, self.size - _MORE_BYTES // (len(self._sharers) or 1))
 
     def __bytes__(self) -> bytes:
         """Take all of them."""
@@ -78,13 +86,16 @@ class Upload:
     """The receive() of an app whose request has more body to come.
 
     :param cycle: uvicorn's RequestResponseCycle.
+    :param read_on: has the connection read on, if no other request holds it up.
+    :param sharers: as for :class:`Arrived`.
     """
 
-    __slots__ = ("_arrived", "_cycle")
+    __slots__ = ("_arrived", "_cycle", "_read_on")
 
-    def __init__(self, cycle: Any) -> None:
+    def __init__(self, cycle: Any, read_on: Callable[[], None], sharers: Sized = ()) -> None:
         self._cycle = cycle
-        self._arrived = Arrived()
+        self._read_on = read_on
+        self._arrived = Arrived(sharers)
         if cycle.body:
             self._arrived += cycle.body
         cycle.body = self._arrived
@@ -102,7 +113,7 @@ class Upload:
             cycle.body = arrived
             if message["more_body"] and cycle.flow.read_paused:
                 read_into_buffer(cycle.transport.real)
-                cycle.flow.resume_reading()
+                self._read_on()
         return message
 
     def end(self) -> None:

@@ -129,8 +129,12 @@ class _Answering:
             scope["extensions"] = PROTOCOL_EXTENSIONS.copy()
         response = self._response_class(cycle, cycle.transport)
         upload = None
-        if cycle.more_body and self._is_http1:
-            upload = Upload(cycle)
+        if cycle.more_body:
+            if self._is_http1:
+                upload = Upload(cycle, cycle.flow.resume_reading)
+            else:
+                read_on = cycle.resume_reading
+                upload = Upload(cycle, read_on, read_on.__self__.cycles)
             receive = upload.receive
         try:
             result = await self._app(scope, receive, response.send)
@@ -155,7 +159,7 @@ class FileSending(_Base):
     """What both protocols add to uvicorn's."""
 
     _response_class: MakeResponse
-    # One request at a time, and no windows that say how much of its body may wait.
+    # One request at a time.
     _is_http1 = True
     _coalescing: CoalescingTransport
     app: Any

@@ -35,7 +35,8 @@ __all__ = ["AutoZttpProtocol", "ZttpH2Protocol", "ZttpProtocol"]
 
 _OF_THE_CYCLES = {"bodyless", "conn", "expected_content_length"}
 check(zttp_impl, "ZttpProtocol", _OF_THE_CYCLES | {"chunked_encoding"}, "handle_websocket_upgrade")
-check(zttp_h2_impl, "ZttpH2Protocol", _OF_THE_CYCLES | {"abort_stream", "body_complete", "stream"})
+_OF_HTTP2 = {"abort_stream", "body_complete", "resume_reading", "stream"}
+check(zttp_h2_impl, "ZttpH2Protocol", _OF_THE_CYCLES | _OF_HTTP2)
 
 # A frame of HTTP/2 has so many bytes, unless both ends agree on more (RFC 9113, section 6.5.2).
 _FRAME_BYTES = 16 * 1024

@@ -11,7 +11,7 @@ import os
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FrameType
@@ -66,16 +66,41 @@ class Wire:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.protocol: Any = None
-        self.is_closed = False
+        self.is_closed = self.is_paused = False
 
     def write(self, data: bytes) -> None:
         self.client.take(bytes(data))
 
     def pump(self) -> None:
-        """Carry over what the client has to say."""
-        data = self.client.state.data_to_send()
-        if data:
+        """Carry over what the client has to say, if it is read."""
+        data = b"" if self.is_paused else self.client.state.data_to_send()
+        if data and isinstance(self.protocol, asyncio.BufferedProtocol):
+            buffer: Any = self.protocol.get_buffer(-1)
+            buffer[: len(data)] = data
+            self.protocol.buffer_updated(len(data))
+        elif data:
             self.protocol.data_received(data)
+
+    async def upload(self, streams: Sequence[int], size: int) -> int:
+        """Send so many bytes on each stream, as long as they are read; returns how many were."""
+        left = dict.fromkeys(streams, size)
+        state = self.client.state
+        while not self.is_paused and any(left.values()):
+            for stream in streams:
+                window = state.local_flow_control_window(stream)
+                count = min(left[stream], window, state.max_outbound_frame_size)
+                if count:
+                    state.send_data(stream, bytes(count))
+                    left[stream] -= count
+            self.pump()
+            await asyncio.sleep(0)  # what it answers is written at the turn's end
+        return len(streams) * size - sum(left.values())
+
+    def get_protocol(self) -> Any:
+        return self.protocol
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
 
     def is_closing(self) -> bool:
         return self.is_closed
@@ -89,9 +114,11 @@ class Wire:
     def get_write_buffer_size(self) -> int:
         return 0
 
-    def pause_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        self.is_paused = True
 
-    def resume_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        self.is_paused = False
 
 
 @asynccontextmanager
@@ -181,6 +208,69 @@ def test_metrics_look_at_a_connection_whose_requests_come_and_go() -> None:
         sys.settrace(before)
     assert found is cycles[1]
     assert len(cycles) > 3
+
+
+def test_what_comes_of_an_upload_while_the_app_is_busy_is_one_message() -> None:
+    size = 200_000
+    messages = list[Message]()
+    busy = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        messages.append(await receive())
+        await busy.wait()
+        messages.append(await receive())
+        await send(start(0))
+        await send(part(b"", more=False))
+
+    async def run() -> None:
+        client = Client()
+        async with connected(app, client) as wire:
+            stream = client.ask(method="POST", body=b"first", ends=False)
+            await settled(lambda: messages, wire)
+            assert await wire.upload([stream], size) == size
+            client.state.end_stream(stream)
+            wire.pump()
+            busy.set()
+            await settled(lambda: client.answers[stream].ended, wire)
+
+    asyncio.run(run())
+    assert [len(message["body"]) for message in messages] == [5, size]
+    assert [message["more_body"] for message in messages] == [True, False]
+
+
+def test_uploads_that_nobody_receives_hold_their_client_up_together() -> None:
+    received = list[int]()
+    busy = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await busy.wait()
+        more = True
+        while more:
+            message = await receive()
+            received.append(len(message["body"]))
+            more = message["more_body"]
+        await send(start(0))
+        await send(part(b"", more=False))
+
+    async def run() -> None:
+        client = Client()
+        async with connected(app, client) as wire:
+            streams = [client.ask(method="POST", ends=False) for _ in range(10)]
+            wire.pump()
+            await asyncio.sleep(0)
+            most = 10 * 64 * 1024 + 192 * 1024 + 10 * 16 * 1024
+            sent = await wire.upload(streams, 1_000_000)
+            assert sent <= most
+            busy.set()
+            while sent < 10_000_000:
+                await settled(lambda: not wire.is_paused, wire)
+                sent += await wire.upload(streams, min(1_000_000, (10_000_000 - sent) // 10))
+            for stream in streams:
+                client.state.end_stream(stream)
+            await settled(lambda: all(client.answers[s].ended for s in streams), wire)
+            assert sum(received) == sent
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("wrap", [ASGIFast, lambda app: app], ids=["wrapped", "bare"])
