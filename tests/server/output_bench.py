@@ -15,7 +15,6 @@ from wsgifast.server import sending
 from wsgifast.server.counters import Counters
 from wsgifast.server.disk import DiskThreads
 from wsgifast.server.disk_budget import DiskBudget
-from wsgifast.server.large_buffers import LargeBuffers
 from wsgifast.server.output import OutputQueue
 from wsgifast.server.output_memory import OutputMemory
 from wsgifast.server.output_rules import Coalescing, OutputRules
@@ -49,7 +48,6 @@ def rules(
     response_on_disk_bytes: int = 1 << 30,
     responses_on_disk_bytes: int = 1 << 40,
     make_way: Callable[[], object] = lambda: None,
-    most_large_buffers: int = 4,
 ) -> OutputRules:
     told: list[str] = [] if warnings is None else warnings
     return OutputRules(
@@ -64,7 +62,6 @@ def rules(
             lambda text, *args: told.append(text % args),
         ),
         disk=disk or DiskThreads(lambda error: told.append(repr(error))),
-        large_buffers=LargeBuffers(most_large_buffers),
         coalescing=Coalescing(lambda: True),
         counters=Counters(),
         make_way=make_way,

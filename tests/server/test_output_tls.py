@@ -17,7 +17,6 @@ from tests.server.output_bench import TLS, Near, drain_armed, opened, rules, unt
 from tests.support.descriptors import open_descriptors
 from tests.support.effort import effort
 from wsgifast.server import sending
-from wsgifast.server.large_buffers import LARGE_BYTES
 from wsgifast.sockets.options import NEAR_SEND_BUFFER_BYTES
 
 CONTENT = os.urandom(8 * 1024 * 1024)
@@ -203,23 +202,10 @@ def test_the_send_buffer_of_a_quick_client(
     near: Near, content: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "QUICK_S", 3600.0)
-    monkeypatch.setattr(sending, "_LEND_S", 3600.0)
     near.queue.write_file(b"head", content, 0, len(CONTENT))
     assert near.send_buffer < NEAR_SEND_BUFFER_BYTES
     near.receive_all_there_is()
     near.queue.on_writable()
-    usual = _allowed(sending._TLS_SEND_BUFFER_BYTES)
-    assert near.send_buffer == usual
-    near.receive_all_there_is()
-    near.queue.on_writable()
-    assert near.send_buffer == _allowed(LARGE_BYTES)
-    # It is quick no more.
-    monkeypatch.setattr(sending, "_LEND_S", 0.0)
-    monkeypatch.setattr(sending, "_TAKE_BACK_S", 0.0)
-    near.queue.on_writable()
-    assert near.send_buffer == usual
-
-
-def _allowed(size: int) -> int:
-    """The send buffer that somebody has who asks for one of so many bytes."""
-    return min(size, int(Path("/proc/sys/net/core/wmem_max").read_text()))
+    # As much as the kernel allows.
+    most = int(Path("/proc/sys/net/core/wmem_max").read_text())
+    assert near.send_buffer == min(most, sending._TLS_SEND_BUFFER_BYTES)

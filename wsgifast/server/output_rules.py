@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from .counters import Counters
 from .disk import DiskThreads
 from .disk_budget import DiskBudget
-from .large_buffers import LargeBuffers
 from .least_rate import time_left_s
 from .options import Options
 from .output_memory import OutputMemory
@@ -63,7 +62,6 @@ class OutputRules:
     :ivar sendfile: whether the kernel may send files by itself.
     :ivar memory: what all queues hold.
     :ivar disk: for files that are not in memory.
-    :ivar large_buffers: of the kernel, for a few sockets at a time.
     :ivar counters: of the server.
     :ivar make_way: called where a turn takes long without the interpreter lock: others are to go on
         meanwhile.
@@ -76,7 +74,6 @@ class OutputRules:
     sendfile: bool
     memory: OutputMemory
     disk: DiskThreads
-    large_buffers: LargeBuffers
     coalescing: Coalescing
     counters: Counters
     make_way: Callable[[], object]
@@ -101,7 +98,6 @@ class OutputRules:
             sendfile=options.sendfile,
             memory=OutputMemory(options.output_memory_bytes, on_disk, log.warning),
             disk=DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error)),
-            large_buffers=LargeBuffers(),
             coalescing=coalescing,
             counters=counters,
             make_way=make_way,

@@ -7,7 +7,7 @@ begun to send a piece that it refuses, and wants the same bytes then.
 
 The send buffer of a near client starts small and grows when the client is quick: what slow clients
 leave lying there comes out of the memory that the kernel has for all TCP connections, and when
-that is gone, every connection of the host stands still. A large one is lent (large_buffers.py).
+that is gone, every connection of the host stands still.
 """
 
 from __future__ import annotations
@@ -66,9 +66,6 @@ _TLS_REFUSALS = 4 * _PIECE_BYTES // (16 * 1024)
 # The send buffer of a quick client with TLS: the encryption goes through more of the cache than the
 # kernel does, and every time that the buffer is full costs more than a larger one.
 _TLS_SEND_BUFFER_BYTES = 1024 * 1024
-# A larger one still is lent to a client that makes room within the first time, and taken back from
-# one that does not within the second: it is longer, since there is more room to be made.
-_LEND_S, _TAKE_BACK_S = 0.05, 0.5
 
 
 class Turn(enum.Enum):
@@ -95,9 +92,8 @@ class Sender:
         "_deadline",
         "_full_since",
         "_is_full",
-        "_is_small",
         "_look",
-        "_may_resize",
+        "_may_grow",
         "_refusals",
         "_refused",
         "_rules",
@@ -117,8 +113,7 @@ class Sender:
         self.send = partial(_encrypt, sock) if self.encrypts else sock.send
         self.sends_files = rules.sendfile and not self.encrypts and hasattr(os, "sendfile")
         self._sized = False  # whether the send buffer has been chosen
-        self._may_resize = False  # it depends on how quick the client is
-        self._is_small = True  # it is the first one
+        self._may_grow = False  # it is the small one
         self._full_since = 0.0
         self._is_full = False  # the kernel has taken less than it was last given
         self._cached_to = 0  # offset up to which the file in hand was seen in memory
@@ -176,7 +171,8 @@ class Sender:
         """
         self._limit_buffer()
         now = time.monotonic()
-        self._full_since = now
+        if self._may_grow:
+            self._full_since = now
         if again:
             return self._deadline
         if self._waiting_since is None:
@@ -305,26 +301,19 @@ class Sender:
             self._sized = True
             # Reset just now: the next send says so.
             with contextlib.suppress(OSError):
-                self._may_resize = limit_send_buffer(
+                self._may_grow = limit_send_buffer(
                     cast(SocketLike, self._sock), FIRST_SEND_BUFFER_BYTES
                 )
 
     def _note_writable(self) -> None:
         """The client has made room; a quick one is given a larger buffer."""
-        if not self._may_resize:
-            return
-        waited_s = time.monotonic() - self._full_since
-        if self._is_small:
-            if waited_s < QUICK_S:
-                self._is_small = False
-                self._may_resize = self.encrypts
-                size = _TLS_SEND_BUFFER_BYTES if self.encrypts else NEAR_SEND_BUFFER_BYTES
-                with contextlib.suppress(OSError):  # as above
-                    limit_send_buffer(cast(SocketLike, self._sock), size)
-        elif waited_s < _LEND_S:
-            self._rules.large_buffers.lend(self._sock, _TLS_SEND_BUFFER_BYTES)
-        elif waited_s >= _TAKE_BACK_S:
-            self._rules.large_buffers.take_back(self._sock)
+        if self._may_grow and time.monotonic() - self._full_since < QUICK_S:
+            self._may_grow = False
+            with contextlib.suppress(OSError):  # as above
+                limit_send_buffer(
+                    cast(SocketLike, self._sock),
+                    _TLS_SEND_BUFFER_BYTES if self.encrypts else NEAR_SEND_BUFFER_BYTES,
+                )
 
 
 def _encrypt(sock: socket.socket, data: bytes | memoryview) -> int:
