@@ -423,7 +423,7 @@ def test_the_number_of_a_socket_that_the_app_has_closed(make_bench: MakeBench, p
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/mine":
             environ["gunicorn.socket"].close()
-            others.append(bench.connect())
+            others.append(bench.connect(number=client.near.fd))
             raise StopIteration
         return echo(environ, start_response)
 
@@ -549,7 +549,7 @@ def test_closing_gives_everything_back_and_does_so_once(bench: Bench) -> None:
     assert order == [near.fd]
     assert near.sock.fileno() == -1
     assert not server.registry.waiting
-    other = bench.connect()
+    other = bench.connect(number=near.fd)
     assert other.near.fd == near.fd
     near.close()
     assert order == [near.fd]

@@ -181,14 +181,22 @@ class Bench:
         self._undo.close()
 
     def connect(
-        self, tls: ssl.SSLContext | None = None, peer: Any = PEER, *, tcp: bool = False
+        self,
+        tls: ssl.SSLContext | None = None,
+        peer: Any = PEER,
+        *,
+        tcp: bool = False,
+        number: int | None = None,
     ) -> Client:
         """Accept a connection, as far as the worker comes without the client.
 
         :param tls: the client's, whose handshake is then done.
         :param tcp: by TCP, of which a Unix socket lacks some.
+        :param number: the descriptor that its socket is to have; nobody else has it.
         """
         sock, far = _tcp_pair() if tcp else socket.socketpair()
+        if number is not None:
+            sock, far = _numbered(sock, far, number)
         near = self.accept(sock, peer)
         near.begin()
         if tls is not None:
@@ -293,6 +301,19 @@ class Bench:
         self.clock.now += seconds
         self.sweep()
         self.run()
+
+
+def _numbered(
+    sock: socket.socket, far: socket.socket, number: int
+) -> tuple[socket.socket, socket.socket]:
+    """The two ends of a connection, the first of them with a descriptor of this number."""
+    if far.fileno() == number:
+        return far, sock
+    if sock.fileno() != number:
+        os.dup2(sock.fileno(), number, inheritable=False)
+        sock.close()
+        sock = socket.socket(fileno=number)
+    return sock, far
 
 
 def _tcp_pair() -> tuple[socket.socket, socket.socket]:
