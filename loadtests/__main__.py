@@ -7,8 +7,9 @@
     python -m loadtests leaks. replaced. --strict    what abandoned connections leave behind; what
                                                      is lost while a server's processes are replaced
 
-A KEY names rows: it is told beside each row, and is its key in reports/*.json. Contenders take
-turns. `all` is without the last two lines, which the documentation has no figures of.
+A KEY names rows: it is told beside each row, and is its key in reports/PROFILE/*.json, where a run
+takes the place of its own rows and leaves the others. Contenders take turns. `all` is without the
+last two lines, which the documentation has no figures of.
 """
 
 from __future__ import annotations
@@ -83,7 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     page = given.page or ("load-tests" if len(kept) > 1 else "")
     title = page.replace("-", " ").capitalize()
     with wsgi.LOCUST:
-        results, status = measure(kept, profile, folder=REPORTS, page_name=page, page_title=title)
+        results, status = measure(
+            kept, profile, folder=REPORTS / given.profile, page_name=page, page_title=title,
+            keep_rows=True,
+        )  # fmt: skip
     return status or int(given.strict and not all(result.is_good for result in results))
 
 

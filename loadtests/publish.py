@@ -5,8 +5,9 @@
 
 Each row of a report goes into docs/benchmarks/TABLE.json, without its single runs, and takes the
 older one's place there; the rows that were not measured again stay, with their own date, machine
-and profile. Of these docs/benchmarks.md, the chart and README's table of gains are made. What they
-lack of it is told, with the command that measures it.
+and profile. Of these docs/benchmarks.md, the chart and README's table of gains are made. Told is
+what they lack, with the command that measures it, and which rows are of a short run, of another
+release or package, or from another machine or Python.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from wsgifast.benchmark.report import machine
 
 from .chart import BARS, THEMES, chart
 from .gains import gains, rows_needed
@@ -71,7 +74,7 @@ def publish(known: Sequence[Table]) -> None:
     README.write_text(readme())
     for theme, name in CHARTS.items():
         (DOCS / name).write_text(ratios(theme))
-    for line in missing(known):
+    for line in [*missing(known), *differing(machine())]:
         print(line)
 
 
@@ -93,6 +96,29 @@ def missing(known: Sequence[Table]) -> Iterator[str]:
     if others:
         keys = list(dict.fromkeys(others))
         yield f"The page lacks: python -m loadtests {' '.join(keys)} --profile release"
+
+
+def differing(here: Mapping[str, str | int]) -> Iterator[str]:
+    """Which rows are of a short run, or were measured with anything that is another one here.
+
+    :param here: as :func:`~wsgifast.benchmark.report.machine` tells it.
+    """
+    found: dict[str, list[str]] = {}
+    for table in _read().values():
+        for key, row in table.rows.items():
+            run = table.runs[row["measured"]]
+            there = run["machine"]
+            others = [
+                f"{name} {there[name]}, here {now}"
+                for name, now in here.items()
+                if there.get(name, now) != now
+            ]
+            if not run["profile"]["full"]:
+                others.insert(0, "a short run")
+            if others:
+                found.setdefault("; ".join(others), []).append(key)
+    for what, keys in found.items():
+        yield f"Of {what}: {' '.join(keys)}"
 
 
 def ratios(theme: str) -> str:

@@ -83,30 +83,28 @@ def take_in(
         among them is not published.
     """
     tables = {row.key: table for table in known for row in table.rows}
-    for path in sorted(reports.glob("*.json")):
-        report = json.loads(path.read_text())
-        if not {"measured", "machine", "profile", "rows"} <= report.keys():
-            continue
-        when = report["measured"]
-        run = {"machine": report["machine"], "profile": report["profile"]}
+    for path in sorted(reports.glob("*/*.json")):
         taken, kept, unknown = [], [], []
-        for key, row in report["rows"].items():
+        for key, row in json.loads(path.read_text())["rows"].items():
             if key not in tables:
                 unknown.append(key)
                 continue
+            when = row["measured"]
+            run = {name: row.pop(name) for name in ("machine", "profile")}
             into = published[tables[key].name]
             before = into.rows[key]["measured"] if key in into.rows else ""
             if before and not _replaces(when, run, into, before):
                 kept += [key] * (before != when)
                 continue
             into.runs[when] = run
-            into.rows[key] = {"measured": when, **_condensed(row)}
+            into.rows[key] = _condensed(row)
             taken.append(key)
-        yield f"{path.name}: took {len(taken)} rows"
+        name = path.relative_to(reports)
+        yield f"{name}: took {len(taken)} rows"
         if kept:
-            yield f"{path.name}: kept what is published of {', '.join(kept)}: newer, or longer runs"
+            yield f"{name}: kept what is published of {', '.join(kept)}: newer, or longer runs"
         if unknown:
-            yield f"{path.name}: left out what no table has: {', '.join(unknown)}"
+            yield f"{name}: left out what no table has: {', '.join(unknown)}"
     for table in known:
         if table.name in published:
             _set_in_order(published[table.name], table)

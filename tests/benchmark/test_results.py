@@ -15,7 +15,7 @@ from wsgifast.benchmark.budget import budget, over_budget
 from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.looking import Seen
 from wsgifast.benchmark.measuring import measure
-from wsgifast.benchmark.report import as_html, as_json, problems, results_text, rows_figures
+from wsgifast.benchmark.report import as_html, as_json, now, problems, results_text, rows_figures
 from wsgifast.benchmark.results import Difference, Ratio, Result
 from wsgifast.benchmark.runner import alternate, run
 from wsgifast.benchmark.tables import REQUESTS, Contender, Profile, Row, Table, Unit
@@ -121,9 +121,12 @@ def test_ratios_are_taken_to_the_first_or_of_ours_to_each() -> None:
     assert "client was the limit" in results_text([result])
     assert "fewer than 5 pairs, not for publication: a <title>" in results_text([result])
     assert "[a.key]" in results_text([result])
-    read = json.loads(as_json(rows_figures([result])))
-    assert read["rows"]["a.key"]["contenders"]["a"]["ratio"]["median"] == 2.0
-    assert read["machine"]["cores"]
+    (row,) = json.loads(as_json("a title", rows_figures([result], Profile(1.0), now())))[
+        "rows"
+    ].values()
+    assert row["contenders"]["a"]["ratio"]["median"] == 2.0
+    assert row["machine"]["cores"]
+    assert row["profile"]["seconds"] == 1.0
 
 
 def test_who_never_answers_has_no_figure() -> None:
@@ -277,3 +280,42 @@ def test_a_row_that_fails_leaves_the_others_as_they_are(
     assert ([result.row.key for result in kept], status) == (["good", "later"], 3)
     assert "error: One, bad: no such tool" in capsys.readouterr().err
     assert [*json.loads((tmp_path / "one.json").read_text())["rows"]] == ["good", "later"]
+
+
+@pytest.fixture
+def stopped() -> Client:
+    def stops(task: Task) -> Load:
+        raise KeyboardInterrupt
+
+    return stops
+
+
+def test_a_run_takes_the_place_of_its_own_rows_alone(tmp_path: Path, stopped: Client) -> None:
+    """In a report that is to keep the others, also where the run is stopped."""
+
+    def run(*keys: str, last: Client | None = None, keep: bool = True) -> dict[str, float]:
+        clients = [client(rate) for _ in keys]
+        if last is not None:
+            clients[-1] = last
+        rows = [
+            Row(key, key, (Contender("a", client=asks),), asks, http=False)
+            for key, asks in zip(keys, clients, strict=True)
+        ]
+        table = Table("one", "One", rows)
+        measure([table], Profile(rate, 1), folder=tmp_path, keep_rows=keep)
+        found = json.loads((tmp_path / "one.json").read_text())["rows"]
+        assert all(
+            row["profile"]["seconds"] == row["contenders"]["a"]["requests/s"] and row["measured"]
+            for row in found.values()
+        )
+        return {key: row["profile"]["seconds"] for key, row in found.items()}
+
+    rate = 1.0
+    assert run("x", "y") == {"x": 1.0, "y": 1.0}
+    rate = 2.0
+    assert run("y", "z") == {"x": 1.0, "y": 2.0, "z": 2.0}
+    rate = 3.0
+    assert run("x", "y", last=stopped) == {"x": 3.0, "y": 2.0, "z": 2.0}
+    assert run("z", keep=False) == {"z": 3.0}
+    (tmp_path / "one.json").write_text("{")
+    assert run("z") == {"z": 3.0}

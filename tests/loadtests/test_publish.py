@@ -18,8 +18,10 @@ from loadtests.published import Figures, Published, read
 from wsgifast.benchmark.load import Load
 from wsgifast.benchmark.tables import Contender, Row, Table
 
-MACHINE = {"cores": 2, "processor": "P", "system": "Linux 6.1-x", "python": "CPython 3.13.0",
-           "gunicorn": "27.0.1"}  # fmt: skip
+MACHINE: dict[str, str | int] = {
+    "cores": 2, "processor": "P", "system": "Linux 6.1-x", "python": "CPython 3.13.0",
+    "gunicorn": "27.0.1",
+}  # fmt: skip
 MARKS = "<!-- what python -m loadtests.publish writes -->\nold\n<!-- the end of it -->"
 # Publishes a report of one row, and returns what is told.
 TakeIn: TypeAlias = Callable[..., str]
@@ -63,12 +65,11 @@ def take_in(root: Path, capsys: pytest.CaptureFixture[str]) -> TakeIn:
             "WSGIFast on gthread": figures(400.0, ratio, ms={"50": None, "99": None}),
         }
         profile = {"seconds": 1.0, "rounds": 7, "row_seconds": 120.0, "full": full}
-        report = {
-            "measured": f"2026-11-{day}T10:00:00Z", "machine": MACHINE, "profile": profile,
-            "title": "A title", "rows": {key: {"title": "a row", "ours": None,
-                                               "contenders": contenders}},
-        }  # fmt: skip
-        (root / "reports" / f"{file}.json").write_text(json.dumps(report))
+        row = {"measured": f"2026-11-{day}T10:00:00Z", "machine": MACHINE, "profile": profile,
+               "title": "a row", "ours": None, "contenders": contenders}  # fmt: skip
+        folder = root / "reports" / ("release" if full else "quick")
+        folder.mkdir(exist_ok=True)
+        (folder / f"{file}.json").write_text(json.dumps({"title": "A title", "rows": {key: row}}))
         publish.publish(TABLES)
         return capsys.readouterr().out
 
@@ -105,7 +106,7 @@ def test_a_report_of_one_row_leaves_the_others_as_they_are(root: Path, take_in: 
     """In the table that the row is of, whatever the report's name, and in the table's order."""
     take_in("demo.small", day=20)
     told = take_in("demo.file", day=22, file="all")
-    assert "all.json: took 1 rows\ndemo.json: took 0 rows\n" in told
+    assert "release/all.json: took 1 rows\nrelease/demo.json: took 0 rows\n" in told
     assert "kept" not in told
     (table,) = read(publish.DATA).values()
     assert [(key, row["measured"][8:10]) for key, row in table.rows.items()] == [
@@ -133,6 +134,19 @@ def test_which_run_replaces_which(root: Path, take_in: TakeIn) -> None:
     assert published() == 60
     (table,) = read(publish.DATA).values()
     assert list(table.runs) == ["2026-11-15T10:00:00Z"]
+
+
+def test_rows_of_short_runs_or_measured_elsewhere_are_told(root: Path, take_in: TakeIn) -> None:
+    def told(**other: str | int) -> list[str]:
+        return [*publish.differing({**MACHINE, **other})]
+
+    take_in("demo.small", day=20)
+    take_in("demo.file", day=21, full=False)
+    assert told() == ["Of a short run: demo.file"]
+    assert told(python="CPython 3.14.0", cores=4, granian="2.8.7") == [
+        "Of a short run; cores 2, here 4; python CPython 3.13.0, here CPython 3.14.0: demo.file",
+        "Of cores 2, here 4; python CPython 3.13.0, here CPython 3.14.0: demo.small",
+    ]
 
 
 def test_rows_that_no_table_has_are_left_out(root: Path, take_in: TakeIn) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..arguments import STATUS_NOT_STARTED, write_file
 from ..terminal import progress_line
 from .processes import HOST, ServerFailed
-from .report import as_html, as_json, machine, results_text, rows_figures
+from .report import as_html, as_json, machine, now, results_text, rows_figures
 from .results import Result
 from .runner import run_rows
 from .tables import Profile, Table
@@ -29,40 +31,48 @@ def measure(
     host: str = HOST,
     page_name: str = "",
     page_title: str = "",
+    keep_rows: bool = False,
 ) -> tuple[list[Result], int]:
     """Run tables; print each, write FOLDER/NAME.json for each, and a page of all.
 
     :param host: where the servers listen.
     :param page_name: of the page; by default the first table's.
+    :param keep_rows: what is in FOLDER/NAME.json already stays there, but for the rows of this run.
     :returns: the results, and an exit status: 3 if a server or a client of a table failed, so that
         the results of that row are missing, or of all if it is the first; 130 if it was stopped.
     """
     parts: list[tuple[Table, list[Result]]] = []
     status = 0
-    facts = machine()
-    folder.mkdir(exist_ok=True)
+    facts, when = machine(), now()
+    folder.mkdir(parents=True, exist_ok=True)
     for table in tables:
         print(f"{table.title}; {facts['python']}, {facts['cores']} cores", file=sys.stderr)
-        try:
-            results, failed = _measured(table, profile, host)
-        except KeyboardInterrupt:
-            print("Stopped; the servers have ended.", file=sys.stderr)
-            return [], _STATUS_STOPPED
+        results, failed = _measured(table, profile, host)
         status = failed or status
-        if not results:
-            continue
-        path = folder / f"{table.name}.json"
-        write_file(
-            path, as_json({"title": table.title, "profile": profile, **rows_figures(results)})
-        )
-        notes = "".join(f"\n- {note}" for note in table.notes)
-        print(f"\n{table.title}\n\n{results_text(results)}{notes}\n\n{path}", flush=True)
-        parts.append((table, results))
+        if results:
+            path = folder / f"{table.name}.json"
+            rows = _rows(path) if keep_rows else {}
+            rows.update(rows_figures(results, profile, when))
+            write_file(path, as_json(table.title, rows))
+            notes = "".join(f"\n- {note}" for note in table.notes)
+            print(f"\n{table.title}\n\n{results_text(results)}{notes}\n\n{path}", flush=True)
+            parts.append((table, results))
+        if failed == _STATUS_STOPPED:
+            break
     if parts:
         path = folder / f"{page_name or tables[0].name}.html"
         write_file(path, as_html(page_title or tables[0].title, parts))
         print(path)
     return [result for _, results in parts for result in results], status
+
+
+def _rows(report: Path) -> dict[str, Any]:
+    """Of a file that is none there are none."""
+    try:
+        rows: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))["rows"]
+    except (FileNotFoundError, ValueError, LookupError):
+        return {}
+    return rows
 
 
 def _measured(table: Table, profile: Profile, host: str) -> tuple[list[Result], int]:
@@ -77,6 +87,9 @@ def _measured(table: Table, profile: Profile, host: str) -> tuple[list[Result], 
                 for result in run_rows(left, profile, host=host, progress=progress):
                     results.append(result)
                     del rows[0]
+        except KeyboardInterrupt:
+            print("Stopped; the servers have ended.", file=sys.stderr)
+            return results, _STATUS_STOPPED
         except (ServerFailed, RuntimeError, OSError, subprocess.SubprocessError) as error:
             print(f"error: {table.title}, {rows[0].title}: {error}", file=sys.stderr)
             status = STATUS_NOT_STARTED

@@ -17,9 +17,11 @@ from pathlib import Path
 from .. import page
 from ..terminal import cell_text, table
 from .results import Result
-from .tables import MIN_ROUNDS, Table
+from .tables import MIN_ROUNDS, Profile, Table
 
-__all__ = ["as_html", "as_json", "machine", "problems", "results_text", "rows_figures"]
+__all__ = [
+    "as_html", "as_json", "machine", "now", "problems", "results_text", "rows_figures",
+]  # fmt: skip
 
 READING = (
     "Figures are medians of rounds in which all contenders took turns. A ratio such as 3x "
@@ -58,19 +60,26 @@ def _without_empty(grid: _Grid) -> _Grid:
     )
 
 
-def rows_figures(results: Sequence[Result]) -> dict[str, object]:
-    """Each row's figures under its key, for :func:`as_json`."""
-    return {"rows": {r.row.key: r.figures() for r in results}}
+def rows_figures(results: Sequence[Result], profile: Profile, when: str) -> dict[str, object]:
+    """Each row's figures under its key, with what they depend on, for :func:`as_json`.
 
-
-def as_json(figures: Mapping[str, object]) -> str:
-    """Figures, with the time and the machine.
-
-    :param figures: anything that JSON takes, and dataclasses (Ratio, Load, ...).
+    :param when: the run began, as of :func:`now`.
     """
-    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    content = {"measured": when, "machine": machine(), **figures}
-    return json.dumps(content, indent=2, default=_plain) + "\n"
+    run = {"measured": when, "profile": profile, "machine": machine()}
+    return {r.row.key: {**run, **r.figures()} for r in results}
+
+
+def now() -> str:
+    """In UTC, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def as_json(title: str, rows: Mapping[str, object]) -> str:
+    """A table's report.
+
+    :param rows: anything that JSON takes, and dataclasses (Ratio, Load, ...), by their keys.
+    """
+    return json.dumps({"title": title, "rows": rows}, indent=2, default=_plain) + "\n"
 
 
 def _plain(value: object) -> object:
