@@ -35,7 +35,7 @@ from .metrics.backends import recorder_for, spans_for
 from .metrics.observed import Observed
 from .metrics.patterns import FLASK, note_django_pattern, start_noting
 from .metrics.recorder import RECORDER, Recorder
-from .options import check_switches
+from .option_checks import check_switches
 from .routes import CHUNKS, LENGTH_ERROR, ROUTE
 from .shapes.examined import Examined
 from .shapes.reports import Reports, check_rate

@@ -9,7 +9,7 @@ from wsgifast.apps import check_app
 from wsgifast.bodies.chunks import charset_of, to_bytes
 from wsgifast.metrics.backends import recorder_for, spans_for
 from wsgifast.metrics.recorder import Recorder
-from wsgifast.options import check_switches
+from wsgifast.option_checks import check_switches
 from wsgifast.shapes.reports import Reports, check_rate
 
 from .coalescing import SMALL_MESSAGE_BYTES, Coalescer

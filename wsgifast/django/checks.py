@@ -13,7 +13,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
 from ..errors import ConfigurationError
-from .options import LEFT_OUT, OPTIONS, PREFIXES, media_front_server, static_options
+from .settings import LEFT_OUT, OPTIONS, PREFIXES, media_front_server, static_options
 from .sites import static_sites
 
 __all__ = ["check_production", "check_settings"]

@@ -16,8 +16,8 @@ from ..files import Plan, RequestFacts
 from ..files.site import DEFAULT_CACHE_BYTES
 from ..front_server import FrontServer
 from ..sockets.sendfile import file_segment
-from .options import media_front_server
 from .responses import response_to
+from .settings import media_front_server
 from .sites import Site
 
 __all__ = ["serve_media"]

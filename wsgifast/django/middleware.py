@@ -23,7 +23,7 @@ class StaticFilesMiddleware:
     of all others. What is no static file is the next one's. Under ASGI a file that was served
     lately is answered on the event loop, and looked up in a thread otherwise.
 
-    See :mod:`wsgifast.django.options` for the settings.
+    See :mod:`wsgifast.django.settings` for the settings.
 
     :raises ConfigurationError: if a setting has a value that cannot work.
     """

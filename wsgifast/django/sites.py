@@ -14,7 +14,7 @@ from django.contrib.staticfiles.storage import staticfiles_storage
 from ..files.directory import Directory, names_of
 from ..files.lookup import FoundFile, Lookup
 from ..files.site import StaticFilesBase
-from .options import SITE_OPTIONS, static_options
+from .settings import SITE_OPTIONS, static_options
 
 __all__ = ["Site", "static_sites"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from django.contrib.staticfiles.storage import ManifestStaticFilesStorage, StaticFilesStorage
 
 from ..files.compress import compress
-from .options import static_options
+from .settings import static_options
 
 __all__ = ["CompressedManifestStaticFilesStorage", "CompressedStaticFilesStorage"]
 

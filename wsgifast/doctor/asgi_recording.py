@@ -21,8 +21,8 @@ from ..errors import WSGIFastError
 from .lifespan import Lifespan
 from .model import Endpoint, Recording
 from .opened import files_of_the_body, opened_files
+from .recorded_response import RecordedResponse, told
 from .recording_client import HELD_S, RecordingClient
-from .response import RecordedResponse, told
 
 __all__ = ["ASGISession"]
 

@@ -24,8 +24,8 @@ from ..http.framing import chunk_size_line
 from ..sockets.sendfile import FileSegment, file_segment, send_file_segment
 from .model import Endpoint, Recording
 from .opened import files_of_the_body, opened_files
+from .recorded_response import RecordedResponse, told
 from .recording_client import HELD_S, RecordingClient
-from .response import RecordedResponse, told
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo

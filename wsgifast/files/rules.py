@@ -8,7 +8,7 @@ from mimetypes import MimeTypes
 from wsgiref.headers import Headers
 
 from ..errors import ConfigurationError
-from ..options import is_count
+from ..option_checks import is_count
 from .plan import Header
 
 __all__ = ["AddHeaders", "HeaderRules", "ImmutableTest"]

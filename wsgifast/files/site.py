@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from urllib.parse import quote
 
 from ..errors import ConfigurationError
-from ..options import check_switches, is_count, is_number
+from ..option_checks import check_switches, is_count, is_number
 from .directory import Directory, names_of
 from .found import Found
 from .listing import listed, listing_plan

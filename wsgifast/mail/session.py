@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from ..errors import ConfigurationError
 from ..imports import needs
-from ..options import check_switches, is_count
+from ..option_checks import check_switches, is_count
 from .content import Content
 from .decoding import ChunkDecoder, DataDecoder, Intake, Refusal, SmugglingCheck
 from .pipelining import PipelinedSMTP

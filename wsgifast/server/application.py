@@ -12,7 +12,7 @@ from ..errors import ClientGone, RequestError
 from ..routes import APP_US, SEND_US, SENDFILE_BYTES, WAIT_US
 from .app_socket import AppSocket
 from .backlog import Backlog
-from .carrier import Carrier
+from .channel import Channel
 from .environ import EnvironFactory
 from .exchange import Exchange
 from .response import Response, ResponseSettings
@@ -52,8 +52,8 @@ class Application:
         pre_request: Callable[[Any], object] | None,
         post_request: Callable[[Any, dict[str, Any], Response | None], object] | None,
         may_stay: Callable[[], bool],
-        answer_error: Callable[[Carrier, Any, BaseException], object],
-        on_answered: Callable[[Carrier, Exchange], object] | None = None,
+        answer_error: Callable[[Channel, Any, BaseException], object],
+        on_answered: Callable[[Channel, Exchange], object] | None = None,
     ) -> None:
         self.app = app
         self._environs = environs
@@ -69,9 +69,9 @@ class Application:
         # The one that is called, with nothing in front of it where nothing is logged.
         self.on_sent = self._log_exchange if logs_access else on_answered or _nothing
 
-    def run(self, carrier: Carrier) -> None:
-        """Call the app for a request, and give its carrier up."""
-        exchange = carrier.exchange
+    def run(self, channel: Channel) -> None:
+        """Call the app for a request, and give its channel up."""
+        exchange = channel.exchange
         assert exchange is not None
         req = exchange.req
         resp = None
@@ -80,8 +80,8 @@ class Application:
             try:
                 if self._pre_request is not None:
                     self._pre_request(req)
-                exchange.resp = resp = carrier.response_class(req, carrier.output, self._settings)
-                environ = self._environ(carrier, exchange)
+                exchange.resp = resp = channel.response_class(req, channel.output, self._settings)
+                environ = self._environ(channel, exchange)
                 resp.offer(environ)
                 exchange.environ = environ
                 if not self._may_stay():
@@ -97,7 +97,7 @@ class Application:
                 if resp is not None:
                     resp.force_close()
             except BaseException as error:  # noqa: BLE001 - sys.exit() in an app ends no thread
-                self._answer_failure(carrier, exchange, resp, error)
+                self._answer_failure(channel, exchange, resp, error)
         finally:
             if self._logs_access:
                 exchange.answered = time.monotonic()
@@ -106,7 +106,7 @@ class Application:
                     self._post_request(req, environ, resp)
                 except Exception:
                     self.log.exception("Exception in post_request hook")
-            carrier.app_is_done()
+            channel.app_is_done()
 
     def _tell_of_its_body(self, resp: Response) -> None:
         if resp.missing():
@@ -126,26 +126,26 @@ class Application:
             )
 
     def _environ(
-        self, carrier: Carrier, exchange: Exchange, *, check: bool = True
+        self, channel: Channel, exchange: Exchange, *, check: bool = True
     ) -> dict[str, Any]:
-        sock = carrier.app_socket
+        sock = channel.app_socket
         if sock is None:
-            sock = carrier.app_socket = AppSocket(carrier)
+            sock = channel.app_socket = AppSocket(channel)
         if exchange.proxy is None:
-            exchange.proxy = carrier.proxy
+            exchange.proxy = channel.proxy
         else:
-            carrier.proxy = exchange.proxy
-        return self._environs.make(exchange, sock, carrier.peer, carrier.address, check=check)
+            channel.proxy = exchange.proxy
+        return self._environs.make(exchange, sock, channel.peer, channel.address, check=check)
 
     def _answer_failure(
-        self, carrier: Carrier, exchange: Exchange, resp: Response | None, error: Any
+        self, channel: Channel, exchange: Exchange, resp: Response | None, error: Any
     ) -> None:
         """An app (or its body) has raised: an error if nothing is sent yet, else the end."""
         # Whatever an app makes of a body that cannot be read, that was the reason.
         unread = exchange.streamed and exchange.streamed.failure
         error = unread or error
         if isinstance(error, ConnectionError) and (
-            carrier.output.error is not None or error is unread
+            channel.output.error is not None or error is unread
         ):
             self.log.debug("Ignoring a lost connection: %s", error)
             exchange.resp = None if resp is not None and not resp.headers_sent else resp
@@ -163,47 +163,47 @@ class Application:
                 self.log.exception("Error handling request")
             return
         exchange.resp = None  # the answer is logged by itself
-        self.refuse(carrier, exchange, error)
+        self.refuse(channel, exchange, error)
 
-    def refuse(self, carrier: Carrier, exchange: Exchange | None, error: Exception) -> None:
+    def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> None:
         """Answer a request that will not run, or what is none, and log it."""
         if not isinstance(error, RequestError):
-            self._answer_error(carrier, exchange and exchange.req, error)
+            self._answer_error(channel, exchange and exchange.req, error)
             return
         if error.status not in (408, 413):
-            self.log.warning("Invalid request from %s: %s", carrier.peer, error)
+            self.log.warning("Invalid request from %s: %s", channel.peer, error)
         try:
-            carrier.send_error(error.status, _error_page(error))
+            channel.send_error(error.status, _error_page(error))
         except ClientGone as gone:
             self.log.debug("Failed to send error message: %s", gone)
         if exchange is not None:
-            self._log_refusal(carrier, exchange, f"{error.status} {error.reason}")
+            self._log_refusal(channel, exchange, f"{error.status} {error.reason}")
 
     # The access log.
 
-    def _log_exchange(self, carrier: Carrier, exchange: Exchange) -> None:
+    def _log_exchange(self, channel: Channel, exchange: Exchange) -> None:
         """Log a request whose response has been sent, as far as it ever will be."""
         if self._on_answered is not None:
-            self._on_answered(carrier, exchange)
+            self._on_answered(channel, exchange)
         resp = exchange.resp
         if resp is None or exchange.environ is None:
             return
         if resp.status is None:
             return
-        left = carrier.output.bytes_left()
+        left = channel.output.bytes_left()
         if left:
             resp.sent = max(0, resp.sent - left)
         if exchange.begun:
-            _tell_times(exchange, exchange.environ, carrier.output.backlog)
+            _tell_times(exchange, exchange.environ, channel.output.backlog)
         self._log_access(resp, exchange, exchange.environ)
 
-    def _log_refusal(self, carrier: Carrier, exchange: Exchange, status: str) -> None:
+    def _log_refusal(self, channel: Channel, exchange: Exchange, status: str) -> None:
         """Log a request that never reached the app."""
         if not self._logs_access:
             return
-        resp = carrier.response_class(exchange.req, carrier.output, self._settings)
+        resp = channel.response_class(exchange.req, channel.output, self._settings)
         resp.status = status
-        environ = self._environ(carrier, exchange, check=False)
+        environ = self._environ(channel, exchange, check=False)
         self._log_access(resp, exchange, environ)
 
     def _log_access(self, resp: Response, exchange: Exchange, environ: dict[str, Any]) -> None:
@@ -214,7 +214,7 @@ class Application:
             self.log.exception("Error in the access log")
 
 
-def _nothing(carrier: Carrier, exchange: Exchange) -> None:
+def _nothing(channel: Channel, exchange: Exchange) -> None:
     """What is done of a request that nobody asks for."""
 
 

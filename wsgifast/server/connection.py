@@ -27,7 +27,7 @@ from typing import Any
 
 from ..errors import ClientGone, RequestError
 from ..sockets.sendfile import FileTruncated
-from .carrier import Carrier
+from .channel import Channel
 from .endpoint import Core, Endpoint
 from .exchange import Exchange
 from .poller import READ
@@ -109,7 +109,7 @@ class Connection(Endpoint):
 
     # Events
 
-    def on_event(self, events: int) -> Carrier | None:
+    def on_event(self, events: int) -> Channel | None:
         """Do what an event calls for; the caller owns the connection.
 
         :param events: 0 for a connection that has something to do already.
@@ -132,7 +132,7 @@ class Connection(Endpoint):
             self._core.counters.timeouts[waited_for] += 1
         _ON_OVERDUE[self.state](self)
 
-    def _shake_hands(self, events: int) -> Carrier | None:
+    def _shake_hands(self, events: int) -> Channel | None:
         assert self._tls is not None
         try:
             awaited = shake_hands(self._tls)
@@ -148,7 +148,7 @@ class Connection(Endpoint):
             return self._speak_http2(None)
         return self._receive(READ)
 
-    def _receive(self, events: int) -> Carrier | None:
+    def _receive(self, events: int) -> Channel | None:
         if self.output.draining:  # "100 Continue" goes first
             self.output.on_writable()
             if self.output.draining:
@@ -250,7 +250,7 @@ class Connection(Endpoint):
 
     # HTTP/2
 
-    def _speak_http2(self, exchange: Exchange | None) -> Carrier | None:
+    def _speak_http2(self, exchange: Exchange | None) -> Channel | None:
         """Leave all that comes to whoever speaks HTTP/2, and all that waits too.
 
         :param exchange: the request that has asked for it.
@@ -262,7 +262,7 @@ class Connection(Endpoint):
         received, receiver.rest, receiver.exchange = receiver.rest, b"", None
         return streams.begin(received, exchange)
 
-    def _on_streams(self, events: int) -> Carrier | None:
+    def _on_streams(self, events: int) -> Channel | None:
         assert self.streams is not None
         return self.streams.on_event(events)
 
@@ -388,7 +388,7 @@ class Connection(Endpoint):
             self._finish()
 
 
-_ON_EVENT: dict[str, Callable[[Connection, int], Carrier | None]] = {
+_ON_EVENT: dict[str, Callable[[Connection, int], Channel | None]] = {
     HANDSHAKE: Connection._shake_hands,
     IDLE: Connection._receive,
     RECEIVING: Connection._receive,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from .app_socket import AppSocket
-from .carrier import Carrier
+from .channel import Channel
 from .counters import Counters
 from .exchange import Exchange
 from .options import Options
@@ -54,13 +54,13 @@ class Core(Protocol):
     def resume(self, connection: Any) -> object:
         """Have a thread go on with a connection that has something to do already."""
 
-    def refuse(self, carrier: Carrier, exchange: Exchange | None, error: Exception) -> object:
+    def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> object:
         """Answer an error, and log it; with the request, if there is one."""
 
-    def on_sent(self, carrier: Carrier, exchange: Exchange) -> object:
+    def on_sent(self, channel: Channel, exchange: Exchange) -> object:
         """The response to a request has been sent, as far as it ever will be."""
 
-    def run_soon(self, task: Callable[[], Carrier | None]) -> object:
+    def run_soon(self, task: Callable[[], Channel | None]) -> object:
         """Have a thread do something, and run what it returns."""
 
     def is_ending(self) -> bool:
@@ -75,10 +75,10 @@ class Streams(Protocol):
 
     output: OutputQueue
 
-    def begin(self, received: bytes, exchange: Exchange | None) -> Carrier | None:
+    def begin(self, received: bytes, exchange: Exchange | None) -> Channel | None:
         """Begin, with what has come already, and perhaps with a request that has asked for it."""
 
-    def on_event(self, event: int) -> Carrier | None:
+    def on_event(self, event: int) -> Channel | None:
         """As :meth:`Endpoint.on_event`."""
 
     def on_overdue(self) -> None:
@@ -96,14 +96,14 @@ class Streams(Protocol):
     def owes_goaway(self) -> bool:
         """Whether the client does not know yet that the server ends."""
 
-    def carriers(self) -> Sequence[Carrier]:
+    def channels(self) -> Sequence[Channel]:
         """The streams that are open; any thread may ask."""
 
 
 class Endpoint:
     """An accepted socket, its output, and its state; who owns it is told of in connection.py.
 
-    :ivar app_socket: see :class:`~.carrier.Carrier`, as for `proxy`.
+    :ivar app_socket: see :class:`~.channel.Channel`, as for `proxy`.
     :ivar streams: what speaks HTTP/2 here, once that is agreed on.
 
     For `deadline`, `known`, `watched` and `retries` see :class:`~.registry.Waiting`.

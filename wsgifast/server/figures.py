@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .carrier import Carrier
+from .channel import Channel
 from .connection import Connection
 from .server import Server
 from .states import HANDSHAKE, IDLE, LINGERING, RECEIVING, RUNNING, SENDING, SKIPPING, STREAMS
@@ -67,7 +67,7 @@ def figures_of(server: Server) -> Figures:
         states[_state_of(connection)] += 1
         slow += connection.output.draining or (
             connection.streams is not None
-            and any(stream.output.draining for stream in connection.streams.carriers())
+            and any(stream.output.draining for stream in connection.streams.channels())
         )
     pool = server.pool
     turns = pool.turns()
@@ -93,11 +93,11 @@ def requests_under_way(server: Server) -> list[tuple[str, str]]:
     """
     found = []
     for connection in list(server.connections):
-        carriers: list[Carrier] = [connection]
+        channels: list[Channel] = [connection]
         if connection.streams is not None:
-            carriers += connection.streams.carriers()
-        for carrier in carriers:
-            exchange = carrier.exchange
+            channels += connection.streams.channels()
+        for channel in channels:
+            exchange = channel.exchange
             if exchange is not None and exchange.environ is not None:
                 found.append((exchange.req.method, exchange.req.scheme))
     return found

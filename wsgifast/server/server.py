@@ -15,7 +15,7 @@ from typing import Any
 
 from .acceptor import Acceptor
 from .application import Application
-from .carrier import Carrier
+from .channel import Channel
 from .connection import Connection
 from .counters import Counters
 from .disk_budget import DiskBudget
@@ -84,7 +84,7 @@ class Server:
         )
         self.connections = self.registry.connections
         self.coalescing = Coalescing(lambda: self.pool.monitor.ticks_soon())
-        self.pool: Pool[Carrier] = Pool(
+        self.pool: Pool[Channel] = Pool(
             size=options.threads,
             poller=self.poller,
             receive=self._receive,
@@ -258,7 +258,7 @@ class Server:
     def resume(self, connection: Connection) -> None:
         self.pool.push_behind(partial(self._go_on, connection, 0))
 
-    def run_soon(self, task: Task[Carrier]) -> None:
+    def run_soon(self, task: Task[Channel]) -> None:
         self.pool.push_behind(task)
 
     def begin_http2(self, connection: Endpoint, parser: Parser) -> Streams:
@@ -269,9 +269,9 @@ class Server:
     def is_ending(self) -> bool:
         return self._stopping or bool(self._ends_soon)
 
-    def refuse(self, carrier: Carrier, exchange: Exchange | None, error: Exception) -> None:
+    def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> None:
         self.counters.refused[getattr(error, "status", 400)] += 1
-        self._application.refuse(carrier, exchange, error)
+        self._application.refuse(channel, exchange, error)
 
     def keepalive_s(self) -> float:
         keepalive_s = self.options.keepalive_s
@@ -280,7 +280,7 @@ class Server:
 
     # What the pool calls.
 
-    def _receive(self, item: Event | Task[Carrier]) -> Carrier | None:
+    def _receive(self, item: Event | Task[Channel]) -> Channel | None:
         """Take an event or a task up; returns the connection if it is ready to run."""
         if not isinstance(item, tuple):
             return item()
@@ -302,7 +302,7 @@ class Server:
             return None
         return ready
 
-    def _go_on(self, connection: Connection, events: int) -> Carrier | None:
+    def _go_on(self, connection: Connection, events: int) -> Channel | None:
         try:
             return connection.on_event(events)
         except Exception:
@@ -310,21 +310,21 @@ class Server:
             connection.close()
             return None
 
-    def _on_queued(self, carrier: Carrier) -> None:
-        if carrier.exchange is not None:
-            carrier.exchange.queued = time.monotonic()
+    def _on_queued(self, channel: Channel) -> None:
+        if channel.exchange is not None:
+            channel.exchange.queued = time.monotonic()
 
-    def _on_taken(self, carrier: Carrier) -> None:
-        if carrier.exchange is not None:
-            self.counters.count_wait(time.monotonic() - carrier.exchange.queued)
+    def _on_taken(self, channel: Channel) -> None:
+        if channel.exchange is not None:
+            self.counters.count_wait(time.monotonic() - channel.exchange.queued)
 
-    def _run(self, carrier: Carrier) -> None:
+    def _run(self, channel: Channel) -> None:
         try:
-            if carrier.is_wanted():
-                self._application.run(carrier)
+            if channel.is_wanted():
+                self._application.run(channel)
         except Exception:
             self.log.exception("Error in a connection")
-            carrier.close()
+            channel.close()
 
     def _sweep_soon(self) -> None:
         """Let a thread of the pool sweep: the main thread does nothing that could block."""

@@ -44,7 +44,7 @@ def _outputs(connection: Connection) -> Iterator[tuple[OutputQueue, Exchange | N
     """A connection's own, and those of its streams."""
     yield connection.output, connection.exchange
     if connection.streams is not None:
-        for stream in connection.streams.carriers():
+        for stream in connection.streams.channels():
             yield stream.output, stream.exchange
 
 

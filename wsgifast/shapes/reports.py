@@ -9,7 +9,7 @@ import time
 from typing import Final
 
 from ..errors import ConfigurationError
-from ..options import is_number
+from ..option_checks import is_number
 from ..routes import stream_route
 from .rule import BodySeen, Chunks, size_text, slow_shape
 

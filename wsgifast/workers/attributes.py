@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..errors import ConfigurationError, MissingExtra
-from ..options import is_count, is_number
+from ..option_checks import is_count, is_number
 from ..server.poller import POLLERS
 
 __all__ = ["ATTRIBUTES", "InvalidWorkerOption", "check_attributes"]

@@ -34,7 +34,7 @@ from ..metrics.processes import resident_bytes
 from ..metrics.recorder import RECORDER, LengthError
 from ..metrics.tally import Tally
 from ..routes import LENGTH_ERROR, ROUTE
-from ..server.carrier import Carrier
+from ..server.channel import Channel
 from ..server.exchange import Exchange
 from ..server.figures import figures_of, requests_under_way
 from ..server.response import Response
@@ -147,7 +147,7 @@ class Answers:
 
         return call
 
-    def record(self, carrier: Carrier, exchange: Exchange) -> None:
+    def record(self, channel: Channel, exchange: Exchange) -> None:
         """A response has been sent, as far as it ever will be.
 
         It is noted here, and not by the tally's record(): see :class:`~wsgifast.metrics.Tally`.
@@ -160,10 +160,10 @@ class Answers:
                 resp is None
                 or resp.must_close
                 or (counter := resp.counter).dropped
-                or carrier.output.error is not None
+                or channel.output.error is not None
                 or LENGTH_ERROR in environ
             ):
-                sent = self._look_closer(carrier, environ, resp)
+                sent = self._look_closer(channel, environ, resp)
                 if sent is None:
                     return
                 status, size = sent
@@ -183,14 +183,14 @@ class Answers:
             self._failures.tell()
 
     def _look_closer(
-        self, carrier: Carrier, environ: dict[str, Any], resp: Response | None
+        self, channel: Channel, environ: dict[str, Any], resp: Response | None
     ) -> tuple[int, int] | None:
         """Count what has gone wrong, if anything has.
 
         :returns: the status, and the bytes of the body; None where the app has taken its
             connection over.
         """
-        error = carrier.output.error
+        error = channel.output.error
         if resp is None:
             status, size = 500, 0  # the answer to what the app has raised is not the app's
         elif resp.status is not None:
@@ -203,7 +203,7 @@ class Answers:
         if length_error is not None:
             self._tally.count_length_error(length_error)
         if error is not None:
-            size = max(0, size - carrier.output.bytes_left())
+            size = max(0, size - channel.output.bytes_left())
             if not isinstance(error, FileTruncated):
                 self._tally.count_client_left()
         return status, size

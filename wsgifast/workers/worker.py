@@ -21,7 +21,7 @@ from gunicorn.workers import gthread
 
 from ..metrics.processes import resident_bytes
 from ..server.application import Application
-from ..server.carrier import Carrier
+from ..server.channel import Channel
 from ..server.environ import EnvironFactory
 from ..server.server import Server
 from .attributes import InvalidWorkerOption, check_attributes
@@ -307,14 +307,14 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             and len(server.connections) <= self.max_keepalived
         )
 
-    def _answer_error(self, carrier: Carrier, req: Any, error: Any) -> None:
+    def _answer_error(self, channel: Channel, req: Any, error: Any) -> None:
         """Let gunicorn log an error and answer it; without a request it logs less."""
-        page = ErrorPage(carrier.send_error)
+        page = ErrorPage(channel.send_error)
         try:
-            self.handle_error(req, page, carrier.peer, error)
+            self.handle_error(req, page, channel.peer, error)
         except Exception:  # it logs first: nothing has been sent
             self.log.exception("Error in the access log")
-            self.handle_error(None, page, carrier.peer, error)
+            self.handle_error(None, page, channel.peer, error)
 
     @property
     def nr_conns(self) -> int:

@@ -24,7 +24,7 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 
 from ...errors import ClientGone
-from ..carrier import Carrier
+from ..channel import Channel
 from ..disk_budget import DiskBudget
 from ..endpoint import Core, Endpoint
 from ..exchange import Exchange
@@ -64,7 +64,7 @@ class Multiplexer(Incoming):
 
     # What the connection calls; its owner.
 
-    def begin(self, received: bytes, exchange: Exchange | None) -> Carrier | None:
+    def begin(self, received: bytes, exchange: Exchange | None) -> Channel | None:
         """Begin, with what has come already.
 
         :param exchange: the request that has asked for HTTP/2, and is its first.
@@ -87,7 +87,7 @@ class Multiplexer(Incoming):
             self.take(received)
         return self._end_turn()
 
-    def on_event(self, event: int) -> Carrier | None:
+    def on_event(self, event: int) -> Channel | None:
         """Do what an event calls for; returns a stream whose app is to run."""
         self._is_in_turn = True
         if event & WRITE:
@@ -137,7 +137,7 @@ class Multiplexer(Incoming):
         """Whether something is on its way, and no app has to run for it."""
         return any(stream.state is not RUNNING for stream in list(self.streams.values()))
 
-    def carriers(self) -> list[Stream]:
+    def channels(self) -> list[Stream]:
         """The streams that are open; any thread may ask."""
         return list(self.streams.values())
 
@@ -145,7 +145,7 @@ class Multiplexer(Incoming):
         """Whether the client does not know yet that the server ends."""
         return self._second_goaway_at is None and self.state is OPEN
 
-    def _end_turn(self) -> Carrier | None:
+    def _end_turn(self) -> Channel | None:
         """Send, wait for what comes next, and return what is to run; the owner's last step."""
         self.pump()
         if self.state is OPEN and self.core.is_ending():
@@ -171,7 +171,7 @@ class Multiplexer(Incoming):
             self._run_soon(stream)
         return ready[0] if ready else None
 
-    def _run_soon(self, stream: Carrier | None) -> None:
+    def _run_soon(self, stream: Channel | None) -> None:
         if stream is not None:
             self.core.run_soon(partial(_itself, stream))
 
@@ -234,5 +234,5 @@ class Multiplexer(Incoming):
                 self.announce_end(self.last_stream)
 
 
-def _itself(stream: Carrier) -> Carrier:
+def _itself(stream: Channel) -> Channel:
     return stream

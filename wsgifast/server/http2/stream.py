@@ -29,7 +29,7 @@ from .stream_output import StreamOutput
 from .uploads import BufferedUpload, StreamedUpload
 
 if TYPE_CHECKING:
-    from .hub import Hub
+    from .session import Session
 
 __all__ = ["Stream"]
 
@@ -43,7 +43,7 @@ _CONTINUE = [(b":status", b"100")]
 
 
 class Stream:
-    """A request and its response; see :class:`~..carrier.Carrier`.
+    """A request and its response; see :class:`~..channel.Channel`.
 
     :param number: of the stream.
     :param is_head: it asks for the head alone, whatever comes of the request.
@@ -53,8 +53,8 @@ class Stream:
     """
 
     __slots__ = (
-        "_hub",
         "_is_head",
+        "_session",
         "_upload",
         "deadline",
         "exchange",
@@ -67,12 +67,12 @@ class Stream:
 
     response_class = HTTP2Response
 
-    def __init__(self, hub: Hub, number: int, *, is_head: bool) -> None:
-        self._hub = hub
+    def __init__(self, session: Session, number: int, *, is_head: bool) -> None:
+        self._session = session
         self._is_head = is_head
         self.number = number
         self.exchange: Exchange | None = None
-        self.output = StreamOutput(hub, self, number)
+        self.output = StreamOutput(session, self, number)
         self.state = RECEIVING
         self.deadline = math.inf
         self.is_held_back = False
@@ -83,31 +83,31 @@ class Stream:
 
     @property
     def sock(self) -> socket.socket:
-        return self._hub.connection.sock
+        return self._session.connection.sock
 
     @property
     def peer(self) -> Any:
-        return self._hub.connection.peer
+        return self._session.connection.peer
 
     @property
     def address(self) -> Any:
-        return self._hub.connection.address
+        return self._session.connection.address
 
     @property
     def app_socket(self) -> AppSocket | None:
-        return self._hub.connection.app_socket
+        return self._session.connection.app_socket
 
     @app_socket.setter
     def app_socket(self, sock: AppSocket | None) -> None:
-        self._hub.connection.app_socket = sock
+        self._session.connection.app_socket = sock
 
     @property
     def proxy(self) -> dict[str, Any] | None:
-        return self._hub.connection.proxy
+        return self._session.connection.proxy
 
     @proxy.setter
     def proxy(self, said: dict[str, Any] | None) -> None:
-        self._hub.connection.proxy = said
+        self._session.connection.proxy = said
 
     def hijack(self) -> socket.socket:
         raise OSError("the socket of an HTTP/2 connection cannot be taken over: others use it too")
@@ -140,7 +140,7 @@ class Stream:
         if exchange is not None and exchange.streamed is not None:
             exchange.streamed.feed(data, size)
             return
-        self._hub.acknowledge(size, self.number)
+        self._session.acknowledge(size, self.number)
         if self.state is RECEIVING and self._upload is not None:
             self._upload.take(data, size)
             self._await_more(self._upload)
@@ -165,13 +165,13 @@ class Stream:
 
     def _await_more(self, upload: BufferedUpload) -> None:
         self.deadline = upload.deadline()
-        self._hub.note_deadline(self.deadline)
+        self._session.note_deadline(self.deadline)
 
     # Its turn.
 
     def is_wanted(self) -> bool:
         """Begin its turn; False if there is nobody to answer any more."""
-        with self._hub.lock:
+        with self._session.lock:
             if self.state is not READY:
                 return False
             self.state = RUNNING
@@ -198,7 +198,7 @@ class Stream:
         output = self.output
         if output.may_hold_blocks():
             output.flush()
-        with self._hub.lock:
+        with self._session.lock:
             self.state = SENDING
             if output.draining:
                 output.closing = True
@@ -210,7 +210,7 @@ class Stream:
     def refuse(self, error: Exception) -> None:
         """Answer a request that will not run, or tell the app that reads its body; the owner."""
         if self.state is RECEIVING:
-            self._hub.core.refuse(self, self.exchange, error)
+            self._session.core.refuse(self, self.exchange, error)
             self.app_is_done()
         elif self.exchange is not None and self.exchange.streamed is not None:
             self.exchange.streamed.fail(error)
@@ -218,7 +218,7 @@ class Stream:
     def on_overdue(self) -> None:
         """Its client has not done its part in time; the connection's owner."""
         waited_for = "body" if self.state is RECEIVING else "send"
-        self._hub.core.counters.timeouts[waited_for] += 1
+        self._session.core.counters.timeouts[waited_for] += 1
         if self.state is RECEIVING:
             self.refuse(RequestError(408, "The request did not come in time"))
         else:
@@ -226,7 +226,7 @@ class Stream:
 
     def fail(self, error: Exception) -> None:
         """Nobody waits for its response any more."""
-        with self._hub.lock:
+        with self._session.lock:
             state = self.state
             self.deadline = math.inf
             self.output.fail(error)
@@ -238,29 +238,29 @@ class Stream:
             self.finish()
         elif state is READY or state is RECEIVING:
             self._drop_body()
-            self._hub.end(self)
+            self._session.end(self)
 
     def close(self) -> None:
         """Give up after an error of our own."""
-        with self._hub.lock:
+        with self._session.lock:
             if self.state is not OVER:
                 self.state = SENDING
         self.finish()
 
     def finish(self) -> None:
         """The response has been sent, as far as it ever will be."""
-        with self._hub.lock:
+        with self._session.lock:
             if self.state is OVER:
                 return
             self.state = OVER
         exchange = self.exchange
         if exchange is not None:
-            core, error = self._hub.core, self.output.error
+            core, error = self._session.core, self.output.error
             core.on_sent(self, exchange)
             if isinstance(error, FileTruncated):
                 core.log.warning("Cutting off %s: %s", exchange.req.uri, error)
         self._drop_body()
-        self._hub.end(self)
+        self._session.end(self)
 
     def _drop_body(self) -> None:
         exchange, self.exchange = self.exchange, None
@@ -274,7 +274,7 @@ class Stream:
 
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
         self.deadline = deadline
-        self._hub.queue(self)
+        self._session.queue(self)
 
     def resume_sending(self) -> None:
-        self._hub.queue(self, is_over=True)
+        self._session.queue(self, is_over=True)

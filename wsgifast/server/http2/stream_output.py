@@ -23,7 +23,7 @@ from ..sending import Turn
 from .window_wait import WindowWait
 
 if TYPE_CHECKING:
-    from .hub import Hub
+    from .session import Session
 
 __all__ = ["Fields", "StreamOutput", "StreamSender"]
 
@@ -45,9 +45,9 @@ class StreamSender:
     """
 
     __slots__ = (
-        "_hub",
         "_number",
         "_sent",
+        "_session",
         "_window_wait",
         "ends_after",
         "has_ended",
@@ -56,8 +56,8 @@ class StreamSender:
         "trailers",
     )
 
-    def __init__(self, hub: Hub, number: int) -> None:
-        self._hub = hub
+    def __init__(self, session: Session, number: int) -> None:
+        self._session = session
         self._number = number
         self._window_wait: WindowWait | None = None  # most streams need none
         self.head: Fields | None = None
@@ -69,24 +69,24 @@ class StreamSender:
 
     def send(self, data: bytes) -> int:
         """Send what can be sent of a block right now."""
-        hub = self._hub
+        session = self._session
         self._send_head()
         size = len(data)
         if size:
-            size = 0 if hub.is_congested else min(size, self._room(), hub.quantum)
+            size = 0 if session.is_congested else min(size, self._room(), session.quantum)
         self._send_data(data[:size], of=len(data))
-        hub.transmit()
+        session.transmit()
         return size
 
     def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
-        hub = self._hub
+        session = self._session
         if self._window_wait is not None:
             self._window_wait.end()
-        left = hub.quantum
+        left = session.quantum
         try:
             self._send_head()
             while (first := backlog.first) is not None:
-                room = 0 if hub.is_congested else min(left, self._room())
+                room = 0 if session.is_congested else min(left, self._room())
                 if room <= 0:
                     return Turn.FULL
                 of = backlog.size
@@ -108,12 +108,12 @@ class StreamSender:
             self._send_data(b"", of=0)
             return Turn.DONE
         finally:
-            hub.on_framed(hub.quantum - left)
+            session.on_framed(session.quantum - left)
 
     def send_interim(self, head: Fields) -> None:
-        self._hub.check(self._number)
+        self._session.check(self._number)
         self._frame_head(head)
-        self._hub.transmit()
+        self._session.transmit()
 
     def pace(self, now: float) -> tuple[float, int] | None:
         return None if self._window_wait is None else self._window_wait.pace(now)
@@ -123,10 +123,10 @@ class StreamSender:
         return self._room() <= 0
 
     def wait_until(self, *, again: bool) -> float:
-        if self._hub.frames.stream_window(self._number) > 0:
+        if self._session.frames.stream_window(self._number) > 0:
             return math.inf  # its connection is waited for
         if self._window_wait is None:
-            self._window_wait = WindowWait(self._hub.rules)
+            self._window_wait = WindowWait(self._session.rules)
         return self._window_wait.begin()
 
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
@@ -143,11 +143,11 @@ class StreamSender:
             backlog.insert_read(done)
 
     def _room(self) -> int:
-        frames = self._hub.frames
+        frames = self._session.frames
         return min(frames.window, frames.stream_window(self._number))
 
     def _send_head(self) -> None:
-        self._hub.check(self._number)
+        self._session.check(self._number)
         if self.head is not None:
             head, self.head = self.head, None
             self.has_head = True
@@ -155,7 +155,7 @@ class StreamSender:
 
     def _frame_head(self, head: Fields, *, ends: bool = False) -> None:
         try:
-            self._hub.frames.send_headers(self._number, head, end_stream=ends)
+            self._session.frames.send_headers(self._number, head, end_stream=ends)
         except ProtocolError as error:  # the client has broken the rules just now
             raise ClientGone(str(error)) from error
 
@@ -170,11 +170,11 @@ class StreamSender:
         ends_here = ends and not self.trailers
         if size or ends_here:
             try:
-                frames = self._hub.frames.send_body(self._number, data, end_stream=ends_here)
+                frames = self._session.frames.send_body(self._number, data, end_stream=ends_here)
             except ProtocolError as error:  # as above
                 raise ClientGone(str(error)) from error
             held_back = size < of and self._room() <= 0  # it is the last one that was cut short
-            self._hub.floods.earn_windows(size, frames=frames - held_back)
+            self._session.floods.earn_windows(size, frames=frames - held_back)
         if ends and self.trailers:
             self._frame_head(self.trailers, ends=True)
         self.has_ended = self.has_ended or ends
@@ -190,9 +190,9 @@ class StreamOutput(OutputQueue):
 
     __slots__ = ("sender",)
 
-    def __init__(self, hub: Hub, owner: OutputOwner, number: int) -> None:
-        self.sender = sender = StreamSender(hub, number)
-        super().__init__(sender, owner, hub.rules, hub.lock)
+    def __init__(self, session: Session, owner: OutputOwner, number: int) -> None:
+        self.sender = sender = StreamSender(session, number)
+        super().__init__(sender, owner, session.rules, session.lock)
 
     def begin(self, head: Fields) -> None:
         """Have the head sent before the next bytes."""

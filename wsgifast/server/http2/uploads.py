@@ -15,7 +15,7 @@ from ..request_body import Spool
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-    from .hub import Hub
+    from .session import Session
 
 __all__ = ["BufferedUpload", "StreamedUpload"]
 
@@ -72,12 +72,12 @@ class StreamedUpload(io.RawIOBase):
     :ivar failure: what has kept the body from being read to its end.
     """
 
-    def __init__(self, hub: Hub, number: int, *, timeout_s: float) -> None:
+    def __init__(self, session: Session, number: int, *, timeout_s: float) -> None:
         self.failure: Exception | None = None
-        self._hub = hub
+        self._session = session
         self._number = number
         self._timeout_s = timeout_s
-        self._came = threading.Condition(hub.lock)
+        self._came = threading.Condition(session.lock)
         self._parts: deque[tuple[memoryview, int]] = deque()  # and what each counts beyond its size
         self._has_ended = False
         self._received = 0
@@ -92,10 +92,10 @@ class StreamedUpload(io.RawIOBase):
         """
         with self._came:
             # That of the connection is opened at once: other streams' bodies need it.
-            self._hub.open_window(size, None)
+            self._session.open_window(size, None)
             self._received += len(data)
             if self.closed or not data:
-                self._hub.open_window(size, self._number)
+                self._session.open_window(size, self._number)
             else:
                 self._parts.append((memoryview(data), size - len(data)))
                 self._came.notify_all()
@@ -133,7 +133,7 @@ class StreamedUpload(io.RawIOBase):
             if size < len(part):
                 self._parts.appendleft((part[size:], padding))
                 padding = 0
-            self._hub.open_window(size + padding, self._number)
+            self._session.open_window(size + padding, self._number)
             return size
 
     def _wait(self) -> None:

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from ...errors import ConfigurationError, WSGIFastError
-from ...options import is_count, is_number
+from ...option_checks import is_count, is_number
 
 __all__ = [
     "MAX_BYTES",

@@ -10,10 +10,10 @@ from ..output_rules import OutputRules
 from .floods import Floods
 from .frames import Frames
 
-__all__ = ["Hub"]
+__all__ = ["Session"]
 
 
-class Hub(Protocol):
+class Session(Protocol):
     """See :class:`~.multiplexer.Multiplexer`.
 
     :ivar lock: under which all that is sent is framed, and all states change.

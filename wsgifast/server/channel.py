@@ -10,10 +10,10 @@ from .exchange import Exchange
 from .output import OutputQueue
 from .response import Response
 
-__all__ = ["Carrier"]
+__all__ = ["Channel"]
 
 
-class Carrier(Protocol):
+class Channel(Protocol):
     """A connection of HTTP/1, or a stream of HTTP/2.
 
     :ivar exchange: the request that is to run.
