@@ -1,0 +1,225 @@
+"""Controllers and TLS, handlers of older kinds, options, and what is relied on in aiosmtpd."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import smtplib
+import socket
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from aiosmtpd import smtp as stock_smtp
+
+from tests.mail.serving import LARGE, RECIPIENT, SENDER, TEXT, Handler, Line, send, serving
+from tests.support.programs import program
+from tests.support.servers import free_port
+from wsgifast import ConfigurationError
+from wsgifast.mail import SMTP, SMTP_SSL
+from wsgifast.mail import server as fast
+
+
+def nodelay(client: smtplib.SMTP) -> int:
+    assert client.sock is not None
+    return client.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def server_tls(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("localhost", "127.0.0.1").configure_cert(context)
+    return context
+
+
+@pytest.fixture
+def client_tls(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+@pytest.mark.parametrize("spool_bytes", [None, 1000])
+@pytest.mark.parametrize("chunking", [True, False])
+def test_starttls(
+    server_tls: ssl.SSLContext, client_tls: ssl.SSLContext, chunking: bool, spool_bytes: int | None
+) -> None:
+    options: dict[str, Any] = {"tls_context": server_tls, "spool_bytes": spool_bytes}
+    with (
+        serving(require_starttls=True, **options) as (port, handler),
+        SMTP("localhost", port, timeout=60) as client,
+    ):
+        client.ehlo()
+        assert not client.has_extn("chunking")  # no data before STARTTLS
+        client.starttls(context=client_tls)
+        client.chunking = chunking
+        for message in (LARGE, TEXT):
+            client.sendmail(SENDER, [RECIPIENT], message)
+        assert client.has_extn("chunking")
+        assert nodelay(client)
+    assert handler.received == [LARGE, TEXT]
+
+
+def test_implicit_tls(
+    server_tls: ssl.SSLContext, client_tls: ssl.SSLContext, tmp_path: Path
+) -> None:
+    path = tmp_path / "message"
+    path.write_bytes(LARGE)
+    with (
+        serving(ssl_context=server_tls) as (port, handler),
+        SMTP_SSL("localhost", port, context=client_tls, timeout=60) as client,
+        path.open("rb") as file,
+    ):
+        assert nodelay(client)
+        client.sendmail(SENDER, [RECIPIENT], file)
+    assert handler.received == [LARGE]
+
+
+def test_unthreaded_controller_and_unix_sockets(tmp_path: Path) -> None:
+    handler = Handler()
+    loop = asyncio.new_event_loop()
+    controller: Any = fast.UnthreadedController(handler, "127.0.0.1", free_port(), loop=loop)
+    try:
+        controller.begin()
+        sending = loop.run_in_executor(None, send, controller.port, LARGE)
+        loop.run_until_complete(sending)
+        controller.end()
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+    assert handler.received == [LARGE]
+    path = str(tmp_path / "socket")
+    for controller_class in (fast.UnixSocketController, fast.UnixSocketUnthreadedController):
+        made: Any = controller_class(handler, path)
+        asyncio.set_event_loop(made.loop)  # else the server makes one, which nobody closes
+        try:
+            assert isinstance(made.factory(), fast.SMTPServer)
+        finally:
+            asyncio.set_event_loop(None)
+            made.loop.close()
+
+
+def test_process_message_is_not_called_beside_handle_data() -> None:
+    class Both(Handler):
+        def process_message(self, *args: Any) -> str:
+            raise AssertionError("the message was handled already")
+
+    with serving(handler=Both()) as (port, handler):
+        send(port, TEXT)
+    assert handler.received == [TEXT]
+
+
+def test_a_handler_of_nothing_is_answered_as_by_aiosmtpd() -> None:
+    with serving(handler=object()) as (port, _), Line(port) as line:
+        line.begin()
+        assert line.say(b"DATA", b"text\r\n.") == b"250 OK"
+
+
+def old_reply(*args: Any) -> str | None:
+    return None if args[1] == SENDER else "550 not you"
+
+
+async def awaited_old_reply(*args: Any) -> str | None:
+    return old_reply(*args)
+
+
+@pytest.mark.parametrize("reply", [old_reply, awaited_old_reply])
+def test_process_message_is_still_called(reply: Any) -> None:
+    class Old:
+        process_message = staticmethod(reply)
+
+    controller = fast.Controller(Old(), hostname="127.0.0.1", port=free_port())
+    controller.start()
+    try:
+        with SMTP("127.0.0.1", controller.port, timeout=60) as client:
+            with pytest.warns(DeprecationWarning, match="handle_DATA"):
+                client.sendmail(SENDER, [RECIPIENT], TEXT)
+            with (
+                pytest.warns(DeprecationWarning, match="handle_DATA"),
+                pytest.raises(smtplib.SMTPDataError) as refused,
+            ):
+                client.sendmail(RECIPIENT, [RECIPIENT], TEXT)
+        assert refused.value.args == (550, b"not you")
+    finally:
+        controller.stop()
+
+
+def test_curl_delivers(tmp_path: Path) -> None:
+    curl = program("curl")
+    path = tmp_path / "message"
+    path.write_bytes(LARGE)
+    with serving() as (port, handler):
+        target = ["--mail-from", SENDER, "--mail-rcpt", RECIPIENT, "--upload-file", str(path)]
+        url = f"smtp://127.0.0.1:{port}/client"
+        done = subprocess.run([curl, "-sS", url, *target], capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+    assert handler.received == [LARGE]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"spool_bytes": -1},
+        {"spool_bytes": "1M"},
+        {"spool_bytes": 0, "decode_data": True},
+        {"chunking": "no"},
+        {"refuse_smuggling": 1},
+    ],
+)
+def test_options_that_cannot_work(options: dict[str, Any]) -> None:
+    name = next(iter(options))
+    with pytest.raises(ConfigurationError, match=name):
+        fast.SMTPServer(Handler(), **options)
+    with pytest.raises(ConfigurationError, match=name):
+        fast.Controller(Handler(), **options)
+
+
+def test_a_folder_to_spool_to_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="which is not a directory"):
+        fast.Controller(Handler(), spool_bytes=0, spool_dir=tmp_path / "none")
+
+
+def test_what_is_relied_on_in_aiosmtpd() -> None:
+    """Names that aiosmtpd does not document: a change in a new version shows here."""
+    source = inspect.getsource(stock_smtp.SMTP)
+    for name in (
+        "_call_handler_hook",
+        "_decode_data",
+        "_ehlo_hook_ver",
+        "_getaddr",
+        "_handle_hooks",
+        "_reader",
+        "_set_post_data_state",
+        "_create_envelope",
+        "_smtp_methods",
+        "_tls_protocol",
+        "_auth_required",
+        "_handler_coroutine",
+        "_writer",
+    ):
+        assert name in source
+    assert list(inspect.signature(stock_smtp.SMTP._call_handler_hook).parameters) == [
+        "self",
+        "command",
+        "args",
+    ]
+
+
+def test_without_aiosmtpd_the_missing_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['aiosmtpd'] = None; import wsgifast.mail, wsgifast;\n"
+        "try: import wsgifast.mail.server\n"
+        "except wsgifast.MissingExtra as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'wsgifast[mail]'" in done.stdout

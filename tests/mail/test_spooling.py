@@ -1,0 +1,222 @@
+"""The data of messages: in memory, in temporary files, and when their client or disk fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import smtplib
+import tempfile
+import threading
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mail.serving import LARGE, RECIPIENT, SENDER, TEXT, Handler, Line, send, serving
+from tests.support.servers import free_port, wait_for
+from wsgifast.mail import SMTP
+from wsgifast.mail import server as fast
+from wsgifast.mail.content import Content
+
+
+@pytest.mark.parametrize("chunking", [True, False])
+@pytest.mark.parametrize("spool_bytes", [0, len(TEXT), 1_000_000])
+def test_long_content_is_spooled(tmp_path: Path, spool_bytes: int, chunking: bool) -> None:
+    with serving(spool_bytes=spool_bytes, spool_dir=tmp_path) as (port, handler):
+        for message in (TEXT, LARGE):
+            send(port, message, chunking=chunking)
+    assert handler.received == [TEXT, LARGE]
+    assert handler.spooled == [len(TEXT) > spool_bytes, True]
+    assert all(file.closed for file in handler.files)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_iterated_chunks_are_spooled(tmp_path: Path) -> None:
+    with serving(spool_bytes=1000, spool_dir=tmp_path) as (port, handler):
+        send(port, (LARGE[at : at + 70_000] for at in range(0, len(LARGE), 70_000)))
+    assert (handler.received, handler.spooled) == ([LARGE], [True])
+
+
+def test_too_much_is_refused_when_it_is_in_a_file_already(tmp_path: Path) -> None:
+    with serving(spool_bytes=1000, spool_dir=tmp_path, data_size_limit=2 * len(LARGE)) as (
+        port,
+        handler,
+    ):
+        send(port, LARGE, chunking=False)
+        with Line(port) as line:
+            line.begin()
+            assert line.say(b"DATA")[:3] == b"354"
+            line.send(LARGE * 3 + b".\r\n")
+            assert line.reply()[:3] == b"552"
+            assert line.say(b"NOOP") == b"250 OK"
+            assert open_files_in(tmp_path) == []
+    assert handler.spooled == [True]
+
+
+@pytest.mark.parametrize("chunking", [True, False])
+def test_a_full_disk_is_a_refusal_for_now(monkeypatch: Any, chunking: bool) -> None:
+    def full(**options: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with serving(spool_bytes=1000) as (port, handler):
+        with monkeypatch.context() as patch:
+            patch.setattr(tempfile, "TemporaryFile", full)
+            with pytest.raises(smtplib.SMTPDataError) as refused:
+                send(port, LARGE, chunking=chunking)
+        assert refused.value.smtp_code == 452
+        send(port, LARGE, chunking=chunking)
+    assert handler.received == [LARGE]
+
+
+def test_a_disk_that_fills_up_later_breaks_no_chunk(monkeypatch: Any) -> None:
+    """What the disk did not take stays in the file's buffer, and closing it fails once more."""
+
+    def full(**options: Any) -> Any:
+        return open("/dev/full", "w+b")
+
+    with serving(spool_bytes=5) as (port, handler), Line(port) as line:
+        monkeypatch.setattr(tempfile, "TemporaryFile", full)
+        line.begin()
+        assert line.say(b"BDAT 10\r\n12345678")[:3] == b"452"
+        line.begin()
+        assert (
+            line.say(b"DATA", b"12345678\r\n.") == b"452 4.3.1 Error: insufficient system storage"
+        )
+        assert line.say(b"NOOP") == b"250 OK"
+    assert handler.received == []
+
+
+def test_many_chunks_are_held_once() -> None:
+    block = b"x" * 100_000
+
+    async def peak() -> tuple[int, bytes]:
+        content = Content(asyncio.get_running_loop(), None, None)
+        tracemalloc.start()
+        try:
+            for _ in range(100):
+                await content.add(bytes(bytearray(block)))  # a block of its own each time
+            joined = content.joined()
+            return tracemalloc.get_traced_memory()[1], joined
+        finally:
+            tracemalloc.stop()
+
+    most, joined = asyncio.run(peak())
+    assert joined == block * 100
+    assert most < 1.5 * len(joined)
+
+
+def test_a_spool_file_made_after_its_client_left_is_closed(monkeypatch: Any) -> None:
+    made: list[Any] = []
+    real = tempfile.TemporaryFile
+
+    async def leave_while_the_file_is_made() -> None:
+        content = Content(asyncio.get_running_loop(), 0, None)
+
+        def late(**options: Any) -> Any:
+            content.close()
+            made.append(real(**options))
+            return made[-1]
+
+        monkeypatch.setattr(tempfile, "TemporaryFile", late)
+        await content.add(b"data")
+
+    asyncio.run(leave_while_the_file_is_made())
+    assert [file.closed for file in made] == [True]
+
+
+@pytest.mark.parametrize("chunking", [True, False])
+def test_a_failing_handler_is_answered_and_the_connection_goes_on(chunking: bool) -> None:
+    with serving() as (port, handler), SMTP("127.0.0.1", port, timeout=60) as client:
+        client.chunking = chunking
+        with pytest.raises(smtplib.SMTPDataError) as refused:
+            client.sendmail("broken@example.com", [RECIPIENT], TEXT)
+        assert refused.value.args == (500, b"Error: (LookupError) handler")
+        client.sendmail(SENDER, [RECIPIENT], TEXT)
+    assert handler.received == [TEXT]
+
+
+@pytest.mark.parametrize(
+    "command", [b"DATA", b"BDAT 10000000 LAST", b"BDAT 10000000", b"BDAT %d" % len(LARGE)]
+)
+def test_a_client_that_leaves_in_its_data_leaves_nothing_behind(
+    tmp_path: Path, command: bytes
+) -> None:
+    with serving(spool_bytes=1000, spool_dir=tmp_path) as (port, handler):
+        with Line(port) as line:
+            line.begin()
+            line.send(command + b"\r\n" + LARGE)
+        send(port, TEXT)  # the server goes on
+        wait_for(lambda: not open_files_in(tmp_path), "the spool file is closed")
+    assert handler.received == [TEXT]
+
+
+def test_a_slow_disk_holds_the_client_and_not_its_data_in_memory(monkeypatch: Any) -> None:
+    real, disk_is_back = tempfile.TemporaryFile, threading.Event()
+    server: Any = None
+
+    def slow(**options: Any) -> Any:
+        assert disk_is_back.wait(60)
+        return real(**options)
+
+    class Watching(fast.Controller):
+        def factory(self) -> Any:
+            nonlocal server
+            server = super().factory()
+            return server
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", slow)
+    with serving(Watching, spool_bytes=0) as (port, handler), Line(port) as line:
+        line.begin()
+        size = 30_000_000  # more than the buffers of a connection over loopback
+        sender = threading.Thread(
+            target=line.send, args=(b"BDAT %d LAST\r\n" % size + b"x" * size,)
+        )
+        sender.start()
+        try:
+            wait_for(lambda: server.transport.is_reading() is False, "the server reads no more")
+            assert sender.is_alive()
+        finally:
+            disk_is_back.set()
+            sender.join()
+        assert line.reply() == b"250 taken"
+    assert list(map(len, handler.received)) == [size]
+
+
+@pytest.mark.parametrize("command", [b"DATA", b"BDAT 10000000"])
+def test_every_piece_of_a_message_begins_the_timeout_anew(command: bytes) -> None:
+    class Own(Handler):
+        server: Any = None
+
+        async def handle_RCPT(self, server: Any, *args: Any) -> str:
+            self.server = server
+            return await super().handle_RCPT(server, *args)
+
+    handler = Own()
+    controller = fast.Controller(handler, hostname="127.0.0.1", port=free_port())
+    controller.start()
+    try:
+        with Line(controller.port) as line:
+            line.begin()
+            line.send(command + b"\r\na piece\r\n")
+            wait_for(lambda: handler.server._reception is not None, "data is waited for")
+            for _ in range(2):
+                timer = handler.server._timeout_handle
+                line.send(b"a piece\r\n")
+                wait_for(timer.cancelled, "the timeout begins anew")
+                wait_for(
+                    lambda: not handler.server._timeout_handle.cancelled(), "there is another one"
+                )
+        wait_for(lambda: handler.server.transport is None, "the client has left")
+    finally:
+        controller.stop()
+
+
+def open_files_in(folder: Path) -> list[str]:
+    """Files of this process in a folder, deleted ones too."""
+    names = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            names.append(str(link.readlink()))
+    return [name for name in names if name.startswith(str(folder))]

@@ -1,0 +1,400 @@
+"""Whose turn it is: who polls, who serves, who takes over after a slow app."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.server.monitored import Monitored, monitored
+from wsgifast.server.poller import READ, WRITE, Event
+from wsgifast.server.pool import _BEHIND_S
+
+__all__ = ["monitored"]
+
+
+def test_after_a_slow_app_another_is_promoted_before_the_next_ones(monitored: Monitored) -> None:
+    """They come in bursts; so many quick ones in a row end that."""
+    pool = monitored.pool
+    monitored.follow(monitored.others[0])
+    monitored.in_app = lambda: monitored.run(1.5)
+    pool.work.append(lambda: "slow")
+    monitored.turn(monitored.first)
+    assert monitored.leader is monitored.others[0]
+    assert monitored.early_promotions
+
+    monitored.in_app = lambda: None
+    quick = 0
+    leader, other = monitored.others[0], monitored.first
+    while monitored.early_promotions:
+        monitored.followers[:] = [other]
+        monitored.leader = leader
+        other.gate.acquire(blocking=False)
+        pool.work.append(lambda: "quick")
+        monitored.turn(leader)
+        assert monitored.leader is other  # before its app, whatever that will be
+        quick += 1
+        assert quick < 100
+    assert quick > 3
+    monitored.followers[:] = [other]
+    monitored.leader = leader
+    pool.work.append(lambda: "quick")
+    monitored.turn(leader)
+    assert monitored.leader is leader
+
+
+def test_a_lead_that_nobody_could_take_is_on_offer(monitored: Monitored) -> None:
+    """While apps are slow: who comes out of one takes it, without waiting for the monitor."""
+    pool = monitored.pool
+    monitored.early_promotions = 3
+    back = monitored.others[0]
+    offered: list[bool] = []
+
+    def in_app() -> None:
+        offered.append(monitored.lead_is_on_offer)
+        monitored.come_back(back)
+
+    monitored.in_app = in_app
+    pool.work.append(lambda: "request")
+    monitored.turn(monitored.first)
+    assert offered == [True]
+    assert monitored.leader is back
+    # Promoting somebody takes it back.
+    monitored.lead_is_on_offer = True
+    monitored.follow(monitored.first)
+    monitored.enter(back)
+    monitored.run(1.5)
+    assert monitored.leader is monitored.first
+    assert not monitored.lead_is_on_offer
+
+
+@pytest.mark.parametrize("queue", ["work", "behind"])
+def test_a_long_turn_makes_way_if_there_is_work(queue: str, monitored: Monitored) -> None:
+    """It runs, so that the monitor would leave it the lead; but it runs beside others."""
+    pool = monitored.pool
+    first, other = monitored.first, monitored.others[0]
+    monitored.enter(first)
+    monitored.follow(other)
+    first.thread = threading.current_thread()
+    pool.make_way()
+    assert monitored.leader is first  # there is nothing to do
+    getattr(pool, queue).append(lambda: "request")
+    first.thread = threading.Thread()
+    pool.make_way()
+    assert monitored.leader is first  # its turn is not the one that takes long
+    first.thread = threading.current_thread()
+    pool.make_way()
+    assert monitored.leader is other
+    monitored.leader = first
+    pool.make_way()
+    assert monitored.leader is first
+    assert monitored.lead_is_on_offer  # nobody was free
+
+
+def test_a_slow_app_among_quick_ones_begins_the_count_anew(monitored: Monitored) -> None:
+    pool = monitored.pool
+    monitored.early_promotions = 3
+
+    def several_ticks() -> None:
+        monitored.run(5.5)
+
+    monitored.in_app = several_ticks
+    monitored.follow(*monitored.others)
+    pool.work.append(lambda: "slow")
+    monitored.turn(monitored.first)
+    assert monitored.early_promotions > 3
+    before = monitored.early_promotions
+    monitored.in_app = lambda: None
+    monitored.leader = monitored.first
+    pool.work.append(lambda: "quick")
+    monitored.turn(monitored.first)
+    assert monitored.early_promotions == before - 1
+
+
+def test_a_request_in_the_app_is_seen_as_the_next_one(monitored: Monitored) -> None:
+    """Its number changes before the member is seen busy, or the monitor might take two for one."""
+    seen: list[tuple[bool, int]] = []
+    member = monitored.first
+
+    class Looked:
+        """A member; notes what the monitor could see at each change."""
+
+        busy: bool
+        turn: int
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+            if name in ("busy", "turn") and hasattr(self, "turn"):
+                seen.append((self.busy, self.turn))
+
+    looked: Any = Looked()
+    looked.gate, looked.polling, looked.busy, looked.turn = member.gate, False, False, 7
+    looked.spare = False
+    monitored.leader = looked
+    seen.clear()
+    monitored.pool.work.append(lambda: "request")
+    monitored.serve(looked)
+    assert seen == [(False, 8), (True, 8), (False, 8)]
+
+
+def test_what_was_received_for_a_thread_comes_first(monitored: Monitored) -> None:
+    """It has waited longest; events behind it cannot starve it."""
+    monitored.pool.work.append(lambda: "event")
+    monitored.pool.ready.append("request")
+    monitored.turn(monitored.first)
+    monitored.turn(monitored.first)
+    assert monitored.ran == ["request", "event"]
+    assert not monitored.pool.ready
+
+
+def test_what_is_behind_has_its_turn_between_two_polls(
+    monitored: Monitored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For as long as the events before it have taken, at least a moment and at most a few."""
+    monkeypatch.setattr("wsgifast.server.pool._FEW_EVENTS", 3)
+    monkeypatch.setattr("wsgifast.server.pool._BEHIND_S", 1.0)
+    monkeypatch.setattr("wsgifast.server.pool._MOST_BEHIND_S", 8.0)
+    pool = monitored.pool
+    taken: list[Any] = []
+
+    def takes(item: Any) -> Any:
+        if callable(item):
+            return item()
+        taken.append(item)
+        monitored.now += 0.25
+        return None
+
+    monitored.receive = takes
+    events: list[Event] = [(7, READ), (8, WRITE), (9, READ | WRITE), (10, WRITE)]
+    monitored.at_poll = lambda: events
+    pool.behind.extend((fd, WRITE) for fd in range(100, 200))
+
+    def turns(events_s: float) -> list[int]:
+        pool.take_up_events(None)
+        events.clear()
+        while pool.work:
+            before = len(taken)
+            monitored.turn(monitored.first)
+            if len(pool.work) == 1:
+                monitored.now += events_s
+        return [fd for fd, _ in taken[before:]]
+
+    assert turns(0.0) == [100, 101, 102, 103]
+    assert [fd for fd, _ in taken[:2]] == [7, 9]
+    assert list(pool.behind)[-2:] == [(8, WRITE), (10, WRITE)]
+    events.append((11, READ))
+    assert len(turns(1.75)) == 8
+    events.append((11, READ))
+    assert turns(100.0) == list(range(112, 144))
+    # Where few come, all have their turn.
+    events += [(12, READ), (13, WRITE)]
+    turns(0.0)
+    assert taken[-6:-4] == [(12, READ), (13, WRITE)]
+    # Each once, also what comes there again; a poll that finds nothing ends it.
+    pool.behind.clear()
+    again = 0
+
+    def comes_again() -> None:
+        nonlocal again
+        again += 1
+        pool.behind.append(comes_again)
+
+    pool.behind.append(comes_again)
+    assert turns(0.0) == []
+    assert again == 1
+
+
+def test_what_is_behind_may_be_ready_to_run(monitored: Monitored) -> None:
+    """Others go on where it was left, as long as there is time."""
+    pool = monitored.pool
+    monitored.in_app = lambda: setattr(monitored, "now", monitored.now + 0.3 * _BEHIND_S)
+    monitored.at_poll = list
+    pool.behind.extend(lambda number=number: str(number) for number in range(9))  # type: ignore[misc]
+    pool.take_up_events(None)
+    while pool.work:
+        monitored.turn(monitored.first)
+    assert monitored.ran == ["0", "1", "2", "3"]
+    assert len(pool.behind) == 5
+
+
+class Polling:
+    """A member; work comes in the moment in which it says that it polls."""
+
+    def __init__(self, queue: Any, late: Any, *, spare: bool = False) -> None:
+        self._queue = queue
+        self._late = late
+        self.spare = spare
+        self.busy, self.turn, self._polling = False, 0, False
+
+    @property
+    def polling(self) -> bool:
+        return self._polling
+
+    @polling.setter
+    def polling(self, polling: bool) -> None:
+        self._polling = polling
+        if polling and not self.turn:
+            self._queue.append(self._late)
+
+
+def test_nobody_polls_for_ever_while_there_is_work(monitored: Monitored) -> None:
+    """Whoever adds to it sees that somebody polls, or is seen by them."""
+    pool = monitored.pool
+    late: Callable[[], str] = lambda: "late"  # noqa: E731
+    for queue, what in ((pool.work, late), (pool.ready, "late")):
+        member: Any = Polling(queue, what)
+        monitored.leader = member
+        monitored.turn(member)
+        assert not monitored.polls
+        monitored.turn(member)
+        assert not member.polling
+    assert monitored.ran == ["late", "late"]
+
+
+def test_nor_does_a_spare(monitored: Monitored) -> None:
+    pool = monitored.pool
+    member: Any = Polling(pool.work, lambda: "late", spare=True)
+    monitored.leader = member
+    monitored.follow(monitored.others[0])
+    monitored.serve(member)
+    assert not monitored.polls
+    monitored.serve(member)
+    assert list(pool.ready) == ["late"]
+    assert monitored.leader is monitored.others[0]
+
+
+@pytest.mark.parametrize("spare", [False, True])
+def test_who_is_woken_in_place_of_the_leader_passes_it_on(
+    monitored: Monitored, spare: bool
+) -> None:
+    """Two may poll for a moment, and only one of them is woken."""
+    me = monitored.spare if spare else monitored.first
+    monitored.leader = me
+    leader = monitored.others[0]
+
+    def another_leads() -> None:
+        monitored.leader = leader
+        leader.polling = True
+
+    monitored.at_poll = another_leads
+    monitored.serve(me)
+    assert monitored.wakes == 1
+
+
+def test_a_spare_waits_while_another_leads(monitored: Monitored) -> None:
+    pool = monitored.pool
+    monitored.idle_spares.clear()
+    monitored.spare.gate.release()  # so that it does not wait here
+    pool.work.append((7, 1))
+    monitored.serve(monitored.spare)
+    assert monitored.idle_spares == [monitored.spare]
+    assert pool.work
+    assert not monitored.polls
+
+
+def test_who_does_not_lead_never_polls_and_never_spins(monitored: Monitored) -> None:
+    pool = monitored.pool
+    monitored.leader = monitored.others[0]
+    items: list[Any] = [None, (7, 1), lambda: "request"]
+    for item in items:
+        if item is not None:
+            pool.work.append(item)
+        assert monitored.turn(monitored.first) == [monitored.first]
+    assert not monitored.polls
+    # The leader does neither.
+    monitored.leader = monitored.first
+    for item in items[1:]:
+        pool.work.append(item)
+        assert not monitored.turn(monitored.first)
+
+
+def test_a_pool_that_stops_wakes_everybody_once(monitored: Monitored) -> None:
+    monitored.follow(*monitored.others)
+    monitored.pool.stop()
+    assert not any(member.gate.locked() for member in [*monitored.others, monitored.spare])
+    assert monitored.wakes == 1
+    monitored.enter(monitored.first)
+    monitored.replace(monitored.first)  # an app that goes on: there is nobody to wake
+    assert monitored.leader.spare
+
+
+def test_work_wakes_who_polls_after_it_is_there(monitored: Monitored) -> None:
+    pool = monitored.pool
+    there: list[int] = []
+    monitored.at_wake = lambda: there.append(len(pool.work))
+    pool.push((7, 1))
+    assert there == []  # nobody polls
+    monitored.first.polling = True
+    pool.push((8, 1))
+    assert there == [2]
+
+
+def test_what_a_spare_receives_wakes_a_thread_after_it_is_there(monitored: Monitored) -> None:
+    pool = monitored.pool
+    monitored.leader = monitored.spare
+    monitored.follow(monitored.others[0])
+    pool.work.append(lambda: "request")
+    ready: list[int] = []
+    monitored.at_promotion = lambda: ready.append(len(pool.ready))
+    monitored.serve(monitored.spare)
+    assert ready == [1]
+    assert monitored.leader is monitored.others[0]
+
+
+def test_it_promotes_nobody_once_another_leads(monitored: Monitored) -> None:
+    pool = monitored.pool
+    monitored.follow(monitored.others[0])
+    # Between the monitor's look and its lock, the app has ended, or another leads.
+    monitored.replace(monitored.first)
+    assert monitored.leader is monitored.first
+    monitored.enter(monitored.first)
+    monitored.leader = monitored.others[1]
+    monitored.replace(monitored.first)
+    assert monitored.leader is monitored.others[1]
+    pool.push(lambda: "request")
+    assert monitored.leader is monitored.others[1]
+    monitored.early_promotions = 3
+    monitored.turn(monitored.first)
+    assert monitored.ran == ["request"]
+    assert monitored.leader is monitored.others[1]
+    assert monitored.followers == [monitored.others[0]]
+
+
+def test_who_comes_out_of_an_app_follows_unless_something_waits(monitored: Monitored) -> None:
+    pool = monitored.pool
+    me, leader = monitored.others
+
+    def follows() -> bool:
+        me.gate.release()  # so that it does not wait here
+        monitored.come_back(me)
+        followed = me in monitored.followers
+        monitored.followers.clear()
+        me.gate.acquire(blocking=False)
+        return followed
+
+    monitored.leader = leader
+    assert follows()
+    queues: list[Any] = [pool.work, pool.ready]
+    for queue in queues:
+        queue.append("request")
+        assert follows()  # the other one is about to look
+        leader.polling = True
+        assert not follows()
+        leader.polling = False
+        monitored.leader = monitored.spare
+        assert not follows()
+        monitored.leader = leader
+        queue.clear()
+    leader.busy = True
+    assert follows()  # it may be quick
+    monitored.lead_is_on_offer = True
+    assert not follows()
+    assert monitored.leader is me
+    assert not monitored.lead_is_on_offer
+    assert not follows()  # the leader never does
+    monitored.leader = leader
+    leader.busy = False
+    pool.stop()
+    assert not follows()

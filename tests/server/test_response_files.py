@@ -1,0 +1,318 @@
+"""Responses of files: each byte once, parts, segments, and files that are not as they were."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import flask
+import pytest
+from werkzeug.wsgi import ClosingIterator
+
+from tests.server.responses import Ask, Headers, MakeBench, ask, says, segmented
+from tests.workers.bench import make_bench
+from wsgifast import WSGIFast
+from wsgifast.bodies.files import FileSlice
+from wsgifast.sockets import FileSegment
+
+__all__ = ["ask", "make_bench"]
+
+
+@pytest.fixture
+def content(tmp_path: Path) -> Path:
+    path = tmp_path / "content"
+    path.write_bytes(bytes(range(256)) * 400)
+    return path
+
+
+def wrapped(path: Path, length: int | None, offset: int = 0) -> Callable[..., Any]:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        file = path.open("rb")
+        file.seek(offset)
+        start_response("200 OK", [] if length is None else [("Content-Length", str(length))])
+        made: Iterable[bytes] = environ["wsgi.file_wrapper"](file)
+        return made
+
+    return app
+
+
+SIZE = 256 * 400
+
+
+@pytest.mark.parametrize("offset", [0, 1, SIZE - 16 * 1024 - 1, SIZE - 16 * 1024, SIZE - 1, SIZE])
+def test_files_of_every_size(ask: Ask, content: Path, offset: int) -> None:
+    expected = content.read_bytes()[offset:]
+    rest = len(expected)
+    asked = ask(wrapped(content, rest, offset))
+    assert asked.body == expected
+    assert asked.bench.log.requests == [("GET /", "200 OK", rest)]
+    assert not asked.bench.log.says("bytes less")
+    asked = ask(wrapped(content, None, offset))
+    chunk = b"%x\r\n%b\r\n" % (rest, expected) if rest else b""
+    assert asked.body == chunk + b"0\r\n\r\n"
+    assert asked.bench.log.requests == [("GET /", "200 OK", rest)]
+    asked = ask(wrapped(content, rest, offset), "HEAD")
+    assert asked.body == b""
+    assert not asked.is_closed
+
+
+@pytest.mark.parametrize("length", [0, 5, 50_000, SIZE - 1])
+def test_a_file_longer_than_its_length(ask: Ask, content: Path, length: int) -> None:
+    asked = ask(wrapped(content, length))
+    assert asked.body == content.read_bytes()[:length]
+    assert not asked.is_closed
+
+
+def test_a_part_that_is_given_the_whole_file(ask: Ask, content: Path) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        headers = [("Content-Length", "5"), ("Content-Range", f"bytes 0-4/{SIZE}")]
+        start_response("206 Partial Content", headers)
+        made: Iterable[bytes] = environ["wsgi.file_wrapper"](content.open("rb"))
+        return made
+
+    asked = ask(app)
+    assert asked.body == content.read_bytes()[:5]
+    assert not asked.is_closed
+
+
+def test_a_file_shorter_than_its_length(ask: Ask, content: Path) -> None:
+    asked = ask(wrapped(content, SIZE + 3))
+    assert asked.body == content.read_bytes()
+    assert asked.is_closed
+    assert asked.bench.log.says("3 bytes less")
+
+
+def test_a_file_that_sendfile_cannot_send_goes_block_by_block(ask: Ask, content: Path) -> None:
+    class Own:
+        """A file of the app's own, without a descriptor."""
+
+        def __init__(self) -> None:
+            self.blocks = [b"bo", b"dy", b""]
+
+        def read(self, size: int) -> bytes:
+            return self.blocks.pop(0)
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        made: Iterable[bytes] = environ["wsgi.file_wrapper"](Own())
+        return made
+
+    assert ask(app).body == b"2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n"
+
+
+def test_a_part_of_a_file(ask: Ask, content: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    sendfile = os.sendfile
+
+    def look(out: int, source: int, offset: int, count: int) -> int:
+        sent.append((offset, count))
+        return sendfile(out, source, offset, count)
+
+    monkeypatch.setattr(os, "sendfile", look)
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        file = content.open("rb")
+        start_response("200 OK", [("Content-Length", "50000")])
+        part = FileSlice(FileSegment(file.fileno(), 7, 50_000), file)
+        made: Iterable[bytes] = environ["wsgi.file_wrapper"](part)
+        return made
+
+    assert ask(app).body == content.read_bytes()[7:50_007]
+    assert sent == [(7, 50_000)]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_segments(ask: Ask, content: Path, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    sendfile = os.sendfile
+
+    def look(out: int, source: int, offset: int, count: int) -> int:
+        sent.append((offset, count))
+        return sendfile(out, source, offset, count)
+
+    monkeypatch.setattr(os, "sendfile", look)
+    data = content.read_bytes()
+    parts = [b"<", data[5:25], b"|", data[100:50_100], data[0:40_000], b">"]
+    expected = b"".join(parts)
+    with content.open("rb") as file:
+        fd = file.fileno()
+        body: list[bytes | FileSegment] = [
+            b"<", FileSegment(fd, 5, 20), b"|", FileSegment(fd, 100, 50_000),
+            FileSegment(fd, 7, 0), FileSegment(fd, 0, 40_000), b"", b">",
+        ]  # fmt: skip
+        headers = [("Content-Length", str(len(expected)))] if known else []
+        asked = ask(says("200 OK", headers, segmented(body)))
+        if known:
+            assert asked.body == expected
+        else:
+            chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+            assert asked.body == chunks + b"0\r\n\r\n"
+        assert asked.bench.log.requests == [("GET /", "200 OK", len(expected))]
+        assert sent == [(100, 50_000), (0, 40_000)]
+        # In a framework's wrapper.
+        wrapped = ClosingIterator(segmented(body))
+        assert ask(says("200 OK", headers, wrapped)).body == asked.body
+        assert sent[2:] == sent[:2]
+        # Only a part of it fits.
+        headers = [("Content-Length", "60000")]
+        asked = ask(says("200 OK", headers, segmented(body)))
+        assert asked.body == expected[:60_000]
+        asked = ask(says("200 OK", headers, segmented(body)), "HEAD")
+        assert asked.body == b""
+
+
+@pytest.mark.parametrize("headers", [[], [("Content-Length", "11")]])
+def test_a_small_file_that_is_shorter_than_it_was(
+    ask: Ask, content: Path, headers: Headers
+) -> None:
+    """Nothing has been sent yet: there is a better answer than the end of the connection."""
+    with content.open("rb") as file:
+        body = segmented([b"a", FileSegment(file.fileno(), SIZE - 5, 10)])
+        asked = ask(says("200 OK", headers, body))
+    assert asked.failed
+    assert asked.bench.log.says("Error handling request")
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_no_descriptor_is_left_for_a_file(
+    ask: Ask, content: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """A client that has seen nothing gets a 500, one that has seen a part the end."""
+    duplicate = os.dup
+    calls: list[int] = []
+
+    def dup(fd: int) -> int:
+        calls.append(fd)
+        if len(calls) >= failing:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return duplicate(fd)
+
+    with content.open("rb") as file:
+        fd = file.fileno()
+        body = segmented([FileSegment(fd, 0, 20_000), FileSegment(fd, 0, 30_000)])
+        monkeypatch.setattr(os, "dup", dup)
+        asked = ask(says("200 OK", [("Content-Length", "50000")], body))
+        monkeypatch.undo()
+    assert asked.is_closed
+    assert asked.bench.log.says("Error handling request")
+    if failing == 1:
+        assert asked.failed
+        assert all(status.startswith("500") for _, status, _ in asked.bench.log.requests)
+    else:
+        assert len(asked.body) == 20_000
+        assert asked.bench.log.requests[0][1:] == ("200 OK", 20_000)
+
+
+IN_ONE = os.urandom(24 * 1024 * 1024)
+
+
+def _bytes_io(environ: dict[str, Any], start_response: Any) -> Any:
+    start_response("200 OK", [("Content-Length", str(len(IN_ONE) - 3))])
+    file = io.BytesIO(IN_ONE)
+    file.seek(3)
+    return environ["wsgi.file_wrapper"](file)
+
+
+def _spooled(environ: dict[str, Any], start_response: Any) -> Any:
+    start_response("200 OK", [])
+    file = tempfile.SpooledTemporaryFile(max_size=1 << 30)
+    file.write(IN_ONE)
+    file.seek(3)
+    return environ["wsgi.file_wrapper"](file)
+
+
+def _repaired(environ: dict[str, Any], start_response: Any) -> Any:
+    return WSGIFast(_bytes_io)(environ, start_response)
+
+
+def _open_file(environ: dict[str, Any], start_response: Any) -> Any:
+    start_response("200 OK", [])
+    file = Path(environ["HTTP_X_FILE"]).open("rb")
+    file.seek(3)
+    return file
+
+
+def _flask_send(environ: dict[str, Any], start_response: Any) -> Any:
+    app = flask.Flask(__name__)
+
+    @app.get("/")
+    def index() -> Any:
+        return flask.send_file(io.BytesIO(IN_ONE[3:]), mimetype="text/plain", conditional=False)
+
+    return app(environ, start_response)
+
+
+CLOSED: list[str] = []
+
+
+def _flask_response(environ: dict[str, Any], start_response: Any) -> Any:
+    app = flask.Flask(__name__)
+
+    @app.get("/")
+    def index() -> Any:
+        file = Path(environ["HTTP_X_FILE"]).open("rb")
+        file.seek(3)
+        response = flask.Response(file)
+        response.call_on_close(lambda: CLOSED.append(threading.current_thread().name))
+        response.call_on_close(lambda: CLOSED.append("open" if not file.closed else "closed"))
+        return response
+
+    return app(environ, start_response)
+
+
+@pytest.mark.parametrize(
+    "app", [_bytes_io, _spooled, _repaired, _open_file, _flask_send, _flask_response]
+)
+def test_what_is_there_already_is_handed_over_at_once(
+    make_bench: MakeBench, app: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(IN_ONE)
+    CLOSED.clear()
+    bench = make_bench(app, keepalive=5)
+    client = bench.connect()
+    client.send_request(headers=[("X-File", str(tmp_path / "file"))])
+    bench.run()  # in this thread: it would wait here for the client for ever
+    assert client.near.output.draining
+    if app is _flask_response:
+        assert CLOSED[0] == threading.current_thread().name
+        assert len(CLOSED) == 2
+    received = b""
+    while client.near.output.draining:
+        received += client.receive_all_there_is()
+        bench.run()
+    received += client.receive_all_there_is()
+    body = received.partition(b"\r\n\r\n")[2]
+    if b"\r\nTransfer-Encoding: chunked" in received[:1000]:
+        size, _, body = body.partition(b"\r\n")
+        assert int(size, 16) == len(IN_ONE) - 3
+        assert body[len(IN_ONE) - 3 :] == b"\r\n0\r\n\r\n"
+    assert body[: len(IN_ONE) - 3] == IN_ONE[3:]
+    assert len(CLOSED) == (2 if app is _flask_response else 0)
+
+
+def test_what_werkzeug_iterates_otherwise_is_iterated(ask: Ask, tmp_path: Path) -> None:
+    """A generator, a text file, a file whose iteration has begun: not the file's bytes."""
+    path = tmp_path / "file"
+    path.write_bytes(b"1\n2\n")
+
+    def generator(environ: dict[str, Any], start_response: Any) -> Any:
+        with path.open("rb") as file:
+            return flask.Response(line.upper() for line in [*file, b"a"])(environ, start_response)
+
+    def text(environ: dict[str, Any], start_response: Any) -> Any:
+        return flask.Response(path.open())(environ, start_response)
+
+    def begun(environ: dict[str, Any], start_response: Any) -> Any:
+        body = flask.Response(path.open("rb"))(environ, start_response)
+        next(iter(body))
+        return body
+
+    assert ask(generator).body == b"2\r\n1\n\r\n2\r\n2\n\r\n1\r\nA\r\n0\r\n\r\n"
+    assert ask(text).body == b"2\r\n1\n\r\n2\r\n2\n\r\n0\r\n\r\n"
+    assert ask(begun).body == b"2\r\n2\n\r\n0\r\n\r\n"

@@ -1,0 +1,320 @@
+"""One thread's writer: a window, and the flusher for what nobody sends."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+
+from tests.sockets.coalescing import NEVER_US, FakeSocket, Foreground, fake, run_python
+from tests.sockets.support import Pair, tcp_pair, tls_pair, unix_pair
+from tests.support.servers import wait_for
+from wsgifast import ConfigurationError
+from wsgifast.sockets import (
+    CoalescingWriter,
+    SendFailed,
+    SharedCoalescingWriter,
+    recv_exactly,
+)
+from wsgifast.sockets.coalescing.flusher import Flusher, flusher
+
+__all__ = ["fake"]
+
+WITHIN_NS = 500_000_000  # of a window, which does not end before the next line
+
+
+def test_within_a_window_messages_are_gathered(fake: Callable[..., FakeSocket]) -> None:
+    sock = fake()
+    writer = Foreground(sock, window_us=NEVER_US)
+    for message in (b"a", b"b", b"c"):
+        writer.write(message)
+    assert sock.calls == [b"a"]
+    writer.flush()
+    assert sock.calls == [b"a", b"bc"]
+
+
+def test_without_a_window_nothing_is_gathered(fake: Callable[..., FakeSocket]) -> None:
+    sock = fake()
+    writer = Foreground(sock, window_us=0)
+    writer.write(b"a")
+    writer.write(b"b")
+    assert sock.calls == [b"a", b"b"]
+
+
+def test_a_full_batch_does_not_wait(fake: Callable[..., FakeSocket]) -> None:
+    sock = fake()
+    writer = Foreground(sock, window_us=NEVER_US, max_bytes=4)
+    for message in (b"a", b"bc", b"de", b"f"):
+        writer.write(message)
+    assert sock.calls == [b"a", b"bcde"]
+
+
+both = pytest.mark.parametrize("kind", [CoalescingWriter, SharedCoalescingWriter])
+
+
+Kind = type[CoalescingWriter] | type[SharedCoalescingWriter]
+
+
+# A timeout makes the descriptor non-blocking, and send() wait.
+timeouts = pytest.mark.parametrize("timeout", [None, 20.0])
+
+
+make_pairs = pytest.mark.parametrize("make", [tcp_pair, unix_pair])
+
+
+MakePair = Callable[[], AbstractContextManager[Pair]]
+
+
+@both
+@make_pairs
+@timeouts
+def test_the_tail_of_a_burst_leaves_although_nobody_calls(
+    kind: Kind, make: MakePair, timeout: float | None
+) -> None:
+    with make() as pair:
+        pair.near.settimeout(timeout)
+        writer = kind(pair.near)
+        for _ in range(50):  # the flusher has lost sight of the writer, or not
+            for message in (b"one,", b"two,", b"three"):
+                writer.write(message)
+            assert recv_exactly(pair.far, 13, timeout=20) == b"one,two,three"
+        writer.close()
+
+
+def test_the_tail_leaves_after_its_window_and_not_before() -> None:
+    with tcp_pair() as pair:
+        patient = CoalescingWriter(pair.near, window_us=NEVER_US)
+        with CoalescingWriter(pair.far) as other:
+            patient.write(b"first")
+            patient.write(b"second")
+            # The other writer's tail is not kept back by the long wait for this one.
+            other.write(b"a")
+            other.write(b"b")
+            assert recv_exactly(pair.near, 2, timeout=20) == b"ab"
+        assert recv_exactly(pair.far, 5, timeout=20) == b"first"
+        assert patient._buffers == [b"second"]
+        assert recv_exactly(pair.far, 6, timeout=20) == b"second"
+
+
+def test_the_tail_leaves_while_its_thread_computes() -> None:
+    with tcp_pair() as pair:
+        writer = CoalescingWriter(pair.near)
+        writer.write(b"a")
+        writer.write(b"b")
+        wait_for(lambda: not writer._buffers, "the flusher sends", interval=0)
+        assert recv_exactly(pair.far, 2, timeout=20) == b"ab"
+
+
+def test_without_the_flusher_the_tail_waits_for_a_call() -> None:
+    with tcp_pair() as pair:
+        writer = Foreground(pair.near, window_us=0.0)
+        writer._due = 1 << 62
+        with CoalescingWriter(pair.far) as other:
+            writer.write(b"tail")
+            other.write(b"a")
+            other.write(b"b")
+            assert recv_exactly(pair.near, 2, timeout=20) == b"ab"  # the flusher has been here
+        assert writer._buffers == [b"tail"]
+        writer.flush()
+        assert recv_exactly(pair.far, 4, timeout=20) == b"tail"
+
+
+def test_the_flusher_and_the_owner_together_keep_the_order() -> None:
+    """Bursts of all lengths with and without pauses, against a window that ends at once."""
+    messages = [b"%05d;" % number for number in range(40_000)]
+    with tcp_pair() as pair:
+        received: list[bytes] = []
+        size = sum(map(len, messages))
+        thread = threading.Thread(target=lambda: received.append(recv_exactly(pair.far, size)))
+        thread.start()
+        with CoalescingWriter(pair.near, window_us=1, max_bytes=600) as writer:
+            for number, message in enumerate(messages):
+                writer.write(message)
+                if number % 113 == 0:
+                    os.sched_yield()
+                if number % 1009 == 0:
+                    wait_for(lambda: not writer._buffers, "the flusher sends", interval=0)
+        thread.join()
+    assert received == [b"".join(messages)]
+
+
+@timeouts
+def test_a_peer_that_takes_nothing_keeps_nobody_else_waiting(timeout: float | None) -> None:
+    block = bytes(1 << 20)
+    with tcp_pair() as slow, tcp_pair() as quick:
+        slow.near.setblocking(False)
+        filled = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                filled += slow.near.send(block)
+        slow.near.settimeout(timeout)
+        writer = CoalescingWriter(slow.near)
+        writer._due = time.monotonic_ns() + WITHIN_NS
+        writer.write(b"tail")
+        other = CoalescingWriter(quick.near)
+        other.write(b"a")
+        other.write(b"b")
+        assert recv_exactly(quick.far, 2, timeout=20) == b"ab"
+        assert writer._buffers == [b"tail"]
+        data = recv_exactly(slow.far, filled + 4, timeout=20)
+        assert data[-4:] == b"tail"
+        writer.close()
+
+
+def test_an_error_in_the_background_reaches_the_next_call() -> None:
+    with tcp_pair() as pair:
+        writer = CoalescingWriter(pair.near)
+        writer.write(b"first")
+        pair.near.shutdown(socket.SHUT_WR)
+        writer._due = time.monotonic_ns() + WITHIN_NS
+        writer.write(b"tail")
+        wait_for(lambda: writer._refusal is not None, "the flusher fails")
+        calls: list[Callable[[], None]] = [lambda: writer.write(b"x"), writer.flush, writer.close]
+        for call in calls:
+            with pytest.raises(SendFailed) as caught:
+                call()
+            assert isinstance(caught.value.__cause__, BrokenPipeError)
+        other = CoalescingWriter(pair.far)  # the flusher has survived it
+        other.write(b"a")
+        other.write(b"b")
+        assert recv_exactly(pair.near, 2, timeout=20) == b"ab"
+
+
+def test_a_closed_socket_is_an_error_and_not_the_end_of_the_flusher() -> None:
+    with tcp_pair() as pair:
+        writer = CoalescingWriter(pair.near)
+        writer._due = time.monotonic_ns() + WITHIN_NS
+        pair.near.close()
+        writer.write(b"tail")
+        wait_for(lambda: writer._refusal is not None, "the flusher fails")
+        with pytest.raises(SendFailed):
+            writer.close()
+
+
+@both
+def test_a_dropped_writer_is_sent_and_freed(kind: Kind) -> None:
+    with tcp_pair() as pair:
+        writer = kind(pair.near)
+        writer.write(b"a")
+        writer.write(b"b")
+        alive = weakref.ref(writer)
+        gc.disable()
+        try:
+            del writer
+            assert recv_exactly(pair.far, 2, timeout=20) == b"ab"
+            wait_for(lambda: alive() is None, "nobody refers to the writer")
+        finally:
+            gc.enable()
+
+
+def test_one_thread_for_all_writers() -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(5):
+            pair = stack.enter_context(tcp_pair())
+            writer = stack.enter_context(CoalescingWriter(pair.near))
+            writer.write(b"a")
+            writer.write(b"b")
+            assert recv_exactly(pair.far, 2, timeout=20) == b"ab"
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("wsgifast-flusher") == 1
+
+
+def test_nothing_runs_for_writers_that_hold_nothing() -> None:
+    """The flusher looks at none of them, and a sender's thread ends."""
+    with tcp_pair() as pair:
+        single, shared = CoalescingWriter(pair.near), SharedCoalescingWriter(pair.near)
+        for writer in (single, shared):
+            writer.write(b"a")
+            writer.write(b"b")
+            assert recv_exactly(pair.far, 2, timeout=20) == b"ab"
+        wait_for(lambda: not flusher._watched, "the flusher has nothing to look at")
+        wait_for(lambda: not shared._runs, "the sender's thread ends")
+        shared.write(b"c")
+        shared.write(b"d")
+        assert recv_exactly(pair.far, 2, timeout=20) == b"cd"
+
+
+def test_only_plain_sockets_have_a_flusher() -> None:
+    with tls_pair() as pair:
+        with pytest.raises(ConfigurationError, match="SSLSocket at once: pass background=False"):
+            CoalescingWriter(pair.near)
+        with CoalescingWriter(pair.near, background=False) as writer:
+            writer.write(b"a")
+            writer.write(b"b")
+        assert recv_exactly(pair.far, 2, timeout=20) == b"ab"
+
+
+@both
+def test_a_process_that_ends_sends_the_tail(kind: Kind) -> None:
+    with tcp_pair() as pair:
+        code = f"""
+import socket
+from wsgifast.sockets import {kind.__name__}
+writer = {kind.__name__}(socket.socket(fileno={pair.near.fileno()}), window_us=1e6)
+writer.write(b"a")
+writer.write(b"b")
+"""
+        subprocess.run(
+            [sys.executable, "-c", code], pass_fds=[pair.near.fileno()], check=True, timeout=60
+        )
+        assert recv_exactly(pair.far, 2, timeout=20) == b"ab"
+
+
+def test_a_forked_child_leaves_the_tail_to_its_parent_and_has_a_flusher_of_its_own() -> None:
+    """In a process of its own, as pytest has threads that a fork would lose."""
+    run_python(
+        """
+import os, socket
+from wsgifast.sockets import CoalescingWriter, recv_exactly
+near, far = socket.socketpair()
+writer = CoalescingWriter(near, window_us=2e5)
+writer.write(b"first,")
+writer.write(b"tail,")
+child = os.fork()
+if not child:
+    inherited, (near, far) = far, socket.socketpair()
+    own = CoalescingWriter(near)
+    own.write(b"a")
+    own.write(b"b")
+    came = recv_exactly(far, 2, timeout=20)
+    writer.write(b"child,")
+    writer.close()
+    os._exit(came != b"ab")
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+came = recv_exactly(far, 17, timeout=20)
+assert sorted(came.split(b",")) == [b"", b"child", b"first", b"tail"], came
+writer.close()
+near.close()
+assert far.recv(100) == b"", "the tail was sent twice"
+"""
+    )
+
+
+def test_a_writer_that_was_written_to_while_it_left_is_looked_at_again() -> None:
+    class Busy:
+        looks = 0
+
+        def look(self, *, at_exit: bool = False) -> float | None:
+            self.looks += 1
+            return None
+
+        def leave(self) -> bool:
+            return self.looks < 2  # True: something came since the look
+
+    watching, writer = Flusher(), Busy()
+    watching._watched[writer] = None  # type: ignore[index]  # what it does is all that counts
+    pause = watching._look_at_all()
+    assert pause is not None
+    assert 0 < pause < 1
+    assert watching._look_at_all() is None
+    assert writer.looks == 2

@@ -1,0 +1,381 @@
+"""What a FastWorker does around each request: hooks, the app, its errors, logs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gunicorn.config import Config
+from gunicorn.glogging import Logger
+from gunicorn.workers import gthread
+
+from tests.workers.asking import MakeBench, ask, hello
+from tests.workers.bench import PEER, Log, make_bench
+from wsgifast.bodies.segments import SegmentedBody
+from wsgifast.server.response import Response
+
+__all__ = ["make_bench"]
+
+
+def test_when_connections_are_kept(make_bench: MakeBench) -> None:
+    bench = make_bench(hello, keepalive=0)
+    assert ask(bench)[:2] == (200, False)
+    bench = make_bench(hello, keepalive=5, worker_connections=5, threads=3)
+    first, second, third = (bench.connect() for _ in range(3))
+    # Connections for as many threads as there are, at least.
+    assert ask(bench, first)[:2] == (200, False)
+    first.close()
+    bench.run()
+    assert ask(bench, second)[:2] == (200, True)
+    bench.worker.alive = False
+    assert ask(bench, third)[:2] == (200, False)
+
+
+class Hooks:
+    """The hooks around a request, one of which may fail."""
+
+    def __init__(self, failing: str, error: type[BaseException]) -> None:
+        self.calls: list[tuple[str, Any, Any]] = []
+        self._failing = failing
+        self._error = error
+
+    def pre_request(self, worker: Any, req: Any) -> None:
+        self._note("pre", None, None)
+
+    def post_request(self, worker: Any, req: Any, environ: Any, resp: Any) -> None:
+        self._note("post", environ.get("PATH_INFO"), resp and resp.status)
+
+    def _note(self, name: str, path: Any, status: Any) -> None:
+        self.calls.append((name, path, status))
+        if name == self._failing:
+            raise self._error("of a hook")
+
+
+@pytest.mark.parametrize("failing", ["", "pre", "post"])
+def test_hooks(make_bench: MakeBench, failing: str) -> None:
+    hooks = Hooks(failing, RuntimeError)
+    bench = make_bench(
+        hello, keepalive=5, pre_request=hooks.pre_request, post_request=hooks.post_request
+    )
+    status, kept, _ = ask(bench, target="/a")
+    assert (status, kept) == ((500, False) if failing == "pre" else (200, True))
+    seen = (None, None) if failing == "pre" else ("/a", "200 OK")
+    assert hooks.calls == [("pre", None, None), ("post", *seen)]
+    assert bench.log.says("Exception in post_request hook") == (failing == "post")
+    assert len(bench.log.requests) == 1
+
+
+def test_a_hook_that_ends_the_iteration(make_bench: MakeBench) -> None:
+    """As an app does that has taken the socket over; there is no response yet."""
+    hooks = Hooks("pre", StopIteration)
+    bench = make_bench(hello, keepalive=5, pre_request=hooks.pre_request)
+    client = bench.connect()
+    client.send_request()
+    bench.run()
+    assert client.read_to_end() == b""
+    assert not bench.log.says("Error")
+
+
+def test_an_app_that_has_taken_the_socket_over_may_still_say_so(make_bench: MakeBench) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [("Content-Length", "0")])
+        raise StopIteration
+
+    bench = make_bench(app, keepalive=5)
+    client = bench.connect()
+    client.send_request()
+    bench.run()
+    assert client.read_to_end() == b""
+    assert not bench.log.says("Error")
+
+
+def test_an_app_that_fails_behind_an_empty_body(make_bench: MakeBench) -> None:
+    """Its head has been sent by then."""
+
+    class Body:
+        def __iter__(self) -> Iterator[bytes]:
+            return iter(())
+
+        def close(self) -> None:
+            raise ValueError("of the app")
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [("Content-Length", "0")])
+        return Body()
+
+    bench = make_bench(app, keepalive=5)
+    client = bench.connect()
+    client.send_request()
+    bench.run()
+    raw = client.read_to_end()
+    assert raw.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert raw.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, ConnectionError])
+@pytest.mark.parametrize("where", ["app", "head", "body", "close"])
+def test_an_app_that_fails(make_bench: MakeBench, error: type[BaseException], where: str) -> None:
+    """Whatever it raises, it ends no thread; ConnectionError may be of another connection."""
+
+    class Body:
+        def __iter__(self) -> Iterator[bytes]:
+            if where == "head":
+                raise error("of the app")
+            yield b"some"
+            if where == "body":
+                raise error("of the app")
+
+        def close(self) -> None:
+            if where == "close":
+                raise error("of the app")
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if where == "app":
+            raise error("of the app")
+        start_response("200 OK", [])
+        return Body()
+
+    bench = make_bench(app, keepalive=5)
+    client = bench.connect()
+    client.send_request()
+    bench.run()
+    raw = client.read_to_end()
+    if where in ("app", "head"):
+        assert raw.startswith(b"HTTP/1.1 500 ")
+        expected = [("GET /", "500 Internal Server Error", 0)]
+    else:
+        assert raw.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert raw.endswith(b"some\r\n" if where == "body" else b"some\r\n0\r\n\r\n")
+        expected = [("GET /", "200 OK", 4)]
+    assert bench.log.says("Error handling request")
+    assert not bench.log.says("Error in a connection")
+    assert bench.log.requests == expected
+
+
+class FailsToClose:
+    """A body whose close() raises."""
+
+    def __init__(self, blocks: Iterator[bytes], error: Exception) -> None:
+        self._blocks = blocks
+        self._error = error
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._blocks
+
+    def close(self) -> None:
+        raise self._error
+
+
+def test_an_app_that_is_told_that_its_client_has_gone(make_bench: MakeBench) -> None:
+    """It may say so in its own words; nothing of it is an error."""
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        yield b"some"
+        client.close()
+        yield bytes(1 << 20)
+        pytest.fail("it goes on")
+
+    def wrapped(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        return FailsToClose(app(environ, start_response), BrokenPipeError("in its own words"))
+
+    for made in (app, wrapped):
+        bench = make_bench(made)
+        client = bench.connect()
+        client.send_request()
+        bench.run()
+        assert not bench.server.registry.connections
+        assert bench.log.says("Ignoring a lost connection")
+        assert not bench.log.says("Error")
+        assert len(bench.log.requests) == 1
+
+
+def test_an_error_of_the_app_is_told_although_its_client_has_gone(make_bench: MakeBench) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        client.close()
+        yield bytes(1 << 20)
+
+    def wrapped(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        return FailsToClose(app(environ, start_response), ValueError("of the app"))
+
+    bench = make_bench(wrapped)
+    client = bench.connect()
+    client.send_request()
+    bench.run()
+    assert bench.log.says("Error handling request")
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter, "segments", "file"])
+def test_bodies_are_closed_once_and_only_if_they_can_be(
+    make_bench: MakeBench, kind: Any, tmp_path: Path
+) -> None:
+    closed: list[str] = []
+    path = tmp_path / "file"
+    path.write_bytes(b"body")
+
+    class File:
+        def __init__(self) -> None:
+            self._file = path.open("rb")
+            self.read = self._file.read
+
+        def close(self) -> None:
+            self._file.close()
+            closed.append("file")
+
+    def app(environ: dict[str, Any], start_response: Any) -> Any:
+        start_response("200 OK", [("Content-Length", "4")])
+        if kind == "segments":
+            return SegmentedBody([b"body"], lambda: closed.append("segments"))
+        if kind == "file":
+            return environ["wsgi.file_wrapper"](File())
+        return kind([b"body"])
+
+    bench = make_bench(app)
+    assert ask(bench)[2] == b"body"
+    assert closed == ([kind] if isinstance(kind, str) else [])
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_goes_out_in_one_piece(
+    make_bench: MakeBench, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    write_all = Response.write_all
+
+    def look(response: Any, blocks: Any) -> None:
+        calls.append(blocks)
+        write_all(response, blocks)
+
+    monkeypatch.setattr(Response, "write_all", look)
+
+    def app(environ: dict[str, Any], start_response: Any) -> Any:
+        start_response("200 OK", [])
+        return kind([b"a", b"b"])
+
+    assert ask(make_bench(app))[2] == b"ab"
+    assert calls == [kind([b"a", b"b"])]
+
+
+def test_how_long_a_request_took(make_bench: MakeBench) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        bench.clock.now += 1.5
+        return hello(environ, start_response)
+
+    bench = make_bench(app)
+    ask(bench)
+    assert bench.log.seconds == [1.5]
+    assert bench.log.environs[0]["REQUEST_METHOD"] == "GET"
+
+
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("own", [True, False])
+def test_log_lines_are_made_for_who_reads_them(
+    make_bench: MakeBench, writes: bool, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    class Counting(Logger):  # type: ignore[misc]
+        if own:
+
+            def access(self, resp: Any, req: Any, environ: Any, request_time: Any) -> None:
+                calls.append(resp.status)
+
+    if not own:
+        monkeypatch.setattr(Logger, "access", lambda self, resp, *rest: calls.append(resp.status))
+    cfg = Config()
+    cfg.set("accesslog", "-" if writes else None)
+    log = Counting(cfg)
+    bench = make_bench(hello, attributes={"body_limit_bytes": 10})
+    bench.worker.log = log
+    bench.begin_anew()
+    if not hasattr(log, "access_log_enabled"):
+        writes = True  # older versions do not say
+    ask(bench)
+    client = bench.connect()
+    client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n")
+    bench.run()
+    assert calls == (["200 OK", "413 Content Too Large"] if own or writes else [])
+    for handler in [*log.access_log.handlers, *log.error_log.handlers]:
+        handler.close()
+    logging.getLogger("gunicorn.access").handlers.clear()
+    logging.getLogger("gunicorn.error").handlers.clear()
+
+
+def test_a_logger_that_fails_costs_nobody_an_answer(make_bench: MakeBench) -> None:
+    class Failing(Log):
+        def access(self, *args: Any) -> None:
+            raise OSError("the log cannot be written")
+
+    bench = make_bench(hello, keepalive=5, attributes={"body_limit_bytes": 10})
+    bench.worker.log = bench.worker.application.log = log = Failing()
+    client = bench.connect()
+    for _ in range(2):
+        assert ask(bench, client) == (200, True, b"hello")
+    assert log.lines.count("Error in the access log") == 2
+    bench.worker.application.app = None  # not callable: the app's error
+    assert ask(bench, client)[0] == 500
+    client = bench.connect()
+    client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n")
+    bench.run()
+    assert client.read_response().status == 413
+    assert log.lines.count("Error in the access log") == 4
+    assert not log.says("Error in a connection")
+
+
+def test_a_path_outside_script_name_is_the_client_s_error(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCRIPT_NAME", "/inside")
+    bench = make_bench(hello, attributes={"body_limit_bytes": 10})
+    client = bench.connect()
+    client.send(b"POST /outside HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n")
+    bench.run()
+    assert client.read_response().status == 413
+    assert ask(bench, target="/outside")[0] == 400
+    assert [line for line in bench.log.lines if "SCRIPT" in line] == [
+        f"Invalid request from {PEER}: Request path '/outside' does not start with "
+        "SCRIPT_NAME '/inside'"
+    ]
+    assert ask(bench, target="/inside/a")[0] == 200
+    assert [status for _, status, _ in bench.log.requests] == [
+        "413 Content Too Large",
+        "400 Bad Request",
+        "200 OK",
+    ]
+
+
+def test_a_response_without_a_status_is_not_logged_as_one(make_bench: MakeBench) -> None:
+    """An app that speaks for itself on the socket."""
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        environ["gunicorn.socket"].sendall(b"mine")
+        raise StopIteration
+
+    bench = make_bench(app)
+    client = bench.connect()
+    client.send_request()
+    bench.run()
+    assert client.read_to_end() == b"mine"
+    assert not bench.log.requests
+
+
+def test_early_hints_are_offered(make_bench: MakeBench) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        environ["wsgi.early_hints"]([("Link", "</a>")])
+        return hello(environ, start_response)
+
+    bench = make_bench(app)
+    assert ask(bench)[0] == 103
+
+
+def test_gthread_finds_what_it_looks_for(make_bench: MakeBench) -> None:
+    """HTTP/2 is served by its code, and hooks know its attributes."""
+    worker = make_bench(hello, worker_connections=20, threads=3).worker
+    assert isinstance(worker, gthread.ThreadWorker)
+    assert worker.max_keepalived == 17
+    assert worker.nr_conns == 0
+    assert worker.tpool is None
