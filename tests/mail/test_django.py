@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import django
 import pytest
 
-from tests.mail.test_server import Handler, serving
+from tests.mail.serving import Handler, serving
 from wsgifast.mail import SMTP, SMTP_SSL
 
 # Django 6.1 puts what EMAIL_BACKEND and the other EMAIL_* settings said into MAILERS.

@@ -16,7 +16,7 @@ from wsgifast.server.monitor import TICK_S
 from wsgifast.server.poller import Event
 from wsgifast.server.pool import Pool
 
-__all__ = ["SIZE", "Monitored", "monitored"]
+__all__ = ["SIZE", "Monitored", "exhaust", "monitored"]
 
 SIZE = 3
 
@@ -203,3 +203,14 @@ class Monitored:
 @pytest.fixture
 def monitored(monkeypatch: pytest.MonkeyPatch) -> Monitored:
     return Monitored(monkeypatch)
+
+
+def exhaust(monitored: Monitored) -> float:
+    """Let the only thread that is free be taken; returns when that was noticed."""
+    monitored.enter(monitored.first)
+    monitored.run(1.5)
+    monitored.first.busy = False
+    since = monitored.pool.exhaustion.since
+    assert since is not None
+    assert 100 < since <= monitored.now
+    return since

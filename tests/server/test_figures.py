@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.test_pool_monitor import Monitored, exhaust, monitored
+from tests.server.monitored import Monitored, exhaust, monitored
 from tests.workers.bench import GET, LARGE, Bench, echo, large, make_bench
 from wsgifast.server.counters import _MOST_WAITS, Counters
 from wsgifast.server.figures import figures_of

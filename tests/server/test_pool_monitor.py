@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.monitored import Monitored, monitored
+from tests.server.monitored import Monitored, exhaust, monitored
 from tests.support.servers import wait_for
 from wsgifast.server import monitor as module
 from wsgifast.server.monitor import _RUNNING_PATIENCE_S, _SPARE_PATIENCE_S, TICK_S
@@ -237,17 +237,6 @@ def test_a_thread_that_comes_back_ends_the_saturation(monitored: Monitored, lead
     assert (monitored.leader is monitored.first) == leads
     assert monitored.followers == ([] if leads else [monitored.first])
     assert monitored.saturations == [True, False]
-
-
-def exhaust(monitored: Monitored) -> float:
-    """Let the only thread that is free be taken; returns when that was noticed."""
-    monitored.enter(monitored.first)
-    monitored.run(1.5)
-    monitored.first.busy = False
-    since = monitored.pool.exhaustion.since
-    assert since is not None
-    assert 100 < since <= monitored.now
-    return since
 
 
 def test_it_is_exhausted_until_a_thread_has_nothing_to_do(monitored: Monitored) -> None:

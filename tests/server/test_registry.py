@@ -70,10 +70,20 @@ class Armed:
 
 
 @pytest.fixture
-def registry() -> Registry[Waits]:
-    poller: Any = Armed()
+def poller() -> Any:
+    return Armed()
+
+
+@pytest.fixture
+def pushed() -> list[tuple[int, int]]:
+    """Events that are to be taken up again."""
+    return []
+
+
+@pytest.fixture
+def registry(poller: Any, pushed: list[tuple[int, int]]) -> Registry[Waits]:
     return Registry(
-        poller, on_closed=lambda: None, push=lambda event: None, log=logging.getLogger("test")
+        poller, on_closed=lambda: None, push=pushed.append, log=logging.getLogger("test")
     )
 
 
@@ -82,7 +92,7 @@ def wait(registry: Registry[Waits], *connections: Waits) -> None:
         registry.wait(connection, READ)
 
 
-def test_an_event_claims_what_waits_and_only_once(registry: Registry[Waits]) -> None:
+def test_an_event_claims_what_waits_and_only_once(registry: Registry[Waits], poller: Any) -> None:
     connection = Waits(fd=7)
     assert registry.claim(7) is None
     wait(registry, connection)
@@ -90,7 +100,6 @@ def test_an_event_claims_what_waits_and_only_once(registry: Registry[Waits]) -> 
     assert registry.claim(7) is connection
     assert registry.claim(7) is None
     wait(registry, connection)
-    poller: Any = registry._poller
     assert poller.events == [("add", 7, READ), ("arm", 7, READ)]
 
 
@@ -191,27 +200,21 @@ def test_a_sweep_between_publishing_and_arming_closes_nothing(kind: str, known: 
     poller.close()
 
 
-def test_an_event_that_comes_while_it_is_armed_is_not_lost(registry: Registry[Waits]) -> None:
+def test_an_event_that_comes_while_it_is_armed_is_not_lost(
+    registry: Registry[Waits], poller: Any
+) -> None:
     connection = Waits(fd=7)
     claimed: list[Waits | None] = []
-    poller: Any = registry._poller
     poller.meanwhile = lambda: claimed.append(registry.claim(7))
     wait(registry, connection)
     assert claimed == [connection]
     assert not registry.waiting
 
 
-@pytest.fixture
-def pushed(registry: Registry[Waits]) -> list[tuple[int, int]]:
-    """Events that are to be taken up again."""
-    events: list[tuple[int, int]] = []
-    registry._push = events.append
-    return events
-
-
 @pytest.mark.parametrize("watches", [True, False])
-def test_what_is_watched_is_armed_no_more(registry: Registry[Waits], watches: bool) -> None:
-    poller: Any = registry._poller
+def test_what_is_watched_is_armed_no_more(
+    registry: Registry[Waits], poller: Any, watches: bool
+) -> None:
     poller.watches = watches
     connection = Waits(fd=7)
     for _ in range(3):

@@ -17,7 +17,7 @@ from wsgifast.sockets import (
     CoalescingWriter,
 )
 
-__all__ = ["IOV_MAX", "NEVER_US", "FakeSocket", "Foreground", "fake", "run_python"]
+__all__ = ["IOV_MAX", "NEVER_US", "FakeSocket", "Foreground", "arrived", "fake", "run_python"]
 
 NEVER_US = 1e6  # a window that does not end within a test
 
@@ -67,3 +67,10 @@ class Foreground(CoalescingWriter):
 def run_python(code: str) -> None:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
+
+
+def arrived(sock: socket.socket) -> bytes:
+    """What a receive would give at this moment."""
+    with contextlib.suppress(BlockingIOError):
+        return sock.recv(65_536, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    return b""

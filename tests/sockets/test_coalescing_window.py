@@ -13,10 +13,11 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 import pytest
 
-from tests.sockets.coalescing import NEVER_US, FakeSocket, Foreground, fake, run_python
+from tests.sockets.coalescing import NEVER_US, FakeSocket, Foreground, arrived, fake, run_python
 from tests.sockets.support import Pair, tcp_pair, tls_pair, unix_pair
 from tests.support.servers import wait_for
 from wsgifast import ConfigurationError
@@ -30,7 +31,7 @@ from wsgifast.sockets.coalescing.flusher import Flusher, flusher
 
 __all__ = ["fake"]
 
-WITHIN_NS = 500_000_000  # of a window, which does not end before the next line
+WITHIN_US = 500_000.0  # a window that does not end before the next line
 
 
 def test_within_a_window_messages_are_gathered(fake: Callable[..., FakeSocket]) -> None:
@@ -102,7 +103,7 @@ def test_the_tail_leaves_after_its_window_and_not_before() -> None:
             other.write(b"b")
             assert recv_exactly(pair.near, 2, timeout=20) == b"ab"
         assert recv_exactly(pair.far, 5, timeout=20) == b"first"
-        assert patient._buffers == [b"second"]
+        assert arrived(pair.far) == b""
         assert recv_exactly(pair.far, 6, timeout=20) == b"second"
 
 
@@ -111,20 +112,20 @@ def test_the_tail_leaves_while_its_thread_computes() -> None:
         writer = CoalescingWriter(pair.near)
         writer.write(b"a")
         writer.write(b"b")
-        wait_for(lambda: not writer._buffers, "the flusher sends", interval=0)
-        assert recv_exactly(pair.far, 2, timeout=20) == b"ab"
+        wait_for(lambda: arrived(pair.far) == b"ab", "the flusher sends", interval=0)
 
 
 def test_without_the_flusher_the_tail_waits_for_a_call() -> None:
     with tcp_pair() as pair:
-        writer = Foreground(pair.near, window_us=0.0)
-        writer._due = 1 << 62
+        writer = Foreground(pair.near, window_us=NEVER_US)
         with CoalescingWriter(pair.far) as other:
+            writer.write(b"first")
             writer.write(b"tail")
             other.write(b"a")
             other.write(b"b")
             assert recv_exactly(pair.near, 2, timeout=20) == b"ab"  # the flusher has been here
-        assert writer._buffers == [b"tail"]
+        assert recv_exactly(pair.far, 5, timeout=20) == b"first"
+        assert arrived(pair.far) == b""
         writer.flush()
         assert recv_exactly(pair.far, 4, timeout=20) == b"tail"
 
@@ -133,19 +134,30 @@ def test_the_flusher_and_the_owner_together_keep_the_order() -> None:
     """Bursts of all lengths with and without pauses, against a window that ends at once."""
     messages = [b"%05d;" % number for number in range(40_000)]
     with tcp_pair() as pair:
-        received: list[bytes] = []
-        size = sum(map(len, messages))
-        thread = threading.Thread(target=lambda: received.append(recv_exactly(pair.far, size)))
+        received, sent = bytearray(), 0
+
+        def receive() -> None:
+            while data := pair.far.recv(65_536):
+                received.extend(data)
+
+        thread = threading.Thread(target=receive)
         thread.start()
         with CoalescingWriter(pair.near, window_us=1, max_bytes=600) as writer:
             for number, message in enumerate(messages):
                 writer.write(message)
+                sent += len(message)
                 if number % 113 == 0:
                     os.sched_yield()
                 if number % 1009 == 0:
-                    wait_for(lambda: not writer._buffers, "the flusher sends", interval=0)
+                    came = partial(_has, received, sent)
+                    wait_for(came, "the flusher sends", interval=0)
+        pair.near.shutdown(socket.SHUT_WR)
         thread.join()
-    assert received == [b"".join(messages)]
+    assert received == b"".join(messages)
+
+
+def _has(received: bytearray, size: int) -> bool:
+    return len(received) == size
 
 
 @timeouts
@@ -159,7 +171,7 @@ def test_a_peer_that_takes_nothing_keeps_nobody_else_waiting(timeout: float | No
                 filled += slow.near.send(block)
         slow.near.settimeout(timeout)
         writer = CoalescingWriter(slow.near)
-        writer._due = time.monotonic_ns() + WITHIN_NS
+        writer._due = time.monotonic_ns() + int(WITHIN_US * 1000)
         writer.write(b"tail")
         other = CoalescingWriter(quick.near)
         other.write(b"a")
@@ -173,10 +185,9 @@ def test_a_peer_that_takes_nothing_keeps_nobody_else_waiting(timeout: float | No
 
 def test_an_error_in_the_background_reaches_the_next_call() -> None:
     with tcp_pair() as pair:
-        writer = CoalescingWriter(pair.near)
+        writer = CoalescingWriter(pair.near, window_us=WITHIN_US)
         writer.write(b"first")
         pair.near.shutdown(socket.SHUT_WR)
-        writer._due = time.monotonic_ns() + WITHIN_NS
         writer.write(b"tail")
         wait_for(lambda: writer._refusal is not None, "the flusher fails")
         calls: list[Callable[[], None]] = [lambda: writer.write(b"x"), writer.flush, writer.close]
@@ -192,8 +203,8 @@ def test_an_error_in_the_background_reaches_the_next_call() -> None:
 
 def test_a_closed_socket_is_an_error_and_not_the_end_of_the_flusher() -> None:
     with tcp_pair() as pair:
-        writer = CoalescingWriter(pair.near)
-        writer._due = time.monotonic_ns() + WITHIN_NS
+        writer = CoalescingWriter(pair.near, window_us=WITHIN_US)
+        writer.write(b"first")
         pair.near.close()
         writer.write(b"tail")
         wait_for(lambda: writer._refusal is not None, "the flusher fails")
