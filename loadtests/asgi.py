@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from wsgifast.benchmark.load import Load, Task
+from wsgifast.benchmark.serving import gunicorn
 from wsgifast.benchmark.tables import BYTES, REQUESTS, Row, Server, Unit
 
 from .asgi_frameworks import FRAMEWORKS
@@ -20,7 +21,7 @@ from .clients import raw, wrk
 from .django_app import LARGE_FOLDER_VARIABLE
 from .memory import upload, watched
 from .payloads import FILE_BYTES, MIB
-from .servers import daphne, granian, gunicorn_asgi, hypercorn, small, uvicorn
+from .servers import daphne, granian, hypercorn, small, uvicorn
 
 __all__ = ["APP", "MEMORY", "TABLES", "through"]
 
@@ -103,8 +104,8 @@ _ASGI = table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and grani
         "our ZttpProtocol": uvicorn(APP, "--http=asgifast.uvicorn:ZttpProtocol"),
     }, CASES),
     *rows("asgi.gunicorn-worker", "gunicorn -k asgi: ", {
-        "gunicorn -k asgi": gunicorn_asgi(APP),
-        "FastASGIWorker": gunicorn_asgi(APP, "asgifast.workers.FastASGIWorker"),
+        "gunicorn -k asgi": gunicorn(APP, worker_class="asgi"),
+        "FastASGIWorker": gunicorn(APP, worker_class="asgifast.workers.FastASGIWorker"),
     }, CASES),
 ])  # fmt: skip
 
@@ -113,7 +114,7 @@ OTHERS: dict[str, Callable[[str], Server]] = {
     "hypercorn-uvloop": lambda app: hypercorn(app, "uvloop"),
     "hypercorn-trio": lambda app: hypercorn(app, "trio"),
     "granian": granian,
-    "gunicorn-asgi": gunicorn_asgi,
+    "gunicorn-asgi": lambda app: gunicorn(app, worker_class="asgi"),
     # On asyncio it breaks off files that are larger than the send buffer.
     "anycorn-trio": lambda app: hypercorn(app, "trio", "--workers=0", package="anycorn"),
     "daphne": daphne,

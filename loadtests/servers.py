@@ -35,7 +35,7 @@ from wsgifast.sockets.options import set_nodelay
 
 from .payloads import PAYLOADS, payload
 
-__all__ = ["daphne", "echo", "granian", "gunicorn_asgi", "hypercorn", "nginx", "small", "uvicorn"]
+__all__ = ["daphne", "echo", "granian", "hypercorn", "nginx", "small", "uvicorn"]
 
 OUR_PROTOCOL = "--http=asgifast.uvicorn:HttpToolsProtocol"
 # nginx.org/en/docs/http/ngx_http_core_module.html: sendfile with tcp_nopush for whole packets; a
@@ -110,12 +110,6 @@ def hypercorn(app: str, loop: str, *options: str, package: str = "hypercorn") ->
 
 def daphne(app: str) -> Server:
     return _python("daphne", "--verbosity=0", f"--bind={HOST}", "--port={port}", app)
-
-
-def gunicorn_asgi(app: str, worker: str = "asgi") -> Server:
-    """One of gunicorn's ASGI workers."""
-    options = ("--no-control-socket", "--log-level", "error", "--bind", f"{HOST}:{{port}}")
-    return _python("gunicorn", "--worker-class", worker, *options, app)
 
 
 def _become_nginx(port: int, folder: str, sendfile: str, aio: str, slow: str) -> None:
