@@ -166,6 +166,34 @@ def test_a_leader_that_only_waits_for_a_processor_is_given_time(
     assert monitored.leader is monitored.others[-1]
 
 
+def test_turns_at_work_are_looked_in_on_less_often(
+    monitored: Monitored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = True
+    monkeypatch.setattr(module, "is_running", lambda thread: running)
+    monitor = monitored.pool.monitor
+    monitored.follow(*monitored.others)
+
+    def guarded_ticks() -> float:
+        monitor.guard(monitored.now)
+        return monitored.alarms[-1] / TICK_S
+
+    def look_in_on_a_turn() -> None:
+        monitored.enter(monitored.leader)
+        monitored.now += 2 * TICK_S
+        monitor.run(0)
+        monitored.leader.busy = False
+
+    assert guarded_ticks() == pytest.approx(1.5)
+    for ticks in (3, 6, 6):
+        look_in_on_a_turn()
+        assert guarded_ticks() == pytest.approx(ticks)
+    running = False
+    look_in_on_a_turn()
+    assert monitored.leader is monitored.others[-1]
+    assert guarded_ticks() == pytest.approx(1.5)
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not tell")
 def test_whether_a_thread_runs() -> None:
     assert module.is_running(threading.current_thread())

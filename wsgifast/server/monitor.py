@@ -5,7 +5,8 @@ receiving, only what `on_tick` and `on_saturation` do. So it always sees a leade
 and whoever runs it may give a sign of life at each of its rounds. It sleeps until its alarm goes
 off. Whoever begins a turn puts the alarm off (:meth:`Monitor.guard`), a little before the next tick
 again and again, so that it only goes off when a turn takes longer than a tick, or after the last
-one: while all turns are quick the monitor never asks for the interpreter lock. What is left for
+one: while all turns are quick the monitor never asks for the interpreter lock. While the long ones
+are at work, it looks in less often; when one was blocked, again after a tick. What is left for
 `on_tick` has the alarm go off within a tick, whatever else happens.
 """
 
@@ -19,12 +20,11 @@ from ..sockets.alarm import make_alarm
 
 __all__ = ["TICK_S", "Member", "Monitor", "is_running"]
 
-# How long a turn may keep the lead: one to two ticks.
+# How long a turn that is blocked may keep the lead: one to two ticks, if the last long one was.
 TICK_S = 0.0007
-# The alarm is put off at the first turn after half a tick, by one and a half: a turn that has begun
-# in between has had a tick when it goes off.
-_GUARD_S = TICK_S / 2
-_GUARDED_S = TICK_S + _GUARD_S
+# Turns that take longer because they have much to do, such as sending large files, are looked in on
+# less often, up to this time: each look takes the interpreter lock from the one who works.
+_MOST_PATIENCE_S = 4 * TICK_S
 # A leader that runs, or waits for nothing but a processor, keeps the lead for so long: who would
 # follow it waits for the same processor, or for the interpreter lock that the leader has.
 _RUNNING_PATIENCE_S = 0.005
@@ -74,6 +74,8 @@ class Monitor:
         self._on_tick = on_tick
         # The alarm is not to be put off: a tick was promised.
         self._promised = False
+        # How long a turn is not looked in on.
+        self._patience_s = TICK_S
         self._alarm = make_alarm()
         self._interrupted = False
 
@@ -92,7 +94,7 @@ class Monitor:
             more = self._on_tick()
             leader = self._leader()
             now = time.monotonic()
-            if leader.busy and _keeps_too_long(leader, now - leader.since):
+            if leader.busy and self._keeps_too_long(leader, now - leader.since):
                 self._replace(leader)
                 leader = self._leader()
             if now >= deadline:
@@ -106,9 +108,12 @@ class Monitor:
 
     def guard(self, now: float) -> None:
         """Have it look in if the turn that begins now takes long."""
-        self.guard_at = now + _GUARD_S
+        # Put off at the first turn after half of the patience: a turn that has begun in between has
+        # had all of it when the alarm goes off.
+        half = self._patience_s / 2
+        self.guard_at = now + half
         if not (self._promised or self._interrupted):
-            self._alarm.set(_GUARDED_S)
+            self._alarm.set(self._patience_s + half)
 
     def ticks_soon(self) -> bool:
         """Whether the monitor looks in within TICK_S: something may be left for `on_tick` then."""
@@ -122,15 +127,20 @@ class Monitor:
         self._interrupted = True
         self._alarm.set(0)
 
-
-def _keeps_too_long(leader: Member, seconds: float) -> bool:
-    """Whether the leader keeps others waiting, so long after it was seen in the same turn."""
-    if leader.spare:
-        return seconds >= _SPARE_PATIENCE_S
-    # The monitor may look in early: something was left for a tick.
-    if seconds < TICK_S:
-        return False
-    return seconds >= _RUNNING_PATIENCE_S or not is_running(leader.thread)
+    def _keeps_too_long(self, leader: Member, seconds: float) -> bool:
+        """Whether the leader keeps others waiting, so long after it was seen in the same turn."""
+        if leader.spare:
+            return seconds >= _SPARE_PATIENCE_S
+        # The monitor may look in early: something was left for a tick.
+        if seconds < TICK_S:
+            return False
+        if seconds >= _RUNNING_PATIENCE_S:
+            return True
+        if is_running(leader.thread):
+            self._patience_s = min(2 * self._patience_s, _MOST_PATIENCE_S)
+            return False
+        self._patience_s = TICK_S
+        return True
 
 
 def is_running(thread: threading.Thread | None) -> bool:
