@@ -15,6 +15,7 @@ from wsgifast.server import sending
 from wsgifast.server.counters import Counters
 from wsgifast.server.disk import DiskThreads
 from wsgifast.server.disk_budget import DiskBudget
+from wsgifast.server.look_ahead import SeenInMemory
 from wsgifast.server.output import OutputQueue
 from wsgifast.server.output_memory import OutputMemory
 from wsgifast.server.output_rules import Coalescing, OutputRules
@@ -62,6 +63,7 @@ def rules(
             lambda text, *args: told.append(text % args),
         ),
         disk=disk or DiskThreads(lambda error: told.append(repr(error))),
+        seen=SeenInMemory(),
         coalescing=Coalescing(lambda: True),
         counters=Counters(),
         make_way=make_way,

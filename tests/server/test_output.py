@@ -27,7 +27,7 @@ from tests.support.effort import effort
 from tests.support.eviction import wait_until_missed
 from wsgifast.errors import ClientGone
 from wsgifast.http.framing import chunk
-from wsgifast.server import output, output_memory, sending
+from wsgifast.server import look_ahead, output, output_memory, sending
 from wsgifast.server.output import OutputQueue
 from wsgifast.server.output_rules import Coalescing
 from wsgifast.sockets.options import NEAR_SEND_BUFFER_BYTES
@@ -100,39 +100,6 @@ def test_a_quick_client_gets_no_more_than_a_turn_at_a_time(
         near.queue.on_writable()
     assert sum(offered) == SIZE
     assert near.armed == [False] * 3
-
-
-def test_a_file_is_looked_for_in_memory_further_ahead_for_a_quick_client_only(
-    near: Near, file: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-    looks: list[int] = []
-
-    def all_of_it(fd: int, offset: int, size: int) -> int:
-        looks.append(size)
-        return size
-
-    def looks_of(client_s: float) -> list[int]:
-        """How far was looked for a client that takes so long for half of the first look."""
-
-        def takes_half(out: int, source: int, offset: int, count: int) -> int:
-            nonlocal now
-            now += client_s
-            return min(count, first // 2)
-
-        monkeypatch.setattr(os, "sendfile", takes_half)
-        looks.clear()
-        near.queue.write_file(b"", file, 0, SIZE)
-        while near.queue.draining:
-            near.queue.on_writable()
-        return looks
-
-    monkeypatch.setattr(sending, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(sending, "cached_bytes", all_of_it)
-    first = sending._FIRST_LOOK_BYTES
-    assert looks_of(0.0) == [first, 2 * first, 4 * first, 8 * first, SIZE - 15 * first]
-    slow = looks_of(2 * sending._CACHED_FOR_S)
-    assert slow == [first] * (2 * SIZE // first - 1) + [first // 2]
 
 
 CONTENT = bytes(range(256)) * 4096
@@ -544,7 +511,7 @@ class HangingDisk:
         self.go = threading.Event()
         self.calls: list[str] = []
         self._sendfile = os.sendfile
-        monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
+        monkeypatch.setattr(look_ahead, "cached_bytes", lambda fd, offset, size: 0)
         monkeypatch.setattr(sending, "view_cached", lambda fd, offset, size: None)
         monkeypatch.setattr(os, "sendfile", self._hang)
 
@@ -637,7 +604,7 @@ def test_an_error_of_the_disk_reaches_who_finishes(
         assert go.wait(60)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
+    monkeypatch.setattr(look_ahead, "cached_bytes", lambda fd, offset, size: 0)
     monkeypatch.setattr(os, "sendfile", fail)
     near.queue.write_file(b"", content, 0, 100_000)
     near.queue.closing = closing
@@ -655,7 +622,7 @@ def test_an_error_of_the_disk_reaches_who_finishes(
 def test_a_file_that_shrank_on_its_disk(
     near: Near, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
+    monkeypatch.setattr(look_ahead, "cached_bytes", lambda fd, offset, size: 0)
     (tmp_path / "short").write_bytes(bytes(100))
     fd = os.open(tmp_path / "short", os.O_RDONLY)
     try:
@@ -678,7 +645,7 @@ def test_no_thread_for_the_disk_ends_the_queue(
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
+    monkeypatch.setattr(look_ahead, "cached_bytes", lambda fd, offset, size: 0)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     descriptors = open_descriptors()
     with pytest.raises(ClientGone, match="can't start new thread"):
@@ -944,7 +911,7 @@ def test_the_time_of_the_disk_is_not_the_clients(
         return sendfile(out, fd, offset, size)
 
     monkeypatch.setattr(sending, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
+    monkeypatch.setattr(look_ahead, "cached_bytes", lambda fd, offset, size: 0)
     monkeypatch.setattr(os, "sendfile", slow)
     near = Near(rules(timeout_s=60.0, least_bytes_per_s=500.0))
     try:

@@ -10,6 +10,7 @@ from .counters import Counters
 from .disk import DiskThreads
 from .disk_budget import DiskBudget
 from .least_rate import time_left_s
+from .look_ahead import SeenInMemory
 from .options import Options
 from .output_memory import OutputMemory
 
@@ -62,6 +63,7 @@ class OutputRules:
     :ivar sendfile: whether the kernel may send files by itself.
     :ivar memory: what all queues hold.
     :ivar disk: for files that are not in memory.
+    :ivar seen: which are.
     :ivar counters: of the server.
     :ivar make_way: called where a turn takes long without the interpreter lock: others are to go on
         meanwhile.
@@ -74,6 +76,7 @@ class OutputRules:
     sendfile: bool
     memory: OutputMemory
     disk: DiskThreads
+    seen: SeenInMemory
     coalescing: Coalescing
     counters: Counters
     make_way: Callable[[], object]
@@ -98,6 +101,7 @@ class OutputRules:
             sendfile=options.sendfile,
             memory=OutputMemory(options.output_memory_bytes, on_disk, log.warning),
             disk=DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error)),
+            seen=SeenInMemory(),
             coalescing=coalescing,
             counters=counters,
             make_way=make_way,

@@ -28,7 +28,7 @@ from ..sockets.options import (
     SocketLike,
     limit_send_buffer,
 )
-from ..sockets.page_cache import cached_bytes, view_cached
+from ..sockets.page_cache import view_cached
 from ..sockets.send_buffers import send_some
 from ..sockets.sendfile import (
     MSG_MORE,
@@ -38,6 +38,7 @@ from ..sockets.sendfile import (
     send_file_once,
 )
 from .backlog import Backlog
+from .look_ahead import LookAhead
 from .output_rules import OutputRules
 from .transport import WOULD_BLOCK
 
@@ -47,12 +48,6 @@ __all__ = ["LONG_TURN_BYTES", "Sender", "Turn"]
 _TURN_BYTES = 4 * 1024 * 1024
 # What a disk is asked for before other files have their turn.
 _DISK_STEP_BYTES = 1024 * 1024
-# As far ahead a file is looked for in memory: at first, and at most. It is twice as far each time
-# that the client has taken all of it soon; a slow one takes less before it is looked for again.
-_FIRST_LOOK_BYTES = 512 * 1024
-_MOST_LOOK_BYTES = 4 * 1024 * 1024
-# How long what was seen in memory is taken to be there: a slow client's file may be gone since.
-_CACHED_FOR_S = 0.5
 # What TLS encrypts at once, and what is read at once of a file that the kernel does not send by
 # itself. Always the same: what was refused is offered again with no byte less.
 _PIECE_BYTES = 128 * 1024
@@ -87,12 +82,10 @@ class Sender:
     """
 
     __slots__ = (
-        "_cached_to",
-        "_cached_until",
+        "_ahead",
         "_deadline",
         "_full_since",
         "_is_full",
-        "_look",
         "_may_grow",
         "_refusals",
         "_refused",
@@ -116,9 +109,7 @@ class Sender:
         self._may_grow = False  # it is the small one
         self._full_since = 0.0
         self._is_full = False  # the kernel has taken less than it was last given
-        self._cached_to = 0  # offset up to which the file in hand was seen in memory
-        self._cached_until = 0.0
-        self._look = 0  # bytes looked for last
+        self._ahead: LookAhead | None = None  # made for the first file
         self._refused = 0  # bytes of a file that would have blocked: TLS takes no fewer then
         self._refusals = 0  # events in a row that have told of room, and nothing was taken
         self._waiting_since: float | None = None  # for the client, with something left to send
@@ -249,7 +240,9 @@ class Sender:
         result: int | bytes | None = None
         if self.sends_files:
             if not may_wait:
-                cached = self._cached_bytes(fd, place, left, begin=left == whole)
+                if self._ahead is None:
+                    self._ahead = LookAhead(self._rules.seen)
+                cached = self._ahead.cached_bytes(fd, place, left, begin=left == whole)
                 if not cached:
                     return None
                 size = min(size, cached)
@@ -281,17 +274,6 @@ class Sender:
         self._refused = 0
         self._is_full = sent < len(data)
         return sent
-
-    def _cached_bytes(self, fd: int, place: int, left: int, *, begin: bool) -> int:
-        """How far a file, of which so much is left, may be sent without waiting for its disk."""
-        now = time.monotonic()
-        forgets = begin or now > self._cached_until
-        if forgets or self._cached_to <= place:
-            look = _FIRST_LOOK_BYTES if forgets else min(2 * self._look, _MOST_LOOK_BYTES)
-            self._look = look
-            self._cached_to = place + cached_bytes(fd, place, min(left, look))
-            self._cached_until = now + _CACHED_FOR_S
-        return self._cached_to - place
 
     # The kernel's buffer
 
