@@ -352,7 +352,7 @@ def test_what_falls_short_of_the_content_length_ends_the_connection(kind: str, b
         pytest.raises(EOFError, match="4 of 5"),
     ):
         client.request("/")
-    assert "had 4 bytes" in served.log
+    assert "the body has 4 bytes" in served.log
 
 
 def sized_file(folder: Path, size: int) -> tuple[Path, bytes]:

@@ -190,12 +190,20 @@ class ResponseWriter:
             self._output.write_all(parts)
 
     def write_stream(self, body: Iterable[bytes]) -> None:
-        """Send blocks as they come, and what ends the response."""
+        """Send blocks as they come, and what ends the response.
+
+        No more is asked for once a block has no place (PEP 3333, "Handling the Content-Length
+        Header").
+        """
         blocks = iter(body)
         for block in blocks:
             self.write(block)
-            if self.headers_sent and self.counter.length is None:
+            if not self.headers_sent:
+                continue
+            if self.counter.length is None:
                 self._write_rest(blocks)
+                break
+            if self.counter.dropped:  # whatever follows too, and there may be no end of it
                 break
         self.close()
 
@@ -215,6 +223,9 @@ class ResponseWriter:
     def write_file(self, body: Any, file: Any) -> None:
         """Send a file: by sendfile, from memory, or block by block.
 
+        It may be longer than its Content-Length (PEP 3333, "Optional Platform-Specific File
+        Handling").
+
         :param body: what yields the file's blocks.
         """
         segment = segment_of(file)
@@ -224,6 +235,8 @@ class ResponseWriter:
             self.write_all([file.read()])
         else:
             self.write_stream(body)
+        if self._framing.has_body:
+            self.counter.dropped = 0
 
     def write_segments(self, segments: Sequence[bytes | FileSegment]) -> None:
         """Send byte strings and runs of files in their order."""
@@ -279,9 +292,23 @@ class ResponseWriter:
         """Body bytes that Content-Length has promised and the app has not delivered."""
         return self.counter.missing
 
-    def has_no_place_for_a_body(self) -> bool:
-        """Whether all of the body was dropped, if there was any."""
-        return not self._framing.has_body
+    def is_cut(self) -> bool:
+        """Whether the app has delivered more than Content-Length has promised."""
+        return self.counter.dropped > 0 and self._framing.has_body
+
+    def complaint(self, method: str) -> str:
+        """What is wrong with the body that the app has delivered; "" for nothing.
+
+        :param method: of the request; to HEAD an app may answer as it does to GET, and most do.
+        """
+        counter = self.counter
+        if counter.missing:
+            return f"the body has {counter.sent} bytes, and its Content-Length is {counter.length}"
+        if self.is_cut():
+            return f"the body is longer than its Content-Length, {counter.length}: it is cut"
+        if counter.dropped and method != "HEAD":
+            return f"the body is dropped: {self.status_code} has none (RFC 9110 6.4.1)"
+        return ""
 
     # How HTTP/1 says it.
 

@@ -245,7 +245,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         if response.missing():
             response.keep_alive = False
         if not response.is_as_declared():
-            complaint = response.complaint()
+            complaint = response.complaint(self.command)
             if complaint:
                 self.log_error("%s: %s", self.requestline, complaint)
 

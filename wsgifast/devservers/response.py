@@ -65,8 +65,8 @@ class Response(ResponseWriter):
 
     def _write_or_complain(self, data: bytes) -> None:
         self.write(data)
-        if self._is_cut():
-            raise BodyError(self.complaint())
+        if self.is_cut():
+            raise BodyError(self.complaint(self._method))
 
     def write_all(self, blocks: list[bytes] | tuple[bytes, ...]) -> None:
         chunks, size = few_chunks(blocks, _checked)
@@ -74,7 +74,7 @@ class Response(ResponseWriter):
         if isinstance(chunks, (list, tuple)):
             super().write_all(chunks)
         else:
-            super().write_stream(self._up_to_the_end(chunks))
+            super().write_stream(chunks)
 
     def write_segments(self, segments: Sequence[Segment]) -> None:
         self._know_size(sum(s.size if isinstance(s, FileSegment) else len(s) for s in segments))
@@ -90,33 +90,19 @@ class Response(ResponseWriter):
             raise BodyError(
                 f"the application returned {type(body).__name__}: return a list of bytes instead"
             )
-        super().write_stream(self._up_to_the_end(body))
+        super().write_stream(self._sized(body))
 
     def close(self) -> None:
         self._know_size(0)
         super().close()
 
-    def complaint(self) -> str:
-        """What the application did wrong although the response was sent; "" for nothing."""
-        length, sent = self._framing.length, self.counter.sent
-        if self._is_cut():
-            return f"the body is longer than its Content-Length, {length}: it is cut"
-        if self.missing():
-            return f"the body had {sent} bytes and Content-Length said {length}"
-        return ""
-
-    def _up_to_the_end(self, body: Iterable[bytes]) -> Iterator[bytes]:
+    def _sized(self, body: Iterable[bytes]) -> Iterator[bytes]:
         # PEP 3333: what says that it has one block has told its Content-Length with it.
         is_single = _length_of(body) == 1
         for block in body:
             if is_single:
                 self._know_size(len(_checked(block)))
             yield block
-            if block and (self._is_cut() or not self._framing.has_body):
-                break
-
-    def _is_cut(self) -> bool:
-        return self.counter.dropped > 0 and self._framing.has_body
 
     def _know_size(self, size: int) -> None:
         """Settle the framing of a body whose size is known, if the head is not sent yet."""

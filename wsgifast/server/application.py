@@ -111,19 +111,9 @@ class Application:
     def _tell_of_its_body(self, resp: Response) -> None:
         if resp.missing():
             resp.force_close()
-            self.log.warning(
-                "The app has sent %d bytes less than its Content-Length: %s",
-                resp.missing(),
-                resp.req.uri,
-            )
-        elif resp.has_no_place_for_a_body() and resp.req.method != "HEAD":
-            # To HEAD an app may answer as it does to GET, and most do.
-            self.log.warning(
-                "A body that has no place in the response is dropped (RFC 9110 6.4.1): %d to %s %s",
-                resp.status_code,
-                resp.req.method,
-                resp.req.uri,
-            )
+        complaint = resp.complaint(resp.req.method)
+        if complaint:
+            self.log.warning("%s %s: %s", resp.req.method, resp.req.uri, complaint)
 
     def _environ(
         self, channel: Channel, exchange: Exchange, *, check: bool = True

@@ -216,7 +216,7 @@ def _length_error(resp: Response | None, error: BaseException | None) -> LengthE
         return None
     if resp.missing():
         return "short"
-    return None if resp.has_no_place_for_a_body() else "long"
+    return "long" if resp.is_cut() else None
 
 
 def begin_to_tell(source: WorkerSource, worker: Any) -> Callable[[], None]:
