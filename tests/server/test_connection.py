@@ -455,14 +455,37 @@ def test_the_last_word_arrives_although_the_client_goes_on_sending(bench: Bench)
     assert client.is_in(CLOSED)
 
 
-def test_nobody_lingers_for_long(bench: Bench) -> None:
+def test_who_sends_on_reads_the_answer_behind_it_and_does_so_for_so_long(bench: Bench) -> None:
+    client = bench.begin(KNOWN.replace(b"10", b"9" * 11))
+    began = bench.clock.now
+    while client.is_in(LINGERING) and bench.clock.now < began + 100:
+        client.send(bytes(100_000))
+        bench.run()
+        bench.pass_time(LINGER_S / 2)
+    assert 30 <= bench.clock.now - began <= 32
+    assert client.read_response().status == 413
+    assert client.read_to_end() == b""
+
+
+def test_a_server_that_ends_waits_for_no_one_who_sends_on(bench: Bench) -> None:
+    client = bench.begin(KNOWN.replace(b"10", b"9" * 11))
+    bench.server.stop()
+    for _ in range(3):
+        assert client.is_in(LINGERING)
+        client.send(bytes(100_000))
+        bench.pass_time(LINGER_S / 2 - 0.1)
+    assert client.is_in(CLOSED)
+
+
+def test_nobody_lingers_for_long(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wsgifast.server.endpoint._LINGER_BYTES", 1_000_000)
     silent, talking = bench.begin(NONSENSE), bench.begin(NONSENSE)
     sent = 0
-    while talking.is_in(LINGERING) and sent < 1_000_000:
+    while talking.is_in(LINGERING) and sent < 10_000_000:
         talking.send(bytes(10_000))
         sent += 10_000
         bench.run()
-    assert 64 * 1024 <= sent < 100_000
+    assert 1_000_000 <= sent < 1_100_000
     bench.pass_time(LINGER_S - 1)
     assert silent.is_in(LINGERING)
     bench.pass_time(2)

@@ -133,6 +133,17 @@ def test_body_over_the_limit_gets_413() -> None:
             assert connection.read_response().status == 413
 
 
+def test_who_sends_on_behind_a_413_reads_it() -> None:
+    """A socket that is closed with something unread resets what it has sent."""
+    with served(body_limit_bytes=1000) as server, Connection(server.address) as connection:
+        length = ("Content-Length", "20000000")
+        connection.send_request("/echo", method="POST", headers=[length])
+        for _ in range(20):
+            connection.send(b"a" * 1_000_000)
+        assert connection.read_response().status == 413
+        assert connection.read_to_end() == b""
+
+
 FAILING_LOGGER = """
 from gunicorn.glogging import Logger
 

@@ -33,10 +33,14 @@ from .transport import discard, end_sending
 
 __all__ = ["LINGER_S", "Core", "Endpoint", "Streams"]
 
-# How long a client may take to close the connection after our last word, and what is read and
-# thrown away meanwhile.
+# How long a client may send nothing after our last word until it closes the connection. A client
+# in the middle of an upload may not look for an answer before its end: so long may it go on, and so
+# much of it is read and thrown away (as by nginx's lingering_close, which has no limit of bytes).
 LINGER_S = 2.0
-_LINGER_BYTES = 64 * 1024
+_LINGERS_MOST_S = 30.0
+_LINGER_BYTES = 1024 * 1024 * 1024
+# In one turn, which is to be a short one.
+_DISCARD_BYTES = 256 * 1024
 
 
 class Core(Protocol):
@@ -112,6 +116,7 @@ class Endpoint:
     __slots__ = (
         "_core",
         "_left_to_discard",
+        "_lingers_until",
         "_tls",
         "address",
         "app_socket",
@@ -220,16 +225,21 @@ class Endpoint:
             self.close()
             return
         self.move(LEAVES)
-        self.deadline = time.monotonic() + LINGER_S
+        now = time.monotonic()
+        self.deadline = now + LINGER_S
+        self._lingers_until = now + _LINGERS_MOST_S
         self._left_to_discard = _LINGER_BYTES
         self._discard(READ)
 
     def _discard(self, events: int) -> None:
-        self._left_to_discard = discard(self.sock, self._left_to_discard)
-        if self._left_to_discard:
-            self.wait(READ)
-        else:
+        size = discard(self.sock, _DISCARD_BYTES)
+        if size is None or size >= self._left_to_discard:
             self.close()
+            return
+        if size and not self._core.is_ending():
+            self._left_to_discard -= size
+            self.deadline = min(time.monotonic() + LINGER_S, self._lingers_until)
+        self.wait(READ)
 
     def close(self) -> None:
         """Close at once; only for the owner, and never while the app runs."""

@@ -48,18 +48,16 @@ def has_come(sock: socket.socket) -> bool:
         return False
 
 
-def discard(sock: socket.socket, most: int) -> int:
-    """Throw away what comes.
+def discard(sock: socket.socket, most: int) -> int | None:
+    """Throw away what has come.
 
     :param most: bytes.
-    :returns: how many more may come; 0 at the end of the connection too.
+    :returns: how many bytes that were; None at the end of the connection.
     """
     try:
         # Below TLS, if there is any: nobody looks at what comes now.
-        while most > 0 and (data := socket.socket.recv(sock, most)):
-            most -= len(data)
+        return len(socket.socket.recv(sock, most)) or None
     except WOULD_BLOCK:
-        return most
+        return 0
     except (OSError, ValueError):
-        pass
-    return 0
+        return None
