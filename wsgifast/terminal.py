@@ -6,9 +6,9 @@ import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 
-__all__ = ["Progress", "cell_text", "next_steps", "number_text", "progress_line", "table"]
+__all__ = ["Progress", "cell_text", "next_steps", "number_text", "progress_line", "table", "tables"]
 
 # How many parts are done, of how many, and what the next is.
 Progress = Callable[[int, int, str], None]
@@ -46,19 +46,56 @@ def progress_line(*, after_s: float = 0.0) -> Iterator[Progress]:
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Align rows under their column titles: the first column left, the others right.
 
-    :param rows: cells of any type, see :func:`cell_text`.
+    :param rows: cells of any type, see :func:`cell_text`; one cell alone is a line by itself.
     """
-    cells = [[cell_text(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    widths = _widths(columns, rows)
     lines = [_line(columns, widths), "  ".join("-" * width for width in widths)]
-    lines += [_line(row, widths) for row in cells]
+    lines += [_line([cell_text(cell) for cell in row], widths) for row in rows]
     return "\n".join(lines)
+
+
+def tables(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], width: int, beside: Set[str]
+) -> list[str]:
+    """As :func:`table`, and what finds no place is in further tables, with the first column again.
+
+    :param width: columns of characters; a table of two columns may have more.
+    :param beside: titles of columns that say nothing without the one before.
+    """
+    widths = _widths(columns, rows)
+    groups: list[list[int]] = []
+    for number in range(1, len(columns)):
+        if groups and columns[number] in beside:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    parts: list[list[int]] = []
+    room = 0
+    for group in groups:
+        wanted = sum(2 + widths[number] for number in group)
+        if wanted > room:
+            parts.append([0])
+            room = width - widths[0]
+        parts[-1] += group
+        room -= wanted
+    return [
+        table(
+            [columns[number] for number in part],
+            [row if len(row) == 1 else [row[number] for number in part] for row in rows],
+        )
+        for part in parts
+    ]
+
+
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[int]:
+    cells = [[cell_text(cell) for cell in row] for row in rows if len(row) == len(columns)]
+    return [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     first, *others = (
         cell.ljust(width) if number == 0 else cell.rjust(width)
-        for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        for number, (cell, width) in enumerate(zip(cells, widths, strict=False))
     )
     return "  ".join([first, *others]).rstrip()
 

@@ -150,6 +150,24 @@ def test_a_column_is_shown_where_something_stands_in_it() -> None:
     assert "failed" in results_text([bad]).splitlines()[0]
 
 
+def test_a_table_fits_the_terminal_and_says_as_much() -> None:
+    names = ("gthread", "WSGIFast on gthread", "WSGIFast on FastWorker")
+    result = results(*(Contender(n, client=client(19, 1899, 199999, failures=9)) for n in names))
+    wide, narrow = (results_text([result], width).partition("\n\n- ")[0] for width in (200, 80))
+    assert max(map(len, narrow.splitlines())) <= 80 < max(map(len, wide.splitlines()))
+    assert "\n\n" not in wide
+    first, second = (part.splitlines() for part in narrow.split("\n\n"))
+    assert first[0].split() == ["requests/s", "ratio", "p50", "ms", "p99", "ms", "failed"]
+    assert second[0].split() == ["CPU", "us/req", "busy"]
+    assert first[2] == second[2] == "a <title> [a.key]"
+    assert [line.split()[-1] for line in first[3:]] == ["27", "27", "27"]
+    for line, one, other in zip(wide.splitlines()[2:], first[3:], second[3:], strict=True):
+        name = one.strip().split("  ")[0]
+        all_of_it, some, others = (text.partition(name)[2].split() for text in (line, one, other))
+        assert all_of_it == some + others
+    assert "ratio" in results_text([result], 10)  # too narrow for any table, and no error
+
+
 def test_bodies_that_differ_are_told() -> None:
     result = results(Contender("a", client=client(1)), Contender("b", client=client(1)), rounds=1)
     same = {name: Seen("200 OK", 3, "x", True) for name in "ab"}

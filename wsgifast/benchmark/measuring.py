@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -55,7 +56,8 @@ def measure(
             rows.update(rows_figures(results, profile, when))
             write_file(path, as_json(table.title, rows))
             notes = "".join(f"\n- {note}" for note in table.notes)
-            print(f"\n{table.title}\n\n{results_text(results)}{notes}\n\n{path}", flush=True)
+            text = results_text(results, shutil.get_terminal_size().columns)
+            print(f"\n{table.title}\n\n{text}{notes}\n\n{path}", flush=True)
             parts.append((table, results))
         if failed == _STATUS_STOPPED:
             break

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from .. import page
-from ..terminal import cell_text, table
+from ..terminal import cell_text, table, tables
 from .results import Result
 from .tables import MIN_ROUNDS, Profile, Table
 
@@ -35,29 +35,61 @@ UNSTEADY = 1.5
 
 @dataclass(frozen=True)
 class _Grid:
-    """Results of one unit side by side: a line for each contender."""
+    """Results of one unit side by side.
+
+    :ivar columns: the first is the contender's name.
+    :ivar parts: of each result its title, its key, and a line for each contender.
+    """
 
     columns: Sequence[str]
-    lines: Sequence[Sequence[object]]
+    parts: Sequence[tuple[str, str, Sequence[Sequence[object]]]]
+
+    def without_empty(self) -> _Grid:
+        """A terminal is narrow: no column, with its title, in which nothing stands."""
+        lines = [line for _, _, lines in self.parts for line in lines]
+        filled = [
+            number
+            for number, title in enumerate(self.columns)
+            if not title or any(line[number] not in ("", None) for line in lines)
+        ]
+        return _Grid(
+            [self.columns[number] for number in filled],
+            [
+                (title, key, [[line[number] for number in filled] for line in lines])
+                for title, key, lines in self.parts
+            ],
+        )
+
+    def wide(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
+        """Columns and rows, titles in a column of their own; below each its key."""
+        rows = [
+            [head, *line]
+            for title, key, lines in self.parts
+            for head, line in zip([title, key, *[""] * len(lines)], lines, strict=False)
+        ]
+        return ["", *self.columns], rows
+
+    def narrow(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
+        """The same, titles on lines of their own."""
+        rows: list[Sequence[object]] = []
+        for title, key, lines in self.parts:
+            rows.append([f"{title} {key}".rstrip()])
+            rows += [[f"  {line[0]}", *line[1:]] for line in lines]
+        return self.columns, rows
 
 
-def results_text(results: Sequence[Result]) -> str:
-    """Tables, with each row's key below its title, and what else there is to know."""
-    tables = [table(grid.columns, grid.lines) for grid in map(_without_empty, _grids(results))]
-    return "\n\n".join([*tables, "\n".join(f"- {line}" for line in problems(results))]).rstrip()
+def results_text(results: Sequence[Result], width: int = 80) -> str:
+    """Tables, with each row's key, and what else there is to know.
 
-
-def _without_empty(grid: _Grid) -> _Grid:
-    """A terminal is narrow: no column, with its title, in which nothing stands."""
-    filled = [
-        number
-        for number, title in enumerate(grid.columns)
-        if not title or any(line[number] not in ("", None) for line in grid.lines)
-    ]
-    return _Grid(
-        [grid.columns[number] for number in filled],
-        [[line[number] for number in filled] for line in grid.lines],
-    )
+    :param width: columns of characters that the tables may have.
+    """
+    found: list[str] = []
+    for grid in _grids(results):
+        grid = grid.without_empty()
+        text = table(*grid.wide())
+        fits = max(map(len, text.splitlines())) <= width
+        found += [text] if fits else tables(*grid.narrow(), width, _BESIDE)
+    return "\n\n".join([*found, "\n".join(f"- {line}" for line in problems(results))]).rstrip()
 
 
 def rows_figures(results: Sequence[Result], profile: Profile, when: str) -> dict[str, object]:
@@ -153,32 +185,38 @@ def problems(results: Sequence[Result]) -> list[str]:
     return lines
 
 
+# Columns that say nothing without the one before them: there may be two of each name, told apart by
+# a space.
+_OURS, _RATIO, _DIFFERENCE = "ours / this", "ratio", "difference"
+_BESIDE = frozenset({_OURS, f"{_OURS} ", _RATIO, f"{_RATIO} ", _DIFFERENCE})
+
+
 def _grids(results: Sequence[Result]) -> Iterator[_Grid]:
     kinds = groupby(results, lambda r: (r.row.unit.name, r.row.unit.cost_name, bool(r.row.ours)))
     for (unit, cost, ours), group in kinds:
         members = list(group)
-        ratio = "ours / this" if ours else "ratio"
+        ratio = _OURS if ours else _RATIO
         facts = list(dict.fromkeys(f for r in members for n in r.runs for f in r.facts(n)))
-        columns = ["", "", unit, ratio, *([cost, f"{ratio} "] if cost else [])]
-        columns += ["difference"] if members[0].row.unit.difference else []
-        columns += ["p50 ms", "p99 ms", "failed", "busy", *facts]
-        yield _Grid(columns, [line for r in members for line in _lines(r, facts)])
+        columns = ["", unit, ratio]
+        columns += [_DIFFERENCE] if members[0].row.unit.difference else []
+        columns += ["p50 ms", "p99 ms", "failed"]
+        columns += [cost, f"{ratio} "] if cost else []
+        parts = []
+        for each in members:
+            key = f"[{each.row.key}]" if each.row.key != each.row.title else ""
+            parts.append((each.row.title, key, [_line(each, name, facts) for name in each.runs]))
+        yield _Grid([*columns, "busy", *facts], parts)
 
 
-def _lines(result: Result, facts: Sequence[str]) -> Iterator[Sequence[object]]:
+def _line(result: Result, name: str, facts: Sequence[str]) -> Sequence[object]:
     unit = result.row.unit
-    # The key stands below the title, where there is a second line for it.
-    key = f"[{result.row.key}]" if result.row.key != result.row.title else ""
-    heads = [result.row.title, key, *[""] * len(result.runs)]
-    for head, name in zip(heads, result.runs, strict=False):
-        line: list[object] = [head, name, result.median(name, unit.rate), result.verdict(name)]
-        if unit.cost is not None:
-            line += [result.median(name, unit.cost), result.ratio(name, unit.cost) or ""]
-        line += [result.difference(name) or ""] if unit.difference else []
-        line += [result.latency_ms(name, 50), result.latency_ms(name, 99)]
-        found = result.facts(name)
-        line += [result.failures(name) or "", result.busy(name)]
-        yield [*line, *(found.get(fact) for fact in facts)]
+    line: list[object] = [name, result.median(name, unit.rate), result.verdict(name)]
+    line += [result.difference(name) or ""] if unit.difference else []
+    line += [result.latency_ms(name, 50), result.latency_ms(name, 99), result.failures(name) or ""]
+    if unit.cost is not None:
+        line += [result.median(name, unit.cost), result.ratio(name, unit.cost) or ""]
+    found = result.facts(name)
+    return [*line, result.busy(name), *(found.get(fact) for fact in facts)]
 
 
 def as_html(title: str, parts: Sequence[tuple[Table, Sequence[Result]]]) -> str:
@@ -196,7 +234,7 @@ def _section(of: Table, results: Sequence[Result]) -> str:
         parts += [f"<h3>{html.escape(caption)}</h3>", _table(columns, lines)]
     parts += [f"<p>{html.escape(note)}</p>" for note in of.notes]
     parts += [_chart(results), "<h3>All figures</h3>"]
-    parts += [_table(grid.columns, grid.lines) for grid in _grids(results)]
+    parts += [_table(*grid.wide()) for grid in _grids(results)]
     parts.append(f"<ul>{notes or '<li>No failure, and the same bytes from all.</li>'}</ul>")
     return f"<article>{''.join(parts)}</article>"
 
