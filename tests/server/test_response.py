@@ -473,9 +473,6 @@ def test_early_hints(ask: Ask) -> None:
     assert b"103" not in ask(app, version="1.0").raw
 
 
-# Files
-
-
 # Bodies that no slow client may hold a thread for
 
 
