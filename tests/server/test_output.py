@@ -6,14 +6,9 @@ import dataclasses
 import errno
 import math
 import os
-import socket
 import sys
-import tempfile
 import threading
-import time
-import tracemalloc
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,42 +16,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.output_bench import Near, drain_armed, opened, rules, until_tried_again
+from tests.server.near_output import (
+    CONTENT,
+    SIZE,
+    content,
+    file,
+    in_quick_succession,
+    near,
+    needs_near_buffers,
+)
+from tests.server.output_bench import Near, rules, until_tried_again
 from tests.support.descriptors import open_descriptors
 from tests.support.effort import effort
-from tests.support.eviction import wait_until_missed
 from wsgifast.errors import ClientGone
 from wsgifast.http.framing import chunk
-from wsgifast.server import look_ahead, output, output_memory, sending
+from wsgifast.server import output, sending
 from wsgifast.server.output import OutputQueue
 from wsgifast.server.output_rules import Coalescing
 from wsgifast.sockets.options import NEAR_SEND_BUFFER_BYTES
 
-SIZE = 8 * 1024 * 1024
-
-
-@pytest.fixture
-def near() -> Iterator[Near]:
-    near = Near(rules())
-    yield near
-    near.close()
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Iterator[int]:
-    with opened(tmp_path / "file", os.urandom(SIZE)) as fd:
-        yield fd
-
-
-@pytest.fixture(autouse=True)
-def in_quick_succession(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block comes right behind the one before."""
-    monkeypatch.setattr(output, "_COALESCE_S", math.inf)
-
-
-needs_near_buffers = pytest.mark.skipif(
-    not hasattr(socket, "TCP_INFO"), reason="only Linux tells how far away a peer is"
-)
+__all__ = ["content", "file", "in_quick_succession", "near"]
 
 
 @needs_near_buffers
@@ -102,7 +81,6 @@ def test_a_quick_client_gets_no_more_than_a_turn_at_a_time(
     assert near.armed == [False] * 3
 
 
-CONTENT = bytes(range(256)) * 4096
 PIECES = st.lists(
     st.tuples(
         st.sampled_from(["write", "more", "next", "all", "file"]),
@@ -111,12 +89,6 @@ PIECES = st.lists(
     ),
     max_size=12,
 )
-
-
-@pytest.fixture(scope="module")
-def content(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    with opened(tmp_path_factory.mktemp("output") / "content", CONTENT) as fd:
-        yield fd
 
 
 @given(
@@ -504,421 +476,10 @@ def test_its_own_thread_may_be_quicker_than_a_tick() -> None:
 # A file that is not in memory
 
 
-class HangingDisk:
-    """What the kernel does for a file on a disk that hangs: sendfile waits until it is let go."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.go = threading.Event()
-        self.calls: list[str] = []
-        self._sendfile = os.sendfile
-        monkeypatch.setattr(look_ahead, "cached_bytes", lambda fd, offset, size: 0)
-        monkeypatch.setattr(sending, "view_cached", lambda fd, offset, size: None)
-        monkeypatch.setattr(os, "sendfile", self._hang)
-
-    def _hang(self, out: int, fd: int, offset: int, size: int) -> int:
-        self.calls.append(threading.current_thread().name)
-        assert self.go.wait(60)
-        return self._sendfile(out, fd, offset, size)
-
-
-@pytest.fixture
-def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingDisk]:
-    disk = HangingDisk(monkeypatch)
-    yield disk
-    disk.go.set()
-
-
-@pytest.mark.parametrize("kernel", [True, False])
-def test_a_disk_is_never_waited_for_by_who_writes_or_has_an_event(
-    hanging: HangingDisk, content: int, kernel: bool
-) -> None:
-    near, other = Near(rules(sendfile=kernel)), Near(rules())
-    try:
-        if kernel:
-            near.queue.write_file(b"head", content, 7, 600_000)
-            assert near.queue.draining
-            near.queue.write(b"end")  # waits behind it
-            assert near.queue.flush(wait=False)
-            other.queue.write(b"answer")
-            assert other.receive(6) == b"answer"
-            assert near.armed == []
-            hanging.go.set()
-        else:
-            near.queue.write_file(b"head", content, 7, 600_000)
-            near.queue.write(b"end")
-        expected = b"head" + CONTENT[7:600_007] + b"end"
-        received = drain_armed(near, len(expected))
-        assert received == expected
-        assert set(hanging.calls) == ({"wsgifast-disk"} if kernel else set())
-    finally:
-        near.close()
-        other.close()
-
-
-@needs_near_buffers
-def test_what_is_in_memory_needs_no_disk_thread(near: Near, file: int) -> None:
-    near.queue.write_file(b"", file, 0, SIZE)
-    assert near.drain(SIZE) == os.pread(file, SIZE, 0)
-    assert near.queue._rules.disk._threads == 0
-
-
-def test_a_file_that_was_evicted_is_brought_in_by_a_disk_thread(near: Near, file: int) -> None:
-    data = os.pread(file, SIZE, 0)
-
-    def brought_in_by_a_disk_thread() -> bool:
-        near.queue.write_file(b"", file, 0, SIZE)
-        assert near.queue.draining
-        assert drain_armed(near, SIZE) == data
-        return near.queue._rules.disk._threads >= 1
-
-    wait_until_missed(file, brought_in_by_a_disk_thread)
-
-
-def test_a_connection_may_end_while_its_disk_is_waited_for(
-    hanging: HangingDisk, content: int
-) -> None:
-    """Its descriptors stay until the disk thread is done: their numbers are nobody else's."""
-    near = Near(rules())
-    descriptors = open_descriptors()
-    near.queue.write_file(b"", content, 0, 100_000)
-    while not hanging.calls:
-        time.sleep(0.001)
-    near.queue.fail(TimeoutError("the worker stops"))
-    assert len(open_descriptors() - descriptors) == 1
-    near.queue.closing = True
-    hanging.go.set()
-    with near.changed:
-        assert near.changed.wait_for(lambda: near.resumed, 60)
-    assert open_descriptors() <= descriptors
-    assert near.armed == []
-    near.close()
-
-
-@pytest.mark.parametrize("closing", [False, True])
-def test_an_error_of_the_disk_reaches_who_finishes(
-    near: Near, content: int, closing: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go = threading.Event()
-
-    def fail(out: int, fd: int, offset: int, size: int) -> int:
-        assert go.wait(60)
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(look_ahead, "cached_bytes", lambda fd, offset, size: 0)
-    monkeypatch.setattr(os, "sendfile", fail)
-    near.queue.write_file(b"", content, 0, 100_000)
-    near.queue.closing = closing
-    go.set()
-    deadline = time.monotonic() + 60
-    while near.queue.draining or (closing and not near.resumed):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    assert isinstance(near.queue.error, OSError)
-    assert near.queue.bytes_left() == 100_000
-    assert near.resumed == closing
-    assert near.queue.on_writable() is closing
-
-
-def test_a_file_that_shrank_on_its_disk(
-    near: Near, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(look_ahead, "cached_bytes", lambda fd, offset, size: 0)
-    (tmp_path / "short").write_bytes(bytes(100))
-    fd = os.open(tmp_path / "short", os.O_RDONLY)
-    try:
-        near.queue.write_file(b"", fd, 0, 150)
-        assert len(near.receive(100)) == 100
-        drain_armed(near, 0)
-        while near.queue.error is None:
-            if near.armed:
-                near.armed.clear()
-                near.queue.on_writable()
-            time.sleep(0.001)
-        assert "50 of 150 bytes" in str(near.queue.error)
-    finally:
-        os.close(fd)
-
-
-def test_no_thread_for_the_disk_ends_the_queue(
-    near: Near, content: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(look_ahead, "cached_bytes", lambda fd, offset, size: 0)
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    descriptors = open_descriptors()
-    with pytest.raises(ClientGone, match="can't start new thread"):
-        near.queue.write_file(b"", content, 0, 100)
-    assert open_descriptors() <= descriptors
-
-
 # What waits in memory, and what does not
-
-
-def test_output_beyond_the_memory_waits_in_temporary_files(content: int) -> None:
-    warnings: list[str] = []
-    shared = rules(memory_bytes=20 * len(CONTENT), warnings=warnings)
-    clients = [Near(shared) for _ in range(6)]
-    descriptors = open_descriptors()
-    try:
-        for client in clients:
-            client.queue.write_all([b"head", *[CONTENT] * 10])
-            assert client.queue.draining
-        assert shared.memory.used_bytes <= 20 * len(CONTENT)
-        assert len(open_descriptors() - descriptors) >= 4  # two are in memory
-        assert len(warnings) == 1
-        assert f"output_memory_bytes ({20 * len(CONTENT)})" in warnings[0]
-        for client in clients:
-            assert drain_armed(client, 4 + 10 * len(CONTENT)) == b"head" + 10 * CONTENT
-            client.queue.reset()
-        assert shared.memory.used_bytes == 0
-        assert open_descriptors() <= descriptors
-    finally:
-        for client in clients:
-            client.close()
-
-
-def test_what_stays_for_its_last_bytes_counts_whole() -> None:
-    shared = rules()
-    near = Near(shared)
-    try:
-        near.queue.write(bytes(SIZE))
-        near.receive(SIZE - near.queue.bytes_left())
-        near.queue.on_writable()
-        assert 0 < near.queue.bytes_queued < SIZE
-        assert shared.memory.used_bytes == SIZE
-    finally:
-        near.close()
-    assert shared.memory.used_bytes == 0
-
-
-def test_an_answer_of_the_usual_size_stays_in_memory(content: int) -> None:
-    shared = rules(memory_bytes=0)
-    near = Near(shared)
-    descriptors = open_descriptors()
-    try:
-        near.queue.write_file(b"", content, 0, len(CONTENT))
-        near.queue.write(bytes(10_000))
-        assert shared.memory.used_bytes == 10_000
-        assert len(open_descriptors() - descriptors) == 1
-        near.queue.write(bytes(10_000))  # and now it is in a file, in one run with what follows
-        near.queue.write(bytes(10_000))
-        assert shared.memory.used_bytes == 10_000
-        assert len(open_descriptors() - descriptors) == 2
-        assert drain_armed(near, len(CONTENT) + 30_000) == CONTENT + bytes(30_000)
-    finally:
-        near.close()
-    assert shared.memory.used_bytes == 0
-
-
-@pytest.mark.parametrize("full", [False, True])
-def test_where_no_temporary_file_can_be_written_output_stays_in_memory(
-    full: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*args: object, **kwargs: object) -> int:
-        raise OSError(errno.ENOSPC if full else errno.EMFILE, "no room")
-
-    warnings: list[str] = []
-    shared = rules(memory_bytes=0, warnings=warnings)
-    near = Near(shared)
-    monkeypatch.setattr(*((os, "pwrite") if full else (tempfile, "TemporaryFile")), refuse)
-    descriptors = open_descriptors()
-    now = [1000.0]
-    monkeypatch.setattr(output_memory, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    try:
-        for seconds, times in ((0, 1), (5, 1), (5, 2)):
-            now[0] += seconds
-            near.queue.write_all([CONTENT] * 5)
-            # Once for each is too often: the log may be on the same disk.
-            assert [line[-7:] for line in warnings].count("no room") == times
-        assert drain_armed(near, 15 * len(CONTENT)) == 15 * CONTENT
-        near.queue.reset()
-        assert open_descriptors() <= descriptors
-    finally:
-        near.close()
-    assert shared.memory.used_bytes == 0
-
-
-def test_a_generator_over_the_limit_still_waits_for_its_client() -> None:
-    """A temporary file is no way around `ahead_bytes`: a generator may have no end."""
-    near = Near(rules(memory_bytes=0, ahead_bytes=100_000))
-    try:
-        while near.queue.bytes_queued <= 100_000:
-            near.queue.write(bytes(50_000))
-        written = threading.Event()
-
-        def write() -> None:
-            near.queue.write(b"end")
-            written.set()
-
-        writer = threading.Thread(target=write)
-        writer.start()
-        assert not written.wait(0.05)
-        while not written.is_set():
-            near.receive_all_there_is()
-            if near.queue.draining:
-                near.queue.on_writable()
-        writer.join()
-    finally:
-        near.close()
 
 
 # A writer that runs ahead of its client
 
 
-def blocks(count: int, size: int = 1000) -> Iterator[bytes]:
-    for number in range(count):
-        yield b"%0*d" % (size, number)
-
-
-def test_a_writer_that_may_runs_ahead_into_a_temporary_file() -> None:
-    shared = rules(ahead_bytes=100_000)
-    near = Near(shared)
-    descriptors = open_descriptors()
-    try:
-        near.queue.may_run_ahead = True
-        for block in blocks(20_000):
-            near.queue.write(block)  # does not wait
-            assert shared.memory.used_bytes <= 250_000
-        assert near.queue.bytes_queued > 10_000_000
-        assert shared.memory.disk.used_bytes > 10_000_000
-        assert len(open_descriptors() - descriptors) == 1
-        assert drain_armed(near, 20_000_000) == b"".join(blocks(20_000))
-        near.queue.reset()
-        assert not near.queue.may_run_ahead
-        assert open_descriptors() <= descriptors
-        assert shared.memory.used_bytes == shared.memory.disk.used_bytes == 0
-    finally:
-        near.close()
-
-
-@pytest.mark.parametrize(
-    "limits", [{"response_on_disk_bytes": 0}, {"responses_on_disk_bytes": 0}, {"disk": "full"}]
-)
-def test_a_writer_waits_where_no_file_may_take_more(
-    limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if limits.pop("disk", None):
-        monkeypatch.setattr(output_memory, "_LEFT_FREE_BYTES", 1 << 60)
-    warnings: list[str] = []
-    near = Near(rules(ahead_bytes=100_000, warnings=warnings, **limits))
-    near.queue.may_run_ahead = True
-    ended = threading.Event()
-
-    def write() -> None:
-        for block in blocks(20_000):
-            near.queue.write(block)
-        ended.set()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        received = bytearray()
-        fails = "response_on_disk_bytes" not in limits
-        while near.queue.bytes_queued < 100_000 or len(warnings) < fails:
-            time.sleep(0.001)
-        while len(received) < 20_000_000:
-            assert near.queue.bytes_queued <= 250_000
-            received += near.receive_all_there_is()
-            if near.queue.draining:
-                near.queue.on_writable()
-        writer.join(60)
-        assert ended.is_set()
-        assert received == b"".join(blocks(20_000))
-        assert len(warnings) == fails
-    finally:
-        near.close()
-
-
-def test_a_temporary_file_that_has_been_sent_makes_room_for_the_next_one() -> None:
-    shared = rules(ahead_bytes=100_000, response_on_disk_bytes=1_000_000)
-    near = Near(shared)
-    near.queue.may_run_ahead = True
-    received = bytearray()
-
-    def write() -> None:
-        for block in blocks(50_000):
-            near.queue.write(block)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        while shared.memory.disk.used_bytes < 900_000:
-            time.sleep(0.001)
-        while len(received) < 50_000_000:
-            received += near.receive_all_there_is()
-            if near.queue.draining:
-                near.queue.on_writable()
-        writer.join(60)
-        assert received == b"".join(blocks(50_000))
-        assert shared.memory.disk.used_bytes <= 1_200_000
-    finally:
-        near.close()
-
-
-def test_crumbs_wait_in_few_pieces_of_memory() -> None:
-    near = Near(rules(ahead_bytes=1 << 30))
-    try:
-        near.queue.write(bytes(SIZE))
-        tracemalloc.start()
-        for _ in range(40_000):
-            near.queue.write(b"crumb")
-        assert tracemalloc.get_traced_memory()[0] < 3 * 200_000
-    finally:
-        tracemalloc.stop()
-        near.close()
-
-
 # How long a client may take
-
-
-def test_a_client_must_take_some_bytes_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(sending, "time", SimpleNamespace(monotonic=lambda: now))
-    near = Near(rules(timeout_s=60.0, least_bytes_per_s=500.0))
-    queue = near.queue
-    try:
-        queue.write(bytes(SIZE))
-        assert near.deadlines == [1060.0]
-        left = queue.bytes_left()
-        now += 59.0
-        near.receive(50_000)
-        queue.on_writable()
-        # It has a minute for the next byte; and no longer than what it has taken has earned.
-        assert near.deadlines[-1] == min(1119.0, 1060.0 + (left - queue.bytes_left()) / 500.0)
-        now += 59.0
-        queue.on_writable()  # which finds no room: nothing is earned
-        assert near.deadlines[-1] <= 1060.0 + (left - queue.bytes_left()) / 500.0
-        # What comes after everything was taken begins anew.
-        drain_armed(near, SIZE - 50_000)
-        assert not queue.draining
-        queue.write(bytes(SIZE))
-        assert near.deadlines[-1] == now + 60.0
-    finally:
-        near.close()
-
-
-def test_the_time_of_the_disk_is_not_the_clients(
-    content: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-    sendfile = os.sendfile
-
-    def slow(out: int, fd: int, offset: int, size: int) -> int:
-        nonlocal now
-        now += 500.0
-        return sendfile(out, fd, offset, size)
-
-    monkeypatch.setattr(sending, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(look_ahead, "cached_bytes", lambda fd, offset, size: 0)
-    monkeypatch.setattr(os, "sendfile", slow)
-    near = Near(rules(timeout_s=60.0, least_bytes_per_s=500.0))
-    try:
-        near.queue.write(bytes(SIZE))
-        near.queue.write_file(b"", content, 0, len(CONTENT))
-        drain_armed(near, SIZE + len(CONTENT))
-        assert all(deadline > 1000.0 for deadline in near.deadlines)
-        assert near.deadlines[-1] >= now
-    finally:
-        near.close()
