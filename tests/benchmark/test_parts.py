@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator
+from http.client import HTTPConnection
 
 import pytest
 
@@ -44,6 +48,41 @@ def test_a_server_that_does_not_start_shows_its_log() -> None:
     argv, env = command(address[1], "no_such_module:app")
     with pytest.raises(ServerFailed, match="no_such_module"), running(argv, address, env=env):
         pass
+
+
+def test_a_server_that_is_to_end_in_a_request_ends_behind_it() -> None:
+    """wsgiref takes what is raised in a request for a failure of the app, and goes on."""
+    address = (HOST, free_port())
+    argv, env = command(address[1], "loadtests.app:app")
+    with running(argv, address, env=env) as one, contextlib.ExitStack() as stack:
+        connection = stack.enter_context(contextlib.closing(HTTPConnection(*address, timeout=60)))
+        connection.request("GET", "/ticks")  # for a second
+        response = connection.getresponse()
+        assert response.read(1) == b"d"
+        one.process.terminate()
+        assert len(response.read()) == 319
+        assert one.process.wait(60) == 0
+
+
+INTERRUPTED = """
+import os, signal, sys
+from wsgifast.benchmark.processes import started
+
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+try:
+    with started([sys.executable, "-c", "input()"]):
+        print("it goes on")
+except KeyboardInterrupt:
+    print("it ends")
+"""
+
+
+def test_an_interrupt_while_a_process_starts_is_not_lost() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert (ran.stdout, ran.stderr) == ("it ends\n", "")
 
 
 def test_a_look(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,12 +143,21 @@ def started(
     :param options: subprocess.Popen's.
     """
     guard = _guard().fileno()
+    # Python drops what is raised in the functions that it calls at a fork (os.register_at_fork): a
+    # signal that is to end this process waits until the fork is over.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 
     def tell() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.write(guard, b"+%d\n" % os.getpid())  # in the child: nothing can come in between
 
-    process = subprocess.Popen(command, start_new_session=True, preexec_fn=tell, **options)
     try:
+        process = subprocess.Popen(command, start_new_session=True, preexec_fn=tell, **options)
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield process
     finally:
         if stop_s and process.poll() is None:

@@ -9,16 +9,17 @@ of the environment tells which app, as not every server takes a factory with arg
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from http.server import HTTPServer
 from typing import Any
 
 from ..apps import Interface
@@ -37,6 +38,8 @@ VARIABLE = "WSGIFAST_BENCH"
 _APP = "wsgifast.benchmark.serving:app"
 # Importing a large app takes seconds on a busy machine; one that takes longer hangs.
 _IMPORT_S = 60.0
+# How often an idle server looks whether it is to end.
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -205,9 +208,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if given.server == "facts":
         _tell_facts()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt):
-        _serve(given.server, given.host, given.port, app())
+    server = _made(given.server, given.host, given.port, app())
+
+    def end(*_: object) -> None:
+        # Whatever is raised in a request is taken for a failure of the app, and served on.
+        threading.Thread(target=server.shutdown).start()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    server.serve_forever(_LOOK_S)
 
 
 def _tell_facts() -> None:
@@ -223,7 +232,7 @@ def _tell_facts() -> None:
     os._exit(0)  # an app's threads and atexit functions are not waited for
 
 
-def _serve(server: str, host: str, port: int, app: Any) -> None:
+def _made(server: str, host: str, port: int, app: Any) -> HTTPServer:
     # A line for every request would be measured too.
     if server == "werkzeug":
         from werkzeug.serving import WSGIRequestHandler, make_server
@@ -231,14 +240,13 @@ def _serve(server: str, host: str, port: int, app: Any) -> None:
         class Quiet(WSGIRequestHandler):
             def log_request(self, *_: object) -> None: ...
 
-        make_server(host, port, app, threaded=True, request_handler=Quiet).serve_forever()
-    else:
-        from wsgiref import simple_server
+        return make_server(host, port, app, threaded=True, request_handler=Quiet)
+    from wsgiref import simple_server
 
-        class Silent(simple_server.WSGIRequestHandler):
-            def log_request(self, *_: object) -> None: ...
+    class Silent(simple_server.WSGIRequestHandler):
+        def log_request(self, *_: object) -> None: ...
 
-        simple_server.make_server(host, port, app, handler_class=Silent).serve_forever()
+    return simple_server.make_server(host, port, app, handler_class=Silent)
 
 
 if __name__ == "__main__":
