@@ -21,8 +21,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 __all__ = ["ForkedProcess", "close", "run", "start", "start_anew"]
@@ -44,6 +46,8 @@ _PRELOADED = """
 """
 # One message: a command line and an environment.
 _MESSAGE_BYTES = 2**20
+# How long gunicorn's arbiter sleeps between two looks at its workers, in place of 0.1 s.
+_LOOK_S = 0.01
 
 
 class ForkedProcess:
@@ -304,6 +308,14 @@ def _run(command: list[str], cwd: str, env: dict[str, str]) -> None:
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 
+def _look_often() -> None:
+    """Have gunicorn see at once that its workers have ended; else each server's end takes 0.2 s."""
+    if "gunicorn.arbiter" in sys.modules:
+        arbiter: Any = sys.modules["gunicorn.arbiter"]
+        arbiter.time = SimpleNamespace(**vars(time))
+        arbiter.time.sleep = lambda seconds: time.sleep(min(seconds, _LOOK_S))
+
+
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     with open(os.devnull, "rb") as nothing:
@@ -312,6 +324,7 @@ def main() -> None:
     for name in _PRELOADED.split():
         with contextlib.suppress(ImportError):  # an extra that is not installed
             importlib.import_module(name)
+    _look_often()
     gc.freeze()
     gc.enable()
     request = _serve(control)
