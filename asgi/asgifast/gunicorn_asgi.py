@@ -57,7 +57,8 @@ class UnsupportedGunicorn(WSGIFastError, ImportError):
 _USED = {
     "_arm_keepalive_timer", "_cancel_keepalive_timer", "_check_h1c_protocol_available",
     "_h1c_protocol_class", "_handle_websocket", "_http1_buffered", "_keepalive_timeout",
-    "_pause_reading", "_resume_reading", "_send_body", "connection_lost", "connection_made",
+    "_pause_reading", "_resume_reading", "_send_body", "_setup_callback_parser",
+    "connection_lost", "connection_made",
 }  # fmt: skip
 if missing := sorted(_USED - set(dir(ASGIProtocol))):
     raise UnsupportedGunicorn(f"ASGIProtocol has no {', '.join(missing)}")
@@ -258,6 +259,38 @@ def _answering(app: ASGIApp, protocol: FastASGIProtocol) -> ASGIApp:
     return answer
 
 
+class _Ready:
+    """The asyncio.Event by which a connection of gunicorn's waits for its next request.
+
+    One task waits, which needs no queue of waiters and no coroutine, for every request.
+    """
+
+    __slots__ = ("_is_set", "_loop", "_waiter")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def wait(self) -> asyncio.Future[None]:
+        self._waiter = waiter = self._loop.create_future()
+        if self._is_set:
+            self.set()
+        return waiter
+
+
 class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
     """gunicorn's ASGIProtocol with sendfile."""
 
@@ -275,6 +308,11 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
         super().connection_made(self.coalescing)
         if self._callback_parser is not None:  # not HTTP/2
             self.write_plainly()
+
+    def _setup_callback_parser(self) -> None:
+        """The first that gunicorn does when it has made its Event."""
+        super()._setup_callback_parser()
+        self._request_ready = _Ready(self.worker.loop)
 
     def write_plainly(self) -> None:
         """Have gunicorn write to the real transport: what it writes of a response is one piece."""

@@ -147,6 +147,48 @@ def test_a_connection_that_is_idle_for_as_long_as_keepalive_says_is_closed() -> 
     asyncio.run(run())
 
 
+def test_a_request_may_come_before_its_connection_waits_for_it_and_a_client_may_leave() -> None:
+    goes_on = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(response_start(200, [(b"content-length", b"2")]))
+        if scope["path"] == "/slow":
+            await goes_on.wait()
+        await send(response_body(b"ok"))
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        worker = _worker(loop, app, asgi_disconnect_grace_period=0)
+        protocol = FastASGIProtocol(worker)
+        ours, client = socket.socketpair()
+        await loop.create_connection(lambda: protocol, sock=ours)
+        reader, writer = await asyncio.open_connection(sock=client)
+
+        async def answered() -> None:
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            assert await reader.readexactly(2) == b"ok"
+
+        def ask(path: bytes) -> None:
+            writer.write(b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % path)
+
+        ask(b"/")
+        await answered()
+        ask(b"/slow")
+        while protocol._current_request is None:
+            await asyncio.sleep(0)
+        ask(b"/")  # while the app has the one before
+        goes_on.set()
+        await answered()
+        await answered()
+        while not protocol._awaiting_request:
+            await asyncio.sleep(0)
+        writer.close()
+        await asyncio.wait_for(asyncio.shield(protocol._task), 60.0)
+        assert worker.nr == 3
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
