@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from wsgifast.benchmark.processes import HOST
+from wsgifast.benchmark.serving import OUR_PROTOCOL
 from wsgifast.benchmark.tables import Server
 from wsgifast.sockets import FileSegment, limit_send_buffer, send_file_segment
 from wsgifast.sockets.options import set_nodelay
@@ -37,7 +38,6 @@ from .payloads import PAYLOADS, payload
 
 __all__ = ["daphne", "echo", "granian", "hypercorn", "nginx", "small", "uvicorn"]
 
-OUR_PROTOCOL = "--http=asgifast.uvicorn:HttpToolsProtocol"
 # nginx.org/en/docs/http/ngx_http_core_module.html: sendfile with tcp_nopush for whole packets; a
 # bounded sendfile_max_chunk, so that no quick client keeps the worker; without sendfile, large
 # output buffers. It is one worker process, as every contender is.
@@ -92,7 +92,7 @@ def uvicorn(app: str, *options: str, ours: bool = False) -> Server:
 
     :param ours: with asgifast's protocol.
     """
-    protocol = [OUR_PROTOCOL] if ours else []
+    protocol = [f"--http={OUR_PROTOCOL}"] if ours else []
     quiet = ("--no-access-log", "--log-level=warning")
     return _python("uvicorn", *quiet, "--port={port}", *options, *protocol, app)
 

@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from hypothesis import strategies as st
+
+from tests.support.descriptors import open_descriptors
 from wsgifast.server import sending
 from wsgifast.server.counters import Counters
 from wsgifast.server.disk import DiskThreads
@@ -21,7 +24,13 @@ from wsgifast.server.output_memory import OutputMemory
 from wsgifast.server.output_rules import Coalescing, OutputRules
 from wsgifast.server.transport import WOULD_BLOCK
 
-__all__ = ["TLS", "Near", "drain_armed", "opened", "rules", "until_tried_again"]
+__all__ = [
+    "TLS", "Near", "Pieces", "arrives_in_order", "drain_armed", "opened", "pieces_of", "rules",
+    "until_tried_again",
+]  # fmt: skip
+
+# What is written: how, how many bytes, from which offset on; and whether the client reads then.
+Pieces = list[tuple[str, int, int, bool]]
 
 TLS = tuple[ssl.SSLContext, ssl.SSLContext]
 
@@ -180,3 +189,52 @@ def until_tried_again(near: Near) -> None:
         if near.armed[-1]:
             return
     raise AssertionError("the queue waits for writability again and again")
+
+
+def pieces_of(size: int, most: int) -> st.SearchStrategy[Pieces]:
+    """Pieces of a content of so many bytes, for each way to write."""
+    return st.lists(
+        st.tuples(
+            st.sampled_from(["write", "more", "next", "all", "file"]),
+            st.one_of(st.integers(0, 2), st.integers(0, most)),
+            st.integers(0, size - most),
+            st.booleans(),
+        ),
+        max_size=12,
+    )
+
+
+def arrives_in_order(near: Near, pieces: Pieces, content: bytes, fd: int) -> None:
+    """Write pieces of a content, which is in a file too: all arrive, and no descriptor is left.
+
+    The connection is closed then.
+    """
+    queue = near.queue
+    expected = received = b""
+    descriptors = open_descriptors()
+    try:
+        for kind, size, offset, reads in pieces:
+            data = content[offset : offset + size]
+            if kind == "file":
+                queue.write_file(b"head", fd, offset, size)
+                data = b"head" + data
+            elif kind == "all":
+                queue.write_all([data[: size // 2], b"", data[size // 2 :]])
+            elif kind == "next":
+                queue.write_next(data)
+            else:
+                (queue.write_more if kind == "more" else queue.write)(data)
+            expected += data
+            if reads:
+                received += near.receive_all_there_is()
+                if queue.draining:
+                    queue.on_writable()
+        queue.flush()
+        received += drain_armed(near, len(expected) - len(received))
+        assert received == expected
+        assert near.receive_all_there_is() == b""
+        assert queue.bytes_queued == 0
+        queue.reset()
+        assert open_descriptors() <= descriptors
+    finally:
+        near.close()

@@ -25,7 +25,14 @@ from tests.server.near_output import (
     near,
     needs_near_buffers,
 )
-from tests.server.output_bench import Near, rules, until_tried_again
+from tests.server.output_bench import (
+    Near,
+    Pieces,
+    arrives_in_order,
+    pieces_of,
+    rules,
+    until_tried_again,
+)
 from tests.support.descriptors import open_descriptors
 from tests.support.effort import effort
 from wsgifast.errors import ClientGone
@@ -81,60 +88,17 @@ def test_a_quick_client_gets_no_more_than_a_turn_at_a_time(
     assert near.armed == [False] * 3
 
 
-PIECES = st.lists(
-    st.tuples(
-        st.sampled_from(["write", "more", "next", "all", "file"]),
-        st.one_of(st.integers(0, 2), st.integers(0, 200_000)),
-        st.integers(0, len(CONTENT) - 200_000),
-    ),
-    max_size=12,
-)
-
-
 @given(
-    pieces=PIECES,
-    reads=st.lists(st.booleans(), min_size=12, max_size=12),
+    pieces=pieces_of(len(CONTENT), 200_000),
     kernel=st.booleans(),
     memory_bytes=st.sampled_from([0, 150_000, 1 << 30]),
 )
 @settings(max_examples=effort(60))
 def test_whatever_is_written_arrives_in_order(
-    content: int,
-    pieces: list[tuple[str, int, int]],
-    reads: list[bool],
-    kernel: bool,
-    memory_bytes: int,
+    content: int, pieces: Pieces, kernel: bool, memory_bytes: int
 ) -> None:
     near = Near(rules(ahead_bytes=1 << 30, sendfile=kernel, memory_bytes=memory_bytes))
-    queue = near.queue
-    expected = received = b""
-    descriptors = open_descriptors()
-    try:
-        for (kind, size, offset), read in zip(pieces, reads, strict=False):
-            data = CONTENT[offset : offset + size]
-            expected += data
-            if kind == "file":
-                queue.write_file(b"head", content, offset, size)
-                expected = expected[: len(expected) - size] + b"head" + data
-            elif kind == "all":
-                queue.write_all([data[: size // 2], b"", data[size // 2 :]])
-            elif kind == "next":
-                queue.write_next(data)
-            else:
-                (queue.write_more if kind == "more" else queue.write)(data)
-            if read:
-                received += near.receive_all_there_is()
-                if queue.draining:
-                    queue.on_writable()
-        queue.flush()
-        received += near.drain(len(expected) - len(received))
-        assert received == expected
-        assert near.receive_all_there_is() == b""
-        assert queue.bytes_queued == 0
-        queue.reset()
-        assert open_descriptors() <= descriptors
-    finally:
-        near.close()
+    arrives_in_order(near, pieces, CONTENT, content)
 
 
 def test_queues_have_nothing_in_common(near: Near, content: int) -> None:

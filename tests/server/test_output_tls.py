@@ -13,8 +13,17 @@ import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.output_bench import TLS, Near, drain_armed, opened, rules, until_tried_again
-from tests.support.descriptors import open_descriptors
+from tests.server.output_bench import (
+    TLS,
+    Near,
+    Pieces,
+    arrives_in_order,
+    drain_armed,
+    opened,
+    pieces_of,
+    rules,
+    until_tried_again,
+)
 from tests.support.effort import effort
 from wsgifast.server import sending
 from wsgifast.sockets.options import NEAR_SEND_BUFFER_BYTES
@@ -46,50 +55,15 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 @given(
-    pieces=st.lists(
-        st.tuples(
-            st.sampled_from(["write", "more", "next", "all", "file"]),
-            st.one_of(st.integers(0, 2), st.integers(0, 900_000)),
-            st.integers(0, len(CONTENT) - 900_000),
-            st.booleans(),
-        ),
-        max_size=12,
-    ),
+    pieces=pieces_of(len(CONTENT), 900_000),
     memory_bytes=st.sampled_from([0, 150_000, 1 << 30]),
 )
 @settings(max_examples=effort(60))
 def test_whatever_is_written_arrives_in_order(
-    tls: TLS, content: int, pieces: list[tuple[str, int, int, bool]], memory_bytes: int
+    tls: TLS, content: int, pieces: Pieces, memory_bytes: int
 ) -> None:
     near = Near(rules(ahead_bytes=1 << 30, memory_bytes=memory_bytes), tls)
-    queue = near.queue
-    expected = received = b""
-    descriptors = open_descriptors()
-    try:
-        for kind, size, offset, reads in pieces:
-            data = CONTENT[offset : offset + size]
-            if kind == "file":
-                queue.write_file(b"head", content, offset, size)
-                data = b"head" + data
-            elif kind == "all":
-                queue.write_all([data[: size // 2], b"", data[size // 2 :]])
-            elif kind == "next":
-                queue.write_next(data)
-            else:
-                (queue.write_more if kind == "more" else queue.write)(data)
-            expected += data
-            if reads:
-                received += near.receive_all_there_is()
-                if queue.draining:
-                    queue.on_writable()
-        queue.flush()
-        received += drain_armed(near, len(expected) - len(received))
-        assert received == expected
-        assert queue.bytes_queued == 0
-        queue.reset()
-        assert open_descriptors() <= descriptors
-    finally:
-        near.close()
+    arrives_in_order(near, pieces, CONTENT, content)
 
 
 def test_a_file_for_a_slow_client_waits_in_no_memory(tls: TLS, content: int) -> None:

@@ -29,7 +29,7 @@ from . import SERVERS
 from .processes import HOST, started
 from .tables import Server
 
-__all__ = ["FAST_WORKER", "Facts", "app", "facts_of", "gunicorn", "served", "sides"]
+__all__ = ["FAST_WORKER", "OUR_PROTOCOL", "Facts", "app", "facts_of", "gunicorn", "served", "sides"]
 
 FAST_WORKER = "wsgifast.workers.FastWorker"
 OUR_PROTOCOL = "asgifast.uvicorn:HttpToolsProtocol"
