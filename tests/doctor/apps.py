@@ -60,6 +60,12 @@ SHAPES: dict[str, tuple[str | None, str, int | None, Any]] = {
         FILE_BYTES,
         lambda environ: environ["wsgi.file_wrapper"](file_path().open("rb")),
     ),
+    "/part-of-a-file": (
+        "WF020",
+        "text/plain",
+        1_000,
+        lambda environ: environ["wsgi.file_wrapper"](file_path().open("rb")),
+    ),
     "/list": ("WF001", "text/csv", None, lambda environ: list(_lines(2_000))),
     "/generator": ("WF003", "text/csv", None, lambda environ: _lines(2_000)),
     "/file": ("WF007", "text/plain", None, lambda environ: file_path().open("rb")),

@@ -118,7 +118,7 @@ class _RecordedRequest:
             recording.cpu_s = time.thread_time() - cpu
             recording.route = environ.get("wsgifast.route")
         if recording.problem is None:
-            self._response.check_length()
+            self._response.check_length(is_file=isinstance(result, FileWrapper))
 
     def _start_response(
         self, status: str, headers: list[tuple[str, str]], exc_info: OptExcInfo | None = None
