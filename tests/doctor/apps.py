@@ -129,7 +129,7 @@ async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
     elif path == "/file" and "http.response.pathsend" in scope["extensions"]:
         await send({"type": "http.response.pathsend", "path": str(file_path())})
         return
-    elif path == "/file":
+    elif path in ("/file", "/read-file"):
         with file_path().open("rb") as file:
             while data := await asyncio.to_thread(file.read, 65536):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
@@ -139,7 +139,9 @@ async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
         raise ValueError("raised by the app")
     elif path == "/unfinished":
         return
-    body: Any = {"/str": "text", "/messages": b"", "/file": b""}.get(path, b"12345")
+    body: Any = {"/str": "text", "/messages": b"", "/file": b"", "/read-file": b""}.get(
+        path, b"12345"
+    )
     await send({"type": "http.response.body", "body": body})
 
 

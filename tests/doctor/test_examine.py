@@ -51,6 +51,20 @@ def test_a_slow_reader_is_tried() -> None:
     assert held == {"/file-in-generator": True, "/good": None}
 
 
+@pytest.mark.parametrize(
+    ("app", "path", "fix"),
+    [
+        (wsgi_app, "/good-file", "WSGIFast(app)"),
+        (wsgi_app, "/file-in-generator", "return the file, or set an ETag"),
+        (asgi_app, "/file", "ASGIFast(app)"),
+        (asgi_app, "/read-file", "return the file, or set an ETag"),
+    ],
+)
+def test_what_gives_a_file_a_validator_is_what_was_seen_to(app: Any, path: str, fix: str) -> None:
+    found = {finding.id: finding.fix for finding in examine(app, [path]).findings}
+    assert found["WF020"] == fix
+
+
 def test_an_app_that_is_wrapped_is_examined_without_it() -> None:
     report = examine(WSGIFast(wsgi_app), ["/str"])
     assert report.was_wrapped

@@ -38,6 +38,7 @@ _FILE_WRAPPERS = {
     "webob.static.FileIter": "file",
     "werkzeug.wsgi.FileWrapper": "file",
     "wsgifast.devservers.filewrapper.FileWrapper": "filelike",
+    "wsgifast.doctor.recording.FileWrapper": "filelike",
     "wsgiref.util.FileWrapper": "filelike",
 }
 # Files that end before the file does which they read, for an app's own answer to Range; the

@@ -173,7 +173,8 @@ _ENTRIES = (
         "a file without validators",
         "The response is a file, without ETag and Last-Modified.",
         "Clients fetch it whole again each time, and cannot resume a download.",
-        "WSGIFast(app) adds an ETag, and answers 304 and ranges.",
+        "Where the app returns the file itself, WSGIFast(app) or ASGIFast(app) adds an ETag, and "
+        "answers 304 and ranges. What reads the file by itself has to set an ETag.",
         {
             "Flask": "return send_file(path)",
             "Django": "Use ConditionalGetMiddleware.",

@@ -168,10 +168,16 @@ def _remarks(seen: Observation) -> Iterator[Finding | None]:
     if coding is not None and coding.lower() != "identity":
         yield _finding("WF022", seen, f"a body in {coding}", "compress static files beforehand")
     is_file = bool(raw.files) or raw.by_sendfile > 0
-    if is_file and raw.status == 200 and not (raw.header("ETag") or raw.header("Last-Modified")):
-        yield _finding("WF020", seen, "a file that no cache can check", _WRAP)
+    if is_file and raw.status == 200 and not _has_validator(raw):
+        wrap = _ASGI_WRAP if raw.returned == "messages" else _WRAP
+        fix = wrap if _has_validator(seen.wrapped) else "return the file, or set an ETag"
+        yield _finding("WF020", seen, "a file that no cache can check", fix)
     if raw.status == 200 and raw.declared is None and raw.returned in ("list", "tuple"):
         yield _finding("WF021", seen, "a whole body without its length", _WRAP)
+
+
+def _has_validator(recording: Recording) -> bool:
+    return bool(recording.header("ETag") or recording.header("Last-Modified"))
 
 
 def _worth(
