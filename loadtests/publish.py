@@ -91,8 +91,7 @@ def missing(known: Sequence[Table]) -> Iterator[str]:
     others: list[str] = []
     for table in known:
         keys = [row.key for row in table.rows]
-        absent = [key for key in keys if key not in there]
-        others += _beginnings(absent) if absent == keys else absent
+        others += _beginnings_if_all([key for key in keys if key not in there], keys)
     if others:
         keys = list(dict.fromkeys(others))
         yield f"The page lacks: python -m loadtests {' '.join(keys)} --profile release"
@@ -105,20 +104,29 @@ def differing(here: Mapping[str, str | int]) -> Iterator[str]:
     """
     found: dict[str, list[str]] = {}
     for table in _read().values():
+        theirs: dict[str, list[str]] = {}
         for key, row in table.rows.items():
-            run = table.runs[row["measured"]]
-            there = run["machine"]
-            others = [
-                f"{name} {there[name]}, here {now}"
-                for name, now in here.items()
-                if there.get(name, now) != now
-            ]
-            if not run["profile"]["full"]:
-                others.insert(0, "a short run")
-            if others:
-                found.setdefault("; ".join(others), []).append(key)
+            theirs.setdefault(_difference_of_run(table.runs[row["measured"]], here), []).append(key)
+        for what, keys in theirs.items():
+            found.setdefault(what, []).extend(_beginnings_if_all(keys, list(table.rows)))
+    found.pop("", None)
     for what, keys in found.items():
         yield f"Of {what}: {' '.join(keys)}"
+
+
+def _difference_of_run(run: Mapping[str, Any], here: Mapping[str, str | int]) -> str:
+    """What is another one here, of what the page tells; "" for nothing."""
+    there = run["machine"]
+    others = ["a short run"] * (not run["profile"]["full"])
+    for name, now in here.items():
+        then, now = (_without_build(str(value)) for value in (there.get(name, now), now))
+        others += [f"{name} {then}, here {now}"] * (then != now)
+    return "; ".join(others)
+
+
+def _without_build(version: str) -> str:
+    """A kernel's version without what its maker adds."""
+    return version.partition("-")[0] if version.startswith("Linux ") else version
 
 
 def ratios(theme: str) -> str:
@@ -170,6 +178,10 @@ def _section(table: Published) -> Iterator[str]:
         yield from _grids(rows, run["profile"]["rounds"])
 
 
+def _beginnings_if_all(keys: Sequence[str], of_table: Sequence[str]) -> Sequence[str]:
+    return _beginnings(keys) if list(keys) == list(of_table) else keys
+
+
 def _beginnings(keys: Iterable[str]) -> list[str]:
     """What the keys of a table begin with, as the load tests' command line takes it."""
     groups: dict[str, list[str]] = {}
@@ -189,7 +201,7 @@ def _run(when: str, run: Mapping[str, Any], keys: Sequence[str]) -> str:
     if not profile["full"]:
         length += ": **a short run**, for rough ratios"
     release = " --profile release" if profile["full"] else ""
-    system = machine["system"].partition("-")[0]
+    system = _without_build(machine["system"])
     facts = [f"{machine['cores']} cores", machine["processor"], system, machine["python"]]
     return (
         f"`python -m loadtests {' '.join(keys)}{release}` on {when[:10]}, {length}; "

@@ -143,10 +143,14 @@ def test_rows_of_short_runs_or_measured_elsewhere_are_told(root: Path, take_in: 
     take_in("demo.small", day=20)
     take_in("demo.file", day=21, full=False)
     assert told() == ["Of a short run: demo.file"]
-    assert told(python="CPython 3.14.0", cores=4, granian="2.8.7") == [
+    assert told(python="CPython 3.14.0", cores=4, granian="2.8.7", system="Linux 6.1-y") == [
         "Of a short run; cores 2, here 4; python CPython 3.13.0, here CPython 3.14.0: demo.file",
         "Of cores 2, here 4; python CPython 3.13.0, here CPython 3.14.0: demo.small",
     ]
+    take_in("demo.file", day=22)
+    assert told() == []
+    assert told(wsgifast="0.2.0", gunicorn="28.0") == ["Of gunicorn 27.0.1, here 28.0: demo."]
+    assert told(system="Linux 6.2") == ["Of system Linux 6.1, here Linux 6.2: demo."]
 
 
 def test_rows_that_no_table_has_are_left_out(root: Path, take_in: TakeIn) -> None:
