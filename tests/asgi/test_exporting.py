@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.asgi.test_examples import UVICORN_TAKES_NAMES
+from tests.support import forkserver
 from tests.support.http import Connection, get
-from tests.support.servers import LiveServer, free_port, live_server, wait_for
+from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from tests.workers.test_metrics import Scrape, is_listening, scraped_until, workers_of
 
 UVICORN = "-m uvicorn --http asgifast.uvicorn:{protocol} --port {port}"
@@ -98,7 +99,10 @@ def test_what_cannot_work_is_said_at_the_start(kind: str, address: str) -> None:
         argv = [sys.executable, *_command(kind, free_port()), APP]
         env = {**os.environ, "WSGIFAST_METRICS": address, "ASGIFAST_TEST_FILES": "/tmp"}
         env.pop("PROMETHEUS_MULTIPROC_DIR", None)
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env)
+        if kind.endswith("Worker"):
+            done = forkserver.run(argv, cwd=ROOT, env=env, timeout=60)
+        else:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env)
     assert done.returncode == (3 if kind == "H11Protocol" else 4)  # uvicorn, gunicorn: not again
     assert said in done.stderr
     assert "Traceback" not in done.stderr
