@@ -12,16 +12,8 @@ from wsgifast.sockets import FileSegment
 from .messages import PATHSEND, Message, response_body
 from .observed import OBSERVED
 from .requests import UNCONDITIONAL, request_facts
-from .sending import (
-    PLANNED,
-    Delivery,
-    PathToSend,
-    declared_length,
-    file_to_send,
-    open_for_pathsend,
-    path_to_send,
-    send_unsized,
-)
+from .sending import PLANNED, Delivery, send_unsized
+from .to_send import PathToSend, declared_length, file_to_send, open_for_pathsend, path_to_send
 
 __all__ = ["FileMessages"]
 

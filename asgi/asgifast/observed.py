@@ -14,7 +14,8 @@ from wsgifast.metrics.recorder import LengthError, Recorder, Spans
 from wsgifast.metrics.tally import Tally
 
 from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
-from .sending import PLANNED, declared_length
+from .sending import PLANNED
+from .to_send import declared_length
 
 if TYPE_CHECKING:
     from .sending import PlannedBody

@@ -19,17 +19,8 @@ from .coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES
 from .loops import next_turn
 from .messages import PATHSEND, ZEROCOPYSEND, Message, response_body
 from .pages import read_block
-from .sending import (
-    PLANNED,
-    PathToSend,
-    PlannedBody,
-    declared_length,
-    file_to_send,
-    open_for_pathsend,
-    path_to_send,
-    send_run,
-    send_unsized,
-)
+from .sending import PLANNED, PlannedBody, send_run, send_unsized
+from .to_send import PathToSend, declared_length, file_to_send, open_for_pathsend, path_to_send
 from .transport import CoalescingTransport, Rest
 
 __all__ = ["UNKNOWN_PATHSEND", "H11Response", "HttpToolsResponse", "Response", "logger"]

@@ -19,7 +19,7 @@ from wsgifast.sockets.sendfile import BLOCK_BYTES
 from .loops import next_turn
 from .messages import Message, response_body
 from .pages import read_block
-from .sending import declared_length
+from .to_send import declared_length
 from .transport import CoalescingTransport, Rest
 from .uvicorn_protocol import FileSending, UnsupportedUvicorn, check
 from .uvicorn_response import SMALL_FILE_BYTES, HttpToolsResponse, Response
