@@ -7,11 +7,14 @@ a request's state.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
 from .messages import Scope
 
-__all__ = ["Pipeline", "forget_request", "make_small"]
+__all__ = ["Pipeline", "forget_request", "make_small", "shared"]
+
+T = TypeVar("T")
 
 
 class Pipeline(list[Any]):
@@ -21,6 +24,12 @@ class Pipeline(list[Any]):
 
     def appendleft(self, request: Any) -> None:
         self.insert(0, request)
+
+
+@lru_cache(maxsize=64)
+def shared(value: T) -> T:
+    """One of all equal values, as the server's address is for each of its connections."""
+    return value
 
 
 def make_small(event: Any) -> None:
@@ -35,8 +44,13 @@ def forget_request(cycle: Any, scope: Scope) -> None:
 
     :param cycle: uvicorn's, of HTTP/1.1; of the scope it asks for the method from now on.
     """
-    cycle.scope = {"method": scope["method"]}
+    cycle.scope = _scope_of(scope["method"])
     make_small(cycle.message_event)
     protocol = cycle.on_response.__self__
     if protocol.scope is scope:  # and not that of the request behind it
         protocol.scope = protocol.headers = None
+
+
+@lru_cache(maxsize=16)
+def _scope_of(method: str) -> Scope:
+    return {"method": method}

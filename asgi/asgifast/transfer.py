@@ -21,8 +21,7 @@ import enum
 import os
 import socket
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.options import QUICK_S
@@ -33,7 +32,7 @@ from .figures import figures
 from .loops import in_thread
 from .room import call_while_writable, stop_calling
 
-__all__ = ["FileTransfer", "Progress"]
+__all__ = ["FileTransfer", "Owner", "Progress"]
 
 # One sendfile call: more than the send buffer of a near peer, so that it ends by itself, and less
 # than a millisecond of copying where a far peer's buffer was grown to megabytes.
@@ -48,24 +47,38 @@ class Progress(enum.Enum):
     COLD = "the next bytes may have to come from the disk"
 
 
+class Owner(Protocol):
+    """The transport whose socket it is.
+
+    :ivar may_grow: the socket's send buffer is the small one.
+    """
+
+    may_grow: bool | None
+
+    def grow_send_buffer(self) -> None: ...
+
+    def file_ended(self, error: BaseException | None) -> None:
+        """The last byte is with the kernel, or :meth:`FileTransfer.send` raises an error."""
+
+
 class FileTransfer:
     """See the module's docstring.
 
     :param sock: the transport's socket, as get_extra_info("socket") has it.
     :param head: sent before the file, in the same packet.
-    :param grow: makes the socket's send buffer larger; None: it has its size.
     """
 
+    # Thousands may wait for their clients.
     __slots__ = (
         # Up to here the file was found in memory.
         "_cached_to",
         "_end",
         "_error",
         "_fd",
-        "_grow",
         "_head",
         "_loop",
         "_offset",
+        "_owner",
         "_segment",
         "_sock",
         "_timer",
@@ -76,12 +89,13 @@ class FileTransfer:
 
     def __init__(
         self,
+        owner: Owner,
         loop: asyncio.AbstractEventLoop,
         sock: Any,
         head: bytes,
         segment: FileSegment,
-        grow: Callable[[], None] | None,
     ) -> None:
+        self._owner = owner
         self._loop = loop
         self._sock = sock
         self._head = head
@@ -89,7 +103,6 @@ class FileTransfer:
         self._fd, self._offset, size = segment
         self._end = self._offset + size
         self._cached_to = 0
-        self._grow = grow
         self._waiter: asyncio.Future[Progress] | None = None
         self._waiting_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -120,20 +133,25 @@ class FileTransfer:
 
         :raises Exception: as :meth:`step`, and what :meth:`fail` was given.
         """
-        while progress is not Progress.DONE:
-            if self._error is not None:
-                raise self._error
-            if progress is Progress.COLD:
-                progress = await self._step_in_thread()
-            else:
-                # Callbacks go on, until something else than room is needed.
-                self._waiter = self._loop.create_future()
-                self._watch()
-                try:
-                    progress = await self._waiter
-                finally:
-                    self._waiter = None
-                    self._unwatch()
+        try:
+            while progress is not Progress.DONE:
+                if self._error is not None:
+                    raise self._error
+                if progress is Progress.COLD:
+                    progress = await self._step_in_thread()
+                else:
+                    # Callbacks go on, until something else than room is needed.
+                    self._waiter = self._loop.create_future()
+                    self._watch()
+                    try:
+                        progress = await self._waiter
+                    finally:
+                        self._waiter = None
+                        self._unwatch()
+        except BaseException as error:
+            self._owner.file_ended(error)
+            raise
+        self._owner.file_ended(None)
 
     def fail(self, error: Exception) -> None:
         """Stop at once; send() raises the error. The socket is not touched after this."""
@@ -209,11 +227,10 @@ class FileTransfer:
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
-        if self._grow is not None:
+        if self._owner.may_grow:
             now = time.monotonic()
             if now - self._waiting_since < QUICK_S:
-                self._grow()
-                self._grow = None
+                self._owner.grow_send_buffer()
             self._waiting_since = now
         before = len(self._head), self._offset
         try:

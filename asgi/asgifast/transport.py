@@ -52,13 +52,13 @@ class CoalescingTransport(asyncio.Transport):
         "_drain_waiter",
         "_file",
         "_loop",
-        "_may_grow",
         "_pending",
         "_size",
         "_turn_scheduled",
         "can_sendfile",
         "flush_follows",
         "is_closing",
+        "may_grow",
         "real",
     )
 
@@ -79,7 +79,7 @@ class CoalescingTransport(asyncio.Transport):
         self._file: FileTransfer | None = None
         self._drain_waiter: asyncio.Future[None] | None = None
         # Whether the send buffer is the small one; None before the first file.
-        self._may_grow: bool | None = None
+        self.may_grow: bool | None = None
 
     # Writing
 
@@ -176,43 +176,34 @@ class CoalescingTransport(asyncio.Transport):
         if self.real.get_write_buffer_size():
             return partial(self._send_behind_buffer, segment)
         sock = self.real.get_extra_info("socket")
-        if self._may_grow is None:
-            self._may_grow = _limited(sock, FIRST_SEND_BUFFER_BYTES)
-        grow = self._grow_send_buffer if self._may_grow else None
+        if self.may_grow is None:
+            self.may_grow = _limited(sock, FIRST_SEND_BUFFER_BYTES)
         head = bytes(self._take()) if self._pending else b""
-        file = self._file = FileTransfer(self._loop, sock, head, segment, grow)
+        file = self._file = FileTransfer(self, self._loop, sock, head, segment)
         try:
             progress = file.step()
         except BaseException as error:
-            self._end_file(error)
+            self.file_ended(error)
             raise
         if progress is Progress.DONE:
-            self._file = None
+            self.file_ended(None)
             return None
-        return partial(self._send_rest, file, progress)
+        return partial(file.send, progress)
 
     async def _send_behind_buffer(self, segment: FileSegment) -> None:
         await self._drain()
         await self.send_file(segment)
 
-    async def _send_rest(self, file: FileTransfer, progress: Progress) -> None:
-        try:
-            await file.send(progress)
-        except BaseException as error:
-            self._end_file(error)
-            raise
-        self._file = None
-
-    def _end_file(self, error: BaseException) -> None:
+    def file_ended(self, error: BaseException | None) -> None:
         """Nothing may follow half a file; behind none of it the connection goes on."""
         self._file = None
-        if not isinstance(error, SendfileUnavailable):
+        if error is not None and not isinstance(error, SendfileUnavailable):
             self._pending.clear()
             self._size = 0
             self.real.close()
 
-    def _grow_send_buffer(self) -> None:
-        self._may_grow = False
+    def grow_send_buffer(self) -> None:
+        self.may_grow = False
         _limited(self.real.get_extra_info("socket"))
 
     async def _drain(self) -> None:

@@ -12,14 +12,15 @@ from wsgifast.imports import needs
 
 from .exporting import begin_under_uvicorn, observed
 from .figures import figures
+from .file_body import UNKNOWN_PATHSEND, logger
 from .idle_timer import IdleTimerLoop
-from .kept import Pipeline, forget_request, make_small
+from .kept import Pipeline, forget_request, make_small, shared
 from .messages import Receive, Scope, Send
 from .reads import read_plainly
 from .sending import PROTOCOL_EXTENSIONS
 from .transport import CoalescingTransport
 from .uploads import Upload
-from .uvicorn_response import UNKNOWN_PATHSEND, Response, logger
+from .uvicorn_response import Response
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     import uvicorn
@@ -165,6 +166,7 @@ class FileSending(_Base):
     app: Any
     flow: Any
     pipeline: Any
+    server: Any
     # An IdleTimerLoop.
     loop: Any
 
@@ -181,6 +183,7 @@ class FileSending(_Base):
         figures.open[self] = self._coalescing
         super().connection_made(self._coalescing)
         make_small(self.flow._is_writable_event)
+        self.server = shared(self.server)
 
     def connection_lost(self, exc: Exception | None) -> None:
         figures.open.pop(self, None)

@@ -16,13 +16,14 @@ from wsgifast.imports import needs
 from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.sendfile import BLOCK_BYTES
 
+from .file_body import SMALL_FILE_BYTES
 from .loops import next_turn
 from .messages import Message, response_body
 from .pages import read_block
 from .to_send import declared_length
 from .transport import CoalescingTransport, Rest
 from .uvicorn_protocol import FileSending, UnsupportedUvicorn, check
-from .uvicorn_response import SMALL_FILE_BYTES, HttpToolsResponse, Response
+from .uvicorn_response import HttpToolsResponse, Response
 
 with needs("asgifast.uvicorn.ZttpProtocol", "zttp", "zttp"):
     import zttp

@@ -181,6 +181,24 @@ def test_the_app_goes_on_while_the_file_is_sent(protocol: Any, large: Path) -> N
     talk(protocol, app, conversation)
 
 
+def test_a_download_has_no_task_but_its_request(protocol: Any, large: Path) -> None:
+    """Also where the app has nothing else to do, which is known when it has returned."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await FileResponse(large)(scope, receive, send)
+
+    async def conversation(client: Client) -> None:
+        before = len(asyncio.all_tasks())
+        await client.send(GET)
+        await client.until(b"\r\n\r\n")
+        await turns()
+        assert len(asyncio.all_tasks()) == before + 1
+        assert await client.exactly(LARGE_BYTES) == large.read_bytes()
+        await client.hello()
+
+    talk(protocol, app, conversation)
+
+
 def test_an_error_of_the_app_does_not_cut_the_file(
     protocol: Any, large: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -200,18 +218,30 @@ def test_an_error_of_the_app_does_not_cut_the_file(
         talk(protocol, app, conversation)
 
 
+@pytest.mark.parametrize("outlives", [False, True], ids=["of the app", "of a task beside it"])
 @pytest.mark.parametrize("message", ["http.response.body", PATHSEND])
-def test_a_message_behind_the_file_is_an_error(protocol: Any, large: Path, message: str) -> None:
+def test_a_message_behind_the_file_is_an_error(
+    protocol: Any, large: Path, message: str, outlives: bool
+) -> None:
     """uvicorn's own, once the file is sent."""
     told: list[str] = []
+    beside: list[asyncio.Task[None]] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def late() -> None:
+            if outlives:
+                await asyncio.sleep(0)  # by now the app has returned
+            try:
+                await send({"type": message, "body": b"late", "path": str(large)})
+            except RuntimeError as error:
+                told.append(str(error))
+
         await start(send, length=LARGE_BYTES)
         await send({"type": PATHSEND, "path": str(large)})
-        try:
-            await send({"type": message, "body": b"late", "path": str(large)})
-        except RuntimeError as error:
-            told.append(str(error))
+        if outlives:
+            beside.append(asyncio.create_task(late()))
+        else:
+            await late()
 
     async def conversation(client: Client) -> None:
         await client.send(GET)
