@@ -37,7 +37,7 @@ __all__ = ["AutoZttpProtocol", "ZttpH2Protocol", "ZttpProtocol"]
 _OF_THE_CYCLES = {"bodyless", "conn", "expected_content_length"}
 check(zttp_impl, "ZttpProtocol", _OF_THE_CYCLES | {"chunked_encoding"}, "handle_websocket_upgrade")
 _OF_HTTP2 = {"abort_stream", "body_complete", "resume_reading", "stream"}
-check(zttp_h2_impl, "ZttpH2Protocol", _OF_THE_CYCLES | _OF_HTTP2)
+check(zttp_h2_impl, "ZttpH2Protocol", _OF_THE_CYCLES | _OF_HTTP2, "handle_request")
 
 # A frame of HTTP/2 has so many bytes, unless both ends agree on more (RFC 9113, section 6.5.2).
 _FRAME_BYTES = 16 * 1024
@@ -89,6 +89,8 @@ class _Credit:
         await waiter
 
     def tell(self) -> None:
+        if not self._waiting:
+            return
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             if not waiter.done():
@@ -219,6 +221,14 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._coalescing.can_sendfile = False  # the frames are zttp's
+
+    def handle_request(self, event: Any) -> None:
+        super().handle_request(event)
+        if event.end_stream:
+            # uvicorn waits for a message of its own, which zttp has for bodies alone: an app that
+            # looks for the body of a GET would wait for as long as the client does.
+            self.cycles[event.stream_id].more_body = False
+            self.cycles[event.stream_id].message_event.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

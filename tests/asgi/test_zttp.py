@@ -210,6 +210,25 @@ def test_metrics_look_at_a_connection_whose_requests_come_and_go() -> None:
     assert len(cycles) > 3
 
 
+def test_an_app_that_asks_for_a_body_that_does_not_come() -> None:
+    """uvicorn's own protocol has it wait for as long as the client does."""
+    messages = list[Message]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        messages.append(await receive())
+        await send(start(0))
+        await send(part(b"", more=False))
+
+    async def run() -> None:
+        client = Client()
+        async with connected(app, client) as wire:
+            stream = client.ask()
+            await settled(lambda: client.answers[stream].ended, wire)
+
+    asyncio.run(run())
+    assert messages == [{"type": "http.request", "body": b"", "more_body": False}]
+
+
 def test_what_comes_of_an_upload_while_the_app_is_busy_is_one_message() -> None:
     size = 200_000
     messages = list[Message]()
