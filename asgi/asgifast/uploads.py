@@ -55,9 +55,10 @@ class Arrived:
 
     def __iadd__(self, data: bytes | bytearray) -> Arrived:
         pieces = self._pieces
-        self.size += len(data)
-        if len(data) >= _PIECE_BYTES:
-            pieces.append(bytes(data))
+        size = len(data)
+        self.size += size
+        if size >= _PIECE_BYTES:
+            pieces.append(data if type(data) is bytes else bytes(data))
         elif pieces and type(pieces[-1]) is bytearray:
             pieces[-1] += data
         else:
@@ -74,7 +75,8 @@ class Arrived:
         """Take all of them."""
         pieces = self._pieces
         data = bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
-        self.drop()
+        pieces.clear()
+        self.size = 0
         return data
 
     def drop(self) -> None:
@@ -109,7 +111,8 @@ class Upload:
         finally:
             arrived.awaited = False
         if message["type"] == "http.request":
-            message["body"] = bytes(message["body"])  # the oldest uvicorns hand on what they have
+            if type(message["body"]) is not bytes:  # the oldest uvicorns hand on what they have
+                message["body"] = bytes(message["body"])
             cycle.body = arrived
             if message["more_body"] and cycle.flow.read_paused:
                 read_into_buffer(cycle.transport.real)
