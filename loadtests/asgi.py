@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from wsgifast.benchmark.load import Load, Task
+from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.serving import gunicorn
 from wsgifast.benchmark.tables import BYTES, REQUESTS, Row, Server, Unit
 
@@ -19,14 +19,17 @@ from .asgi_frameworks import FRAMEWORKS
 from .bench import Case, Side, row, rows, table
 from .clients import raw, wrk
 from .django_app import LARGE_FOLDER_VARIABLE
-from .memory import upload, watched
+from .memory import upload, upload_http2, watched
 from .payloads import FILE_BYTES, MIB
 from .servers import daphne, granian, hypercorn, small, uvicorn
 
-__all__ = ["APP", "MEMORY", "TABLES", "through"]
+__all__ = ["APP", "HTTP2", "MEMORY", "TABLES", "through"]
 
 APP, FAST = "loadtests.asgi_app:app", "loadtests.asgi_app:fast"
 FRAMEWORK = "loadtests.asgi_frameworks"
+FAST_ASGI_WORKER = "asgifast.workers.FastASGIWorker"
+# gunicorn's options for HTTP/2 by prior knowledge.
+HTTP2 = ("--http-protocols", "h2,h1", "--http2-cleartext", "both")
 LARGE, SMALL, CRUMBS = f"/file/{FILE_BYTES}.bin", "/file/1024.bin", "/crumbs/"
 OUR_LARGE, OUR_STATIC = f"/our-file/{FILE_BYTES}.bin", "/our-static/1024.bin"
 PLAIN, OURS, ALONE, BOTH = (
@@ -61,10 +64,12 @@ def _both(*paths: str) -> dict[str, Side]:
 _IN_MEMORY = (("TMPDIR", "/dev/shm"),) if Path("/dev/shm").is_dir() else ()
 
 
-def _upload(key: str, title: str, path: str, sides: dict[str, Server]) -> Row:
+def _upload(
+    key: str, title: str, path: str, sides: dict[str, Server], client: Client | None = None
+) -> Row:
     contenders = {name: replace(server, env=_IN_MEMORY) for name, server in sides.items()}
     title = f"1 GiB {title} (in a short run 128 MiB)"
-    client = upload(form=path == "form")
+    client = client or upload(form=path == "form")
     return row(f"asgi.upload.{key}", title, contenders, f"/upload/{path}", BYTES, client)
 
 
@@ -98,6 +103,14 @@ _ASGI = table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and grani
     _upload("h11", "read by request.stream() under h11", "stream",
             {"uvicorn --http h11": uvicorn(APP, "--http=h11"),
              "our H11Protocol": uvicorn(APP, "--http=asgifast.uvicorn:H11Protocol")}),
+    _upload("http2", "over HTTP/2, read by request.stream()", "stream", {
+        "uvicorn --http zttp": uvicorn(APP, "--http=zttp", "--http2"),
+        "our AutoZttpProtocol": uvicorn(APP, "--http=asgifast.uvicorn:AutoZttpProtocol"),
+        "gunicorn -k asgi": gunicorn(APP, *HTTP2, worker_class="asgi"),
+        "FastASGIWorker": gunicorn(APP, *HTTP2, worker_class=FAST_ASGI_WORKER),
+        "hypercorn": hypercorn(APP, "uvloop"),
+        "granian": SERVERS["granian"],
+    }, upload_http2),
     # uvicorn's zttp protocol, and gunicorn's own ASGI worker, beside ours of each.
     *rows("asgi.zttp", "uvicorn --http zttp: ", {
         "uvicorn --http zttp": uvicorn(APP, "--http=zttp"),
@@ -105,7 +118,7 @@ _ASGI = table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and grani
     }, CASES),
     *rows("asgi.gunicorn-worker", "gunicorn -k asgi: ", {
         "gunicorn -k asgi": gunicorn(APP, worker_class="asgi"),
-        "FastASGIWorker": gunicorn(APP, worker_class="asgifast.workers.FastASGIWorker"),
+        "FastASGIWorker": gunicorn(APP, worker_class=FAST_ASGI_WORKER),
     }, CASES),
 ])  # fmt: skip
 

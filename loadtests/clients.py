@@ -22,7 +22,16 @@ from collections.abc import Callable, Sequence
 from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.processes import Address, temporary_folder, tls_context
 
-__all__ = ["BadAnswer", "Connection", "NoAnswer", "percentile", "percentiles", "raw", "wrk"]
+__all__ = [
+    "BadAnswer",
+    "Connection",
+    "NoAnswer",
+    "children_cpu_s",
+    "percentile",
+    "percentiles",
+    "raw",
+    "wrk",
+]
 
 # One receive: larger than what a socket buffer holds, so one call takes all that is there.
 RECEIVE_BYTES = 1 << 20
@@ -267,12 +276,12 @@ def wrk(connections: int = 8) -> Client:
             script = folder / "report.lua"
             script.write_text(_REPORT)
             command = ["wrk", "-d", f"{seconds}s", "-c", str(connections), "-t", "1"]
-            cpu = _children_cpu_s()
+            cpu = children_cpu_s()
             ran = subprocess.run(
                 [*command, *headers, "-s", str(script), url],
                 capture_output=True, text=True, timeout=seconds + 30,
             )  # fmt: skip
-            cpu = _children_cpu_s() - cpu
+            cpu = children_cpu_s() - cpu
         if ran.returncode or "{" not in ran.stdout:
             raise RuntimeError(f"wrk failed with status {ran.returncode}: {ran.stdout}{ran.stderr}")
         report = json.loads(ran.stdout.strip().splitlines()[-1])
@@ -294,6 +303,7 @@ def wrk(connections: int = 8) -> Client:
     return run
 
 
-def _children_cpu_s() -> float:
+def children_cpu_s() -> float:
+    """CPU seconds of the children of this process that have ended."""
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime

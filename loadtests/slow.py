@@ -25,6 +25,7 @@ from wsgifast.benchmark.tables import Row, Unit
 
 from .app import SLOW_FILE_VARIABLE
 from .asgi import APP as ASGI_APP
+from .asgi import HTTP2
 from .bench import FAST, Side, row, table
 from .clients import raw
 from .payloads import FILE_BYTES, LIST_BYTES
@@ -150,7 +151,7 @@ def _row(
 
 
 # In the clear by prior knowledge, which needs no client that speaks TLS; the others' HTTP/1 too.
-_HTTP2 = _pair("--http-protocols", "h2,h1", "--http2-cleartext", "both")
+_HTTP2 = _pair(*HTTP2)
 _FILE, _GENERATOR, _SMALL = "/server-wrapper", "/stream/500000", "/small/1024"
 _DOWNLOADS, _READERS, _STREAMS = "downloads", "slow readers", "readers of HTTP/2 streams"
 _AT_4_KIB = "2,000 HTTP/2 streams, 100 a connection, 4 KiB/s"
