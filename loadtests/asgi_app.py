@@ -1,7 +1,8 @@
 """The ASGI apps of the load tests.
 
 `app` is Starlette's as anybody writes it, `fast` the same in ASGIFast, `limit` the same in the
-least that a middleware can be; `bare` has no framework.
+least that a middleware can be that looks at messages, `nothing` in one that does nothing; `bare`
+has no framework.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from starlette.staticfiles import StaticFiles
 from .memory import FIELD
 from .payloads import FILE_BYTES, PAYLOADS, chunks, payload
 
-__all__ = ["CRUMBS_BYTES", "app", "bare", "fast", "in_the_least_middleware", "limit"]
+__all__ = ["CRUMBS_BYTES", "app", "bare", "fast", "in_the_least_middleware", "limit", "nothing"]
 
 # 100,000 messages of 100 bytes.
 CRUMBS_BYTES, CRUMB_BYTES = 10_000_000, 100
@@ -114,7 +115,18 @@ def in_the_least_middleware(app: ASGIApp) -> ASGIApp:
     return middleware
 
 
+class Nothing:
+    """What any middleware costs: a call and a coroutine more."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
 fast = asgifast.ASGIFast(app)
+nothing = Nothing(app)
 limit = in_the_least_middleware(app)
 
 
