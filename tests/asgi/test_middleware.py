@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import gzip
 import os
 import weakref
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 from asgifast import ASGIFast, FileResponse, StaticFiles
 from asgifast.messages import Message, Receive, Scope, Send
 from asgifast.sending import COALESCING, PROTOCOL_EXTENSIONS
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import FileResponse as StarletteFileResponse
 
 from tests.metrics.test_observed import Notes
 from wsgifast import BodyError, ConfigurationError
@@ -457,3 +460,16 @@ def test_wrong_options(options: dict[str, Any]) -> None:
 def test_what_is_no_app(app: Any, way_out: str) -> None:
     with pytest.raises(ConfigurationError, match=way_out):
         ASGIFast(app)
+
+
+@pytest.mark.parametrize("pathsend", [True, False])
+def test_gzip_middleware_compresses_files_where_it_is_given_their_bytes(
+    tmp_path: Path, pathsend: bool
+) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"line\n" * 1000)
+    app = GZipMiddleware(StarletteFileResponse(path))
+    answer = call(ASGIFast(app, pathsend=pathsend), scope_of(accept_encoding="gzip"))
+    assert answer.status == 200
+    assert (answer.body == path.read_bytes()) is pathsend
+    assert pathsend or gzip.decompress(answer.body) == path.read_bytes()
