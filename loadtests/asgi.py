@@ -21,6 +21,7 @@ from .clients import raw, wrk
 from .django_app import LARGE_FOLDER_VARIABLE
 from .memory import upload, upload_http2, watched
 from .payloads import FILE_BYTES, MIB
+from .pinned import pinned_row
 from .servers import daphne, granian, hypercorn, small, uvicorn
 
 __all__ = ["APP", "HTTP2", "MEMORY", "TABLES", "through"]
@@ -38,13 +39,16 @@ PLAIN, OURS, ALONE, BOTH = (
     "uvicorn + ASGIFast",
     "our protocol + ASGIFast",
 )
+_MIDDLEWARE = {
+    "uvicorn + a bare middleware": uvicorn("loadtests.asgi_app:limit"),
+    "uvicorn + one that does nothing": uvicorn("loadtests.asgi_app:nothing"),
+}
 SERVERS = {
     PLAIN: uvicorn(APP),
     OURS: uvicorn(APP, ours=True),
     ALONE: uvicorn(FAST),
     BOTH: uvicorn(FAST, ours=True),
-    "uvicorn + a bare middleware": uvicorn("loadtests.asgi_app:limit"),
-    "uvicorn + one that does nothing": uvicorn("loadtests.asgi_app:nothing"),
+    **_MIDDLEWARE,
     "granian": granian(APP),
     "asyncio's loop": uvicorn(APP, "--loop=asyncio"),
     "our protocol, asyncio's loop": uvicorn(APP, "--loop=asyncio", ours=True),
@@ -54,6 +58,10 @@ SERVERS = {
 
 def _of(path: str, *names: str) -> dict[str, Side]:
     return {name: (SERVERS[name], path) for name in names}
+
+
+def _only(*names: str) -> dict[str, Server]:
+    return {name: SERVERS[name] for name in names}
 
 
 def _both(*paths: str) -> dict[str, Side]:
@@ -79,7 +87,7 @@ CASES: list[Case] = [
     ("crumbs", "100,000 messages of 100 bytes", CRUMBS, BYTES),
     ("response", "Response 1 KiB", "/plain", REQUESTS),
 ]
-_UPLOADED = {name: SERVERS[name] for name in (PLAIN, OURS, "granian")}
+_UPLOADED = _only(PLAIN, OURS, "granian")
 _ASGI = table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and granian", [
     row("asgi.file-large", "FileResponse 10 MiB", _of(LARGE, PLAIN, OURS, ALONE, "granian"),
         unit=BYTES),
@@ -97,8 +105,9 @@ _ASGI = table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and grani
         _of(CRUMBS, "asyncio's loop", "our protocol, asyncio's loop", "asyncio's loop + ASGIFast"),
         unit=BYTES),
     row("asgi.response", "Response 1 KiB",
-        _of("/plain", PLAIN, OURS, ALONE, "uvicorn + a bare middleware",
-            "uvicorn + one that does nothing", BOTH)),
+        _of("/plain", PLAIN, OURS, ALONE, *_MIDDLEWARE, BOTH)),
+    pinned_row("asgi.pinned.response", "Response 1 KiB", _only(PLAIN, ALONE, *_MIDDLEWARE), "/plain"),
+    pinned_row("asgi.pinned.protocol", "Response 1 KiB", _only(PLAIN, OURS, BOTH), "/plain"),
     _upload("stream", "read by request.stream()", "stream",
             {**_UPLOADED, "a bare loop": small("receive-loop")}),
     _upload("multipart", "in a form, read by request.form()", "form", _UPLOADED),

@@ -1,29 +1,25 @@
 """What metrics cost a FastWorker, and how long a scrape of eight workers takes under load.
 
 The same server with and without WSGIFAST_METRICS, in turn; the exporter's CPU time is part of the
-server's. Metrics cost less than two starts of one server differ by, as its memory lies otherwise
-each time. So what they cost is the median difference of many pairs of servers, each new, on a core
-of its own, and beside it stands what a second server without metrics differs by. What a recorded
-request costs by itself is `python -m loadtests calls.metrics`.
+server's. What a recorded request costs by itself is `python -m loadtests calls.metrics`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 import urllib.request
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
-from wsgifast.benchmark.load import Client, Load, Task, family
+from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.processes import HOST, free_port
 from wsgifast.benchmark.serving import gunicorn
 from wsgifast.benchmark.tables import REQUESTS, Contender, Row, Server, Unit
 
 from .bench import FAST, row, table
-from .clients import Connection, percentiles, wrk
+from .clients import percentiles, wrk
+from .pinned import on_its_core, pinned_row
 
 __all__ = ["TABLE"]
 
@@ -31,11 +27,8 @@ APP, FLASK = "loadtests.app:app", "loadtests.flask_app:app"
 SMALL, PAGE = "/small/1024", "/page"
 WORKERS = 8
 _PAUSE_S = 0.05  # between two scrapes
-_COST_ROUNDS = 40
 _IDLE_ROUNDS = 5
 _IDLE_RUN_S = 3.0
-# After so many, CPython has adapted to what the server does.
-_WARM_UP_REQUESTS = 1000
 
 
 def _servers(app: str, workers: int = 1) -> tuple[Server, Server, int]:
@@ -99,59 +92,22 @@ def _scrape_row() -> Row:
 
 def _pinned_row(key: str, title: str, app: str, path: str) -> Row:
     plain, metered, port = _servers(app)
-    contenders = (
-        Contender("off", plain, path, fresh=True, ready=_ready()),
-        Contender("on", metered, path, fresh=True, ready=_ready(port)),
-        Contender("off again", plain, path, fresh=True, ready=_ready()),
-    )
-    unit = Unit("CPU us/req", lambda m: m.cpu_us_per_request, difference=True)
-    title = f"{title}, on a core: CPU of a request"
-    client = _on_the_other_core(wrk(32))
-    return Row(f"metrics.pinned.{key}", title, contenders, client, unit, rounds=_COST_ROUNDS)
+    sides = {"off": plain, "on": metered}
+    ready = {"on": partial(_wait_for_workers, port, 1)}
+    return pinned_row(f"metrics.pinned.{key}", title, sides, path, ready)
 
 
 def _idle_row() -> Row:
     plain, metered, port = _servers(APP)
     contenders = (
-        Contender("off", plain, SMALL, ready=_ready()),
-        Contender("on", metered, SMALL, ready=_ready(port)),
+        Contender("off", plain, SMALL, ready=on_its_core()),
+        Contender("on", metered, SMALL, ready=on_its_core(partial(_wait_for_workers, port, 1))),
     )
     unit = Unit("CPU ms/s", lambda m: m.server_cpu_s * 1e3 / m.load.seconds, difference=True)
     title = "once a second, whatever comes: CPU of a second"
     return Row(
         "metrics.idle", title, contenders, _nobody, unit, seconds=_IDLE_RUN_S, rounds=_IDLE_ROUNDS
     )
-
-
-def _ready(port: int | None = None) -> Callable[[Task], None]:
-    """Wait until a server is warm, and all of it is there; give it a core of its own."""
-
-    def make(task: Task) -> None:
-        connection = Connection(task.address, task.path)
-        with contextlib.closing(connection):
-            for _ in range(_WARM_UP_REQUESTS):
-                connection.ask()
-        if port is not None:
-            _wait_for_workers(port, 1)
-        core = {min(os.sched_getaffinity(0))}
-        for process in family(task.pid):
-            for thread in process.threads():  # those that they start have the same
-                with contextlib.suppress(ProcessLookupError):
-                    os.sched_setaffinity(thread.id, core)
-
-    return make
-
-
-def _on_the_other_core(client: Client) -> Client:
-    def run(task: Task) -> Load:
-        cores = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {max(cores)})
-        try:
-            return client(task)
-        finally:
-            os.sched_setaffinity(0, cores)
-
-    return run
 
 
 def _nobody(task: Task) -> Load:
