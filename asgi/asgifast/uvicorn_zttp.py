@@ -235,7 +235,15 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
         self._credit.tell()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        coalescing = self._coalescing
+        # What opens the client's windows again does not wait until the app has had its turn.
+        coalescing.flush_follows = True
+        try:
+            super().data_received(data)
+        finally:
+            coalescing.flush_follows = False
+            if not coalescing.is_closing():
+                coalescing.flush()
         self._credit.tell()
 
 

@@ -257,6 +257,27 @@ def test_what_comes_of_an_upload_while_the_app_is_busy_is_one_message() -> None:
     assert [message["more_body"] for message in messages] == [True, False]
 
 
+def test_windows_open_again_without_the_app_having_its_turn() -> None:
+    """An app that takes long over each piece would have the client wait for as long."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] == "http.request":
+            pass
+
+    async def run() -> None:
+        client = Client()
+        async with connected(app, client) as wire:
+            stream = client.ask(method="POST", body=b"", ends=False)
+            wire.pump()
+            window = client.state.local_flow_control_window(stream)
+            for _ in range(3):
+                client.state.send_data(stream, bytes(16_384))
+            wire.pump()
+            assert client.state.local_flow_control_window(stream) > window - 3 * 16_384
+
+    asyncio.run(run())
+
+
 def test_uploads_that_nobody_receives_hold_their_client_up_together() -> None:
     received = list[int]()
     busy = asyncio.Event()
