@@ -144,10 +144,12 @@ class WSGIFast:
             mended = {"WF001", "WF003"} if coalesce else {"WF001"}
             self._call = Examined(app, Reports(report_slow_shapes, mended=frozenset(mended)))
         self._observed: WSGIApplication | None = None
+        self._told_by: object = None
         recorder, spans = recorder_for(metrics), spans_for(traces)
         if recorder is not None or spans is not None:
             # Bound methods: a call of one costs less than that of an object.
-            self._observed = Observed(copy.copy(self).__call__, app, recorder, spans).answer
+            observed = Observed(copy.copy(self).__call__, app, recorder, spans)
+            self._observed, self._told_by = observed.answer, observed.told_by
 
     def __call__(
         self,
@@ -156,7 +158,9 @@ class WSGIFast:
         *,
         _head: HeldHead | None = None,  # of whoever observes it
     ) -> Iterable[bytes]:
-        if self._observed is not None:
+        if self._observed is not None and (
+            RECORDER not in environ or environ[RECORDER] is not self._told_by
+        ):
             return self._observed(environ, start_response)
         if self.nodelay:
             self._set_nodelay(environ)

@@ -11,7 +11,7 @@ from wsgifast.http import has_body
 from wsgifast.metrics.failures import Failures
 from wsgifast.metrics.patterns import PATTERN, asgi_pattern
 from wsgifast.metrics.recorder import LengthError, Recorder, Spans
-from wsgifast.metrics.tally import Tally
+from wsgifast.metrics.tally import NOTED_TOGETHER, Tally
 
 from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
 from .sending import PLANNED
@@ -100,14 +100,15 @@ class Observed:
                 return
             scope = request.scope
             method, scheme = scope["method"], scope.get("scheme", "http")
+            status, route, size = request.status, request.route, request.size
             seconds = perf_counter() - request.began
-            note = method, scheme, request.status, pattern, request.route, seconds, request.size
             tally = self._tally
             if tally is None:
-                recorder.record(*note)
+                recorder.record(method, scheme, status, pattern, route, seconds, size)
             else:
-                tally.notes.append(note)
-                if len(tally.notes) >= tally.most_notes:
+                noted = tally.notes[method, scheme, status, pattern, route]
+                noted += (seconds, size)
+                if len(noted) >= NOTED_TOGETHER or len(tally.begun) >= NOTED_TOGETHER:
                     tally.count()
             if length_error is not None:
                 recorder.count_length_error(length_error)

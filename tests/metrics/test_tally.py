@@ -84,13 +84,29 @@ def test_without_a_route_only_the_request_is_told() -> None:
 
 def test_what_clients_invent_takes_no_memory() -> None:
     tally = Tally()
-    for number in range(100):
+    for number in range(3 * tallies._MOST_LABELS):
         tally.begin(f"M{number}", f"s{number}")
         _record(tally, method=f"M{number}", scheme=f"s{number}")
     assert list(_points(tally, _DURATION)) == [("_OTHER", "_OTHER", "200", "/items/<id>")]
     assert _active(tally) == {("_OTHER", "_OTHER"): 0}
     assert len(tally._series) == 1
-    assert not tally.notes
+    assert len(tally.notes) <= tallies._MOST_LABELS
+    assert len(tally._retired) <= tallies._MOST_LABELS
+
+
+def test_what_is_noted_under_labels_that_are_put_away_is_counted() -> None:
+    """By whoever had found their place before."""
+    tally = Tally()
+    _record(tally, size=1)
+    found = tally.notes["GET", "http", 200, "/items/<id>", "as-is"]
+    for number in range(tallies._MOST_LABELS):
+        _record(tally, status=1000 + number)
+    assert ("GET", "http", 200, "/items/<id>", "as-is") not in tally.notes
+    found += (0.1, 2)
+    _record(tally, size=3)
+    labels = ("GET", "http", "200", "/items/<id>")
+    sizes = _distribution(tally, "http_server_response_body_size_bytes", *labels)
+    assert (sum(sizes.counts), sizes.total) == (3, 6)
 
 
 def test_distinct_patterns_are_limited() -> None:
@@ -193,12 +209,12 @@ def test_what_was_noted_is_bounded_and_seen_by_whoever_asks() -> None:
     for number in range(3 * tallies.NOTED_TOGETHER):
         tally.begin("GET", "http")
         _record(tally)
-        assert len(tally.notes) < tallies.NOTED_TOGETHER
+        assert all(len(noted) < tallies.NOTED_TOGETHER for noted in tally.notes.values())
         assert len(tally.begun) < tallies.NOTED_TOGETHER
         if number % 100 == 99:
             count = _value(tally, "wsgifast_responses_total", "as-is", "/items/<id>")
             assert count == number + 1
-            assert not tally.notes
+            assert not any(tally.notes.values())
 
 
 def test_the_first_request_of_a_process_is_counted_at_once() -> None:

@@ -40,7 +40,9 @@ class Told(Tally):
         return self._told
 
     def _count_notes(self) -> None:
-        self._told += [Recorded(*note) for note in self.notes]
+        for labels, noted in self.notes.items():
+            for seconds, size in zip(noted[::2], noted[1::2], strict=True):
+                self._told.append(Recorded(*labels, seconds, int(size)))
         super()._count_notes()
 
     @property
@@ -68,7 +70,7 @@ class Told(Tally):
 
 
 class Failing(Told):
-    def count(self) -> None:
+    def _more_labels(self) -> list[float]:
         raise RuntimeError("the back end is down")
 
 

@@ -22,7 +22,7 @@ from ..routes import CHUNKS, LENGTH_ERROR, ROUTE
 from .failures import Failures
 from .patterns import BOTTLE, PATTERN, wsgi_pattern
 from .recorder import RECORDER, Recorder, Spans
-from .tally import Tally
+from .tally import NOTED_TOGETHER, Tally
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -39,6 +39,8 @@ class Observed:
     :param app: the one in it.
     :param recorder: what it raises is logged, once.
     :param spans: also told of each request, with the span that is current when it comes.
+    :ivar told_by: the recorder that is told of a request without our help where the environ's
+        RECORDER says that it is; None if there is something left to do then.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Observed:
         self._app = app
         self._recorder = recorder
         self._spans = spans
-        self._mark = recorder or spans
+        self.told_by = recorder if spans is None else None
         # Where most requests are noted without a call.
         self._tally = recorder if isinstance(recorder, Tally) else None
         self._failures = Failures(logger)
@@ -60,24 +62,21 @@ class Observed:
     def answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """As the app's own `__call__`."""
         began = monotonic()
-        recorder, span = self._recorder, None
+        recorder, tally, span = self._recorder, self._tally, None
         if self._spans is not None:
             span = self._spans.current()
+            if RECORDER in environ and environ[RECORDER] is recorder:
+                recorder = tally = None
+            if recorder is None and span is None:
+                environ.setdefault(RECORDER, self._spans)
+                return self._call(environ, start_response)  # type: ignore[no-any-return]
         if RECORDER not in environ:
-            environ[RECORDER] = self._mark
-        elif environ[RECORDER] is recorder:
-            # A server of ours, or a WSGIFast around this one, does it already.
-            recorder = None
-        if recorder is None and span is None:
-            return self._call(environ, start_response)  # type: ignore[no-any-return]
+            environ[RECORDER] = recorder or self._spans
         method, scheme = environ["REQUEST_METHOD"], environ["wsgi.url_scheme"]
-        tally = None
-        if recorder is not None:
-            tally = self._tally
-            if tally is not None:
-                tally.begun.append((method, scheme))
-            else:
-                self._begin(recorder, method, scheme)
+        if tally is not None:
+            tally.begun.append((method, scheme))
+        elif recorder is not None:
+            self._begin(recorder, method, scheme)
         head = HeldHead(self._app, method, start_response)
         try:
             body = self._call(environ, start_response, _head=head)
@@ -93,12 +92,13 @@ class Observed:
             pattern = environ.get(PATTERN)
             if pattern is None and BOTTLE in modules:
                 pattern = wsgi_pattern(environ)
-            notes = tally.notes
-            notes.append(
-                (method, scheme, head.code, pattern, environ[ROUTE], monotonic() - began, size)
-            )
-            if len(notes) >= tally.most_notes:
-                self._count(tally)
+            try:
+                noted = tally.notes[method, scheme, head.code, pattern, environ[ROUTE]]
+                noted += (monotonic() - began, size)
+                if len(noted) >= NOTED_TOGETHER or len(tally.begun) >= NOTED_TOGETHER:
+                    tally.count()
+            except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
+                self._failures.tell()
             return body  # type: ignore[no-any-return]
 
         return self._follow(environ, head, body, recorder, span, began)
@@ -124,12 +124,6 @@ class Observed:
         try:
             recorder.begin(method, scheme)
         except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
-            self._failures.tell()
-
-    def _count(self, tally: Tally) -> None:
-        try:
-            tally.count()
-        except Exception:  # noqa: BLE001 - the same
             self._failures.tell()
 
     def _tell(

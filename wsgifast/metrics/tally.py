@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from .catalogue import CATALOGUE, OTHER, UNKNOWN
 from .points import Distribution, Point, point, points_of
 from .recorder import LengthError
 
-__all__ = ["NOTED_TOGETHER", "Note", "Tally", "known_method", "known_scheme"]
+__all__ = ["NOTED_TOGETHER", "Labels", "Tally", "known_method", "known_scheme"]
 
 # RFC 9110 section 9, and PATCH (RFC 5789): those that OpenTelemetry's conventions know.
 _METHODS = frozenset(
@@ -25,8 +25,11 @@ _SCHEMES = frozenset({"http", "https"})
 # its patterns of requests must not fill the memory, nor the scraper's.
 _MOST_PATTERNS = 500
 _MOST_SERIES = 5000
-# So many notes are counted together. More would fall out of the processor's caches meanwhile.
-NOTED_TOGETHER = 500
+# Distinct labels as they come, before what is beyond those limits is put together.
+_MOST_LABELS = 1000
+# So many numbers of requests with the same labels, two of each, are counted together. More would
+# fall out of the processor's caches meanwhile.
+NOTED_TOGETHER = 1000
 
 _DURATION = CATALOGUE["http_server_request_duration_seconds"]
 _SIZE = CATALOGUE["http_server_response_body_size_bytes"]
@@ -34,10 +37,8 @@ _ACTIVE = CATALOGUE["http_server_active_requests"]
 # Routes on which a slow or wrong shape was mended.
 _REPAIRED = frozenset({"rescued", "joined", "coalesced"})
 
-# What :meth:`Tally.record` takes of a request.
-Note = tuple[str, str, int, str | None, str, float, int]
-# Its method, scheme, status, pattern and route.
-_Labels = tuple[str, str, int, str | None, str]
+# A request's method, scheme, status, pattern and route.
+Labels = tuple[str, str, int, str | None, str]
 # A method and a scheme.
 _Kind = tuple[str, str]
 _T = TypeVar("_T")
@@ -47,18 +48,18 @@ class Tally:
     """Counts requests; any thread may record.
 
     Theory of operation. Among a request's own code, which the processor has not seen for a while,
-    each step of ours costs several times what it does in a loop. So a request is only noted, and
-    many notes are counted together: when there are :data:`NOTED_TOGETHER`, and when somebody asks.
-    Nothing is told before its notes are counted.
+    each step of ours costs several times what it does in a loop. So of a request only two numbers
+    are noted, with those of others that have the same labels, and many are counted together: when
+    there are :data:`NOTED_TOGETHER`, and when somebody asks. Nothing is told before it is counted.
 
     Whoever observes many requests may note them by itself, which spares two calls for each. It
-    takes no lock: CPython hands the interpreter to nobody within an append.
+    takes no lock: CPython hands the interpreter to nobody while a list is extended by a tuple.
 
     :param on_new: called where requests have labels that no request had before.
     :ivar begun: of each request that has begun, since the last count, its method and scheme.
-    :ivar notes: of each that has ended, what :meth:`record` takes. Whoever appends to them calls
-        :meth:`count` where there are `most_notes` or more.
-    :ivar most_notes: 1 until there is a count in this process, so that `on_new` is called early.
+    :ivar notes: by the labels of requests, of each that has ended the seconds and, behind them, the
+        bytes of its body. Whoever adds to a list calls :meth:`count` where it, or `begun`, has
+        :data:`NOTED_TOGETHER` or more.
     :ivar active: where it is set, the requests that are under way are asked for by it, and nobody
         notes that they begin.
     """
@@ -67,10 +68,11 @@ class Tally:
         self._on_new = on_new
         self._lock = threading.Lock()
         self.begun: list[_Kind] = []
-        self.notes: list[Note] = []
-        self.most_notes = 1
+        self.notes = defaultdict[Labels, list[float]](self._more_labels)
+        # Lists that are not in `notes` any more. Whoever had one then may still add to it.
+        self._retired: dict[Labels, list[float]] = {}
         self.active: Callable[[], Iterable[_Kind]] | None = None
-        self._series: dict[_Labels, _Series] = {}
+        self._series: dict[Labels, _Series] = {}
         # By method and scheme, those that have begun and will be recorded.
         self._expected = Counter[_Kind]()
         self._patterns: set[str] = set()
@@ -80,8 +82,6 @@ class Tally:
 
     def begin(self, method: str, scheme: str) -> None:
         self.begun.append((method, scheme))
-        if len(self.begun) >= NOTED_TOGETHER:
-            self.count()
 
     def abandon(self, method: str, scheme: str) -> None:
         with self._lock:
@@ -97,8 +97,9 @@ class Tally:
         seconds: float,
         size: int,
     ) -> None:
-        self.notes.append((method, scheme, status, pattern, route, seconds, size))
-        if len(self.notes) >= self.most_notes:
+        noted = self.notes[method, scheme, status, pattern, route]
+        noted += (seconds, size)
+        if len(noted) >= NOTED_TOGETHER or len(self.begun) >= NOTED_TOGETHER:
             self.count()
 
     def count_length_error(self, kind: LengthError) -> None:
@@ -112,12 +113,8 @@ class Tally:
     def count(self) -> None:
         """Count what was noted."""
         with self._lock:
-            known = len(self._series)
             self._count_notes()
             self._count_begun()
-            is_new = len(self._series) > known
-        if is_new and self._on_new is not None:
-            self._on_new()
 
     def points(self) -> Iterator[Point]:
         """All that was counted; a :data:`~.points.Source`."""
@@ -165,20 +162,23 @@ class Tally:
         yield from points_of("wsgifast_content_length_errors_total", length_errors)
         yield point("wsgifast_clients_left_total", self._clients_left)
 
+    def _more_labels(self) -> list[float]:
+        """Make the list of labels that `notes` does not have."""
+        if len(self.notes) >= _MOST_LABELS:
+            with self._lock:
+                self._count_notes()
+                self._retired = {labels: self.notes.pop(labels) for labels in list(self.notes)}
+        if self._on_new is not None:
+            self._on_new()
+        return []
+
     # With the lock.
 
     def _count_notes(self) -> None:
-        self.most_notes = NOTED_TOGETHER
-        together: dict[_Labels, tuple[list[float], list[int]]] = {}
-        for method, scheme, status, pattern, route, second, size in _taken(self.notes):
-            labels = (method, scheme, status, pattern, route)
-            found = together.get(labels)
-            if found is None:
-                found = together[labels] = ([], [])
-            found[0].append(second)
-            found[1].append(size)
-        for labels, (seconds, sizes) in together.items():
-            self._series_of(*labels, len(seconds)).add(seconds, sizes)
+        for noted_by in (self._retired, dict.copy(self.notes)):  # to which others add meanwhile
+            for labels, noted in noted_by.items():
+                if taken := _taken(noted):
+                    self._series_of(*labels, len(taken) // 2).add(taken[::2], taken[1::2])
 
     def _count_begun(self) -> None:
         for (method, scheme), count in Counter(_taken(self.begun)).items():
@@ -209,10 +209,10 @@ class Tally:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self.most_notes = 1
         self.active = None
         self.begun.clear()
         self.notes.clear()
+        self._retired.clear()
         self._series.clear()
         self._expected.clear()
         self._length_errors.clear()
@@ -229,21 +229,13 @@ class _Series:
         self._of_durations = [0] * (len(_DURATION.bounds) + 1)
         self._of_sizes = [0] * (len(_SIZE.bounds) + 1)
         self._seconds = 0.0
-        self._bytes = 0
+        self._bytes: float = 0
 
-    def add(self, seconds: list[float], sizes: list[int]) -> None:
+    def add(self, seconds: list[float], sizes: list[float]) -> None:
         """Count requests, by the seconds and the bytes of each."""
-        ascending = sorted(seconds)
-        begin = 0
-        for bucket, bound in enumerate(_DURATION.bounds):
-            end = bisect_right(ascending, bound, begin)
-            self._of_durations[bucket] += end - begin
-            begin = end
-        self._of_durations[-1] += len(ascending) - begin
-        # Of one page all have the same.
-        for size, count in Counter(sizes).items():
-            self._of_sizes[bisect_left(_SIZE.bounds, size)] += count
-        self._seconds += sum(ascending)
+        _count_in(self._of_durations, _DURATION.bounds, seconds)
+        _count_in(self._of_sizes, _SIZE.bounds, sizes)
+        self._seconds += sum(seconds)
         self._bytes += sum(sizes)
 
     def durations(self) -> Distribution:
@@ -251,6 +243,19 @@ class _Series:
 
     def sizes(self) -> Distribution:
         return Distribution(tuple(self._of_sizes), self._bytes)
+
+
+def _count_in(counts: list[int], bounds: Sequence[float], values: list[float]) -> None:
+    """Count values in the buckets of a histogram."""
+    values.sort()
+    begin = 0
+    for bucket, bound in enumerate(bounds):
+        end = bisect_right(values, bound, begin)
+        counts[bucket] += end - begin
+        begin = end
+        if end == len(values):
+            return
+    counts[-1] += len(values) - begin
 
 
 def _taken(noted: list[_T]) -> list[_T]:

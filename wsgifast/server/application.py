@@ -36,8 +36,8 @@ class Application:
         another one after it.
     :param answer_error: answers and logs what the app has raised, given the connection and the
         request, as long as nothing has been sent.
-    :param on_answered: called when a response has been sent, as far as it ever will be; before it
-        is logged. Must not raise.
+    :param on_answered: called when a response has been sent, as far as it ever will be, with the
+        monotonic time; before it is logged. Must not raise.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Application:
         post_request: Callable[[Any, dict[str, Any], Response | None], object] | None,
         may_stay: Callable[[], bool],
         answer_error: Callable[[Channel, Any, BaseException], object],
-        on_answered: Callable[[Channel, Exchange], object] | None = None,
+        on_answered: Callable[[Channel, Exchange, float], object] | None = None,
     ) -> None:
         self.app = app
         self._environs = environs
@@ -171,10 +171,10 @@ class Application:
 
     # The access log.
 
-    def _log_exchange(self, channel: Channel, exchange: Exchange) -> None:
+    def _log_exchange(self, channel: Channel, exchange: Exchange, now: float) -> None:
         """Log a request whose response has been sent, as far as it ever will be."""
         if self._on_answered is not None:
-            self._on_answered(channel, exchange)
+            self._on_answered(channel, exchange, now)
         resp = exchange.resp
         if resp is None or exchange.environ is None:
             return
@@ -204,7 +204,7 @@ class Application:
             self.log.exception("Error in the access log")
 
 
-def _nothing(channel: Channel, exchange: Exchange) -> None:
+def _nothing(channel: Channel, exchange: Exchange, now: float) -> None:
     """What is done of a request that nobody asks for."""
 
 

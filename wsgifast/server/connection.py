@@ -321,8 +321,9 @@ class Connection(Endpoint):
         """The response has been sent, or never will be: go on, or close."""
         exchange, self.exchange = self.exchange, None
         stays = False
+        now = time.monotonic()
         if exchange is not None:
-            self._core.on_sent(self, exchange)
+            self._core.on_sent(self, exchange, now)
             self._receiver.exchange = None
             error = self.output.error
             if error is None:
@@ -335,11 +336,11 @@ class Connection(Endpoint):
             self.leave()
             return
         self.output.reset()
-        self.deadline = time.monotonic() + self._core.keepalive_s()
+        self.deadline = now + self._core.keepalive_s()
         if exchange is None or exchange.streamed is None:
             self._stay()
             return
-        self.deadline = min(self.deadline, time.monotonic() + self._core.options.body_timeout_s)
+        self.deadline = min(self.deadline, now + self._core.options.body_timeout_s)
         self._unread = exchange.streamed
         self.move(SKIPS)
         self._skip(0)

@@ -61,8 +61,11 @@ class Core(Protocol):
     def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> object:
         """Answer an error, and log it; with the request, if there is one."""
 
-    def on_sent(self, channel: Channel, exchange: Exchange) -> object:
-        """The response to a request has been sent, as far as it ever will be."""
+    def on_sent(self, channel: Channel, exchange: Exchange, now: float) -> object:
+        """The response to a request has been sent, as far as it ever will be.
+
+        :param now: monotonic.
+        """
 
     def run_soon(self, task: Callable[[], Channel | None]) -> object:
         """Have a thread do something, and run what it returns."""

@@ -14,7 +14,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import partial
 from sys import modules
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ..metrics.catalogue import CATALOGUE
@@ -32,7 +31,8 @@ from ..metrics.periodic import Periodic, every_second
 from ..metrics.points import Distribution, Point, observers, point, points_of, process_sources
 from ..metrics.processes import resident_bytes
 from ..metrics.recorder import RECORDER, LengthError
-from ..metrics.tally import Tally
+from ..metrics.tally import NOTED_TOGETHER, Tally
+from ..middleware import WSGIFast
 from ..routes import LENGTH_ERROR, ROUTE
 from ..server.channel import Channel
 from ..server.exchange import Exchange
@@ -135,7 +135,9 @@ class Answers:
         self._tally.active = partial(requests_under_way, server)
 
     def observed(self, app: Callable[..., Any]) -> Callable[..., Any]:
-        """The app, with its framework's URL patterns noted."""
+        """The app, with its framework's URL patterns noted; a WSGIFast notes them by itself."""
+        if type(app) is WSGIFast:
+            return app
 
         def call(environ: dict[str, Any], start_response: StartResponse) -> Any:
             if FLASK in modules:
@@ -147,10 +149,12 @@ class Answers:
 
         return call
 
-    def record(self, channel: Channel, exchange: Exchange) -> None:
+    def record(self, channel: Channel, exchange: Exchange, now: float) -> None:
         """A response has been sent, as far as it ever will be.
 
         It is noted here, and not by the tally's record(): see :class:`~wsgifast.metrics.Tally`.
+
+        :param now: monotonic.
         """
         environ, resp = exchange.environ, exchange.resp
         if environ is None:
@@ -169,15 +173,15 @@ class Answers:
                 status, size = sent
             else:
                 status, size = resp.status_code, counter.sent
-            pattern = environ.get(PATTERN)
+            # Not by get(): a call less.
+            pattern = environ[PATTERN] if PATTERN in environ else None  # noqa: SIM401
             if pattern is None and BOTTLE in modules:
                 pattern = wsgi_pattern(environ)
-            route = environ[ROUTE] if ROUTE in environ else ""  # noqa: SIM401 - a call less
-            seconds = monotonic() - exchange.started
-            scheme = environ["wsgi.url_scheme"]
+            route = environ[ROUTE] if ROUTE in environ else ""  # noqa: SIM401
             notes = self._notes
-            notes.append((exchange.req.method, scheme, status, pattern, route, seconds, size))
-            if len(notes) >= self._tally.most_notes:
+            noted = notes[exchange.req.method, environ["wsgi.url_scheme"], status, pattern, route]
+            noted += (now - exchange.started, size)
+            if len(noted) >= NOTED_TOGETHER:
                 self._tally.count()
         except Exception:  # noqa: BLE001 - the response is out
             self._failures.tell()

@@ -256,7 +256,7 @@ class Stream:
         exchange = self.exchange
         if exchange is not None:
             core, error = self._session.core, self.output.error
-            core.on_sent(self, exchange)
+            core.on_sent(self, exchange, time.monotonic())
             if isinstance(error, FileTruncated):
                 core.log.warning("Cutting off %s: %s", exchange.req.uri, error)
         self._drop_body()
