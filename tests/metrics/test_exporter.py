@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 
 from tests.support.servers import free_port, wait_for
+from wsgifast.metrics import room
 from wsgifast.metrics.directory import Directory
 from wsgifast.metrics.exporter import _THREADS, _served, _Server
 from wsgifast.sockets.address import Address
@@ -48,6 +50,26 @@ def test_head_has_no_body(path: str, tmp_path: Path) -> None:
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.0 ")
     assert body == b""
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics?name[]=x"])
+def test_what_is_old_since_there_is_no_room_is_not_told(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = Address("127.0.0.1", free_port())
+    server = _Server(address, _served(Directory(str(tmp_path), own=True)))
+    try:
+        with monkeypatch.context() as full:
+            full.setattr(room, "_LEFT_FREE_BYTES", 1 << 60)
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(f"http://{address}{path}", timeout=60)
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as response:
+            assert response.status == 200
+    finally:
+        server.close()
+    with caught.value as answer:
+        assert answer.code == 500
+        assert b"bytes are free for metrics" in answer.read()
 
 
 def test_where_no_thread_can_be_had_one_answers_all(

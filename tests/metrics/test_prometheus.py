@@ -15,7 +15,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.child import in_a_child
-from wsgifast.metrics import CATALOGUE, Distribution, Point, Tally, prometheus
+from wsgifast.metrics import CATALOGUE, Distribution, Point, Tally, prometheus, room
 from wsgifast.metrics.periodic import Periodic
 from wsgifast.metrics.points import point
 from wsgifast.metrics.prometheus import FileReporter, SourceCollector
@@ -152,7 +152,7 @@ def test_a_directory_without_room_is_told_of_once(
     periodic = Periodic()
     periodic.add(reporter.report)
     with monkeypatch.context() as full:
-        full.setattr(prometheus, "_LEFT_FREE_BYTES", 1 << 60)
+        full.setattr(room, "_LEFT_FREE_BYTES", 1 << 60)
         for _ in range(3):
             periodic.call()
     assert len(caplog.records) == 1

@@ -34,6 +34,7 @@ from .address import metrics_address
 from .directory import Directory
 from .probes import PATHS, Answer, answer
 from .processes import is_alive
+from .room import check_room
 from .states import clean
 
 __all__ = ["ADDRESS_FILE", "Export", "main"]
@@ -255,6 +256,8 @@ def _served(directory: Directory) -> Callable[..., Iterable[bytes]]:
         path = environ["PATH_INFO"]
         if path != "/metrics":
             found = answer(path, directory.path)
+        elif problem := _out_of_room(directory.path):
+            found = Answer("500 Internal Server Error", "text/plain; charset=utf-8", problem)
         elif environ["REQUEST_METHOD"] == "GET" and not environ["QUERY_STRING"]:
             found = Answer("200 OK", *directory.text(environ.get("HTTP_ACCEPT")))
         else:
@@ -268,3 +271,12 @@ def _served(directory: Directory) -> Callable[..., Iterable[bytes]]:
         return [found.body]
 
     return serve
+
+
+def _out_of_room(directory: str) -> bytes | None:
+    """Why what the workers have written there is old: what scrapes must not take it for new."""
+    try:
+        check_room(directory)
+    except OSError as error:
+        return f"The workers cannot tell their metrics: {error}\n".encode()
+    return None

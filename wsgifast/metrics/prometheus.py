@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import os
 import threading
 from collections.abc import Iterable, Iterator
@@ -22,6 +21,7 @@ from .catalogue import Metric
 from .periodic import every_second
 from .points import Distribution, Point, Source, process_points
 from .processes import name_of_process
+from .room import check_room
 from .tally import Tally
 
 with needs("wsgifast.metrics.prometheus", "prometheus_client", "prometheus"):
@@ -39,8 +39,6 @@ __all__ = ["DIRECTORY", "FileReporter", "SourceCollector", "recorder", "reporter
 # The environment variable that switches prometheus_client to its multiprocess mode.
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
-# What the files leave free on their file system: beyond its end they would end the process.
-_LEFT_FREE_BYTES = 16 * 1024 * 1024
 _MODES = {"sum": "livesum", "max": "livemax", "each": "liveall"}
 
 
@@ -155,13 +153,7 @@ class _Files:
 
     def write(self, points: Iterable[Point]) -> None:
         """:raises OSError: if there is no room for more."""
-        at = os.statvfs(self._directory)
-        if at.f_bavail * at.f_frsize < _LEFT_FREE_BYTES:
-            raise OSError(
-                errno.ENOSPC,
-                f"less than {_LEFT_FREE_BYTES} bytes are free for metrics",
-                self._directory,
-            )
+        check_room(self._directory)
         for metric, labels, value in points:
             key = (metric.name, labels)
             found = self._values.get(key)
