@@ -204,6 +204,17 @@ def test_a_child_counts_from_nothing() -> None:
     assert _value(tally, "wsgifast_content_length_errors_total", "short") == 1
 
 
+def test_two_threads_with_the_same_new_labels_are_both_counted() -> None:
+    both = threading.Barrier(2)
+    tally = Tally(lambda: both.wait(10))  # each has found no list by now
+    threads = [threading.Thread(target=_record, args=[tally]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert _value(tally, "wsgifast_responses_total", "as-is", "/items/<id>") == 2
+
+
 def test_what_was_noted_is_bounded_and_seen_by_whoever_asks() -> None:
     tally = Tally()
     for number in range(3 * tallies.NOTED_TOGETHER):

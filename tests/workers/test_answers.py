@@ -70,7 +70,7 @@ class Told(Tally):
 
 
 class Failing(Told):
-    def _more_labels(self) -> list[float]:
+    def _begin_labels(self) -> None:
         raise RuntimeError("the back end is down")
 
 

@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -68,7 +68,7 @@ class Tally:
         self._on_new = on_new
         self._lock = threading.Lock()
         self.begun: list[_Kind] = []
-        self.notes = defaultdict[Labels, list[float]](self._more_labels)
+        self.notes = _Notes(self)
         # Lists that are not in `notes` any more. Whoever had one then may still add to it.
         self._retired: dict[Labels, list[float]] = {}
         self.active: Callable[[], Iterable[_Kind]] | None = None
@@ -162,15 +162,14 @@ class Tally:
         yield from points_of("wsgifast_content_length_errors_total", length_errors)
         yield point("wsgifast_clients_left_total", self._clients_left)
 
-    def _more_labels(self) -> list[float]:
-        """Make the list of labels that `notes` does not have."""
+    def _begin_labels(self) -> None:
+        """Requests have labels that `notes` does not have."""
         if len(self.notes) >= _MOST_LABELS:
             with self._lock:
                 self._count_notes()
                 self._retired = {labels: self.notes.pop(labels) for labels in list(self.notes)}
         if self._on_new is not None:
             self._on_new()
-        return []
 
     # With the lock.
 
@@ -217,6 +216,20 @@ class Tally:
         self._expected.clear()
         self._length_errors.clear()
         self._clients_left = 0
+
+
+class _Notes(dict[Labels, list[float]]):
+    """A tally's; no defaultdict, which would put the list of one thread in the place of that of
+    another that has come at the same time."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._begin = weakref.WeakMethod(tally._begin_labels)
+
+    def __missing__(self, labels: Labels) -> list[float]:
+        begin = self._begin()
+        if begin is not None:
+            begin()
+        return self.setdefault(labels, [])
 
 
 class _Series:
