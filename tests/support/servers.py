@@ -73,12 +73,14 @@ def live_server(
     env: Mapping[str, str] | None = None,
     cwd: Path = ROOT,
     forked: bool = True,
+    fails: bool = False,
 ) -> Iterator[LiveServer]:
     """Start a server and wait until it accepts connections; stop it at the end of the block.
 
     :param argv: the command; a first item of "python" is this interpreter.
     :param address: where the command has been told to listen; see :func:`free_port`.
     :param forked: let the fork server run what it can; otherwise the command is started anew.
+    :param fails: it ends by itself, perhaps before anybody could connect: nobody waits for that.
     """
     command = [sys.executable if argv[0] == "python" else argv[0], *argv[1:]]
     with tempfile.TemporaryDirectory(prefix="wsgifast-") as folder:
@@ -92,7 +94,8 @@ def live_server(
             process = start(command, cwd=cwd, env=environment, output=log)
         server = LiveServer(address, process, log_path)
         try:
-            _wait_until_listening(server)
+            if not fails:
+                _wait_until_listening(server)
             yield server
         finally:
             server.stop()

@@ -54,12 +54,14 @@ def fast_worker(
     configuration: str = "",
     address: Address | None = None,
     env: Mapping[str, str] | None = None,
+    fails: bool = False,
 ) -> Iterator[LiveServer]:
     """Run gunicorn with FastWorker.
 
     :param options: gunicorn's command line.
     :param attributes: class attributes of the worker.
     :param configuration: more lines of the configuration file (hooks).
+    :param fails: it ends by itself.
     """
     if address is None:
         address = ("127.0.0.1", free_port())
@@ -70,7 +72,7 @@ def fast_worker(
             _CONFIGURATION.format(attributes=dict(attributes or {}), more=configuration)
         )
         argv = gunicorn_command("-c", str(conf), "-b", bind, "--access-logfile=-", *options, app)
-        with live_server(argv, address, env=env) as server:
+        with live_server(argv, address, env=env, fails=fails) as server:
             yield server
 
 

@@ -103,7 +103,7 @@ def test_a_worker_that_has_grown_or_is_old_is_replaced_and_loses_no_request(
 
 
 def test_a_limit_that_the_app_alone_exceeds_ends_the_start() -> None:
-    with fast_worker(attributes={"max_rss_bytes": 1_000_000}) as server:
+    with fast_worker(attributes={"max_rss_bytes": 1_000_000}, fails=True) as server:
         assert server.process.wait(STOP_S) == 4  # gunicorn's status where an app cannot be loaded
         assert "FastWorker.max_rss_bytes=1,000,000: with this app a worker has" in server.log()
         assert server.log().count("Booting worker") == 1
