@@ -73,7 +73,9 @@ def another_thread(peer: Peer) -> None:
     server = peer.bench.server
     server.pool.take_up_events(0)
     while server.pool.work:
-        assert peer.bench.take_up() is None
+        job = peer.bench.take_up()
+        if job is not None:
+            peer.bench.answer(job)
 
 
 def many(peer: Peer, count: int, make: Callable[[], object]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from h2.settings import SettingCodes
@@ -218,3 +219,78 @@ def test_shrinking_windows(begin: Begin) -> None:
     peer.state.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1000})
     peer.run()
     assert len(peer.answers[stream].body) == 11_000
+
+
+def test_a_write_into_a_negative_window_waits(begin: Begin) -> None:
+    """A client may shrink its windows while an app runs (RFC 9113 section 6.9.2)."""
+    peers: list[Peer] = []
+
+    def body() -> Iterator[bytes]:
+        yield bytes(1000)
+        peers[0].state.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 100})
+        peers[0].send_only()
+        another_thread(peers[0])
+        peers[0].bench.clock.now += 1  # or it would wait for the next block
+        yield bytes(2000)
+
+    peers.append(begin(app_of(body), client={"window": 10_000, "reads": False}))
+    stream = peers[0].ask()
+    peers[0].run()
+    answer = peers[0].answers[stream]
+    assert (len(answer.body), answer.reset) == (1000, None)
+    peers[0].open(10_000, stream)
+    peers[0].run()
+    assert (len(answer.body), answer.ended) == (3000, True)
+
+
+def test_an_open_window_ends_the_wait_of_a_stream_that_goes_on(begin: Begin) -> None:
+    """An app may then send nothing for as long as it likes, such as one of server-sent events."""
+    peers: list[Peer] = []
+
+    def body() -> Iterator[bytes]:
+        peer = peers[0]
+        yield bytes(2000)
+        peer.open(5000, 1)
+        peer.send_only()
+        another_thread(peer)
+        peer.bench.clock.now += FastWorker.send_timeout_s + 5
+        peer.bench.sweep()
+        yield b"later"
+
+    peers.append(begin(app_of(body), client={"window": 1000, "reads": False}))
+    stream = peers[0].ask()
+    peers[0].run()
+    answer = peers[0].answers[stream]
+    assert (len(answer.body), answer.ended, answer.reset) == (2005, True, None)
+
+
+def test_nobody_waits_for_the_window_of_a_connection_any_more(begin: Begin) -> None:
+    """The stream that did is reset; others need none, and are not cut off."""
+    peers: list[Peer] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        return events() if environ["PATH_INFO"] == "/events" else [bytes(LARGE)]
+
+    def events() -> Iterator[bytes]:
+        peer = peers[0]
+        large = peer.ask("/large")
+        peer.send_only()
+        another_thread(peer)
+        another_thread(peer)  # the turn of the stream after its first
+        assert peer.near.streams[large].is_held_back
+        peer.state.reset_stream(large)
+        peer.send_only()
+        another_thread(peer)
+        peer.bench.clock.now += FastWorker.send_timeout_s + 5
+        peer.bench.sweep()
+        peer.open(100)
+        peer.send_only()
+        another_thread(peer)
+        yield b"later"
+
+    peers.append(begin(app, client={"window": LARGE, "reads": False}))
+    stream = peers[0].ask("/events")
+    peers[0].run()
+    answer = peers[0].answers[stream]
+    assert (answer.body, answer.ended, answer.reset) == (b"later", True, None)

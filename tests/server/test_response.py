@@ -490,3 +490,39 @@ def test_close_comes_once_and_after_the_body(ask: Ask) -> None:
 
     assert ask(says("200 OK", [], Body())).body == b"4\r\nbody\r\n0\r\n\r\n"
     assert calls == ["iter", "end", "close"]
+
+
+@pytest.mark.parametrize("swallows", [True, False])
+def test_write_without_end_ends_at_the_content_length(ask: Ask, swallows: bool) -> None:
+    """PEP 3333, "Handling the Content-Length Header": write() beyond it raises."""
+
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        write = start_response("200 OK", [("Content-Length", "5")])
+        try:
+            while True:
+                write(b"123")
+        except BodyError:
+            if not swallows:
+                raise
+        return []
+
+    asked = ask(app)
+    assert asked.body == b"12312"
+    assert asked.bench.log.requests == [("GET /", "200 OK", 5)]
+    complaints = asked.bench.log.lines[1:] + [str(error) for error in asked.bench.log.errors]
+    told = [each for each in complaints if "longer than its Content-Length, 5" in each]
+    assert len(told) == 1
+    assert asked.is_closed is not swallows
+
+
+def test_write_to_head_goes_on(ask: Ask) -> None:
+    """An app may answer to HEAD as it does to GET."""
+
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        write = start_response("200 OK", [("Content-Length", "4")])
+        write(b"body")
+        write(b"more")
+        return []
+
+    asked = ask(app, "HEAD")
+    assert (asked.head[0], asked.body) == ("HTTP/1.1 200 OK", b"")

@@ -100,6 +100,7 @@ class ResponseWriter:
 
         :raises BodyError: for a second call without exc_info, or a malformed head.
         :raises BaseException: that of exc_info, if the head has been sent.
+        :returns: the write callable.
         """
         if exc_info or self.status is not None:
             try:
@@ -116,7 +117,18 @@ class ResponseWriter:
         return self.write
 
     def write(self, data: bytes) -> None:
-        """Send a block of the body, or have it sent while the app works on (PEP 3333)."""
+        """Send a block of the body: the write callable of PEP 3333.
+
+        :raises BodyError: once the body is longer than its Content-Length (PEP 3333, "Handling the
+            Content-Length Header"): an app that writes without end would never learn otherwise that
+            nothing of it is sent. What the length has room for has been sent by then.
+        """
+        self._write_block(data)
+        if self.is_cut():
+            raise BodyError(self.complaint(""))
+
+    def _write_block(self, data: bytes) -> None:
+        """Send a block, or have it sent while the app works on."""
         if self.status is None:
             if data == b"":
                 return  # start_response may come as late as the first byte (PEP 3333)
@@ -197,7 +209,7 @@ class ResponseWriter:
         """
         blocks = iter(body)
         for block in blocks:
-            self.write(block)
+            self._write_block(block)
             if not self.headers_sent:
                 continue
             if self.counter.length is None:
@@ -218,7 +230,7 @@ class ResponseWriter:
                 counter.sent += len(block)
                 write_next(block)
             else:
-                self.write(block)
+                self._write_block(block)
 
     def write_file(self, body: Any, file: Any) -> None:
         """Send a file: by sendfile, from memory, or block by block.

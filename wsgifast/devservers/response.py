@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from ..bodies.chunks import few_chunks
 from ..bodies.response_writer import ResponseWriter
@@ -12,9 +11,6 @@ from ..errors import BodyError
 from ..http import BodyCounter, Framing, ResponseHead, frame_response
 from ..sockets.sendfile import FileSegment
 from .outlet import Outlet
-
-if TYPE_CHECKING:
-    from _typeshed import OptExcInfo
 
 __all__ = ["Response"]
 
@@ -53,20 +49,6 @@ class Response(ResponseWriter):
     def body_bytes(self) -> int:
         """Of the body, without framing, that have left."""
         return max(0, self.counter.sent - self._outlet.unsent)
-
-    def start_response(
-        self,
-        status: str,
-        headers: list[tuple[str, str]],
-        exc_info: OptExcInfo | None = None,
-    ) -> Callable[[bytes], object]:
-        super().start_response(status, headers, exc_info)
-        return self._write_or_complain
-
-    def _write_or_complain(self, data: bytes) -> None:
-        self.write(data)
-        if self.is_cut():
-            raise BodyError(self.complaint(self._method))
 
     def write_all(self, blocks: list[bytes] | tuple[bytes, ...]) -> None:
         chunks, size = few_chunks(blocks, _checked)

@@ -188,6 +188,8 @@ class Multiplexer(Incoming):
             number = stream.number
             del self.streams[number]
             self._sending.pop(stream, None)
+            if not any(each.is_held_back for each in self.streams.values()):
+                self.end_window_wait()
             error = stream.output.error
             stream.output.close()
             if self.state is LOST:

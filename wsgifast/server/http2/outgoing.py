@@ -173,14 +173,20 @@ class Outgoing:
         """The windows of a stream may have opened."""
         if stream.is_held_back and not stream.output.sender.is_held_back():
             stream.is_held_back = False
+            stream.deadline = math.inf
             self._sending[stream] = None
 
     def take_up_all(self) -> None:
-        if self.frames.window > 0 and self._window_wait is not None:
-            self._window_wait.end()
-            self.blocked_until = math.inf
+        if self.frames.window > 0:
+            self.end_window_wait()
         for stream in self.streams.values():
             self.take_up(stream)
+
+    def end_window_wait(self) -> None:
+        """Nobody waits for the connection's window any more."""
+        if self._window_wait is not None:
+            self._window_wait.end()
+            self.blocked_until = math.inf
 
     def pump(self) -> None:
         """Let streams that wait send in turn, as long as the kernel takes it."""

@@ -73,7 +73,9 @@ class StreamSender:
         self._send_head()
         size = len(data)
         if size:
-            size = 0 if session.is_congested else min(size, self._room(), session.quantum)
+            # A window may be negative (RFC 9113 section 6.9.2).
+            room = 0 if session.is_congested else max(0, self._room())
+            size = min(size, room, session.quantum)
         self._send_data(data[:size], of=len(data))
         session.transmit()
         return size
