@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import shapes
+from tests.support.files import WholeFileWrapper
 from wsgifast import BodyError, ConfigurationError, StaticFiles, WSGIFast
 from wsgifast.bodies.files import FileReader, FileSlice
 from wsgifast.bodies.segments import SegmentedBody
@@ -297,6 +298,29 @@ def test_a_file_that_would_send_other_bytes_by_its_descriptor_has_none(tmp_path:
     with path.open("rb") as binary:
         server = serve(binary, **extra)
         assert server.result.filelike.fileno() == binary.fileno()  # type: ignore[attr-defined]
+
+
+def test_a_part_of_a_file_is_read_for_a_server_that_sends_all_of_a_descriptor(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 200_000 + b"the end")
+
+    def read_from(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        file = (tmp_path / "file").open("rb")
+        file.read(int(environ["QUERY_STRING"] or 0))
+        return file
+
+    extra: dict[str, Any] = {"wsgi.file_wrapper": WholeFileWrapper, "PATH_INFO": "/file"}
+    for app in (WSGIFast(read_from), StaticFiles(directory=tmp_path)):
+        whole = Server(app, new_environ(**extra))
+        assert hasattr(whole.result.file, "fileno")  # type: ignore[attr-defined]
+        assert len(whole.finish()) == 200_007
+        part = Server(app, new_environ(HTTP_RANGE="bytes=-7", **extra))
+        assert part.header("Content-Length") == "7"
+        assert part.finish() == b"the end"
+    rest = Server(WSGIFast(read_from), new_environ(QUERY_STRING="200000", **extra))
+    assert rest.finish() == b"the end"
 
 
 def test_inside_another_a_file_keeps_its_descriptor_and_its_ranges(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from .bodies.classify import (
     Shape,
     classify,
 )
-from .bodies.files import FileReader, FileSlice, known_size, segment_of
+from .bodies.files import FileReader, FileSlice, in_file_wrapper, known_size, segment_of
 from .bodies.held_head import HeldHead
 from .bodies.segments import SegmentedBody, file_body
 from .bodies.streams import ClosedWith, SizedStream, Stream, close_body
@@ -40,7 +40,7 @@ from .routes import CHUNKS, LENGTH_ERROR, ROUTE
 from .shapes.examined import Examined
 from .shapes.reports import Reports, check_rate
 from .sockets.options import owned_socket, set_nodelay
-from .sockets.sendfile import BLOCK_BYTES, FileSegment
+from .sockets.sendfile import FileSegment
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -378,9 +378,5 @@ def _wrap(
     """Put a file into the server's own wrapper, if it has one."""
     head.forward()
     wrapper = environ.get("wsgi.file_wrapper")
-    if wrapper is None:
-        environ[ROUTE] = "blocks"
-        return reader
-    environ[ROUTE] = "file"
-    wrapped: Iterable[bytes] = wrapper(reader, BLOCK_BYTES)
-    return wrapped
+    environ[ROUTE] = "blocks" if wrapper is None else "file"
+    return in_file_wrapper(reader, wrapper)

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from .apps import check_app
+from .bodies.files import in_file_wrapper
 from .bodies.segments import SegmentedBody, file_body
 from .file_answers import request_facts
 from .files import Plan
 from .files.site import StaticFilesBase
-from .sockets.sendfile import BLOCK_BYTES
 
 if TYPE_CHECKING:
     # WSGIApplication is named in a string, for StaticFilesBase.
@@ -64,8 +64,6 @@ def _send_file(
     except BaseException:
         body.close()
         raise
-    wrapper = environ.get("wsgi.file_wrapper")
-    if wrapper is None or isinstance(body, SegmentedBody):
+    if isinstance(body, SegmentedBody):
         return body
-    wrapped: Iterable[bytes] = wrapper(body, BLOCK_BYTES)
-    return wrapped
+    return in_file_wrapper(body, environ.get("wsgi.file_wrapper"))

@@ -6,11 +6,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from wsgiref.util import FileWrapper
 
 import pytest
 from django.http import Http404
 from django.test import Client, RequestFactory, override_settings
 
+from tests.support.files import WholeFileWrapper
 from tests.support.nginx import nginx_before
 from tests.support.programs import program
 from tests.support.servers import LiveServer, free_port, live_server
@@ -39,6 +41,16 @@ def root(tmp_path: Path) -> Iterator[Path]:
 def ask(path: str, method: str = "get", **headers: str) -> Any:
     extra = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
     return serve_media(getattr(RequestFactory(), method)(f"/media/{path}", **extra), path)
+
+
+def test_a_part_for_a_server_that_sends_all_of_a_descriptor(root: Path) -> None:
+    for wrapper, has_descriptor in ((WholeFileWrapper, False), (FileWrapper, True)):
+        request = RequestFactory().get("/", HTTP_RANGE="bytes=5-9")
+        request.META["wsgi.file_wrapper"] = wrapper
+        response: Any = serve_media(request, "large file.bin")
+        assert hasattr(response.file_to_stream, "fileno") is has_descriptor
+        assert b"".join(response.streaming_content) == CONTENT[5:10]
+        response.close()
 
 
 def test_a_file(root: Path) -> None:

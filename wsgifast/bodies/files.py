@@ -1,4 +1,4 @@
-"""Files as the file objects that `wsgi.file_wrapper` wants.
+"""File objects for a server's `wsgi.file_wrapper` (PEP 3333).
 
 A server that has a `wsgi.file_wrapper` is given a :class:`FileSlice` in it and may use sendfile.
 """
@@ -8,14 +8,22 @@ from __future__ import annotations
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from ..errors import BodyTooShort
 from ..http import BodyCounter, Framing
 from ..sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated, file_segment
 
-__all__ = ["Closeable", "FileReader", "FileSlice", "is_in_memory", "known_size", "segment_of"]
+__all__ = [
+    "Closeable", "FileReader", "FileSlice", "in_file_wrapper", "is_in_memory", "known_size",
+    "segment_of", "suited_to",
+]  # fmt: skip
+
+# Packages whose file wrappers send a file from its position and stop at the Content-Length, as PEP
+# 3333 asks ("Optional Platform-Specific File Handling"). uWSGI's and bjoern's send all of the file
+# that the descriptor is of, meinheld's all that follows the position.
+_EXACT_WRAPPERS = frozenset({"gunicorn", "mod_wsgi", "waitress", "werkzeug", "wsgifast", "wsgiref"})
 
 
 class Closeable(Protocol):
@@ -90,6 +98,10 @@ class FileSlice:
     def closed(self) -> bool:
         return self._file is None
 
+    def is_whole_file(self) -> bool:
+        """Whether the slice begins and ends where the file does."""
+        return self._start == 0 and self._end == os.fstat(self._fd).st_size
+
     def also_close(self, other: Closeable) -> None:
         """Have something closed behind the file."""
         if self._file is not None:
@@ -137,7 +149,7 @@ class FileReader:
         self,
         file: Any,
         size: int | None,
-        convert: Callable[[object], bytes],
+        convert: Callable[[Any], bytes],
         owner: object = None,
     ) -> None:
         self._file = file
@@ -179,6 +191,30 @@ class FileReader:
         close = getattr(owner, "close", None)
         if callable(close):
             close()
+
+
+def in_file_wrapper(
+    file: FileSlice | FileReader, file_wrapper: Callable[..., Any] | None
+) -> Iterable[bytes]:
+    """Return a file in the server's `wsgi.file_wrapper`, or as it is where the server has none."""
+    if file_wrapper is None:
+        return file
+    wrapped: Iterable[bytes] = file_wrapper(suited_to(file_wrapper, file), BLOCK_BYTES)
+    return wrapped
+
+
+def suited_to(file_wrapper: object, file: Any) -> Any:
+    """Return the file object to put into a server's `wsgi.file_wrapper`.
+
+    It is the file itself, except for a part of a file on a server that is not known to stop at the
+    part's end: that server gets a :class:`FileReader`, whose descriptor it cannot reach.
+    """
+    if not isinstance(file, FileSlice) or file_wrapper is None:
+        return file
+    module = getattr(file_wrapper, "__module__", None) or ""
+    if module.partition(".")[0] in _EXACT_WRAPPERS or file.is_whole_file():
+        return file
+    return FileReader(file, None, bytes)
 
 
 class _Both:

@@ -48,17 +48,19 @@ def serve_media(
         raise Http404(f"There is no {path}") from error
     front_server = media_front_server()
     if front_server is not None:
-        handed_over = _hand_over(front_server, folder, path)
+        handed_over = _hand_over(front_server, request, folder, path)
         if handed_over is not None:
             return handed_over
     facts = request_facts(request.META)
     answer = site.answer_kept(facts, f"/{path}") or site.look_up(facts, f"/{path}")
     if answer is None or answer[0].status == 403:
         raise Http404(f"There is no {path}")
-    return response_to(answer)
+    return response_to(request, answer)
 
 
-def _hand_over(front_server: FrontServer, folder: str, path: str) -> HttpResponseBase | None:
+def _hand_over(
+    front_server: FrontServer, request: HttpRequest, folder: str, path: str
+) -> HttpResponseBase | None:
     """Answer with the name of a file that the front server sends; None if it cannot."""
     site = _site_of(folder, cache_bytes=0)  # what was read before has no descriptor
     answer = site.look_up(RequestFacts(), f"/{path}")
@@ -70,7 +72,7 @@ def _hand_over(front_server: FrontServer, folder: str, path: str) -> HttpRespons
     with open(os.path.join(folder, path), "rb", buffering=0, opener=lambda *_: fd) as file:
         segment = file_segment(file)
         headers = segment and front_server.hand_over(plan.headers, file, segment)
-    return response_to((Plan(200, headers), None)) if headers else None
+    return response_to(request, (Plan(200, headers), None)) if headers else None
 
 
 @lru_cache(maxsize=16)

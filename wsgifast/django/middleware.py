@@ -49,7 +49,7 @@ class StaticFilesMiddleware:
                 facts, request.path_info, request.META["QUERY_STRING"]
             )
             if answer is not None:
-                return response_to(answer)
+                return response_to(request, answer)
         return self.get_response(request)
 
     async def _answer_async(self, request: HttpRequest) -> HttpResponseBase:
@@ -60,7 +60,7 @@ class StaticFilesMiddleware:
                 look_up = sync_to_async(site.look_up, thread_sensitive=False)
                 answer = await look_up(facts, request.path_info, request.META["QUERY_STRING"])
             if answer is not None:
-                return response_to(answer)
+                return response_to(request, answer)
         return await self.get_response(request)
 
     def _sites_for(self, request: HttpRequest) -> list[Site]:

@@ -6,9 +6,10 @@ import io
 from collections.abc import AsyncIterator
 
 from asgiref.sync import sync_to_async
-from django.http import FileResponse, HttpResponse
+from django.http import FileResponse, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
+from ..bodies.files import suited_to
 from ..bodies.segments import file_body
 from ..files import Plan
 from ..files.site import Answer
@@ -29,9 +30,10 @@ class PlannedResponse(FileResponse):
 
     block_size = BLOCK_BYTES
 
-    def __init__(self, plan: Plan, fd: int) -> None:
+    def __init__(self, plan: Plan, fd: int, file_wrapper: object = None) -> None:
         self.plan = plan
-        super().__init__(file_body(plan.segments_of(fd), io.FileIO(fd)), status=plan.status)
+        body = file_body(plan.segments_of(fd), io.FileIO(fd))
+        super().__init__(suited_to(file_wrapper, body), status=plan.status)
 
     def set_headers(self, filelike: object) -> None:
         """Leave the headers to the plan."""
@@ -47,13 +49,13 @@ class PlannedResponse(FileResponse):
             yield block
 
 
-def response_to(answer: Answer) -> HttpResponseBase:
+def response_to(request: HttpRequest, answer: Answer) -> HttpResponseBase:
     """Make a response of an answer; the descriptor in it is closed with the response."""
     plan, fd = answer
     if fd is None:
         response = HttpResponse(b"".join(plan.segments), status=plan.status)  # type: ignore[arg-type]  # no runs
     else:
-        response = PlannedResponse(plan, fd)
+        response = PlannedResponse(plan, fd, request.META.get("wsgi.file_wrapper"))
     del response["Content-Type"]  # Django's default: the plan has one where there is one
     headers: dict[str, tuple[str, str]] = {}  # Django's own mapping is dear to ask
     for name, value in plan.headers:
