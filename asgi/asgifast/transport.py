@@ -104,7 +104,11 @@ class CoalescingTransport(asyncio.Transport):
             self.write(data)
 
     def call_before_flush(self, before_flush: Callable[[], None]) -> None:
-        """Have a function called once, before the next flush: it writes what it has kept."""
+        """Have a function called once, before the next flush: it writes what it has kept.
+
+        Over HTTP/2 each stream has one; one that is there already is called at once.
+        """
+        self._call_back()
         self._before_flush = before_flush
         if not self._turn_scheduled:
             self._schedule()

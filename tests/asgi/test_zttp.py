@@ -313,6 +313,32 @@ def test_uploads_that_nobody_receives_hold_their_client_up_together() -> None:
     asyncio.run(run())
 
 
+def test_streams_that_send_in_one_turn_of_the_loop_wait_for_nobody() -> None:
+    """Two event streams on one connection, each of which has a small message."""
+
+    async def run() -> None:
+        event, end = asyncio.Event(), asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(start())
+            await event.wait()
+            await send(part(scope["path"].encode()))
+            await end.wait()
+            await send(part(b"", more=False))
+
+        client = Client()
+        async with connected(app, client) as wire:
+            streams = {client.ask(path): path.encode() for path in ("/1", "/2", "/3")}
+            await settled(lambda: all(client.answers[s].headers for s in streams), wire)
+            event.set()
+            await settled(lambda: all(client.answers[s].body for s in streams), wire)
+            end.set()
+            await settled(lambda: all(client.answers[s].ended for s in streams), wire)
+            assert {s: client.answers[s].body for s in streams} == streams
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("wrap", [ASGIFast, lambda app: app], ids=["wrapped", "bare"])
 @pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
 @pytest.mark.parametrize("window", [None, 1000])
