@@ -248,6 +248,10 @@ class CoalescingTransport(asyncio.Transport):
         self.real.abort()
 
     @property
+    def sends_file(self) -> bool:
+        return self._file is not None
+
+    @property
     def waits_for_client(self) -> bool:
         """Whether something has been handed over that the client's socket does not take yet."""
         return self._file is not None or self.real.get_write_buffer_size() > 0

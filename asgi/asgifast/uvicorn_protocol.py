@@ -108,7 +108,9 @@ _OF_THE_FLOW = {
 _OF_THE_PROTOCOL = {
     "connection_lost",
     "connection_made",
+    "eof_received",
     "resume_writing",
+    "shutdown",
 }
 
 
@@ -169,6 +171,7 @@ class FileSending(_Base):
     server: Any
     # An IdleTimerLoop.
     loop: Any
+    shutdown: Callable[[], None]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -190,6 +193,16 @@ class FileSending(_Base):
         self._coalescing.lost()
         super().connection_lost(exc)
         self.loop.stop()
+
+    def eof_received(self) -> Any:  # uvicorn's have it return None
+        """The client sends no more, but may still read; a reset ends a file in any case.
+
+        uvicorn closes at once, which loses what has not been written.
+        """
+        if not self._coalescing.sends_file:
+            return super().eof_received()
+        self.shutdown()  # uvicorn's: close behind this response
+        return True
 
     def resume_writing(self) -> None:
         super().resume_writing()

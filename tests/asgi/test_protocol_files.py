@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import socket
 import weakref
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,25 @@ def test_a_pipe(protocol: Any) -> None:
         chunks = await client.until(b"\r\n0\r\n\r\n")
         assert chunks == b"7\r\nthrough\r\n9\r\n the pipe\r\n0\r\n\r\n"
         await client.hello()
+
+    talk(protocol, app, conversation)
+
+
+@pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
+def test_a_client_that_ends_its_half_of_the_connection_gets_the_file(
+    protocol: Any, large: Path, kind: str
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=LARGE_BYTES)
+        with large.open("rb") as file:
+            await send({"type": kind, "path": str(large), "file": file})
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.until(b"\r\n\r\n")
+        client.sock.shutdown(socket.SHUT_WR)
+        await turns()
+        assert await client.to_end() == large.read_bytes()
 
     talk(protocol, app, conversation)
 
