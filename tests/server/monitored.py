@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from wsgifast.server import exhaustion, pool
+from wsgifast.server import counters, pool
 from wsgifast.server import monitor as module
 from wsgifast.server.monitor import TICK_S
 from wsgifast.server.poller import Event
@@ -54,7 +54,7 @@ class Monitored:
         self.receive: Callable[[Any], Any] = lambda item: (
             None if isinstance(item, tuple) else item()
         )
-        for each in (module, pool, exhaustion):
+        for each in (module, pool, counters):
             monkeypatch.setattr(each, "time", SimpleNamespace(monotonic=lambda: self.now))
         poller: Any = SimpleNamespace(poll=self._poll, wake=self._wake)
         self.pool: Pool[str] = Pool(

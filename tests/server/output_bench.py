@@ -17,7 +17,7 @@ from tests.support.descriptors import open_descriptors
 from wsgifast.server import sending
 from wsgifast.server.counters import Counters
 from wsgifast.server.disk import DiskThreads
-from wsgifast.server.disk_budget import DiskBudget
+from wsgifast.server.limits import DiskBudget
 from wsgifast.server.look_ahead import SeenInMemory
 from wsgifast.server.output import OutputQueue
 from wsgifast.server.output_memory import OutputMemory

@@ -22,9 +22,8 @@ from tests.server.http2_streams import (
 )
 from tests.workers.bench import LARGE, make_bench
 from wsgifast.server.backlog import Backlog
-from wsgifast.server.figures import figures_of
+from wsgifast.server.figures import figures_of, slowest_clients
 from wsgifast.server.http2 import outgoing
-from wsgifast.server.slow_clients import slowest_clients
 from wsgifast.sockets.sendfile import FileSegment
 from wsgifast.workers.worker import FastWorker
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from wsgifast.errors import BodyTooLarge, MalformedRequest, RequestError
 from wsgifast.http.chunked import ChunkDecoder
-from wsgifast.server.disk_budget import DiskBudget
-from wsgifast.server.request_body import ChunkedBody, Collector, KnownLength, Spool
+from wsgifast.server.limits import DiskBudget
+from wsgifast.server.request_body import ChunkedBody, KnownLength, Spool
 
 NEXT = b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n"
 DISK_BYTES = 1 << 40
@@ -28,14 +28,16 @@ def chunked(in_memory: int = 1 << 20, limit: int = 1 << 40) -> ChunkedBody:
     return ChunkedBody(ChunkDecoder(body_limit=limit), spool(in_memory))
 
 
-def collect(collector: Collector, data: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
+def collect(
+    collector: KnownLength | ChunkedBody, data: bytes, cuts: list[int]
+) -> tuple[bytes, bytes]:
     """Give a collector what a socket would hand out; returns the body and what has not been asked
     for, or was given back."""
     places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
     pieces = [data[a:b] for a, b in itertools.pairwise(places)]
     while not collector.is_whole:
         if collector.has_more_to_do:
-            collector.go_on()
+            collector.take(b"")
             continue
         wanted = collector.wanted
         assert wanted > 0
@@ -43,7 +45,7 @@ def collect(collector: Collector, data: bytes, cuts: list[int]) -> tuple[bytes, 
         collector.take(piece)
         if not pieces[0]:
             del pieces[0]
-    with collector.open() as body:
+    with collector.spool.open() as body:
         assert body.readline() + body.read() == (body.seek(0), body.read())[1]
         body.seek(0)
         return body.read(), collector.rest + b"".join(pieces)
@@ -65,7 +67,7 @@ def test_known_length(body: bytes, cuts: list[int], early: int, in_memory: int) 
     collector.take((body + NEXT)[:early])  # behind the head, and as much as there is
     rest = (body + NEXT)[early:]
     if collector.is_whole:
-        with collector.open() as file:
+        with collector.spool.open() as file:
             assert file.read() == body
         assert collector.rest + rest == NEXT
     else:
@@ -94,7 +96,7 @@ def test_a_turn_is_short_however_small_the_chunks_are() -> None:
     collector.take(b"1\r\na\r\n" * 40_000)  # far more than is asked for
     while collector.has_more_to_do:
         decoded.append(collector.decoder.size)
-        collector.go_on()
+        collector.take(b"")
     assert len(decoded) > 40
     assert max(b - a for a, b in itertools.pairwise(decoded)) <= 1000
     # And then no more than one turn's worth is received.
@@ -104,7 +106,7 @@ def test_a_turn_is_short_however_small_the_chunks_are() -> None:
         collector.take((b"1\r\na\r\n" * 20_000)[: collector.wanted])
         assert collector.wanted <= 16 * 1024
         while collector.has_more_to_do:
-            collector.go_on()
+            collector.take(b"")
 
 
 def test_large_chunks_are_received_in_large_pieces() -> None:
@@ -158,13 +160,13 @@ def test_all_bodies_of_a_worker_share_the_disk() -> None:
     second.take(bytes(50))
     assert disk.used_bytes == 250
     for each in (first, second, in_memory):
-        each.close()
-        each.close()
+        each.spool.close()
+        each.spool.close()
     assert disk.used_bytes == 0
     whole = KnownLength(250, spool(0, disk=disk))
     whole.take(bytes(250))
-    with whole.open() as body:
-        whole.close()  # it is the app's now
+    with whole.spool.open() as body:
+        whole.spool.close()  # it is the app's now
         assert disk.used_bytes == 250
         assert body.read() == bytes(250)
     assert disk.used_bytes == 0
@@ -179,5 +181,5 @@ def test_a_disk_that_fails_takes_nothing_of_the_budget(monkeypatch: pytest.Monke
     collector = KnownLength(100, spool(0, disk=disk))
     with pytest.raises(OSError, match="no temporary files"):
         collector.take(bytes(100))
-    collector.close()
+    collector.spool.close()
     assert disk.used_bytes == 0

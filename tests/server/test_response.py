@@ -14,8 +14,8 @@ import pytest
 from tests.server.responses import Ask, Headers, MakeBench, ask, says, segmented
 from tests.workers.bench import make_bench
 from wsgifast import BodyError
-from wsgifast.server.header_lines import HeaderLines
 from wsgifast.server.output import OutputQueue
+from wsgifast.server.response import HeaderLines
 
 __all__ = ["ask", "make_bench"]
 

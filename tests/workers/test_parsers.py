@@ -26,7 +26,7 @@ from tests.attacks.requests import SEEDS, cuts, mutated
 from tests.support.effort import LONG, effort
 from tests.workers.serving import has_setting
 from wsgifast.errors import RequestError
-from wsgifast.server.disk_budget import DiskBudget
+from wsgifast.server.limits import DiskBudget
 from wsgifast.server.parser import Parser
 from wsgifast.server.receiving import COMPLETE, MORE, Receiver
 from wsgifast.workers import FastWorker

@@ -1,4 +1,4 @@
-"""How a server is at the moment: read from what is there, for whoever tells of it."""
+"""Snapshots of a running server, for metrics and `wsgifast top`; from any thread."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from ..metrics.states import SlowClient
 from .channel import Channel
 from .connection import Connection
 from .server import Server
 from .states import HANDSHAKE, IDLE, LINGERING, RECEIVING, RUNNING, SENDING, SKIPPING, STREAMS
 
-__all__ = ["Figures", "figures_of", "requests_under_way"]
+__all__ = ["Figures", "figures_of", "requests_under_way", "slowest_clients"]
 
-# tcp(7), linux/tcp.h: of a listening socket tcpi_unacked is how many connections wait to be
-# accepted, tcpi_sacked how many may.
+# tcp(7), linux/tcp.h: for a listening socket tcpi_unacked is the length of its accept queue, and
+# tcpi_sacked the limit.
 _TCP_INFO_UNACKED_AT = 24
 _TCP_LISTEN = 10
 
@@ -36,15 +37,15 @@ class Figures(NamedTuple):
     """A server at one moment.
 
     :ivar busy: threads in a turn, of `threads`.
-    :ivar waiting: requests that no thread is free for.
-    :ivar exhausted_s: seconds in which no thread was free, altogether.
-    :ivar connections: by their state.
-    :ivar slow_clients: connections whose output, or that of a stream of theirs, waits for them.
-    :ivar queued_bytes: of output in memory.
-    :ivar spooled_bytes: of output in temporary files.
-    :ivar bodies_spooled_bytes: of request bodies in temporary files.
-    :ivar backlog: connections that wait to be accepted, and how many may, of the listener where
-        most wait; None where the system does not tell.
+    :ivar waiting: requests waiting for a free thread.
+    :ivar exhausted_s: seconds in which no thread was free, in total.
+    :ivar connections: by state.
+    :ivar slow_clients: connections whose output, or that of a stream, waits for the client.
+    :ivar queued_bytes: output in memory.
+    :ivar spooled_bytes: output in temporary files.
+    :ivar bodies_spooled_bytes: request bodies in temporary files.
+    :ivar backlog: the longest accept queue of the listeners, and its limit; None where the system
+        does not tell.
     """
 
     threads: int
@@ -60,15 +61,8 @@ class Figures(NamedTuple):
 
 
 def figures_of(server: Server) -> Figures:
-    """Look at a server, from any thread; it goes on meanwhile."""
-    states = Counter[str]()
-    slow = 0
-    for connection in list(server.connections):
-        states[_state_of(connection)] += 1
-        slow += connection.output.draining or (
-            connection.streams is not None
-            and any(stream.output.draining for stream in connection.streams.channels())
-        )
+    """Return a server's figures; it goes on meanwhile."""
+    connections = list(server.connections)
     pool = server.pool
     turns = pool.turns()
     memory = server.output_rules.memory
@@ -77,8 +71,10 @@ def figures_of(server: Server) -> Figures:
         busy=sum(turn is not None for _, _, turn in turns),
         waiting=len(pool.ready),
         exhausted_s=pool.exhaustion.seconds(time.monotonic()),
-        connections=states,
-        slow_clients=slow,
+        connections=Counter(map(_state_of, connections)),
+        slow_clients=sum(
+            any(channel.output.draining for channel in _channels(each)) for each in connections
+        ),
         queued_bytes=memory.used_bytes,
         spooled_bytes=memory.disk.used_bytes,
         bodies_spooled_bytes=server.bodies_on_disk.used_bytes,
@@ -87,20 +83,56 @@ def figures_of(server: Server) -> Figures:
 
 
 def requests_under_way(server: Server) -> list[tuple[str, str]]:
-    """The methods and schemes of the requests that have come to the app, and are not answered yet.
-
-    From any thread; the server goes on meanwhile.
-    """
+    """Return the method and scheme of each request that the app has got and is not answered."""
     found = []
     for connection in list(server.connections):
-        channels: list[Channel] = [connection]
-        if connection.streams is not None:
-            channels += connection.streams.channels()
-        for channel in channels:
+        for channel in _channels(connection):
             exchange = channel.exchange
             if exchange is not None and exchange.environ is not None:
                 found.append((exchange.req.method, exchange.req.scheme))
     return found
+
+
+def slowest_clients(
+    connections: Iterable[Connection], now: float, *, most: int
+) -> list[SlowClient]:
+    """Return the clients whose output waits for them, the slowest first.
+
+    :param now: monotonic.
+    """
+    found = []
+    for connection in connections:
+        for channel in _channels(connection):
+            output, exchange = channel.output, channel.exchange
+            pace = output.pace(now) if output.draining else None
+            if pace is None:  # it may wait for a disk
+                continue
+            waited_s, taken = pace
+            found.append(
+                SlowClient(
+                    _shown(connection.peer),
+                    "" if exchange is None else str(exchange.req.path),
+                    output.bytes_queued,
+                    round(waited_s, 3),
+                    round(taken / max(waited_s, 1e-3), 1),
+                )
+            )
+    found.sort(key=lambda client: client.bytes_per_s)
+    return found[:most]
+
+
+def _channels(connection: Connection) -> Iterator[Channel]:
+    """A connection, and its streams."""
+    yield connection
+    if connection.streams is not None:
+        yield from connection.streams.channels()
+
+
+def _shown(peer: object) -> str:
+    if not isinstance(peer, tuple):
+        return "unix"
+    host, port = peer[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _state_of(connection: Connection) -> str:

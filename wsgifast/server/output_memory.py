@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from ..sockets.sendfile import FileSegment
-from .disk_budget import DiskBudget
+from .limits import DiskBudget
 
 __all__ = ["OutputMemory", "SpillFile"]
 

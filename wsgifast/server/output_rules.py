@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from .counters import Counters
 from .disk import DiskThreads
-from .disk_budget import DiskBudget
-from .least_rate import time_left_s
+from .limits import DiskBudget, time_left_s
 from .look_ahead import SeenInMemory
 from .options import Options
 from .output_memory import OutputMemory

@@ -46,7 +46,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
-from .exhaustion import Exhaustion
+from .counters import Exhaustion
 from .monitor import TICK_S, Member, Monitor, is_running
 from .poller import WRITE, Event, Poller
 

@@ -1,8 +1,8 @@
-"""The requests of one connection: what has come of them goes in, what is to be done next comes out.
+"""Turns the bytes of one connection into requests; sans I/O.
 
-Nothing here waits, has a socket or knows a thread; and no byte is looked at twice. A request is a
-head, which the parser takes, and a body, which a collector takes, unless the app is to read it by
-itself. What comes behind it is kept for the next one.
+Nothing here waits, has a socket or knows a thread, and no byte is scanned twice. A request is a
+head, which the parser takes apart, and a body, which a collector takes unless the app reads it from
+the socket. What follows it is kept for the next request.
 """
 
 from __future__ import annotations
@@ -14,40 +14,34 @@ from typing import Any, Final
 from ..errors import BodyTooLarge, RequestError
 from ..http.chunked import ChunkDecoder
 from ..http.scan import HeadScanner
-from .disk_budget import DiskBudget
 from .exchange import Exchange
-from .least_rate import BODY_BYTES_PER_S, time_left_s
+from .limits import BODY_BYTES_PER_S, DiskBudget, time_left_s
 from .options import Options
 from .parser import NeedMoreData, Parser
-from .request_body import (
-    ChunkedBody,
-    Collector,
-    KnownLength,
-    Spool,
-)
+from .request_body import ChunkedBody, KnownLength, Spool
 
 __all__ = ["ASKED", "COMPLETE", "HTTP2", "MORE", "Receiver"]
 
-# One receive of a head: more than any usual head has; pipelined ones come in fewer calls. Never
-# less than a TLS record (RFC 8446 section 5.1): no event would tell of what it leaves in there.
+# Bytes of one receive of a head: more than any usual head, so that pipelined requests need fewer
+# calls, and never less than a TLS record (RFC 8446 section 5.1): no event would announce the rest.
 _HEAD_BYTES = 16 * 1024
 _END_OF_HEAD = b"\r\n\r\n"
 
-# What is to be done next.
-MORE: Final = "receive more, or go on with what is here"
+# The next step, as :meth:`Receiver.take` returns it.
+MORE: Final = "receive more, or call take() again if has_more_to_do()"
 ASKED: Final = "the same, and the client waits for 100 Continue"
-COMPLETE: Final = "run the request; without a body, where the app is to read it"
-HTTP2: Final = "all that comes from now on is HTTP/2; a request may have asked for it"
+COMPLETE: Final = "run the request; it has no body if the app is to read that from the socket"
+HTTP2: Final = "the connection speaks HTTP/2 from here on; a request may have asked for the upgrade"
 
 
 class Receiver:
-    """Takes in what comes on one connection.
+    """Parses what one connection receives.
 
-    :param disk: for the bodies in temporary files.
-    :param peer: the client's address as accept() gave it.
-    :ivar exchange: the request that is coming, or has come last; None in the middle of a head.
-    :ivar rest: what has come, and has not been taken in.
-    :ivar wanted: how many bytes the next receive may bring.
+    :param peer: the client's address as accept() returned it.
+    :param disk: counts bodies in temporary files.
+    :ivar exchange: the request being received, or the last one; None in the middle of a head.
+    :ivar rest: bytes received and not parsed yet.
+    :ivar wanted: how many bytes the next receive may return.
     """
 
     __slots__ = (
@@ -73,17 +67,18 @@ class Receiver:
         self._disk = disk
         self._number = 0  # of the request on its connection
         self._scanner: HeadScanner | None = None  # of an incomplete head
-        self._body: Collector | None = None  # on its way in
+        self._body: KnownLength | ChunkedBody | None = None  # being received
 
     def has_more_to_do(self) -> bool:
-        """Whether :meth:`take` can go on with what is here."""
+        """Whether :meth:`take` can go on without receiving anything."""
         return bool(self.rest) if self._body is None else self._body.has_more_to_do
 
     def take(self, data: bytes) -> str:
-        """Take in what has come; b"" to go on with what is here.
+        """Parse what was received; b"" to go on with what is left.
 
-        :raises Exception: for what is no request, or is refused; whoever made the parser, and
-            :class:`RequestError`, have the answer.
+        :returns: the next step.
+        :raises Exception: for a request that is malformed or refused. RequestError carries its own
+            answer; the parser's owner knows how to answer its other errors.
         """
         if self._body is not None:
             return self._take_body(self._body, data)
@@ -101,9 +96,9 @@ class Receiver:
         return MORE
 
     def deadline(self, now: float) -> float | None:
-        """When the client is to have sent more of the body; None in a head.
+        """When the client must have sent more of the body; None within a head.
 
-        :param now: the monotonic clock, when something has come.
+        :param now: monotonic; something was received just now.
         """
         if self._body is None or self.exchange is None:
             return None
@@ -113,7 +108,7 @@ class Receiver:
         )
 
     def decoder(self) -> ChunkDecoder:
-        """For a chunked body."""
+        """Return a decoder for a chunked body."""
         options = self._options
         return ChunkDecoder(
             body_limit=options.body_limit_bytes if options.buffer_bodies else sys.maxsize,
@@ -122,17 +117,17 @@ class Receiver:
         )
 
     def take_trailers(self, lines: list[bytes]) -> None:
-        """Take note of what has come behind a chunked body."""
+        """Hand the trailers of a chunked body to the parser."""
         if self.exchange is not None:
             self.parser.take_trailers(self.exchange.req, lines)
 
     def close(self) -> None:
-        """Give up what has not come whole."""
+        """Drop an incomplete request."""
         self.exchange = None
         self.wanted = _HEAD_BYTES
         self._scanner = None
         if self._body is not None:
-            self._body.close()
+            self._body.spool.close()
             self._body = None
 
     def _parse(self, data: bytes) -> str:
@@ -170,10 +165,8 @@ class Receiver:
         step = self._take_body(body, exchange.rest)
         return ASKED if step is MORE and exchange.expects_continue else step
 
-    def _take_body(self, body: Collector, data: bytes) -> str:
-        if body.has_more_to_do:
-            body.go_on()
-        elif data:
+    def _take_body(self, body: KnownLength | ChunkedBody, data: bytes) -> str:
+        if data or body.has_more_to_do:
             body.take(data)
         if not body.is_whole:
             self.wanted = body.wanted
@@ -183,7 +176,7 @@ class Receiver:
         if isinstance(body, ChunkedBody):
             self.take_trailers(body.decoder.trailers)
         self.rest = body.rest
-        exchange.body = body.open()
+        exchange.body = body.spool.open()
         self.wanted = _HEAD_BYTES
         self._body = None
         return COMPLETE if exchange.upgrade is None else HTTP2

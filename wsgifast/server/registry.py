@@ -1,25 +1,25 @@
-"""The open connections: which of them wait, who may take one up, and whose time is over.
+"""The open connections: which of them wait for an event, who may claim one, and which are overdue.
 
 Theory of operation
 -------------------
-A connection that waits is *published* here under its descriptor, and *armed* in the poller. It is
-claimed by an event (:meth:`Registry.claim`) or by the sweep (:meth:`Registry.sweep`), never by
-both. Whoever has claimed it owns it, and is the only one to touch it, until it waits again or is
-closed.
+A waiting connection is *published* here under its descriptor and *armed* in the poller. Either an
+event (:meth:`Registry.claim`) or the sweep (:meth:`Registry.sweep`) claims it, never both. The
+thread that claims it owns it: no other thread touches it until it waits again or is closed.
 
     owned --wait--> published and armed --event--> owned by the event's thread
                                         --sweep--> owned by the sweep's thread
 
-It is published first, since its event may come as soon as it is armed. But between the two it must
-not be claimed: the sweep could close it, the kernel could give its descriptor's number to the next
-connection, and the owner would then arm a stranger. So both happen under one lock, which the sweep
-takes for each claim. An event needs no lock: it is a proof that the connection is armed.
+Publishing comes first, because the event may arrive as soon as the descriptor is armed. But nobody
+may claim the connection between the two steps: the sweep could close it, the kernel could reuse the
+descriptor's number for a new connection, and the owner would then arm that one. So both steps
+happen under one lock, which the sweep takes for each claim. An event needs no lock: it proves that
+the connection is armed.
 
-To arm it is a call of the kernel for each request. A connection that has read all there was is
-*watched* instead, where the poller can do that: then it is only published. But its next event may
-come while it is owned, and find nobody. That event is *missed*, and noted; whoever publishes the
-connection looks for it afterwards, and whoever has missed it looks once more who waits, so that one
-of the two sees the other.
+Arming costs a system call for each request. Where the poller supports it, a connection that has
+read everything is *watched* instead (edge-triggered), and waiting only publishes it. Its next event
+may then arrive while it is still owned and find nobody to claim. Such an event is *missed*, and
+recorded. The thread that publishes a connection checks for a missed event, and the thread that
+records one checks again for a published connection, so that one of the two sees the other.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from .poller import Event, Poller
@@ -35,7 +36,7 @@ __all__ = ["Registry", "Waiting"]
 
 
 class Waiting(Protocol):
-    """What the registry knows of a connection."""
+    """What the registry needs of a connection."""
 
     fd: int
     sock: socket.socket
@@ -48,10 +49,10 @@ class Waiting(Protocol):
     retries: bool
 
     def on_overdue(self) -> None:
-        """End; called by the sweep once the deadline is over."""
+        """The deadline has passed; called by the sweep, which owns the connection."""
 
     def retry(self) -> None:
-        """Go on; called by the sweep for a connection that asks for it."""
+        """The sweep has claimed a connection with `retries`."""
 
     def close(self) -> None:
         """Close at once."""
@@ -61,10 +62,10 @@ C = TypeVar("C", bound=Waiting)
 
 
 class Registry(Generic[C]):
-    """Keeps a worker's connections. Every method may be called from any thread.
+    """Keeps a worker's connections; thread-safe.
 
     :param on_closed: called after each connection that has closed.
-    :param push: has an event taken up as if it had come just now.
+    :param push: has an event handled as if the poller had just returned it.
     """
 
     def __init__(
@@ -81,55 +82,50 @@ class Registry(Generic[C]):
         self._push = push
         self.log = log
         self.waiting: dict[int, C] = {}
-        # Events that have found nobody, by descriptor.
-        self._missed: dict[int, int] = {}
+        self._missed: dict[int, int] = {}  # events that found no connection, by descriptor
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.connections)
 
-    # What the owner of a connection calls.
+    # Called by the owner of a connection.
 
     def wait(self, connection: C, events: int) -> None:
-        """Give a connection up until an event; nothing of it may be touched afterwards.
+        """Give a connection up until an event; the caller must not touch it afterwards.
 
         :param events: as for :meth:`Poller.arm`.
-        :raises OSError, ValueError: if the kernel cannot wait for the descriptor; the connection is
-            still the caller's then.
+        :raises OSError, ValueError: if the kernel cannot wait for the descriptor; the caller still
+            owns the connection then.
         """
-        known, connection.known, connection.watched = connection.known, True, False
-        fd = connection.fd
-        with self._lock:
-            self._missed.pop(fd, None)  # the kernel tells of it again
-            self.waiting[fd] = connection
-            try:
-                if known:
-                    self._poller.arm(fd, events)
-                else:
-                    self._poller.add(fd, events)
-            except (OSError, ValueError) as error:
-                if self._withdraw(connection, error):
-                    raise
+        arm = self._poller.arm if connection.known else self._poller.add
+        self._publish_armed(connection, arm, events, watched=False)
 
     def wait_for_more(self, connection: C) -> None:
-        """As :meth:`wait`, to read, for a connection that has read all there was."""
+        """As :meth:`wait`, to read, for a connection that has read everything."""
         if connection.watched:
             self.publish(connection)
             return
-        known, connection.known = connection.known, True
-        connection.watched = self._poller.watches
+        watch = partial(self._poller.watch, known=connection.known)
+        self._publish_armed(connection, watch, watched=self._poller.watches)
+
+    def _publish_armed(
+        self, connection: C, arm: Callable[..., object], *events: int, watched: bool
+    ) -> None:
+        connection.known, connection.watched = True, watched
         fd = connection.fd
         with self._lock:
-            self._missed.pop(fd, None)
+            self._missed.pop(fd, None)  # arming reports it again
             self.waiting[fd] = connection
             try:
-                self._poller.watch(fd, known=known)
+                arm(fd, *events)
             except (OSError, ValueError) as error:
-                if self._withdraw(connection, error):
+                # None: an event has claimed it even so.
+                if self.waiting.pop(fd, None) is connection:
+                    self.log.warning("cannot wait for a connection: %s", error)
                     raise
 
     def publish(self, connection: C) -> None:
-        """Let a connection wait that is armed or watched already, and has read all there was."""
+        """Let a connection wait that is armed or watched already and has read everything."""
         fd = connection.fd
         self.waiting[fd] = connection
         if fd in self._missed:
@@ -138,16 +134,16 @@ class Registry(Generic[C]):
                 self._push((fd, events))
 
     def unwatch(self, connection: C) -> None:
-        """Somebody else reads what comes from now on, and waits for it."""
+        """The app reads from the socket from now on: report nothing any more."""
         if connection.watched:
             connection.known = connection.watched = False
             self._poller.forget(connection.fd)
 
     def change(self, connection: C, events: int) -> None:
-        """Let a connection wait for other events, if it waits; any thread may call it.
+        """Change the events that a connection waits for, if it waits; for any thread.
 
-        An event that is under way already may then come a second time: it finds that nothing has
-        happened, as whoever claims a connection must be able to.
+        An event that is under way already may then be reported twice: whoever claims a connection
+        must cope with finding nothing to do.
 
         :raises OSError, ValueError: as :meth:`wait`.
         """
@@ -158,7 +154,8 @@ class Registry(Generic[C]):
     def forget(self, connection: C) -> None:
         """A connection is about to be closed.
 
-        If the app has taken its socket over and closed it, its number may be another one's by now.
+        If the app has taken its socket over and closed it, another connection may have its
+        descriptor's number by now.
         """
         fd = connection.fd
         self._claim_if_waiting(connection)
@@ -167,24 +164,24 @@ class Registry(Generic[C]):
             self._poller.forget(fd)
 
     def remove(self, connection: C) -> None:
-        """A connection has closed, and given its descriptor back."""
+        """A connection has closed its descriptor."""
         self.connections.discard(connection)
         self._on_closed()
 
-    # What the threads of the pool call.
+    # Called by the threads of the pool.
 
     def claim(self, fd: int) -> C | None:
-        """Become the owner of the connection that an event is for; None if nobody waits there.
+        """Become the owner of the connection that an event is for; None if none waits.
 
-        The event may be for a connection that has closed since, and its number another one's by
-        now: whoever claims a connection must be able to find that nothing has happened.
+        The connection that the event was for may have closed, and a new one may have its number:
+        whoever claims a connection must cope with finding nothing to do.
         """
         return self.waiting.pop(fd, None)
 
     def miss(self, fd: int, events: int) -> C | None:
-        """Note an event for a descriptor where nobody waits.
+        """Record an event for a descriptor on which no connection waits.
 
-        :returns: the connection that has begun to wait there meanwhile, and is claimed by it.
+        :returns: the connection that has started to wait meanwhile, which is claimed by this.
         """
         missed = self._missed
         missed[fd] = missed.get(fd, 0) | events
@@ -194,7 +191,7 @@ class Registry(Generic[C]):
         return connection
 
     def sweep(self, now: float) -> None:
-        """Claim what is overdue, and let it end.
+        """Claim the connections that are overdue, and have them end.
 
         :param now: the monotonic clock, in seconds.
         """
@@ -209,23 +206,16 @@ class Registry(Generic[C]):
                 elif connection.retries:
                     connection.retry()
                 else:
-                    self.publish(connection)  # it has had a turn meanwhile
+                    self.publish(connection)  # an event has been handled in between
             except Exception:
                 self.log.exception("Error in a connection")
                 connection.close()
 
     def cap_deadlines(self, deadline: float, applies: Callable[[C], bool]) -> None:
-        """Let the connections that wait, and to which it applies, end by a time at the latest."""
+        """Have the waiting connections for which `applies` is true end by `deadline`."""
         for connection in list(self.waiting.values()):
             if applies(connection):
                 connection.deadline = min(connection.deadline, deadline)
-
-    def _withdraw(self, connection: C, error: Exception) -> bool:
-        """Give a connection back to its owner; False if it has had an event even so."""
-        if self.waiting.pop(connection.fd, None) is not connection:
-            return False
-        self.log.warning("cannot wait for a connection: %s", error)
-        return True
 
     def _claim_if_waiting(self, connection: C) -> bool:
         fd = connection.fd
@@ -234,5 +224,5 @@ class Registry(Generic[C]):
                 return False
             claimed = self.waiting.pop(fd, None)
         if claimed is not None and claimed is not connection:
-            self.publish(claimed)  # its event has come in between, and its number is another's
+            self.publish(claimed)  # its event came in between, and the number is another one's
         return claimed is connection

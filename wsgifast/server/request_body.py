@@ -1,84 +1,49 @@
-"""Request bodies that are received before the app runs, and then read by it as a file.
+"""Request bodies that are buffered before the app runs, which then reads them from a file.
 
-A collector is given what comes, by whichever thread receives it; nothing here waits. The body is
-kept in memory up to a limit, in a temporary file beyond it.
+A collector is fed by whichever thread receives; nothing here waits. A body is kept in memory up to
+a limit, and in a temporary file beyond it.
 """
 
 from __future__ import annotations
 
 import io
 import tempfile
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, cast
 
 from ..errors import BodyTooLarge, RequestError
 from ..http.chunked import ChunkDecoder
-from .disk_budget import DiskBudget
+from .limits import DiskBudget
 
-__all__ = ["ChunkedBody", "Collector", "KnownLength", "Spool"]
+__all__ = ["ChunkedBody", "KnownLength", "Spool"]
 
-# One receive, at most; of chunks at first, and at least.
+# Bytes of one receive: at most; and of a chunked body, at first and at least.
 _RECEIVE_BYTES = 256 * 1024
 _FIRST_CHUNKS_BYTES = 4 * 1024
 _LEAST_CHUNKS_BYTES = 1024
-# Decoded in one turn: far less than a millisecond, whatever their size.
+# Chunks decoded in one turn: far less than a millisecond of work, whatever their size.
 _CHUNKS_A_TURN = 500
 
 
-class Collector(Protocol):
-    """A body on its way in."""
-
-    @property
-    def received(self) -> int:
-        """Bytes so far, framing included."""
-
-    @property
-    def wanted(self) -> int:
-        """How many bytes the next receive may bring."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of it is here."""
-
-    @property
-    def has_more_to_do(self) -> bool:
-        """Whether :meth:`go_on` comes next, in another turn, and no receive."""
-
-    @property
-    def rest(self) -> bytes:
-        """What has come behind the whole body."""
-
-    def take(self, data: bytes) -> None:
-        """Take in what has come.
-
-        :raises RequestError: for a body that is malformed, or that there is no room for.
-        :raises OSError: if the temporary file cannot be written.
-        """
-
-    def go_on(self) -> None:
-        """Go on with what has been taken in. Raises as :meth:`take`."""
-
-    def open(self) -> BinaryIO:
-        """The whole body as a file for `wsgi.input`; who closes it need not close this."""
-
-    def close(self) -> None:
-        """Give up what has come."""
-
-
 class KnownLength:
-    """A body with a Content-Length (RFC 9112 section 6.2)."""
+    """A body with a Content-Length (RFC 9112 section 6.2).
 
-    __slots__ = ("_length", "_spool", "received", "rest")
+    :ivar received: bytes received so far.
+    :ivar rest: what came after the body.
+    """
+
+    __slots__ = ("_length", "received", "rest", "spool")
 
     has_more_to_do = False
 
     def __init__(self, length: int, spool: Spool) -> None:
-        self._length = length
-        self._spool = spool
+        self.spool = spool
         self.received = 0
         self.rest = b""
+        self._length = length
 
     @property
     def wanted(self) -> int:
+        """How many bytes the next receive may return."""
         return min(self._length - self.received, _RECEIVE_BYTES)
 
     @property
@@ -86,66 +51,67 @@ class KnownLength:
         return self.received == self._length
 
     def take(self, data: bytes) -> None:
+        """Add what was received.
+
+        :raises RequestError: if there is no room for it.
+        :raises OSError: if the temporary file cannot be written.
+        """
         missing = self._length - self.received
         if len(data) > missing:
             self.rest = data[missing:]
             data = data[:missing]
         self.received += len(data)
-        self._spool.write(data)
-
-    def go_on(self) -> None:
-        """Nothing is ever left to do."""
-
-    def open(self) -> BinaryIO:
-        return self._spool.open()
-
-    def close(self) -> None:
-        self._spool.close()
+        self.spool.write(data)
 
 
 class ChunkedBody:
-    """A chunked body (RFC 9112 section 7.1).
+    """A chunked body (RFC 9112 section 7.1); attributes as for :class:`KnownLength`.
 
-    Many small chunks take longer to decode than to receive: no turn decodes more than so many of
-    them, and one that did makes the next receive smaller.
+    Many small chunks take longer to decode than to receive. So one turn decodes a limited number of
+    chunks, and the next receive shrinks to what a turn can decode.
+
+    :ivar received: bytes received so far, framing included.
+    :ivar has_more_to_do: call :meth:`take` again, without data, before receiving more.
     """
 
     __slots__ = (
         "_at",
         "_data",
-        "_spool",
         "decoder",
         "has_more_to_do",
         "received",
         "rest",
+        "spool",
         "wanted",
     )
 
     def __init__(self, decoder: ChunkDecoder, spool: Spool) -> None:
+        self.spool = spool
         self.decoder = decoder
         self.received = 0
         self.wanted = _FIRST_CHUNKS_BYTES
         self.has_more_to_do = False
         self.rest = b""
-        self._spool = spool
-        self._data = b""  # what has been taken in
-        self._at = 0  # how far it is decoded
+        self._data = b""  # received, and decoded up to `_at`
+        self._at = 0
 
     @property
     def is_whole(self) -> bool:
         return self.decoder.done
 
     def take(self, data: bytes) -> None:
-        self.received += len(data)
-        self._data = data
-        self._at = 0
-        self.go_on()
+        """Add what was received; b"" to go on with what is left of it.
 
-    def go_on(self) -> None:
+        :raises RequestError: if it is malformed, or there is no room for it.
+        :raises OSError: if the temporary file cannot be written.
+        """
+        if data:
+            self.received += len(data)
+            self._data, self._at = data, 0
         data, start = self._data, self._at
         content, at = self.decoder.decode(data, start, chunks=_CHUNKS_A_TURN)
         if content:
-            self._spool.write(content)
+            self.spool.write(content)
         self.has_more_to_do = at < len(data) and not self.decoder.done
         if self.has_more_to_do:
             self._at = at
@@ -154,12 +120,6 @@ class ChunkedBody:
         self.wanted = min(self.wanted * 4, _RECEIVE_BYTES)
         self._data = b""
         self.rest = data[at:]
-
-    def open(self) -> BinaryIO:
-        return self._spool.open()
-
-    def close(self) -> None:
-        self._spool.close()
 
 
 class Spool:
@@ -180,11 +140,11 @@ class Spool:
         self._file: _TemporaryFile | None = None
 
     def write(self, data: bytes) -> None:
-        """Keep bytes.
+        """Append bytes.
 
         :raises BodyTooLarge: over the limit.
-        :raises RequestError: if the disk's budget has no room.
-        :raises OSError: as writing the file does.
+        :raises RequestError: if the disk budget is used up.
+        :raises OSError: if the temporary file cannot be written.
         """
         self.size += len(data)
         if self.size > self._limit:
@@ -200,7 +160,7 @@ class Spool:
         self._file.write_all(data)
 
     def open(self) -> BinaryIO:
-        """All of it as a file; it is the caller's to close."""
+        """Return everything as a file, which the caller closes in place of this object."""
         if self._file is None:
             return io.BytesIO(self._memory)
         file, self._file = self._file, None
@@ -208,12 +168,13 @@ class Spool:
         return cast(BinaryIO, file)
 
     def close(self) -> None:
+        """Drop everything."""
         if self._file is not None:
             self._file.close()
 
 
 class _TemporaryFile(io.BufferedReader):
-    """A temporary file, written in large blocks and read in small ones."""
+    """An unnamed temporary file: writes go straight to it, reads are buffered."""
 
     def __init__(self, disk: DiskBudget) -> None:
         self._disk = disk

@@ -1,39 +1,86 @@
-"""FastWorker's response to one request: what loggers and hooks read of it, and its head."""
+"""FastWorker's response to one request: its head, and what loggers and hooks read of it."""
 
 from __future__ import annotations
 
+import time
 from typing import Any, Protocol
 
 from ..bodies.response_writer import ResponseWriter
+from ..files import http_date
 from ..http.framing import Framing
 from ..http.head import ResponseHead, check_field
-from .header_lines import header_lines
 from .output import OutputQueue
 
-__all__ = ["Response", "ResponseSettings"]
+__all__ = ["HeaderLines", "Response", "ResponseSettings", "header_lines"]
 
 _VERSIONS = {(1, 0): "1.0", (1, 1): "1.1"}
 
 
 class ResponseSettings(Protocol):
-    """What a worker's responses have in common.
+    """What all responses of a worker share.
 
-    :ivar server_name: for the Server header.
-    :ivar sends_chunks: False: who is between the server and its clients knows no chunks.
+    :ivar server_name: the value of the Server header.
+    :ivar sends_chunks: False if the proxy in front of the server does not understand chunks.
     """
 
     server_name: str
     sends_chunks: bool
 
 
+class HeaderLines:
+    """The header lines that the server adds, made once a second (Date: RFC 9110 section 6.6.1).
+
+    Everything that holds for a second is in one attribute, so that a thread sees either the old or
+    the new second.
+    """
+
+    def __init__(self) -> None:
+        self._now: tuple[int, str, dict[tuple[str | None, str, bool], str]] = (0, "", {})
+
+    def date(self) -> str:
+        return self._at(time.time())[1]
+
+    def get(self, server_name: str | None, connection: str, *, dates: bool) -> str:
+        """Return Server, Date and Connection; the same object throughout a second.
+
+        :param server_name: None if the app has set Server.
+        :param dates: False if the app has set Date.
+        """
+        now = self._now
+        seconds = time.time()
+        if not 0 <= seconds - now[0] < 1:
+            now = self._at(seconds)
+        _, date, made = now
+        key = server_name, connection, dates
+        lines = made.get(key)
+        if lines is None:
+            lines = f"Connection: {connection}\r\n"
+            if dates:
+                lines = f"Date: {date}\r\n{lines}"
+            if server_name is not None:
+                lines = f"Server: {server_name}\r\n{lines}"
+            lines = made.setdefault(key, lines)
+        return lines
+
+    def _at(self, seconds: float) -> tuple[int, str, dict[tuple[str | None, str, bool], str]]:
+        second = int(seconds)
+        now = self._now
+        if second != now[0]:
+            self._now = now = second, http_date(second), {}
+        return now
+
+
+header_lines = HeaderLines()
+
+
 class Response(ResponseWriter):
     """The response to one request on an HTTP/1 connection.
 
-    :param req: the request: its method, version and should_close() count.
+    :param req: the parser's request: method, version and should_close() are used.
     """
 
     def __init__(self, req: Any, output: OutputQueue, settings: ResponseSettings) -> None:
-        # As the base class does, without a call.
+        # The base class's __init__ inlined: this runs for each request.
         self.status = None
         self.must_close = self.headers_sent = False
         self._output = output
@@ -48,7 +95,7 @@ class Response(ResponseWriter):
 
     @property
     def headers(self) -> list[tuple[str, str]]:
-        """As they are sent, without the server's own."""
+        """The app's headers as they are sent."""
         if self._head is None:
             return []
         length = self._framing.length
@@ -68,7 +115,7 @@ class Response(ResponseWriter):
 
     @property
     def sent(self) -> int:
-        """Body bytes handed over so far, without framing; corrected to what was sent at the end."""
+        """Body bytes, without framing: passed to the output so far, and in the end, sent."""
         return self.counter.sent
 
     @sent.setter
@@ -85,11 +132,11 @@ class Response(ResponseWriter):
     # The app's side.
 
     def offer(self, environ: dict[str, Any]) -> None:
-        """Put into an environ what the app may ask of its response."""
+        """Add the response's callables to an environ."""
         environ["wsgi.early_hints"] = self.early_hints
 
     def early_hints(self, headers: list[tuple[str | bytes, str | bytes]]) -> None:
-        """Send a 103 response (RFC 8297); ignored once the head is sent, and for HTTP/1.0."""
+        """Send a 103 response (RFC 8297); does nothing after the head, or for HTTP/1.0."""
         if self.headers_sent or self.req.version < (1, 1):
             return
         fields = []
@@ -99,11 +146,10 @@ class Response(ResponseWriter):
             fields.append(check_field(name, value))
         self._send_hints(fields)
 
-    # How HTTP/1 says it.
+    # HTTP/1; HTTP2Response overrides these.
 
     def _frame(self, head: ResponseHead) -> Framing:
         req = self.req
-        # Only a body of unknown length asks for them.
         chunks = head.content_length is None and req.version > (1, 0) and self.cfg.sends_chunks
         return head.frame(req.method, chunks=chunks)
 

@@ -18,10 +18,10 @@ from .application import Application
 from .channel import Channel
 from .connection import Connection
 from .counters import Counters
-from .disk_budget import DiskBudget
 from .drain import Drain
 from .endpoint import LINGER_S, Endpoint, Streams
 from .exchange import Exchange
+from .limits import DiskBudget
 from .options import HTTP2Options, Options
 from .output_rules import Coalescing, OutputRules
 from .parser import Parser

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BodyTooLarge, ClientGone, RequestError
 from ..http.chunked import ChunkDecoder
-from .least_rate import BODY_BYTES_PER_S, time_left_s
+from .limits import BODY_BYTES_PER_S, time_left_s
 from .transport import WOULD_BLOCK
 
 if TYPE_CHECKING:

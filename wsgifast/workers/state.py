@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from ..metrics.states import State, StateFile
+from ..server.figures import slowest_clients
 from ..server.server import Server
-from ..server.slow_clients import slowest_clients
 
 __all__ = ["StateReporter"]
 

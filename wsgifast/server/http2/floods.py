@@ -1,6 +1,6 @@
-"""How often a client may do what costs it nothing: resets, control frames, windows by the byte.
+"""Rate limits for frames that cost a client nothing and the server something.
 
-Each is a bucket that leaks: what it holds at most may come at once, and again over its period.
+Each is a leaky bucket: its capacity may arrive at once, and leaks away over its period.
 """
 
 from __future__ import annotations
@@ -9,25 +9,24 @@ from ...errors import WSGIFastError
 
 __all__ = ["Flood", "Floods"]
 
-# Streams that a client may reset, or have us reset, by its own faults (CVE-2023-44487, "rapid
-# reset", and CVE-2025-8671): gunicorn's limit. One who cancels requests does not come near it.
+# Streams that the client resets, or makes the server reset (CVE-2023-44487, "rapid reset", and
+# CVE-2025-8671). This is gunicorn's limit; clients that cancel requests stay far below it.
 RESETS = 200
-# Frames that ask for nothing: PING, SETTINGS, PRIORITY, DATA without data, unknown ones. Also
-# gunicorn's.
+# PING, SETTINGS, PRIORITY, empty DATA and unknown frames. Also gunicorn's limit.
 CONTROL_FRAMES = 1000
-# Windows that a client may open beyond what it has received: for each frame, and each KiB, one of
-# the stream and one of the connection are earned.
+# WINDOW_UPDATE frames beyond those that are expected: one for the stream and one for the connection
+# for each frame, and each KiB, that was sent.
 WINDOWS = 2000
 PERIOD_S = 10.0
 _EARNED_PER_BYTE = 2 / 1024
 
 
 class Flood(WSGIFastError):
-    """A client does too often what costs it nothing (RFC 9113 section 10.5)."""
+    """A client exceeds one of the limits (RFC 9113 section 10.5)."""
 
 
 class Floods:
-    """What one connection's client has done lately."""
+    """The buckets of one connection."""
 
     __slots__ = ("_control", "_resets", "_since", "_windows")
 
@@ -36,7 +35,7 @@ class Floods:
         self._resets = self._control = self._windows = 0.0
 
     def note_reset(self, now: float) -> None:
-        """:raises Flood: if it is one too many; so do the others."""
+        """:raises Flood: if the bucket is full; so do the other methods."""
         self._leak(now)
         self._resets += 1
         if self._resets > RESETS:
@@ -55,10 +54,10 @@ class Floods:
             raise Flood("windows are opened too often, by too little")
 
     def earn_windows(self, size: int, *, frames: int) -> None:
-        """Data has been sent.
+        """Allow WINDOW_UPDATE frames for data that has been sent.
 
-        :param size: bytes of it.
-        :param frames: of them, without one that would have been longer if its window had been.
+        :param size: bytes.
+        :param frames: DATA frames, except one that a window cut short.
         """
         self._windows -= size * _EARNED_PER_BYTE + 2 * frames
 
@@ -67,5 +66,5 @@ class Floods:
         self._since = now
         self._resets = max(0.0, self._resets - share * RESETS)
         self._control = max(0.0, self._control - share * CONTROL_FRAMES)
-        if self._windows > 0:  # what has been earned stays
+        if self._windows > 0:  # a credit does not leak
             self._windows = max(0.0, self._windows - share * WINDOWS)

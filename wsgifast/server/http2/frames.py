@@ -1,6 +1,6 @@
-"""The frames of one connection, by h2: bytes in, events out, and the other way round.
+"""The h2 library's connection, adapted: bytes in, events out, and the other way round.
 
-No socket, no thread and no clock: whoever calls it holds the connection's lock.
+Sans I/O: no socket, thread or clock. The caller holds the connection's lock.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ from ..options import HTTP2Options
 
 __all__ = ["ALL_STREAMS", "Frames", "StreamRefused", "goaway"]
 
-# What the first of two GOAWAY frames says: no stream is refused yet (RFC 9113 section 6.8).
+# The last stream of the first of two GOAWAY frames: none is refused yet (RFC 9113 section 6.8).
 ALL_STREAMS = 2**31 - 1
 # RFC 9113 section 6.9.2.
 _DEFAULT_WINDOW_BYTES = 65_535
-# What clients allow at least (RFC 9113 section 6.5.2), and the most in one frame: other streams
-# come between two of them.
+# The longest DATA frame, even if the client accepts more: other streams' frames go in between.
 _FRAME_BYTES = 64 * 1024
-# A frame's length in 24 bits, its type, flags and stream (RFC 9113 section 4.1).
+# Length in 24 bits, type, flags, stream (RFC 9113 section 4.1).
 _FRAME_HEAD = struct.Struct(">BHBBI")
 _DATA, _END_STREAM = 0x0, 0x1
 
 _KNOWN_SETTINGS = frozenset(SettingCodes)
 
-# Headers are bytes for HTTP/1's parser. Those of responses have been checked by then.
+# Headers stay bytes, for HTTP/1's parser. Those of responses have been checked already.
 _CONFIG = H2Configuration(
     client_side=False,
     header_encoding=None,
@@ -44,7 +43,7 @@ _CONFIG = H2Configuration(
 
 
 class _Values(list[Any]):
-    """The values of a setting, the first of which is in use; in the place of h2's deque."""
+    """The values of a setting, of which the first is in effect; replaces h2's deque."""
 
     __slots__ = ()
 
@@ -53,7 +52,7 @@ class _Values(list[Any]):
 
 
 class _SmallSettings(Settings):
-    """h2's, without its deques: they take half of the memory of an idle connection."""
+    """h2's Settings without deques, which take half of the memory of an idle connection."""
 
     def __init__(self, *, client: bool, initial_values: dict[Any, int] | None = None) -> None:
         super().__init__(client, initial_values)
@@ -65,23 +64,24 @@ class _SmallSettings(Settings):
 
 
 class _OwnSettings(_SmallSettings):
-    """Ours, as h2 keeps to them: it would end the connection of a client that opens too many
-    streams, with all the others (see :meth:`Frames._receive_headers_frame`)."""
+    """The server's settings as h2 enforces them, without the limit of streams.
+
+    h2 would end the connection when it is exceeded; see :meth:`Frames._receive_headers_frame`.
+    """
 
     max_concurrent_streams = 2**32 + 1
 
 
 class StreamRefused(Event):
-    """A request was one more than the client may have under way, and has been reset."""
+    """A request exceeded MAX_CONCURRENT_STREAMS and has been reset."""
 
 
 class Frames(H2Connection):
-    """h2's connection, for a server that lets streams end well."""
+    """h2's connection, which refuses single streams and survives a client's GOAWAY."""
 
     remote_settings: _SmallSettings
 
-    # Streams that have ended, of which h2 remembers how: frames may be on their way to them still.
-    # Each takes 100 bytes.
+    # Closed streams that h2 remembers, because late frames may still arrive; 100 bytes each.
     MAX_CLOSED_STREAMS = 64
 
     def __init__(self, options: HTTP2Options) -> None:
@@ -90,7 +90,7 @@ class Frames(H2Connection):
         values = {
             SettingCodes.MAX_CONCURRENT_STREAMS: options.max_concurrent_streams,
             SettingCodes.MAX_FRAME_SIZE: options.max_frame_bytes,
-            # A smaller one holds once the client has said that it knows of it.
+            # A smaller one takes effect when the client has acknowledged it.
             SettingCodes.INITIAL_WINDOW_SIZE: max(window, _DEFAULT_WINDOW_BYTES),
         }
         self._header_block_bytes = options.max_header_list_bytes
@@ -98,16 +98,16 @@ class Frames(H2Connection):
             values[SettingCodes.MAX_HEADER_LIST_SIZE] = options.max_header_list_bytes
         self._smaller_window = window if window < _DEFAULT_WINDOW_BYTES else None
         self._most_streams = options.max_concurrent_streams
-        self._bodies: list[bytes] = []  # framed, and before what h2 has framed since
+        self._bodies: list[bytes] = []  # framed here; h2's own buffer comes after them
         self.local_settings = _OwnSettings(client=False, initial_values=values)
         self.remote_settings = _SmallSettings(client=True)
         self.max_inbound_frame_size = options.max_frame_bytes
         self.decoder.max_header_list_size = options.max_header_list_bytes or 2**31
 
     def begin(self, upgrade: bytes | None = None) -> None:
-        """Say our settings.
+        """Send the server's settings.
 
-        :param upgrade: the client's own, where it has come by an upgrade; stream 1 is open then.
+        :param upgrade: the client's HTTP2-Settings of an upgrade; stream 1 is then open.
         """
         if upgrade is None:
             self.initiate_connection()
@@ -117,14 +117,14 @@ class Frames(H2Connection):
             self.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: self._smaller_window})
 
     def take(self, data: bytes) -> list[Any]:
-        """Take in what has come.
+        """Parse what was received.
 
         :returns: h2's events, and :class:`StreamRefused`.
-        :raises h2.exceptions.ProtocolError: if the connection is to end; why is ready to be sent.
+        :raises h2.exceptions.ProtocolError: for a connection error; the GOAWAY frame is made.
         """
         events = self.receive_data(data)
-        # h2 looks at a frame, and at a header block, when all of it is here: what is too long is
-        # refused before that.
+        # h2 looks at frames and header blocks only when they are complete. Refuse those that are
+        # too long before that.
         begun = self.incoming_buffer._data
         if len(begun) >= 3 and int.from_bytes(begun[:3], "big") > self.max_inbound_frame_size:
             self.close_connection(ErrorCodes.FRAME_SIZE_ERROR)
@@ -139,11 +139,13 @@ class Frames(H2Connection):
     def send_body(self, number: int, data: bytes | memoryview, *, end_stream: bool) -> int:
         """Frame a part of a stream's body, which may be empty; its bytes are copied once.
 
-        As h2's send_data() for each frame, whose time is several times that of its encryption.
+        Does what h2's send_data() would do for each frame, which takes several times as long as
+        encrypting it.
 
-        :param end_stream: nothing follows on the stream.
-        :returns: how many frames that are.
-        :raises h2.exceptions.ProtocolError: if its windows are smaller, or it may not be sent now.
+        :param end_stream: set END_STREAM on the last frame.
+        :returns: the number of frames.
+        :raises h2.exceptions.ProtocolError: if it exceeds a window, or the stream's state does not
+            allow it.
         """
         size = len(data)
         if size > min(self.window, self.stream_window(number)):
@@ -169,7 +171,7 @@ class Frames(H2Connection):
         return len(parts) // 2
 
     def data_to_send(self, amount: int | None = None) -> bytes:
-        """All that has been framed since the last call."""
+        """Return everything framed since the last call."""
         bodies = self._bodies
         if not bodies:
             return super().data_to_send(amount)
@@ -179,35 +181,35 @@ class Frames(H2Connection):
         return bodies[0] if len(bodies) == 1 else b"".join(bodies)
 
     def forget_settings(self) -> None:
-        """Keep of the client's settings no more than the known ones, in little memory."""
+        """Drop the client's settings that are unknown, and h2's deques of the others."""
         unknown = [code for code in self.remote_settings if code not in _KNOWN_SETTINGS]
         for code in unknown:
             del self.remote_settings[code]
         self.remote_settings.shrink()
 
     def refuse_more(self) -> None:
-        """End the connection: the client asks for too much (RFC 9113 section 7)."""
+        """End the connection with ENHANCE_YOUR_CALM (RFC 9113 section 7)."""
         self.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
 
     @property
     def window(self) -> int:
-        """Bytes that all streams together may send."""
+        """The connection's flow-control window."""
         return self.outbound_flow_control_window
 
     def stream_window(self, stream: int) -> int:
-        """Bytes that a stream may send as far as its own window goes; 0 if it is closed."""
+        """Return a stream's flow-control window, which may be negative; 0 if it is closed."""
         known = self.streams.get(stream)
         return 0 if known is None else known.outbound_flow_control_window
 
     def is_open(self, stream: int) -> bool:
-        """Whether anything more can be sent or reset on a stream."""
+        """Whether anything can still be sent on a stream, a reset included."""
         known = self.streams.get(stream)
         return known is not None and not known.closed
 
     def _receive_headers_frame(self, frame: HeadersFrame) -> Any:
-        """Refuse a stream that is one too many, and no other (RFC 9113 section 5.1.2).
+        """Refuse a stream beyond the limit, and only that one (RFC 9113 section 5.1.2).
 
-        Its headers are decoded all the same, as those of the next streams depend on them.
+        Its headers are decoded all the same, because HPACK's state depends on them.
         """
         number, most = frame.stream_id, self._most_streams
         refuses = (
@@ -222,10 +224,7 @@ class Frames(H2Connection):
         return frames, [StreamRefused()]
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> Any:
-        """Go on with the streams that are open: a client may end so (RFC 9113 section 6.8).
-
-        h2 would send nothing any more, whatever the frame says.
-        """
+        """Go on with the open streams (RFC 9113 section 6.8); h2 would send nothing any more."""
         if frame.error_code:
             return super()._receive_goaway_frame(frame)
         event = ConnectionTerminated()
@@ -235,5 +234,5 @@ class Frames(H2Connection):
 
 
 def goaway(last_stream: int) -> bytes:
-    """A GOAWAY frame after which the connection goes on; h2's own would be the end of it."""
+    """Return a GOAWAY frame after which the connection goes on; h2 would end it."""
     return bytes(GoAwayFrame(0, last_stream_id=last_stream).serialize())

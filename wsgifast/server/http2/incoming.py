@@ -1,10 +1,9 @@
-"""What comes on a connection, dealt out among its streams; its owner does all of it."""
+"""The receiving half of an HTTP/2 connection; only its owner runs this."""
 
 from __future__ import annotations
 
 import io
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +14,9 @@ from h2.settings import SettingCodes
 
 from ...errors import BodyTooLarge, ClientGone
 from ...http.http2 import request_head, trailer_lines
-from ..disk_budget import DiskBudget
 from ..endpoint import Core, Endpoint
 from ..exchange import Exchange
+from ..limits import DiskBudget
 from ..options import HTTP2Options
 from ..parser import Parser
 from ..request_body import Spool
@@ -30,18 +29,20 @@ from .uploads import BufferedUpload, StreamedUpload
 
 __all__ = ["Incoming"]
 
-# One receive: a TLS record's worth (RFC 8446 section 5.1), more while bodies come.
+# Bytes of one receive: a TLS record (RFC 8446 section 5.1), and more while bodies are received.
 _RECEIVE_BYTES = 16 * 1024
 _RECEIVE_BODIES_BYTES = 64 * 1024
 
 
-class Incoming(Outgoing, ABC):
-    """The receiving end of a connection.
+class Incoming(Outgoing):
+    """Hands received frames to their streams, and makes new ones.
 
-    :param bodies_on_disk: for the request bodies in temporary files.
+    :param bodies_on_disk: counts request bodies in temporary files.
     :ivar ready: streams whose apps can run.
-    :ivar last_stream: the last one that is accepted.
+    :ivar last_stream: the highest stream number that is accepted.
     """
+
+    streams: dict[int, Stream]
 
     __slots__ = ("_bodies_on_disk", "_parser", "last_stream", "ready")
 
@@ -62,7 +63,7 @@ class Incoming(Outgoing, ABC):
     def receive(self) -> None:
         bodies = any(stream.state is RECEIVING for stream in list(self.streams.values()))
         try:
-            with self.lock:  # TLS's object is one for both directions
+            with self.lock:  # both directions share one TLS object
                 data = self.connection.sock.recv(
                     _RECEIVE_BODIES_BYTES if bodies else _RECEIVE_BYTES
                 )
@@ -103,7 +104,7 @@ class Incoming(Outgoing, ABC):
         try:
             head, scheme = request_head(event.headers)
             ends = event.stream_ended is not None
-            # Not the connection's first: nothing else than a request comes first on a stream.
+            # Never number 1: a PROXY header or a preface cannot come before it on a stream.
             exchange = self._parser.parse_stream(
                 head, self.connection.peer, number + 1, scheme=scheme, has_body=not ends
             )
@@ -114,13 +115,13 @@ class Incoming(Outgoing, ABC):
                 self.make_ready(stream)
             elif stream.begin(exchange, self._upload_of(exchange, number)):
                 self.make_ready(stream)
-        except Exception as error:  # noqa: BLE001 - each has its answer
+        except Exception as error:  # noqa: BLE001 - each is answered
             stream.refuse(error)
 
     def _upload_of(self, exchange: Exchange, number: int) -> BufferedUpload | StreamedUpload:
-        """What a request's body is taken in by.
+        """Return what receives a request's body.
 
-        :raises BodyTooLarge: if its head says so.
+        :raises BodyTooLarge: if its Content-Length is over the limit.
         """
         options = self.core.options
         if not options.buffer_bodies:
@@ -128,7 +129,7 @@ class Incoming(Outgoing, ABC):
         limit = options.body_limit_bytes
         if "CONTENT_LENGTH" in exchange.fields and (exchange.length or 0) > limit:
             raise BodyTooLarge("The request body is too large")
-        # Of what one connection may keep in memory, each of its bodies has a share.
+        # The bodies of one connection share what one body may keep in memory.
         spool = Spool(
             options.body_memory_bytes // self._count_waiting(), limit, self._bodies_on_disk
         )
@@ -146,7 +147,7 @@ class Incoming(Outgoing, ABC):
             return
         try:
             stream.take(event.data, event.flow_controlled_length)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - each is answered
             stream.refuse(error)
 
     def _on_trailers(self, event: events.TrailersReceived) -> None:
@@ -155,7 +156,7 @@ class Incoming(Outgoing, ABC):
         if stream is not None and exchange is not None:
             try:
                 self._parser.take_trailers(exchange.req, trailer_lines(event.headers))
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - each is answered
                 stream.refuse(error)
 
     def _on_end(self, event: events.StreamEnded) -> None:
@@ -196,32 +197,28 @@ class Incoming(Outgoing, ABC):
         self.floods.note_control_frame(time.monotonic())
 
     def _count_waiting(self) -> int:
-        """How many requests are on their way in, or wait for a thread."""
+        """How many requests are being received or wait for a thread."""
         return sum(stream.state in (RECEIVING, READY) for stream in list(self.streams.values()))
 
     def make_ready(self, stream: Stream) -> None:
         stream.make_ready()
         self.ready.append(stream)
 
-    # What cannot go on.
-
-    @abstractmethod
-    def end(self, stream: Stream) -> None:
-        """A stream is over."""
+    # Failures
 
     def _end_badly(self, error: Exception) -> None:
-        """The client breaks the rules; why is ready to be sent (RFC 9113 section 5.4.1)."""
+        """A connection error (RFC 9113 section 5.4.1); h2 has made the GOAWAY frame."""
         with self.lock:
             self.transmit_or_wait()
         self.drop(error)
 
     def lose(self, error: Exception) -> None:
-        """Nothing can be sent any more."""
+        """The socket has failed or is overdue: nothing can be sent any more."""
         self.output.fail(error)
         self.drop(error)
 
     def drop(self, error: Exception) -> None:
-        """No stream has a client any more."""
+        """End all streams."""
         self.core.log.debug("HTTP/2 connection lost: %s", error)
         with self.lock:
             self.state = LOST

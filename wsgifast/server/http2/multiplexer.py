@@ -1,33 +1,32 @@
-"""All streams of one connection: what comes is dealt out, what they send goes out in turn.
+"""HTTP/2 on one connection: received frames go to their streams, which take turns in sending.
 
 Theory of operation
 -------------------
-The connection's *owner*, the one thread that has claimed it (registry.py), receives, and changes
-which streams there are; between its turns the connection waits, while apps run on its streams.
-Everybody who sends does so under the connection's one lock: the owner, the threads of the apps, the
-monitor's ticks and disk threads. h2's state and the connection's output queue are under it too, so
-that frames leave in the order in which they were made. Nobody waits for a client under the lock.
+The connection's *owner* is the thread that has claimed it (registry.py). It receives, and it alone
+creates streams. Between its turns the connection waits, also while apps run on its streams. Whoever
+sends does so under the connection's one lock: the owner, app threads, the monitor's tick and disk
+threads. The lock also guards h2's state and the output queue, so that frames leave in the order in
+which they were made (HPACK depends on it). Nobody waits for a client under the lock.
 
-    open --an error, or the client has gone--> lost --no app runs--> closed
-         --GOAWAY to all streams, a moment later to new ones--> leaving --no stream--> closed
+    open --error, or the client has gone--> lost --no app runs--> closed
+         --GOAWAY for all streams, then for new ones--> leaving --no stream is left--> closed
 
-A *lost* connection waits for no event: the thread that ends its last stream is its owner.
+A *lost* connection waits for no event: the thread that ends its last stream closes it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from functools import partial
 
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 
 from ...errors import ClientGone
 from ..channel import Channel
-from ..disk_budget import DiskBudget
 from ..endpoint import Core, Endpoint
 from ..exchange import Exchange
+from ..limits import DiskBudget
 from ..options import HTTP2Options
 from ..parser import Parser
 from ..poller import READ, WRITE
@@ -38,14 +37,14 @@ from .stream import RUNNING, Stream
 
 __all__ = ["Multiplexer"]
 
-# How long new streams are accepted after the first GOAWAY: they were under way by then.
+# How long after the first GOAWAY new streams are accepted: the client may have sent them before.
 _SECOND_GOAWAY_S = 1.0
 
 _SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
 
 
 class Multiplexer(Incoming):
-    """Speaks HTTP/2 on a connection that has agreed on it; see :class:`~..endpoint.Streams`."""
+    """Speaks HTTP/2 on a connection; implements :class:`~..endpoint.Streams`."""
 
     __slots__ = ("_deadline_of_idle", "_is_in_turn", "_second_goaway_at")
 
@@ -58,16 +57,16 @@ class Multiplexer(Incoming):
         bodies_on_disk: DiskBudget,
     ) -> None:
         super().__init__(core, connection, parser, http2, bodies_on_disk)
-        self._is_in_turn = False  # somebody owns the connection, and sees what becomes of it
+        self._is_in_turn = False  # a thread owns the connection and will close it if it must
         self._deadline_of_idle = time.monotonic() + core.options.head_timeout_s
-        self._second_goaway_at: float | None = None  # the second GOAWAY
+        self._second_goaway_at: float | None = None  # set with the first GOAWAY
 
-    # What the connection calls; its owner.
+    # Called by the connection's owner.
 
     def begin(self, received: bytes, exchange: Exchange | None) -> Channel | None:
-        """Begin, with what has come already.
+        """Start with what has been received already.
 
-        :param exchange: the request that has asked for HTTP/2, and is its first.
+        :param exchange: the HTTP/1.1 request that asked for the upgrade, which becomes stream 1.
         """
         self._is_in_turn = True
         self.connection.deadline = self._deadline_of_idle
@@ -88,7 +87,7 @@ class Multiplexer(Incoming):
         return self._end_turn()
 
     def on_event(self, event: int) -> Channel | None:
-        """Do what an event calls for; returns a stream whose app is to run."""
+        """Handle an event; returns a stream whose app is to run."""
         self._is_in_turn = True
         if event & WRITE:
             self.on_writable()
@@ -97,7 +96,7 @@ class Multiplexer(Incoming):
         return self._end_turn()
 
     def on_overdue(self) -> None:
-        """End what is overdue."""
+        """End what is overdue: the connection, or some of its streams."""
         self._is_in_turn = True
         now = time.monotonic()
         timeouts = self.core.counters.timeouts
@@ -119,13 +118,13 @@ class Multiplexer(Incoming):
         self._run_soon(self._end_turn())
 
     def retry(self) -> None:
-        """Wait for the socket after all."""
+        """The kernel was out of memory for the socket: wait for it again."""
         self._is_in_turn = True
         self.wait_for_socket()
         self._run_soon(self._end_turn())
 
     def let_go(self) -> bool:
-        """The connection is to be closed: whether that can be now, since no app runs on it."""
+        """The connection is to be closed; False while apps run on it, the last of which does it."""
         with self.lock:
             self._is_in_turn = True
             if self.state is not LOST:
@@ -134,19 +133,19 @@ class Multiplexer(Incoming):
             return not self.streams
 
     def is_sending(self) -> bool:
-        """Whether something is on its way, and no app has to run for it."""
+        """Whether a response is being sent whose app has returned."""
         return any(stream.state is not RUNNING for stream in list(self.streams.values()))
 
     def channels(self) -> list[Stream]:
-        """The streams that are open; any thread may ask."""
+        """The open streams; for any thread."""
         return list(self.streams.values())
 
     def owes_goaway(self) -> bool:
-        """Whether the client does not know yet that the server ends."""
+        """Whether the client has not been told yet that the server ends."""
         return self._second_goaway_at is None and self.state is OPEN
 
     def _end_turn(self) -> Channel | None:
-        """Send, wait for what comes next, and return what is to run; the owner's last step."""
+        """The owner's last step: send, wait for the next event, and return what is to run."""
         self.pump()
         if self.state is OPEN and self.core.is_ending():
             self.send_goaway()
@@ -154,11 +153,11 @@ class Multiplexer(Incoming):
         with self.lock:
             self._is_in_turn = False
             ready, self.ready = self.ready, []
+            if self.state is LOST and self.streams:
+                return None  # the thread that ends the last one goes on
             ends = self.state is LOST or (self.state is LEAVING and not self.output.draining)
-            if ends and self.state is LOST and self.streams:
-                return None  # whoever ends the last one goes on
-            if not ends or self.streams:
-                ends = False
+            ends = ends and not self.streams
+            if not ends:
                 awaited = self.awaited()
                 if awaited & READ and connection.has_more_in_tls():
                     self.core.resume(connection)
@@ -173,17 +172,16 @@ class Multiplexer(Incoming):
 
     def _run_soon(self, stream: Channel | None) -> None:
         if stream is not None:
-            self.core.run_soon(partial(_itself, stream))
+            self.core.run_soon(lambda: stream)
 
     # Ends
 
     def end(self, stream: Stream) -> None:
-        """A stream is over; whoever has ended it calls this, without the lock."""
         if self._forget(stream):
             self.connection.leave()
 
     def _forget(self, stream: Stream) -> bool:
-        """Drop a stream that is over; whether that was the last one of a lost connection."""
+        """Drop a stream that is over; returns whether it was the last of a lost connection."""
         with self.lock:
             number = stream.number
             del self.streams[number]
@@ -197,9 +195,9 @@ class Multiplexer(Incoming):
             if self.frames.is_open(number):
                 code = ErrorCodes.CANCEL if error is not None else ErrorCodes.INTERNAL_ERROR
                 if stream.output.sender.has_ended:
-                    # It need not send the rest of its request (RFC 9113 section 8.1).
+                    # The client need not send the rest of its request (RFC 9113 section 8.1).
                     code = ErrorCodes.NO_ERROR
-                with contextlib.suppress(ProtocolError):  # it is about to be lost
+                with contextlib.suppress(ProtocolError):  # the connection is about to be lost
                     self.frames.reset_stream(number, code)
             self.transmit_or_wait()
             if self.streams:
@@ -217,7 +215,7 @@ class Multiplexer(Incoming):
             return False
 
     def send_goaway(self) -> None:
-        """Tell the client, in two steps, to make its next requests elsewhere (RFC 9113 6.8)."""
+        """Tell the client, in two steps, to make new requests elsewhere (RFC 9113 section 6.8)."""
         now = time.monotonic()
         with self.lock:
             if self._second_goaway_at is None:
@@ -228,13 +226,9 @@ class Multiplexer(Incoming):
                 self._leave()
 
     def _leave(self) -> None:
-        """Accept no stream any more; the connection ends after the last."""
+        """Accept no new stream; the connection ends after the last one."""
         with self.lock:
             if self.state is OPEN:
                 self.state = LEAVING
                 self.last_stream = self.frames.highest_inbound_stream_id
                 self.announce_end(self.last_stream)
-
-
-def _itself(stream: Channel) -> Channel:
-    return stream

@@ -1,11 +1,12 @@
-"""What the streams of a connection send: in turn, under flow control, as the kernel takes it.
+"""The sending half of an HTTP/2 connection: its streams take turns, under flow control.
 
-A stream that has something to send and is not *held back* by a window waits in turn in `_sending`.
-The *pump* lets one after the other make a few frames, as long as the kernel takes them. The owner
-runs it when the socket has room or windows have opened, and a task when a disk has answered. So no
-more than a few frames wait in the connection's own queue, the rest in those of the streams.
+A stream with something to send is either *held back*, until the client opens a window, or waits for
+its turn in `_sending`. The *pump* lets one stream after the other frame a little, for as long as
+the kernel takes it. So the connection's own output queue never holds more than a few frames; the
+rest waits in the queues of the streams. The owner pumps when the socket is writable or windows have
+opened, and a task of the pool when a disk read has finished.
 
-All of it is done under the connection's lock: see multiplexer.py.
+Everything here runs under the connection's lock: see multiplexer.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 import socket
 import threading
 import time
-from typing import Final
+from typing import Any, Final
 
 from h2.exceptions import ProtocolError
 
@@ -27,18 +28,17 @@ from ..poller import READ, WRITE
 from ..sending import LONG_TURN_BYTES, Sender
 from .floods import Floods
 from .frames import Frames, goaway
-from .stream import Stream
 from .window_wait import WindowWait
 
 __all__ = ["LEAVING", "LOST", "OPEN", "Outgoing"]
 
-# What a stream sends before others have their turn, and where memory is short: with the heads of
-# four frames, of the length that every client allows, it is four whole records of TLS.
+# What a stream frames before the others have their turn: with the headers of four frames of the
+# length that every client accepts, it fills four TLS records. Less where memory is short.
 _QUANTUM_BYTES = 64 * 1024 - 4 * 9
 _SMALL_QUANTUM_BYTES = 16 * 1024
-# One turn for one connection: beyond it, the others get theirs first.
+# What a connection frames before other connections have their turn.
 _TURN_BYTES = 1024 * 1024
-# Of a client that does not take the answers to its frames, no more are received.
+# With more unsent bytes than this, nothing is received: the client does not read our answers.
 _CLOGGED_BYTES = 128 * 1024
 
 OPEN: Final = "open"
@@ -47,10 +47,11 @@ LOST: Final = "lost"
 
 
 class Outgoing:
-    """The sending end of a connection, for its streams and its owner.
+    """What streams use to send, and the owner to see that they do.
 
-    :ivar state: of the connection: open, leaving, lost.
-    :ivar streams: those that are not over, by their numbers.
+    :ivar state: of the connection: open, leaving or lost.
+    :ivar streams: those that are not over, by number.
+    :ivar lock: guards h2's state, all output, and every change of a state.
     """
 
     __slots__ = (
@@ -86,39 +87,46 @@ class Outgoing:
         self.frames = Frames(http2)
         self.floods = Floods(time.monotonic())
         self.state = OPEN
-        self.streams: dict[int, Stream] = {}
-        self._sending: dict[Stream, None] = {}
-        self._framed = 0  # bytes since the last send
-        self._pumped = 0  # bytes since the pump began
+        # Streams are Any here: their module imports this one.
+        self.streams: dict[int, Any] = {}
+        self._sending: dict[Any, None] = {}
+        self._framed = 0  # body bytes since the last send
+        self._pumped = 0  # body bytes since the pump began
         self._is_pumping = self._is_pump_pushed = False
         self._wants_write = False  # the output queue waits for the socket
-        self.until_sent = math.inf  # for how long it does
-        self._window_wait: WindowWait | None = None  # for the window of the connection
-        self.blocked_until = math.inf
+        self.until_sent = math.inf  # and gives the client up then
+        self._window_wait: WindowWait | None = None  # for the connection's window
+        self.blocked_until = math.inf  # and the client is given up then
+
+    def end(self, stream: Any) -> None:
+        """A stream is over; called without the lock by the thread that ended it."""
+        raise NotImplementedError
+
+    # Windows of the client's bodies; for any thread.
 
     def acknowledge(self, size: int, number: int) -> None:
-        """So many bytes of a stream have been taken in: its windows open again, in h2's time."""
+        """Some bytes of a stream have been consumed; h2 decides when its windows open again."""
         with self.lock, contextlib.suppress(ProtocolError):  # the connection is about to be lost
             self.frames.acknowledge_received_data(size, number)
 
     def open_window(self, size: int, number: int | None) -> None:
-        """Open the window of a stream, or that of the connection, at once."""
+        """Open the window of a stream, or of the connection, at once."""
         with self.lock:
             if size and (number is None or self.frames.is_open(number)) and self.state is not LOST:
                 with contextlib.suppress(ProtocolError):  # as above
                     self.frames.increment_flow_control_window(size, number)
                 self.transmit_or_wait()
 
-    # Sending; all of it under the lock.
+    # Called by the senders of streams, under the lock.
 
     @property
     def is_congested(self) -> bool:
-        """Whether what has been framed is not sent yet."""
+        """Whether framed bytes are still unsent."""
         return self.output.draining
 
     @property
     def quantum(self) -> int:
-        """Bytes that a stream may frame at once."""
+        """Bytes that a stream may frame in one turn."""
         return _SMALL_QUANTUM_BYTES if self.rules.memory.is_full else _QUANTUM_BYTES
 
     def check(self, number: int) -> None:
@@ -134,7 +142,7 @@ class Outgoing:
             self.transmit()
 
     def transmit(self) -> None:
-        """Send what has been framed; what the kernel does not take waits in the queue.
+        """Send what has been framed; what the kernel does not take stays in the output queue.
 
         :raises ClientGone: if the client has gone.
         """
@@ -146,16 +154,19 @@ class Outgoing:
             if self.output.draining:
                 self.output.write_all((data,))
             else:
-                self.output.write(data)  # it is empty: this does not wait
+                self.output.write(data)  # the queue is empty: this does not wait
 
     def transmit_or_wait(self) -> None:
-        with contextlib.suppress(ClientGone):  # the owner's next event tells
+        """As :meth:`transmit`; a client that has gone is left to the owner's next event."""
+        with contextlib.suppress(ClientGone):
             self.transmit()
 
-    def queue(self, stream: Stream, *, is_over: bool = False) -> None:
-        """A stream waits for its turn, or for a window.
+    # Turns, under the lock.
 
-        :param is_over: for its end: it has failed.
+    def queue(self, stream: Any, *, is_over: bool = False) -> None:
+        """Have a stream take its turn, once its windows allow it.
+
+        :param is_over: it has failed, and takes its turn only to end.
         """
         stream.is_held_back = not is_over and stream.output.sender.is_held_back()
         if stream.is_held_back:
@@ -169,7 +180,7 @@ class Outgoing:
         if not self._is_pumping and not self.is_congested:
             self._pump_soon()
 
-    def take_up(self, stream: Stream) -> None:
+    def take_up(self, stream: Any) -> None:
         """The windows of a stream may have opened."""
         if stream.is_held_back and not stream.output.sender.is_held_back():
             stream.is_held_back = False
@@ -177,20 +188,21 @@ class Outgoing:
             self._sending[stream] = None
 
     def take_up_all(self) -> None:
+        """The window of the connection, or of all streams, may have opened."""
         if self.frames.window > 0:
             self.end_window_wait()
         for stream in self.streams.values():
             self.take_up(stream)
 
     def end_window_wait(self) -> None:
-        """Nobody waits for the connection's window any more."""
+        """No stream waits for the connection's window any more."""
         if self._window_wait is not None:
             self._window_wait.end()
             self.blocked_until = math.inf
 
     def pump(self) -> None:
-        """Let streams that wait send in turn, as long as the kernel takes it."""
-        over: list[Stream] = []
+        """Let the streams take turns for as long as the kernel takes what they frame."""
+        over: list[Any] = []
         with self.lock:
             self._is_pumping = True
             left = _TURN_BYTES
@@ -226,11 +238,13 @@ class Outgoing:
         except Exception as error:
             self.core.log.exception("Error in a connection")
             self.output.fail(error)
-            with contextlib.suppress(OSError):  # the owner finds it so
+            with contextlib.suppress(OSError):  # which the owner's next event reports
                 self.connection.sock.shutdown(socket.SHUT_RDWR)
 
+    # The socket.
+
     def on_writable(self) -> None:
-        """The socket has room."""
+        """The socket is writable; the owner calls this."""
         with self.lock:
             if self._wants_write:
                 self._wants_write = False
@@ -238,36 +252,35 @@ class Outgoing:
                 self.output.on_writable()
 
     def wait_for_socket(self) -> None:
-        """Have the owner take the connection up as soon as the socket has room."""
+        """Have the owner's next event come as soon as the socket is writable."""
         with self.lock:
             self._wants_write = True
             self.core.registry.change(self.connection, self.awaited())
 
-    # What the connection's queue asks for, under the lock.
-
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
-        """As :class:`~..output.OutputOwner` has it: whoever owns the connection, or none does."""
+        """See :class:`~..output.OutputOwner`; the connection may have any owner, or none."""
         self.until_sent = deadline
         self.note_deadline(deadline)
         if retry:
             self.connection.retries = True
         else:
-            self._wants_write = True
-            self.core.registry.change(self.connection, self.awaited())
+            self.wait_for_socket()
 
     def resume_sending(self) -> None:
-        """Its disk has failed; the owner's next event tells."""
+        """See :class:`~..output.OutputOwner`; not called, as this queue is never `closing`."""
 
     def announce_end(self, last_stream: int) -> None:
+        """Send a GOAWAY frame."""
         with contextlib.suppress(ClientGone):
             self.transmit()
             self.output.write_all((goaway(last_stream),))
 
     def note_deadline(self, deadline: float) -> None:
-        """Somebody is to be given up by then; the sweep finds out who."""
+        """Have the sweep look at the connection by then at the latest."""
         if deadline < self.connection.deadline:
             self.connection.deadline = deadline
 
     def awaited(self) -> int:
+        """The events to wait for."""
         clogged = self.output.draining and self.output.bytes_queued > _CLOGGED_BYTES
         return (0 if clogged else READ) | (WRITE if self._wants_write else 0)

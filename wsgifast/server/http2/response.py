@@ -1,4 +1,4 @@
-"""A response on a stream: the rules are those of HTTP/1, the words differ (RFC 9113 section 8)."""
+"""A response on a stream: HTTP/1's semantics in HTTP/2's frames (RFC 9113 section 8)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from ...errors import BodyError
 from ...http.framing import Framing, frame_response
 from ...http.head import ResponseHead, check_field
 from ...sockets.sendfile import FileSegment
-from ..header_lines import header_lines
 from ..output import OutputQueue
-from ..response import Response, ResponseSettings
+from ..response import Response, ResponseSettings, header_lines
 from .stream_output import Fields, StreamOutput
 
 __all__ = ["HTTP2Response"]
 
 
 class HTTP2Response(Response):
-    """As :class:`~..response.Response`; `output` is a :class:`StreamOutput`."""
+    """A :class:`~..response.Response` whose `output` is a :class:`StreamOutput`."""
 
     def __init__(self, req: Any, output: OutputQueue, settings: ResponseSettings) -> None:
         super().__init__(req, output, settings)
@@ -31,19 +30,19 @@ class HTTP2Response(Response):
         environ["gunicorn.http2.send_trailers"] = self.send_trailers
 
     def send_trailers(self, trailers: Iterable[tuple[str, str]]) -> None:
-        """Have trailers sent behind the body.
+        """Set the trailers to send after the body.
 
-        :raises BodyError: for what cannot be one.
+        :raises BodyError: for a malformed one.
         """
         self._trailers = _encoded([check_field(name, value) for name, value in trailers])
 
     def should_close(self) -> bool:
-        return self.must_close  # the connection is that of other streams too
+        return self.must_close  # Connection headers do not apply
 
     def write_all(self, blocks: list[bytes] | tuple[bytes, ...]) -> None:
         length, size = self.counter.length, self.counter.sent + sum(map(len, blocks))
         if not self._trailers and (length is None or length <= size):
-            # The last frame of its data says that it is.
+            # END_STREAM goes on the last DATA frame.
             self._stream.sender.ends_after = size if length is None else length
         super().write_all(blocks)
         self._end_stream()
@@ -57,7 +56,7 @@ class HTTP2Response(Response):
         self._end_stream()
 
     def _end_stream(self) -> None:
-        if not self.missing():  # else it is reset
+        if not self.missing():  # or it is reset, so that it does not look complete
             self._stream.end(self.counter.sent, self._trailers)
 
     def _frame(self, head: ResponseHead) -> Framing:
@@ -82,7 +81,7 @@ class HTTP2Response(Response):
 
 
 def _encoded(headers: Iterable[tuple[str, str]]) -> Fields:
-    """Header names are in lower case (RFC 9113 section 8.2); an upgrade has no place here."""
+    """Encode headers: names in lower case, no Upgrade (RFC 9113 sections 8.2 and 8.2.2)."""
     return [
         (name.lower().encode(), value.encode("latin-1"))
         for name, value in headers

@@ -1,14 +1,14 @@
-"""One stream: its request on the way in, its turn in a thread, its response on the way out.
+"""One HTTP/2 stream: a request, the app's turn, and the response.
 
 Theory of operation
 -------------------
-    receiving --whole--> ready --a thread takes it--> running --the app is done--> sending --> over
+    receiving --complete--> ready --a thread takes it--> running --app returns--> sending --> over
 
-While it *receives*, the connection's owner has it. It is *ready* in the pool's hands; whoever takes
-it up runs the app, and the stream is that thread's until the app is done. Then the queue sends by
-itself, as the connection lets it, and whoever sends the last byte ends the stream. All changes of
-the state are made under the connection's lock. A stream that is reset before its turn is over at
-once: the thread that comes for it finds nothing to run.
+While *receiving*, the stream belongs to the connection's owner. When *ready* it waits in the pool;
+the thread that takes it runs the app and owns the stream until the app returns. From then on the
+output queue sends the rest, and the thread that sends the last byte ends the stream. Every change
+of state happens under the connection's lock. A stream that the client resets before its app has run
+is over at once, and the thread that takes it finds nothing to run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .stream_output import StreamOutput
 from .uploads import BufferedUpload, StreamedUpload
 
 if TYPE_CHECKING:
-    from .session import Session
+    from .outgoing import Outgoing
 
 __all__ = ["Stream"]
 
@@ -43,13 +43,13 @@ _CONTINUE = [(b":status", b"100")]
 
 
 class Stream:
-    """A request and its response; see :class:`~..channel.Channel`.
+    """A request and its response; implements :class:`~..channel.Channel`.
 
     :param number: of the stream.
-    :param is_head: it asks for the head alone, whatever comes of the request.
-    :ivar deadline: when its client is given up; monotonic.
-    :ivar is_held_back: it has something to send, and no window for it.
-    :ivar has_ended: nothing more comes of its request.
+    :param is_head: whether the method is HEAD; known even if the request is refused.
+    :ivar deadline: when to give up on the client; monotonic.
+    :ivar is_held_back: it has something to send, and a window is used up.
+    :ivar has_ended: the client has sent END_STREAM.
     """
 
     __slots__ = (
@@ -67,7 +67,7 @@ class Stream:
 
     response_class = HTTP2Response
 
-    def __init__(self, session: Session, number: int, *, is_head: bool) -> None:
+    def __init__(self, session: Outgoing, number: int, *, is_head: bool) -> None:
         self._session = session
         self._is_head = is_head
         self.number = number
@@ -79,7 +79,7 @@ class Stream:
         self.has_ended = False
         self._upload: BufferedUpload | None = None
 
-    # What it shares with its connection.
+    # Shared with the connection
 
     @property
     def sock(self) -> socket.socket:
@@ -112,10 +112,10 @@ class Stream:
     def hijack(self) -> socket.socket:
         raise OSError("the socket of an HTTP/2 connection cannot be taken over: others use it too")
 
-    # The request; the connection's owner.
+    # The request; called by the connection's owner
 
     def begin(self, exchange: Exchange, upload: BufferedUpload | StreamedUpload) -> bool:
-        """Begin to take a body in, behind its head; returns whether the app can run already."""
+        """Start to receive a body; returns whether the app can run already."""
         if isinstance(upload, StreamedUpload):
             exchange.streamed = upload
             exchange.body = io.BufferedReader(upload)
@@ -126,13 +126,13 @@ class Stream:
             try:
                 self.output.send_interim(_CONTINUE)
             except ClientGone:
-                pass  # the next event tells
+                pass  # the connection's next event reports it
         return self._upload is None
 
     def take(self, data: bytes, size: int) -> None:
-        """Take a part of the body in.
+        """Receive a part of the body.
 
-        :param size: what it counts for the windows.
+        :param size: its size in the flow-control windows, padding included.
         :raises RequestError: if it is refused.
         :raises OSError: if the temporary file cannot be written.
         """
@@ -146,7 +146,7 @@ class Stream:
             self._await_more(self._upload)
 
     def end_request(self) -> bool:
-        """All of the request has come; returns whether the app can run now."""
+        """The request is complete; returns whether the app can run now."""
         self.has_ended = True
         exchange = self.exchange
         if exchange is not None and exchange.streamed is not None:
@@ -167,10 +167,10 @@ class Stream:
         self.deadline = upload.deadline()
         self._session.note_deadline(self.deadline)
 
-    # Its turn.
+    # The app's turn
 
     def is_wanted(self) -> bool:
-        """Begin its turn; False if there is nobody to answer any more."""
+        """See :class:`~..channel.Channel`."""
         with self._session.lock:
             if self.state is not READY:
                 return False
@@ -180,7 +180,7 @@ class Stream:
     def send_error(self, status: int, page: bytes) -> None:
         body = HTTPStatus(status).phrase.encode()
         if self.output.sender.has_head:
-            return  # it is reset
+            return  # too late: it will be reset
         self.output.begin(
             [
                 (b":status", b"%d" % status),
@@ -205,10 +205,13 @@ class Stream:
                 return
         self.finish()
 
-    # Ends.
+    # Ends
 
     def refuse(self, error: Exception) -> None:
-        """Answer a request that will not run, or tell the app that reads its body; the owner."""
+        """Answer an error in the request; the connection's owner calls this.
+
+        An app that runs already gets it when it reads the body.
+        """
         if self.state is RECEIVING:
             self._session.core.refuse(self, self.exchange, error)
             self.app_is_done()
@@ -216,7 +219,7 @@ class Stream:
             self.exchange.streamed.fail(error)
 
     def on_overdue(self) -> None:
-        """Its client has not done its part in time; the connection's owner."""
+        """The client was too slow; the connection's owner calls this."""
         waited_for = "body" if self.state is RECEIVING else "send"
         self._session.core.counters.timeouts[waited_for] += 1
         if self.state is RECEIVING:
@@ -225,7 +228,7 @@ class Stream:
             self.fail(TimeoutError("the client took no byte in time"))
 
     def fail(self, error: Exception) -> None:
-        """Nobody waits for its response any more."""
+        """The response can no longer be sent, or nobody waits for it."""
         with self._session.lock:
             state = self.state
             self.deadline = math.inf
@@ -241,14 +244,14 @@ class Stream:
             self._session.end(self)
 
     def close(self) -> None:
-        """Give up after an error of our own."""
+        """Give up after an internal error."""
         with self._session.lock:
             if self.state is not OVER:
                 self.state = SENDING
         self.finish()
 
     def finish(self) -> None:
-        """The response has been sent, as far as it ever will be."""
+        """The response has been sent, or never will be."""
         with self._session.lock:
             if self.state is OVER:
                 return
@@ -270,7 +273,7 @@ class Stream:
             self._upload.close()
             self._upload = None
 
-    # What its queue asks for, under the lock.
+    # Called by its output queue, under the lock
 
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
         self.deadline = deadline

@@ -1,8 +1,8 @@
-"""The output of one stream: HTTP/1's queue, over a sender that makes frames under flow control.
+"""The output of one stream: the same queue as HTTP/1's, over a sender that makes frames.
 
-What a socket is to the queue of HTTP/1, the windows of the stream and of its connection are to this
-one (RFC 9113 section 5.2), and the connection's own queue, into which the frames go. All of it is
-done under the connection's lock.
+An HTTP/1 queue sends until the socket is full. This one sends until a flow-control window is used
+up, of the stream or of the connection (RFC 9113 section 5.2), or until the connection's own output
+queue has something left, which is where the frames go. Everything runs under the connection's lock.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from ..sending import Turn
 from .window_wait import WindowWait
 
 if TYPE_CHECKING:
-    from .session import Session
+    from .outgoing import Outgoing
 
 __all__ = ["Fields", "StreamOutput", "StreamSender"]
 
-# A disk is asked for no less.
+# The least that is read from a disk.
 _LEAST_READ_BYTES = 4096
 
 Fields = list[tuple[bytes, bytes]]
 
 
 class StreamSender:
-    """The sending end of one stream; see :class:`~..output.Sends`.
+    """Makes the frames of one stream; implements :class:`~..output.Sends`.
 
     :param number: of the stream.
-    :ivar head: of the response, as long as it has not been sent.
-    :ivar trailers: behind its body.
-    :ivar ends_after: so many bytes are the whole body; None as long as that is not known. Not what
-        waits in the queue tells: its writer may be about to put some of it into a temporary file.
-    :ivar has_ended: whether the stream's end has been sent.
+    :ivar head: of the response, until it is sent.
+    :ivar has_head: whether it has been sent.
+    :ivar trailers: to be sent after the body.
+    :ivar ends_after: the size of the whole body; None until it is known. An empty queue does not
+        mean the end: its writer may be putting the rest into a temporary file.
+    :ivar has_ended: whether END_STREAM has been sent.
     """
 
     __slots__ = (
@@ -56,19 +57,19 @@ class StreamSender:
         "trailers",
     )
 
-    def __init__(self, session: Session, number: int) -> None:
+    def __init__(self, session: Outgoing, number: int) -> None:
         self._session = session
         self._number = number
         self._window_wait: WindowWait | None = None  # most streams need none
         self.head: Fields | None = None
-        self.has_head = False  # it has been sent
+        self.has_head = False
         self.trailers: Fields = []
         self.ends_after: int | None = None
-        self._sent = 0  # bytes of the body
+        self._sent = 0  # body bytes
         self.has_ended = False
 
     def send(self, data: bytes) -> int:
-        """Send what can be sent of a block right now."""
+        """Send as much of a block as the windows and the connection's queue take now."""
         session = self._session
         self._send_head()
         size = len(data)
@@ -121,18 +122,18 @@ class StreamSender:
         return None if self._window_wait is None else self._window_wait.pace(now)
 
     def is_held_back(self) -> bool:
-        """Whether it waits for its own window, or that of the connection."""
+        """Whether its own window, or the connection's, is used up."""
         return self._room() <= 0
 
     def wait_until(self, *, again: bool) -> float:
         if self._session.frames.stream_window(self._number) > 0:
-            return math.inf  # its connection is waited for
+            return math.inf  # the connection keeps it waiting, which has a deadline of its own
         if self._window_wait is None:
             self._window_wait = WindowWait(self._session.rules)
         return self._window_wait.begin()
 
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
-        # No more than can be sent: what is read waits in memory.
+        # No more than the windows allow: it waits in memory.
         most = min(max(self._room(), _LEAST_READ_BYTES), BLOCK_BYTES)
         size = min(segment.size - backlog.file_sent, most)
         data = os.pread(segment.fd, size, segment.offset + backlog.file_sent)
@@ -158,13 +159,13 @@ class StreamSender:
     def _frame_head(self, head: Fields, *, ends: bool = False) -> None:
         try:
             self._session.frames.send_headers(self._number, head, end_stream=ends)
-        except ProtocolError as error:  # the client has broken the rules just now
+        except ProtocolError as error:  # the client has just caused a connection error
             raise ClientGone(str(error)) from error
 
     def _send_data(self, data: bytes | memoryview, *, of: int) -> None:
-        """Frame a part of the body, which may be empty, and the stream's end behind the last.
+        """Frame a part of the body, which may be empty, and END_STREAM after the last part.
 
-        :param of: bytes, of which it is what the window takes.
+        :param of: bytes that were to be sent; the windows may have allowed fewer.
         """
         size = len(data)
         self._sent += size
@@ -175,7 +176,7 @@ class StreamSender:
                 frames = self._session.frames.send_body(self._number, data, end_stream=ends_here)
             except ProtocolError as error:  # as above
                 raise ClientGone(str(error)) from error
-            held_back = size < of and self._room() <= 0  # it is the last one that was cut short
+            held_back = size < of and self._room() <= 0  # the last frame was cut short
             self._session.floods.earn_windows(size, frames=frames - held_back)
         if ends and self.trailers:
             self._frame_head(self.trailers, ends=True)
@@ -185,19 +186,16 @@ class StreamSender:
 
 
 class StreamOutput(OutputQueue):
-    """The output of one stream.
-
-    :ivar sender: what makes its frames.
-    """
+    """The output of one stream."""
 
     __slots__ = ("sender",)
 
-    def __init__(self, session: Session, owner: OutputOwner, number: int) -> None:
+    def __init__(self, session: Outgoing, owner: OutputOwner, number: int) -> None:
         self.sender = sender = StreamSender(session, number)
         super().__init__(sender, owner, session.rules, session.lock)
 
     def begin(self, head: Fields) -> None:
-        """Have the head sent before the next bytes."""
+        """Set the head, which is sent with the first bytes."""
         self.sender.head = head
 
     def send_interim(self, head: Fields) -> None:
@@ -210,7 +208,7 @@ class StreamOutput(OutputQueue):
             self._or_fail(lambda: self.sender.send_interim(head))
 
     def end(self, size: int, trailers: Fields | None = None) -> None:
-        """All has been written; its end is sent with the last of it.
+        """Everything has been written: END_STREAM goes out with the last byte.
 
         :param size: of the body, in bytes.
         :raises ClientGone: if the client has gone.
@@ -236,7 +234,7 @@ class StreamOutput(OutputQueue):
 
 
 def _gather(backlog: Backlog, room: int) -> bytes | memoryview:
-    """Take bytes from the front: of as many buffers as there is room for."""
+    """Take bytes from the front of a backlog, at most `room`."""
     parts: list[memoryview] = []
     left: list[memoryview] = []
     for buffer in backlog.buffers()[0]:

@@ -1,4 +1,4 @@
-"""Request bodies on streams: received before the app runs, or read by its thread as they come."""
+"""Request bodies on streams: buffered before the app runs, or read by its thread as they arrive."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections import deque
 from typing import TYPE_CHECKING, BinaryIO
 
 from ...errors import RequestError
-from ..least_rate import BODY_BYTES_PER_S, time_left_s
+from ..limits import BODY_BYTES_PER_S, time_left_s
 from ..request_body import Spool
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-    from .session import Session
+    from .outgoing import Outgoing
 
 __all__ = ["BufferedUpload", "StreamedUpload"]
 
 
 class BufferedUpload:
-    """A body that is here whole before its app runs; the connection's owner has it.
+    """A body that is received completely before the app runs; the connection's owner feeds it.
 
-    :param began: when its request has come; monotonic.
-    :param timeout_s: see :func:`~..least_rate.time_left_s`.
+    :param began: when the request's head was received; monotonic.
+    :param timeout_s: see :func:`~..limits.time_left_s`.
     """
 
     __slots__ = ("_began", "_received", "_spool", "_timeout_s")
@@ -36,9 +36,9 @@ class BufferedUpload:
         self._received = 0
 
     def take(self, data: bytes, size: int) -> None:
-        """Take a part in.
+        """Add a part.
 
-        :param size: what it counts for the windows, its padding included.
+        :param size: its size in the flow-control windows, padding included.
         :raises RequestError: if there is no room for it.
         :raises OSError: if the temporary file cannot be written.
         """
@@ -46,52 +46,52 @@ class BufferedUpload:
         self._spool.write(data)
 
     def deadline(self) -> float:
-        """When the client is to have sent more; monotonic."""
+        """When the client must have sent more; monotonic."""
         now = time.monotonic()
         return now + time_left_s(
             self._timeout_s, BODY_BYTES_PER_S, self._received, now - self._began
         )
 
     def open(self) -> BinaryIO:
-        """The whole body as a file for `wsgi.input`."""
+        """Return the body as a file for `wsgi.input`."""
         return self._spool.open()
 
     def close(self) -> None:
-        """Give up what has come."""
+        """Drop what was received."""
         self._spool.close()
 
 
 class StreamedUpload(io.RawIOBase):
     """The raw stream under `wsgi.input`; wrap it in an io.BufferedReader.
 
-    The connection's owner feeds it with what comes. There is never more in it than the stream's
-    window: that is opened again by as much as the app has read.
+    The connection's owner feeds it, the app's thread reads. It never holds more than the stream's
+    flow-control window, which is opened again by what the app has read.
 
     :param number: of the stream.
-    :param timeout_s: see :func:`~..least_rate.time_left_s`.
-    :ivar failure: what has kept the body from being read to its end.
+    :param timeout_s: see :func:`~..limits.time_left_s`.
+    :ivar failure: why the body cannot be read to its end.
     """
 
-    def __init__(self, session: Session, number: int, *, timeout_s: float) -> None:
+    def __init__(self, session: Outgoing, number: int, *, timeout_s: float) -> None:
         self.failure: Exception | None = None
         self._session = session
         self._number = number
         self._timeout_s = timeout_s
         self._came = threading.Condition(session.lock)
-        self._parts: deque[tuple[memoryview, int]] = deque()  # and what each counts beyond its size
+        self._parts: deque[tuple[memoryview, int]] = deque()  # with the padding of each
         self._has_ended = False
         self._received = 0
         self._waited_s = 0.0
 
-    # The connection's owner.
+    # Called by the connection's owner
 
     def feed(self, data: bytes, size: int) -> None:
-        """Take in a part.
+        """Add a part.
 
-        :param size: what it counts for the windows, its padding included.
+        :param size: its size in the flow-control windows, padding included.
         """
         with self._came:
-            # That of the connection is opened at once: other streams' bodies need it.
+            # The connection's window opens at once: other streams need it.
             self._session.open_window(size, None)
             self._received += len(data)
             if self.closed or not data:
@@ -111,7 +111,7 @@ class StreamedUpload(io.RawIOBase):
                 self.failure = self.failure or error
             self._came.notify_all()
 
-    # The app's thread.
+    # Called by the app's thread
 
     def readable(self) -> bool:
         return True

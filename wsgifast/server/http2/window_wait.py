@@ -1,4 +1,4 @@
-"""How long a client may keep a stream, or all of its streams, waiting for a window."""
+"""How long a client may leave a flow-control window closed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["WindowWait"]
 
 
 class WindowWait:
-    """Adds up the times in which a client has left no window.
+    """Adds up the time during which a window was used up: of a stream, or of the connection.
 
-    The rule is that for sockets (:meth:`OutputRules.time_left_s`); but only these times count: for
-    the rest the stream waits for others of its connection.
+    The limit is the one for sockets (:meth:`OutputRules.time_left_s`). Other waiting does not
+    count: the stream then waits for other streams of its connection.
 
-    :ivar taken: bytes sent since the first of these times.
+    :ivar taken: bytes sent since the window was used up for the first time.
     """
 
     __slots__ = ("_rules", "_since", "_waited_s", "taken")
@@ -27,7 +27,7 @@ class WindowWait:
         self.taken = 0
 
     def begin(self) -> float:
-        """There is no window; return until when one is waited for, by the monotonic clock."""
+        """The window is used up; returns when to give up on the client (monotonic)."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
@@ -44,7 +44,7 @@ class WindowWait:
         return (waited_s, self.taken) if waited_s else None
 
     def end(self) -> None:
-        """There is one again."""
+        """The window is open again."""
         if self._since is not None:
             self._waited_s += time.monotonic() - self._since
             self._since = None
