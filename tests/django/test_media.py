@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from wsgiref.util import FileWrapper
 
 import pytest
 from django.http import Http404
+from django.middleware.gzip import GZipMiddleware
 from django.test import Client, RequestFactory, override_settings
 
 from tests.support.files import WholeFileWrapper
@@ -41,6 +43,23 @@ def root(tmp_path: Path) -> Iterator[Path]:
 def ask(path: str, method: str = "get", **headers: str) -> Any:
     extra = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
     return serve_media(getattr(RequestFactory(), method)(f"/media/{path}", **extra), path)
+
+
+def test_gzip_middleware_encodes_whole_files_and_no_parts(root: Path) -> None:
+    (root / "short.txt").write_bytes(b"x" * 1000)
+    for path, content in (("large file.bin", CONTENT), ("short.txt", b"x" * 1000)):
+        view = GZipMiddleware(lambda request, path=path: serve_media(request, path))
+        for extra, expected in (({}, content), ({"HTTP_RANGE": "bytes=5-504"}, content[5:505])):
+            request = RequestFactory().get("/", HTTP_ACCEPT_ENCODING="gzip", **extra)
+            response = view(request)
+            body = response.getvalue()
+            response.close()
+            if extra:
+                assert "Content-Encoding" not in response
+                assert response["Content-Length"] == "500"
+            else:
+                body = gzip.decompress(body)
+            assert body == expected
 
 
 def test_a_part_for_a_server_that_sends_all_of_a_descriptor(root: Path) -> None:

@@ -18,7 +18,26 @@ from ..sockets.sendfile import BLOCK_BYTES
 __all__ = ["PlannedResponse", "response_to"]
 
 
-class PlannedResponse(FileResponse):
+class _Planned(HttpResponseBase):
+    """A response with a plan's status and headers."""
+
+    def has_header(self, header: str) -> bool:
+        """Say of a 206 that it has a Content-Encoding.
+
+        GZipMiddleware and its like then leave it alone: the Content-Range speaks of the bytes as
+        they are (RFC 9110, section 14.4).
+        """
+        is_part: bool = self.status_code == 206
+        if is_part and header.lower() == "content-encoding":
+            return True
+        return bool(super().has_header(header))
+
+
+class _WholeResponse(_Planned, HttpResponse):
+    """A body in memory."""
+
+
+class PlannedResponse(_Planned, FileResponse):
     """A file, or parts of it, with the headers of its plan.
 
     Django hands its file to the server's `wsgi.file_wrapper`. Under ASGI, Django's own handler
@@ -53,7 +72,8 @@ def response_to(request: HttpRequest, answer: Answer) -> HttpResponseBase:
     """Make a response of an answer; the descriptor in it is closed with the response."""
     plan, fd = answer
     if fd is None:
-        response = HttpResponse(b"".join(plan.segments), status=plan.status)  # type: ignore[arg-type]  # no runs
+        content = b"".join(plan.segments)  # type: ignore[arg-type]  # no runs
+        response: HttpResponseBase = _WholeResponse(content, status=plan.status)
     else:
         response = PlannedResponse(plan, fd, request.META.get("wsgi.file_wrapper"))
     del response["Content-Type"]  # Django's default: the plan has one where there is one
