@@ -31,4 +31,9 @@ def test_the_apps_error_goes_on_once_the_head_is_sent() -> None:
         with pytest.raises(KeyError) as caught:
             check_second_start(sys.exc_info(), sent=True)
     assert caught.value is error
-    check_second_start((None, None, None), sent=True)  # outside of any except block
+
+
+def test_an_exc_info_from_outside_of_any_except_block() -> None:
+    check_second_start((None, None, None), sent=False)
+    with pytest.raises(BodyError, match="inside the except block"):
+        check_second_start((None, None, None), sent=True)
