@@ -1,4 +1,4 @@
-"""What an app is: named for its author, and refused where it can never be called."""
+"""Apps: their interface, their names in messages, and a check that they can be called at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .errors import ConfigurationError
 
 __all__ = ["Interface", "app_name", "check_app", "interface_of"]
 
-# What each interface calls an app with, and who wraps its apps.
+# The arguments with which each interface calls an app, and the class that wraps its apps.
 _ARGUMENTS = {"WSGI": ("environ", "start_response"), "ASGI": ("scope", "receive", "send")}
 _WRAPPERS = {"WSGI": "wsgifast.WSGIFast", "ASGI": "asgifast.ASGIFast"}
 
@@ -18,13 +18,12 @@ Interface = Literal["WSGI", "ASGI"]
 
 
 def check_app(app: object, interface: Interface) -> None:
-    """Refuse what cannot be an app of an interface, and say what it is instead.
+    """Refuse an object that cannot be an app of an interface.
 
-    Only what is certain to fail at every request is refused: what cannot be called with the
-    interface's arguments, and for WSGI what is asynchronous. What does not tell its parameters
-    passes.
+    Only what would fail at every request is refused: what cannot be called with the interface's
+    arguments and, for WSGI, coroutine functions. A callable without a known signature passes.
 
-    :raises ConfigurationError: naming the app and the way out.
+    :raises ConfigurationError: naming the app and what to do instead.
     """
     if not callable(app):
         hint = ": a factory has returned nothing" if app is None else ""
@@ -47,7 +46,7 @@ def check_app(app: object, interface: Interface) -> None:
 
 
 def interface_of(app: object) -> Interface | None:
-    """The interface that an app speaks; None if it fits neither, or both as far as one can see."""
+    """Return an app's interface; None if its signature fits neither, or both."""
     wsgi, asgi = callable(app) and _fits(app, "WSGI"), callable(app) and _fits(app, "ASGI")
     if wsgi == asgi:
         return None
@@ -55,7 +54,7 @@ def interface_of(app: object) -> Interface | None:
 
 
 def app_name(app: object) -> str:
-    """Name an app so that its author finds it: module and function, or module and class."""
+    """Return an app's name for messages: its module and function, or its module and class."""
     named = app if hasattr(app, "__qualname__") else type(app)
     name = getattr(named, "__qualname__", "?")
     return f"the app {getattr(named, '__module__', '?')}.{name}"
@@ -74,9 +73,9 @@ def _is_async(app: Any) -> bool:
 
 
 def _takes(app: object, count: int) -> bool:
-    """Whether an app can be called with so many arguments; True where nobody can say."""
+    """Whether an app can be called with `count` arguments; True where that is not known."""
     try:
-        # Not what a decorator has copied from the function that it wraps.
+        # The callable's own: a decorator may have copied that of the function that it wraps.
         signature = inspect.signature(app, follow_wrapped=False)  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001 - a proxy, or a builtin: it may be right
         return True

@@ -1,7 +1,6 @@
-"""A WSGI request's facts, and ranges and conditions for files that apps return without either.
+"""Range and preconditions for apps that answer 200 with a file.
 
-What nginx's output filters do for its own files: the app answers 200 with a file, and the answer to
-Range, If-Range and the preconditions is made of that.
+It is what nginx's range and not-modified filters do for the files that nginx serves.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["plan_file_body", "request_facts"]
 
-# An app that sends one of these has settled the matter itself: a part, or a framing of its own.
+# With one of these the app has applied Range by itself, or frames the body in its own way.
 _SETTLED = frozenset({"content-range", "transfer-encoding"})
 _VALIDATORS = frozenset({"etag", "last-modified"})
 
 
 def request_facts(environ: WSGIEnvironment) -> RequestFacts:
-    """Gather from an environ what decides how a file is answered."""
+    """Return what an environ says about how a file is to be answered."""
     get = environ.get
-    # What RequestFacts(...) does, without the call of a Python function.
+    # As RequestFacts(...), without the call of a Python function.
     return tuple.__new__(
         RequestFacts,
         (
@@ -55,19 +54,18 @@ def plan_file_body(
 ) -> Plan | None:
     """Plan the answer to a GET or HEAD that the app answered with 200 and a file.
 
-    The app's headers and validators are kept. Where it gave neither an ETag nor a Last-Modified,
-    an ETag is made of the file's facts. A Last-Modified is not added: caches may conclude from it
-    that an answer without Cache-Control is good for days (RFC 9111, section 4.2.2).
+    The app's headers and validators are kept. If it has sent neither an ETag nor a Last-Modified,
+    an ETag is made from the file's size, modification time and name. No Last-Modified is added,
+    since caches may use it for a heuristic freshness of days (RFC 9111, section 4.2.2).
 
-    :param headers: the app's, with the whole body's Content-Length or none.
-    :param file: the app's file object; asked for its name.
-    :param segment: what of the file the app wants sent: the representation is these bytes.
-    :param ranges: answer Range and If-Range, and say so with Accept-Ranges. An app's own
-        `Accept-Ranges: none` stands.
-    :param conditional: answer the four preconditions.
-    :returns: None if the answer is better left as it is: the app has settled it, or the file has
-        no validator (a temporary one, made for this answer), so that no client could know whether
-        a part it has is of the same bytes.
+    :param headers: the app's; a Content-Length among them is the whole body's.
+    :param file: the app's file object; only its name is used.
+    :param segment: the bytes of the file that the app sends: the representation.
+    :param ranges: answer Range and If-Range, and send Accept-Ranges, unless the app itself sends
+        `Accept-Ranges: none`.
+    :param conditional: evaluate the four preconditions.
+    :returns: None to leave the answer as it is: the app has applied Range by itself, or the file is
+        a temporary one, made for this answer, for which there is no validator.
     """
     given = {name.lower(): value for name, value in headers}
     if not _SETTLED.isdisjoint(given):
@@ -99,7 +97,7 @@ def _file_etag(file: Any, segment: FileSegment) -> str | None:
     etag = stat_etag(segment.size, facts.st_mtime_ns)
     if etag is None:
         return None
-    # Behind one URL there may be several files (by user, by language), and two of one size may
-    # have been unpacked in one second: the name tells them apart, on every host.
+    # One URL may stand for several files (by user, by language), and files that were unpacked
+    # together may share size and time: the name makes the difference, and is the same on each host.
     name = repr((getattr(file, "name", None), segment.offset))
     return f'{etag[:-1]}-{zlib.crc32(name.encode()):x}"'

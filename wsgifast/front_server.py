@@ -1,8 +1,8 @@
-"""Handing a file to the front server: X-Accel-Redirect (nginx), X-Sendfile (Apache, lighttpd).
+"""Have the front server send a file: X-Accel-Redirect (nginx), X-Sendfile (Apache, lighttpd).
 
-The app opens a file and returns it as ever; the front server is told its name and sends it, and
-the worker is free. Only the configuration decides whether that happens and for which folders, and
-only the file that the app has opened decides the path: nothing of the request is looked at.
+The app returns an open file as usual. The response then names the file instead of holding it, and
+the front server sends it while the worker is free. The configuration decides for which folders; the
+path is that of the open file. Nothing in the request has any influence on it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from .sockets.sendfile import FileSegment
 
 __all__ = ["FrontServer", "accel_redirect", "front_server_of", "x_sendfile"]
 
-# The front server sends the bytes of a file by its type and length, which these would contradict;
-# nginx would also drop Content-Encoding.
+# Headers that would not fit the file as the front server sends it; nginx drops Content-Encoding.
 _UNSUITED = frozenset({"content-encoding", "content-range", "transfer-encoding"})
-# An escaped URL path: it becomes the value of a header.
+# A URL path, percent-encoded: it becomes the value of a header.
 _LOCATION = re.compile(r"/[!-~]*")
 
 
 def front_server_of(
     locations: Mapping[str, str] | None, folders: Iterable[str] | None
 ) -> FrontServer | None:
-    """The front server that the options accel_redirect and x_sendfile mean; None without either.
+    """Return the front server for the options accel_redirect and x_sendfile; None without either.
 
-    :raises ConfigurationError: if both are given, or one has a value that cannot work.
+    :raises ConfigurationError: if both are given, or one has an invalid value.
     """
     if locations is not None and folders is not None:
         raise ConfigurationError(
@@ -44,16 +43,16 @@ def front_server_of(
 
 
 def accel_redirect(locations: Mapping[str, str]) -> FrontServer:
-    """Hand files over to nginx.
+    """Have nginx send files.
 
-    Of the app's headers nginx keeps Content-Type, Content-Disposition, Accept-Ranges, Set-Cookie,
-    Cache-Control and Expires, and answers Range and the conditions by the file itself. Others have
-    to be named in the location: ``add_header X-Frame-Options $upstream_http_x_frame_options;``.
+    nginx keeps the app's Content-Type, Content-Disposition, Accept-Ranges, Set-Cookie,
+    Cache-Control and Expires, and applies Range and preconditions itself. Any other header has to
+    be named in the location: ``add_header X-Frame-Options $upstream_http_x_frame_options;``.
 
-    :param locations: from a folder to the `internal` location that nginx serves it at:
+    :param locations: maps folders to the `internal` locations at which nginx serves them:
         ``{"/srv/files": "/protected/"}`` for
         ``location /protected/ { internal; alias /srv/files/; }``.
-    :raises ConfigurationError: if a folder does not exist, or a location has no slash in front.
+    :raises ConfigurationError: if a folder does not exist, or a location has no leading slash.
     """
     if not isinstance(locations, Mapping) or not locations:
         raise ConfigurationError(
@@ -69,12 +68,12 @@ def accel_redirect(locations: Mapping[str, str]) -> FrontServer:
 
 
 def x_sendfile(folders: Iterable[str]) -> FrontServer:
-    """Hand files over to Apache (mod_xsendfile) or lighttpd.
+    """Have Apache (mod_xsendfile) or lighttpd send files.
 
-    :param folders: the ones that the front server may send from, as its own configuration says.
+    :param folders: those that the front server's own configuration lets it send files from.
     :raises ConfigurationError: if a folder does not exist.
     """
-    # A mapping would be meant for accel_redirect.
+    # A mapping is accel_redirect's.
     several = isinstance(folders, Iterable) and not isinstance(folders, (str, bytes, Mapping))
     listed = list(folders) if several else []
     if not listed:
@@ -84,10 +83,10 @@ def x_sendfile(folders: Iterable[str]) -> FrontServer:
 
 
 class FrontServer:
-    """Knows which open files the front server can send, and under what name.
+    """The front server, and the folders whose files it can send.
 
     :param header: the response header that names the file.
-    :param locations: from a folder to what its path is replaced with; None keeps the path.
+    :param locations: maps folders to what replaces their path; None keeps the path.
     """
 
     def __init__(self, header: str, locations: Mapping[str, str | None]) -> None:
@@ -104,20 +103,20 @@ class FrontServer:
             if location is None:
                 location = quote(prefix)
             prefixes.append((prefix, location if location.endswith("/") else f"{location}/"))
-        # A folder inside another has its own location: the longest prefix is looked at first.
+        # A folder inside another may have its own location: the longest prefix comes first.
         self._prefixes = sorted(prefixes, key=lambda item: len(item[0]), reverse=True)
 
     def hand_over(
         self, headers: Iterable[Header], file: object, segment: FileSegment
     ) -> list[Header] | None:
-        """Return the headers that make the front server send this file; None if it cannot.
+        """Return the headers with which the front server sends this file; None if it cannot.
 
-        It can if the app sends the whole of a file that is still there under its own name, symbolic
-        links resolved, in one of the folders.
+        It can if the whole file is to be sent, and its name still leads to it and, with symbolic
+        links resolved, into one of the folders.
 
         :param headers: the app's.
-        :param file: what the app returned: asked for its name.
-        :param segment: what of it is to be sent.
+        :param file: the app's file object; only its name is used.
+        :param segment: the part of the file to be sent.
         """
         kept = []
         for header in headers:
@@ -147,6 +146,6 @@ class FrontServer:
         # Renamed or replaced since it was opened, or opened relative to another folder.
         if (named.st_dev, named.st_ino) != (opened.st_dev, opened.st_ino):
             return None
-        # Escaped as a URL's path, which all three servers undo; no line break survives that.
+        # Percent-encoded, which all three servers decode; so no line break gets into the header.
         prefix, location = found
         return location + quote(path[len(prefix) :])

@@ -1,4 +1,4 @@
-"""Imports that may fail for want of an extra, and imports that wait until they are asked for."""
+"""Imports of optional packages, and lazy imports (PEP 562)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["exports_on_demand", "needs"]
 
 @contextmanager
 def needs(part: str, package: str, extra: str) -> Iterator[None]:
-    """Around the import of a package: where it is not installed, say which extra brings it.
+    """Wrap the import of an optional package: if it is not installed, name the extra to install.
 
-    :param part: what needs it, as its users import it.
-    :param package: as it is imported. Where the import of another one fails, that is what is told.
+    :param part: what needs the package, as its users import it.
+    :param package: the package's import name. The ImportError of any other package is not changed.
     :raises MissingExtra: in place of the ImportError.
     """
     try:
@@ -29,16 +29,16 @@ def needs(part: str, package: str, extra: str) -> Iterator[None]:
 
 
 def exports_on_demand(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
-    """Return a package's `__getattr__` (PEP 562): importing the package loads none of the modules.
+    """Return a package's `__getattr__` (PEP 562), which imports its modules on first use.
 
-    :param modules: exported name -> the module that has it, relative to the package.
+    :param modules: maps exported names to their modules, relative to the package.
     """
 
     def __getattr__(name: str) -> object:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(modules[name], package), name)
-        setattr(sys.modules[package], name, value)  # the next one finds it there
+        setattr(sys.modules[package], name, value)  # so that this is called once for each name
         return value
 
     return __getattr__

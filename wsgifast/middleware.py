@@ -1,4 +1,4 @@
-"""WSGIFast: call the app, look at what came back, repair it, and route it to the server."""
+"""WSGIFast: call the app, repair the body it returns, and hand it to the server the fastest way."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ logger = logging.getLogger("wsgifast")
 
 
 class WSGIFast:
-    """WSGI middleware that repairs what an app returns and routes it to the server's fastest way.
+    """WSGI middleware that repairs what an app returns and sends it the fastest way the server has.
 
     ======================================  =====================================  =================
     the app returns                         the server gets                        route
@@ -61,50 +61,48 @@ class WSGIFast:
     a list or tuple of small chunks         few large chunks                       ``joined``
     a file, or a known wrapper around one   in the server's ``wsgi.file_wrapper``  ``file``
     the same where the server has none      blocks of 256 KiB                      ``blocks``
-    any of these in a framework's wrapper   the same; the wrapper is closed then   the same
+    any of these in a framework's wrapper   the same, and the wrapper is closed    the same
     a file, asked for in several ranges     its runs, as a :class:`SegmentedBody`  ``segments``
     a file for the front server to send     no body                                ``accel``
     any other iterable                      its chunks, each as it comes           ``stream``
     the same, of small chunks               the same                               ``stream-small``
     the same, of chunks of one round size   the same                               ``stream-blocks``
-    any of them with `coalesce`             its chunks, gathered while they are    ``coalesced``
-                                            quick
+    any of them with `coalesce`             its chunks, joined while they come     ``coalesced``
+                                            quickly
     anything to HEAD, or with 204/205/304   no body                                ``no-body``
     ======================================  =====================================  =================
 
-    The last column is what ``environ["wsgifast.route"]`` says afterwards, and
-    ``environ["wsgifast.chunks"]`` of how many chunks the app made the body. A Content-Length is
-    added where the length is known, a wrong one is corrected where the whole body is at hand;
-    a body that turns out shorter than its Content-Length ends in an error, so that the server
-    closes the connection instead of leaving the client waiting for the rest. Where no body may be
-    sent, an iterator is still run up to its first byte, so that the app fails or replaces its head
-    as it does for a GET.
+    Afterwards ``environ["wsgifast.route"]`` holds the route, and ``environ["wsgifast.chunks"]`` the
+    number of chunks in the app's body. A Content-Length is added where the length is known, and
+    corrected where the whole body is in memory. A stream that ends before its Content-Length
+    raises, so that the server closes the connection and the client does not wait for the rest.
+    Where no body may be sent, an iterator is still run up to its first byte, so that the app fails
+    or replaces its head as it does for a GET.
 
     :param app: any WSGI application (PEP 3333).
-    :param coalesce: also gather the small chunks of iterators; for apps that yield them quickly,
-        not for event streams. See :func:`wsgifast.bodies.chunks.coalesced` for what may wait, and
-        for how long.
-    :param nodelay: set TCP_NODELAY on each connection whose socket the server lets us reach.
+    :param coalesce: also join the small chunks of iterators; for apps that yield them quickly, not
+        for event streams. See :func:`wsgifast.bodies.chunks.coalesced` for what may wait, and for
+        how long.
+    :param nodelay: set TCP_NODELAY on each connection whose socket can be reached from the environ.
     :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file; see
-        :func:`wsgifast.file_answers.plan_file_body` for which files, and for their ETag. A 206 of
-        the app's own stands; where its body is a range of a file that wsgifast knows, as those of
-        Werkzeug, WhiteNoise, ServeStatic and Falcon are, it goes out as a file does.
+        :func:`wsgifast.file_answers.plan_file_body` for which files, and for their ETag. The app's
+        own 206 is left as it is; the file ranges that Werkzeug, WhiteNoise, ServeStatic and Falcon
+        return with one are sent as files.
     :param conditional: answer If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
         for the same files.
-    :param accel_redirect: from folders to nginx's internal locations, such as
-        ``{"/srv/files": "/protected/"}``: files in them are sent by nginx. See
+    :param accel_redirect: maps folders to nginx's internal locations, such as
+        ``{"/srv/files": "/protected/"}``: nginx sends the files in them. See
         :func:`wsgifast.front_server.accel_redirect`, also for the headers that nginx drops.
     :param x_sendfile: folders whose files Apache or lighttpd sends.
-    :param metrics: "prometheus" or "opentelemetry": who is told of requests, their durations and
-        their bodies (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your
-        own.
-    :param traces: set what is known of a body as attributes of OpenTelemetry's current span: the
-        one of the instrumentation around this app.
-    :param report_slow_shapes: the share of the responses whose shape is looked at, such as 0.01; of
-        a slow one the id of the doctor's finding is logged, at most once an hour for each URL
-        pattern of the framework. 0: none, at no cost.
-    :raises ConfigurationError: if `app` can never be called as a WSGI app is, or an option has a
-        value that cannot work.
+    :param metrics: "prometheus" or "opentelemetry", to record requests, their durations and their
+        bodies (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your own.
+    :param traces: set the body's route, chunks and size as attributes of OpenTelemetry's current
+        span, which the instrumentation around this app has started.
+    :param report_slow_shapes: the share of responses whose shape is examined, such as 0.01. For a
+        slow shape the id of the doctor's finding is logged, at most once an hour for each URL
+        pattern of the framework. 0 examines none, at no cost.
+    :raises ConfigurationError: if `app` cannot be called as a WSGI app, or an option has an invalid
+        value.
     :raises MissingExtra: if a package for `metrics` or `traces` is not installed.
     :raises BodyError: (to the server, for a request) if the app returns what cannot be a body.
     """
@@ -156,7 +154,7 @@ class WSGIFast:
         environ: WSGIEnvironment,
         start_response: StartResponse,
         *,
-        _head: HeldHead | None = None,  # of whoever observes it
+        _head: HeldHead | None = None,  # from metrics.observed, which has made it
     ) -> Iterable[bytes]:
         if self._observed is not None and (
             RECORDER not in environ or environ[RECORDER] is not self._told_by
@@ -185,7 +183,7 @@ class WSGIFast:
     def _send(
         self, environ: WSGIEnvironment, head: HeldHead, body: object, shape: Shape, content: Any
     ) -> Iterable[bytes]:
-        """Answer with what the server is to iterate; see :func:`classify`."""
+        """Return what the server is to iterate; see :func:`classify`."""
         if RECORDER in environ:
             note_django_pattern(environ, body)  # the server sees no response of Django's any more
         if shape is STREAM:
@@ -197,7 +195,7 @@ class WSGIFast:
         if head.status is None:
             raise head.not_started()
         if shape is FILE or shape is HELD_FILE:
-            # Of a range that Werkzeug holds, the file alone knows how it is closed.
+            # A Werkzeug range has no close() for its file.
             is_range = shape is FILE and isinstance(content, FileSlice)
             owner = content if is_range or not hasattr(body, "close") else body
             return self._send_file(environ, head, content, owner)
@@ -208,33 +206,33 @@ class WSGIFast:
         if head.forwarded:  # write() was used, and may have sent a part
             return self._send_stream(environ, head, content)
         if shape is HELD_WHOLE:
-            # The wrappers' own iteration: what they make of each chunk is made of it here.
+            # By the wrappers' own iteration, which may encode or count each chunk.
             return ClosedWith(_send_whole(environ, head, list(content)), body)
         return _send_whole(environ, head, content, "rescued")
 
     def _send_stream(
         self, environ: WSGIEnvironment, head: HeldHead, body: Iterable[Any]
     ) -> Iterable[bytes]:
-        """Hand chunks on as they come."""
+        """Pass chunks on as they come."""
         if head.status is not None and not head.forwarded:
             head.forward()
         if hasattr(body, "__len__") and not (self.coalesce or head.no_body):
             try:
                 return SizedStream(head, body, environ, len(body))  # type: ignore[arg-type]
             except (TypeError, AttributeError, NotImplementedError):
-                pass  # of a class that has it for some of its instances
+                pass  # the class defines it for some of its instances only
         return Stream(head, body, environ, coalesce=self.coalesce)
 
     def _send_file(
         self, environ: WSGIEnvironment, head: HeldHead, file: Any, owner: Any
     ) -> Iterable[bytes]:
-        """Send a file's bytes, from where it stands: those of its descriptor, or what it reads.
+        """Send a file from its position: by its descriptor, or by reading it.
 
-        :param owner: what is closed when they have been sent.
+        :param owner: closed when the file has been sent.
         """
         if head.forwarded and not head.no_body:
-            # write() was used: the server counts its bytes towards a Content-Length, which its
-            # sendfile may not, so the rest goes the same way.
+            # write() was used. The server counts what was written towards the Content-Length; its
+            # sendfile may not, so the rest is sent in blocks too.
             environ[ROUTE] = "blocks"
             size = None if head.length is None else head.counter().missing
             return FileReader(file, size, head.convert, owner)
@@ -247,8 +245,8 @@ class WSGIFast:
             return _wrap(environ, head, FileReader(file, head.length, head.convert, owner))
         if head.length is not None:
             segment = segment._replace(size=head.length)
-        # Of a slice the request was answered before: by a StaticFiles or WSGIFast inside, or by an
-        # app that cut a range out by itself.
+        # A slice is an answer already: of an inner StaticFiles or WSGIFast, or of an app that has
+        # applied Range by itself.
         if not isinstance(file, FileSlice):
             answer = self._answer(environ, head, file, segment, owner)
             if answer is not None:
@@ -267,7 +265,7 @@ class WSGIFast:
         segment: FileSegment,
         owner: Any,
     ) -> Iterable[bytes] | None:
-        """Answer a 200 with a file as a file server would; None if it is to go out as it is."""
+        """Apply Range and preconditions to a 200 with a file; None to send it as it is."""
         if head.code != 200 or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return None
         if self.front_server is not None:
@@ -323,7 +321,7 @@ def _send_whole(
     chunks: list[Any] | tuple[Any, ...],
     route: str = "as-is",
 ) -> Iterable[bytes]:
-    """Send a list or tuple in few large chunks; its length is certain."""
+    """Send a list or tuple in few large chunks, with their length."""
     count = len(chunks)
     if count == 1 and type(chunks[0]) is bytes:
         few: Iterable[bytes] = chunks
@@ -353,16 +351,16 @@ def _send_whole(
 def _send_nothing(
     environ: WSGIEnvironment, head: HeldHead, body: Any, route: str = "no-body"
 ) -> Iterable[bytes]:
-    """Send the head alone, and close what the app has returned."""
-    if not head.forwarded:  # by write()
+    """Send the head alone, and close the app's body."""
+    if not head.forwarded:  # write() does that
         head.forward()
     environ[ROUTE] = route
-    # One empty chunk makes servers send the head without inventing a length.
+    # With one empty chunk servers send the head without adding a Content-Length.
     return ClosedWith((b"",), body)
 
 
 def _pass_on(environ: WSGIEnvironment, head: HeldHead, body: Any) -> Iterable[bytes]:
-    """Let a body pass that its server knows how to send."""
+    """Pass on a body that the server recognises."""
     if head.no_body:
         return _send_nothing(environ, head, body)
     if not head.forwarded:

@@ -1,4 +1,4 @@
-"""Which way a body went, and what it took: what an access log prints of it."""
+"""Keys of the environ that say how a response was sent, for access logs."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ __all__ = [
     "stream_route",
 ]
 
-# environ[ROUTE] names the way, environ[CHUNKS] says of how many chunks the app made the body; a
-# body that is read has none. Of a stream both are known at its end.
+# environ[ROUTE] is the route of the body, environ[CHUNKS] the number of chunks in the app's body,
+# absent for a file. For a stream both are final at its end.
 ROUTE = "wsgifast.route"
 CHUNKS = "wsgifast.chunks"
-# Of a body that broke its Content-Length: "short", "long", or "corrected" before it was sent.
+# What was wrong with a Content-Length: "short", "long", or "corrected" before anything was sent.
 LENGTH_ERROR = "wsgifast.length_error"
-# Of a request that FastWorker has served, in whole microseconds as gunicorn's %(D)s is: how long it
-# waited for a thread, how long it had one without waiting for its client, and what was left then
-# until the kernel had the last byte. What D has beyond the three is the request's own body.
+# FastWorker's, in whole microseconds as gunicorn's %(D)s: how long the request waited for a thread,
+# how long it had one without waiting for its client, and how long it took from then until the
+# kernel had the last byte. The rest of D is the time that the request's body took to arrive.
 WAIT_US = "wsgifast.wait_us"
 APP_US = "wsgifast.app_us"
 SEND_US = "wsgifast.send_us"
-# Bytes of the response that the kernel has sent from files by itself.
+# Bytes of the response that were sent by sendfile.
 SENDFILE_BYTES = "wsgifast.sendfile_bytes"
 
-# So many chunks of a stream tell what it is: of each further one the size is not asked.
+# How many chunks of a stream are measured to find its route.
 SAMPLED_CHUNKS = 32
-# Chunks that are smaller than this on average cost more around them than for their bytes.
+# Chunks below this size, on average, cost more per chunk than per byte.
 _SMALL_CHUNK_BYTES = 1024
-# Files are read in blocks of a multiple of this many bytes.
+# Apps read files in blocks of a multiple of this many bytes.
 _BLOCK_UNIT_BYTES = 1024
 
 
 def stream_route(chunks: int, first_bytes: int, total_bytes: int) -> str:
-    """Tell what a stream of two chunks or more is.
+    """Return the route of a stream of two chunks or more.
 
-    :param chunks: how many were looked at.
+    :param chunks: how many were measured.
     :param first_bytes: the size of the first.
-    :param total_bytes: of all of them.
-    :returns: "stream-small" for small chunks, "stream-blocks" for chunks of one round size, as a
-        file is read; "stream" for any others.
+    :param total_bytes: the size of all of them.
+    :returns: "stream-small" for small chunks, "stream-blocks" for chunks of one round size, as from
+        a file that is read; "stream" for any others.
     """
     if total_bytes < chunks * _SMALL_CHUNK_BYTES:
         return "stream-small"

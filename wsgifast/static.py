@@ -21,11 +21,12 @@ __all__ = ["StaticFiles"]
 
 
 class StaticFiles(StaticFilesBase["WSGIApplication"]):
-    """Serve files: `StaticFiles(directory="site")`, or `StaticFiles(app, directory=...)` in front.
+    """Serve files: `StaticFiles(directory="site")`, or in front of an app with `StaticFiles(app,
+    directory="site")`.
 
-    A small file goes out from memory, one large file or range through the server's
-    `wsgi.file_wrapper` (sendfile, where the server has it), several ranges as a SegmentedBody.
-    Other methods than GET and HEAD are the app's; without an app they are answered 405.
+    Small files are sent from memory, large ones and ranges of them through the server's
+    `wsgi.file_wrapper` (by sendfile, where the server has it), and several ranges as a
+    SegmentedBody. Requests other than GET and HEAD go to the app, or get 405 if there is none.
     """
 
     def _check_app(self, app: WSGIApplication) -> None:
@@ -50,8 +51,8 @@ class StaticFiles(StaticFilesBase["WSGIApplication"]):
         if fd is not None:
             return _send_file(plan, fd, environ, start_response)
         start_response(plan.status_line, list(plan.headers))
-        # To an empty list, or one of a single empty block, wsgiref would add "Content-Length: 0",
-        # which a 304 must not say of a file that is not empty (RFC 9110, section 8.6).
+        # Not an empty list or [b""]: wsgiref would add "Content-Length: 0", which is wrong in a 304
+        # for a file that is not empty (RFC 9110, section 8.6).
         return list(plan.segments) or iter((b"",))  # type: ignore[arg-type]  # no runs
 
 

@@ -1,1 +1,1 @@
-"""What WSGI apps return, and the shapes in which a server sends it fastest."""
+"""The bodies that WSGI apps return, and how they are sent."""

@@ -1,4 +1,4 @@
-"""The chunks of a body: turned into bytes, joined, or coalesced as they come. No I/O, no clock."""
+"""The chunks of a body: converted to bytes, joined, or coalesced as they come. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = [
     "to_bytes",
 ]
 
-# A chunk of this size is sent as it is: beyond it a send costs more than the call around it, and
-# copying it into a larger block only costs memory.
+# A chunk of this size or more is sent as it is: the system call costs little beside its bytes, and
+# a copy would cost memory.
 LARGE_CHUNK_BYTES = 64 * 1024
-# A body of small chunks up to this size is joined whole; of a larger one a block at a time.
+# A body of small chunks is joined as a whole up to this size, and beyond it block by block.
 JOINED_WHOLE_BYTES = 1024 * 1024
 JOINED_BLOCK_BYTES = 256 * 1024
 
@@ -36,7 +36,7 @@ _PARAMETER = re.compile(r""";[ \t]*([^\s"=;]*)=(?:"((?:[^"\\]|\\.)*)"|([^\s"=;]*
 
 
 def charset_of(headers: Iterable[tuple[str, str]]) -> str:
-    """Return the charset parameter of the Content-Type (RFC 9110 8.3.2), utf-8 where none is."""
+    """Return the charset parameter of the Content-Type (RFC 9110 8.3.2); utf-8 by default."""
     for name, value in headers:
         if name.lower() == "content-type":
             for parameter, quoted, token in _PARAMETER.findall(value):
@@ -46,9 +46,9 @@ def charset_of(headers: Iterable[tuple[str, str]]) -> str:
 
 
 def to_bytes(chunk: object, charset: Callable[[], str], app: object) -> bytes:
-    """Turn one chunk into bytes.
+    """Convert one chunk to bytes.
 
-    :param charset: asked only if the chunk is text.
+    :param charset: called only for text.
     :param app: named in errors.
     :raises BodyError: if the chunk is neither text nor bytes-like, or cannot be encoded.
     """
@@ -57,7 +57,7 @@ def to_bytes(chunk: object, charset: Callable[[], str], app: object) -> bytes:
     if isinstance(chunk, str):
         return _encoded(chunk, charset(), app)
     try:
-        # A subclass of bytes too: wsgiref accepts nothing but bytes itself.
+        # Also a subclass of bytes: wsgiref accepts bytes alone.
         return bytes(memoryview(chunk))  # type: ignore[arg-type]
     except TypeError:
         raise BodyError(
@@ -85,22 +85,21 @@ def _encoded(text: str, charset: str, app: object) -> bytes:
 def few_chunks(
     chunks: list[Any] | tuple[Any, ...], convert: Callable[[object], bytes]
 ) -> tuple[Iterable[bytes], int]:
-    """Turn a list or tuple of chunks into few large chunks of bytes; return them and their length.
+    """Return a list or tuple of chunks as few large chunks of bytes, and their total length.
 
-    What comes back is the same object where there is nothing to repair or to gain, one block
-    where all of it is small, and else an iterator that holds one block at a time beside the app's
-    own list. Large chunks are never copied.
+    The chunks are the same object if nothing has to be converted or joined, one block if the whole
+    is small, and otherwise an iterator that joins one block at a time. Large chunks are not copied.
 
-    :param convert: turns one chunk into bytes, see :func:`to_bytes`.
+    :param convert: converts one chunk to bytes; see :func:`to_bytes`.
     :raises BodyError: from `convert`.
     """
     try:
         total = sum(map(len, chunks))
         if _worth_joining(chunks, total) and total <= JOINED_WHOLE_BYTES:
-            block = b"".join(chunks)  # takes anything bytes-like, and nothing else
+            block = b"".join(chunks)  # accepts bytes-like objects only
             return [block], len(block)
     except TypeError:
-        pass  # a chunk is text, or nothing that could be sent: see below
+        pass  # a chunk is text, or cannot be sent: see below
     if not set(map(type, chunks)) <= {bytes}:
         chunks = [convert(chunk) for chunk in chunks]
     total = sum(map(len, chunks))
@@ -137,26 +136,25 @@ def _joined_blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-# A chunk that took longer than this to come marks a stream that its app paces: nothing is held.
+# After a chunk that took longer than this nothing is held: the app waits for something itself.
 SLOW_CHUNK_S = 0.001
-# After so many quick chunks in a row a stream counts as quick (again), and is coalesced.
+# After this many quick chunks in a row a stream is coalesced (again).
 QUICK_CHUNKS = 8
-# No byte is held longer than this while quick chunks go on coming.
+# No byte is held longer than this while quick chunks keep coming.
 MAX_HOLD_S = 0.005
 
 
 def coalesced(chunks: Iterator[bytes], clock: Callable[[], float]) -> Iterator[bytes]:
-    """Gather the chunks of a quick stream into blocks; let those of a slow one pass at once.
+    """Join the chunks of a quick stream into blocks; pass those of a slow stream on at once.
 
-    A block that is held while the app makes the next one is what PEP 3333 ("Buffering and
-    Streaming") forbids middleware, since an app may take its time for the next; from inside an
-    iterator nobody can know. So a stream has to show that it is quick first, a single slow chunk
-    lets everything go and sends the stream back to passing, and no byte waits longer than
-    MAX_HOLD_S while chunks come. The one thing left is the end of a burst: up to a block may wait
-    for the chunk after the pause. Streams whose reader waits for every event are not for this.
+    PEP 3333 ("Buffering and Streaming") forbids middleware to hold a block while the app makes the
+    next one, since that may take any time. So chunks are held only after a run of quick ones, a
+    single slow chunk releases all that is held and ends the coalescing, and no byte waits longer
+    than MAX_HOLD_S while chunks keep coming. What remains is the end of a burst: up to a block may
+    wait for the chunk after the pause. Do not use it for streams whose reader waits for each event.
 
-    :param clock: seconds, monotonic.
-    :raises Exception: what the app raises, after everything that it yielded before.
+    :param clock: returns monotonic seconds.
+    :raises Exception: the app's own, after everything that it had yielded.
     """
     quick = 0
     held: list[bytes] = []
@@ -173,9 +171,9 @@ def coalesced(chunks: Iterator[bytes], clock: Callable[[], float]) -> Iterator[b
                     held = []
                     held_bytes = 0
                 yield chunk
-                if chunk:  # an empty one says nothing: the app may still replace the head
+                if chunk:  # not an empty one: the app may still replace the head
                     quick += 1
-                last = clock()  # what the server took to send it is not the app's time
+                last = clock()  # without the time that the server took to send the chunk
                 continue
             if not held:
                 oldest = now
@@ -196,6 +194,6 @@ def coalesced(chunks: Iterator[bytes], clock: Callable[[], float]) -> Iterator[b
 
 
 def excerpt(value: object) -> str:
-    """A value as an error message shows it."""
+    """Return a value's repr for an error message, shortened."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,4 +1,4 @@
-"""What did the app return? A decision by type alone: nothing is read, nothing is sent.
+"""Classify the body that an app returned, by its type alone: nothing is read or sent.
 
 PEP 3333 asks for an iterable of byte strings. Apps return strings, files, wrappers and worse.
 """
@@ -28,28 +28,28 @@ __all__ = [
 
 
 class Shape(Enum):
-    """What an app returned, by what has to be done about it."""
+    """The kinds of bodies, by how they are handled."""
 
     WHOLE = "a list or tuple: every chunk exists already"
     HELD_WHOLE = "a list or tuple in known wrappers that have a close() of their own"
-    BARE = "text or bytes where an iterable of them was meant"
-    FILE = "something that is read"
+    BARE = "text or bytes in place of an iterable of them"
+    FILE = "an object with read()"
     HELD_FILE = "a file in known wrappers that have a close() of their own"
-    PASS = "what the server itself knows how to send"
-    STREAM = "any other iterable: a chunk exists once it is asked for"
-    REFUSED = "nothing that can be a body"
+    PASS = "an object that the server itself recognises"
+    STREAM = "any other iterable: its chunks are made while it is iterated"
+    REFUSED = "no body at all"
 
 
-# A global is found faster than an attribute of the class.
+# Looking up a global is faster than looking up an attribute of the class.
 WHOLE, HELD_WHOLE, BARE, FILE, HELD_FILE, PASS, STREAM, REFUSED = Shape
 
 
 def classify(body: Any, server_wrapper: object = None) -> tuple[Shape, Any]:
-    """Tell what a body is.
+    """Classify a body.
 
     :param server_wrapper: the server's `wsgi.file_wrapper`, if it has one.
-    :returns: the shape, and with it: the body itself; for a file the file, out of any wrapper that
-        is known; for what is refused the advice to its author.
+    :returns: the shape, and with it the body; for a file, the file inside any known wrapper; for a
+        refused body, what the app's author should return instead.
     """
     kind = type(body)
     if kind is list or kind is tuple:
@@ -60,7 +60,7 @@ def classify(body: Any, server_wrapper: object = None) -> tuple[Shape, Any]:
     if held is not body and holds_all(held):
         return HELD_WHOLE, body
     if type(held) is SegmentedBody:
-        # What is around it closes it.
+        # The wrapper around it closes it.
         return PASS, held if held is body else SegmentedBody(held.segments, body.close)
     file = known_file(held)
     if file is not None:
@@ -74,7 +74,7 @@ def classify(body: Any, server_wrapper: object = None) -> tuple[Shape, Any]:
 
 
 def _advice(body: object) -> str | None:
-    """What to return instead of a body that nothing can make right; None for an acceptable one."""
+    """Return what the app should return instead of a body; None if the body can be iterated."""
     if inspect.iscoroutine(body) or inspect.isasyncgen(body):
         return "an async app needs an ASGI server: wrap it with asgifast.ASGIFast"
     if body is None:

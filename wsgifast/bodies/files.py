@@ -27,23 +27,23 @@ _EXACT_WRAPPERS = frozenset({"gunicorn", "mod_wsgi", "waitress", "werkzeug", "ws
 
 
 class Closeable(Protocol):
-    """All that is asked of a file here: its bytes are read through its descriptor."""
+    """An object with close(): all that is needed of a file that is read by its descriptor."""
 
     def close(self) -> object: ...
 
 
 class FileSlice:
-    """A run of a regular file's bytes, as the file object that `wsgi.file_wrapper` wants.
+    """A part of a regular file, as a file object for `wsgi.file_wrapper`.
 
-    Positions are those of the whole file: servers that send by descriptor (gunicorn) ask the
-    descriptor where to start and hand that position back to seek(). Servers that read (waitress,
-    wsgiref) meet the end of the slice as the end of the file. The descriptor itself is only moved
-    once, to the start of the slice; reading is done by position and leaves it there.
+    Positions are those in the whole file: servers that use sendfile (gunicorn) take the start from
+    the descriptor's offset and pass it to seek() afterwards. For servers that read (waitress,
+    wsgiref) the file ends where the slice ends. The descriptor's offset is moved once, to the start
+    of the slice; read() uses pread() and leaves it there.
 
-    :param segment: what to send; the descriptor belongs to `file`.
+    :param segment: the bytes to send; the descriptor belongs to `file`.
     :param file: closed with the slice.
     :raises FileTruncated: (from read and close) if the file has become shorter than the slice, so
-        that the server closes a connection on which it has promised more bytes than it sent.
+        that the server closes the connection, whose client would wait for the missing bytes.
     """
 
     mode = "rb"
@@ -87,7 +87,7 @@ class FileSlice:
         return self._position
 
     def rest(self) -> FileSegment:
-        """What has not been read yet, for a server that sends it by itself."""
+        """Return what has not been read yet, for a server that uses sendfile."""
         self._check_open()
         return FileSegment(self._fd, self._position, self._end - self._position)
 
@@ -103,7 +103,7 @@ class FileSlice:
         return self._start == 0 and self._end == os.fstat(self._fd).st_size
 
     def also_close(self, other: Closeable) -> None:
-        """Have something closed behind the file."""
+        """Close another object after the file."""
         if self._file is not None:
             self._file = _Both(self._file, other)
 
@@ -125,23 +125,23 @@ class FileSlice:
 
 
 def segment_of(file: object) -> FileSegment | None:
-    """What of a file the kernel can send by itself; None if it has to be read.
+    """Return what sendfile can send of a file; None if it has to be read.
 
-    :param file: any object; a :class:`FileSlice` stands for what has not been read of it.
+    :param file: any object; of a :class:`FileSlice` the part that has not been read.
     """
     return file.rest() if isinstance(file, FileSlice) else file_segment(file)
 
 
 class FileReader:
-    """Anything readable, as the file object that `wsgi.file_wrapper` wants, and as an iterable.
+    """An object with read(), as a file object for `wsgi.file_wrapper` and as an iterable.
 
-    It has no fileno(), so that no server sends the bytes behind a gzip or text file's descriptor
-    in place of what the file reads as.
+    It has no fileno(): the bytes behind the descriptor of a gzip or text file are not what read()
+    returns.
 
-    :param file: has read(); its blocks may be text.
-    :param size: bytes to read, no more and no fewer; None for all there are.
-    :param convert: turns a block into bytes.
-    :param owner: closed with it; by default the file.
+    :param file: its read() may return text.
+    :param size: the bytes to read; None to read to the end.
+    :param convert: converts a block to bytes.
+    :param owner: closed with the reader; by default the file.
     :raises BodyTooShort: (from reading) if the file ends before `size` bytes were read.
     """
 
@@ -156,8 +156,8 @@ class FileReader:
         self._owner = file if owner is None else owner
         self._counter = BodyCounter(Framing(True, size, chunked=False))
         self._convert = convert
-        # What cannot be sought is a pipe, a socket, a response from elsewhere: read() there waits
-        # until a whole block has come, read1() hands over what there is.
+        # A file that is not seekable may be a pipe or a socket: its read() waits for a whole block,
+        # its read1() returns what there is.
         seekable = getattr(file, "seekable", None)
         waits = callable(seekable) and not seekable() and _has_read1(file)
         self._read = file.read1 if waits else file.read
@@ -171,18 +171,18 @@ class FileReader:
         data = self._convert(self._read(-1 if size is None else size))
         if not data and counter.missing:
             raise BodyTooShort(counter.missing)
-        return data[: counter.admit(len(data))]  # so many characters may be more bytes
+        return data[: counter.admit(len(data))]  # `size` characters may be more bytes
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(lambda: self.read(BLOCK_BYTES), b"")
 
     @property
     def sent(self) -> int:
-        """Bytes that were read so far."""
+        """The number of bytes read so far."""
         return self._counter.sent
 
     def also_close(self, other: Closeable) -> None:
-        """Have something closed behind the owner."""
+        """Close another object after the owner."""
         self._owner = _Both(self._owner, other)
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ def suited_to(file_wrapper: object, file: Any) -> Any:
 
 
 class _Both:
-    """Closes one thing, whatever it is, and another behind it."""
+    """Closes two objects; the first one need not have a close()."""
 
     def __init__(self, first: Any, other: Closeable) -> None:
         self._first = first
@@ -234,13 +234,13 @@ class _Both:
 
 
 def _has_read1(file: object) -> bool:
-    """Whether a file has a read1 of its own: io.BufferedIOBase's only raises."""
+    """Whether a file has a working read1(): io.BufferedIOBase's only raises."""
     own = getattr(type(file), "read1", None)
     return callable(getattr(file, "read1", None)) and own is not io.BufferedIOBase.read1
 
 
 def is_in_memory(file: object) -> bool:
-    """Whether reading the rest of a file copies it from memory: it may be had at once."""
+    """Whether the rest of a file is in memory, so that it can be read at once."""
     return known_size(file._file if isinstance(file, FileReader) else file) is not None
 
 

@@ -1,4 +1,4 @@
-"""HeldHead: the start_response and the write() that an app is given."""
+"""HeldHead: the start_response() and write() that WSGIFast gives to an app."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ __all__ = ["HeldHead"]
 
 
 class HeldHead:
-    """What an app says of its response, held back until its body is known.
+    """The app's status and headers, held back until its body is known.
 
-    It goes on to the server (`forwarded`) when the app has returned and its body was looked at, at
-    the first write(), or at once if a lazy app calls start_response from inside its iterator
-    (`holds` is False by then).
+    They are forwarded to the server when the app has returned and its body was classified, at the
+    first write(), or at once if a lazy app calls start_response from inside its iterator (`holds`
+    is False by then).
 
     :param app: named in errors.
     :param method: of the request.
     :ivar status: None until the app has called start_response.
-    :ivar headers: as the app gave them, in a list of ours.
+    :ivar headers: a copy of the app's list.
     :ivar length: the Content-Length among them; None without one.
-    :ivar no_body: whether the response ends at its head.
+    :ivar no_body: whether the response may have no body.
     """
 
-    # Class attributes: a well-shaped response never pays for setting them.
+    # Class attributes, so that most responses need not set them.
     status: str | None = None
     code = 0
-    headers: list[tuple[str, str]] = []  # noqa: RUF012 - replaced by start(), never changed here
+    headers: list[tuple[str, str]] = []  # noqa: RUF012 - replaced by start(), never mutated
     length: int | None = None
     no_body = False
     holds = True
@@ -73,7 +73,7 @@ class HeldHead:
         return self.write
 
     def write(self, data: bytes) -> None:
-        """The write() that start_response returns: straight to the server, nothing is held."""
+        """The write() that start_response returns: it passes each block to the server at once."""
         if not self.forwarded:
             self.forward()
         chunk = self.convert(data)
@@ -90,9 +90,9 @@ class HeldHead:
     # What the middleware asks
 
     def set_length(self, size: int | None) -> None:
-        """Say how long the body is, where that may be said (RFC 9110 8.6, RFC 9112 6.2).
+        """Set the Content-Length, if the response may have one (RFC 9110 8.6, RFC 9112 6.2).
 
-        :param size: bytes; None where it is not known.
+        :param size: bytes; None if it is not known.
         """
         if self.length is not None:
             self.headers = [item for item in self.headers if item[0].lower() != "content-length"]
@@ -107,20 +107,20 @@ class HeldHead:
         self.headers.append(("Content-Length", str(size)))
 
     def forward(self) -> None:
-        """Call the server's start_response with what the app said."""
+        """Call the server's start_response."""
         if self.status is None:
             raise self.not_started()
         self.forwarded = True
         self._server_write = self.server_start(self.status, self.headers)
 
     def counter(self) -> BodyCounter:
-        """What counts the bytes that go to the server against the Content-Length."""
+        """Return the counter that holds the body to its Content-Length."""
         if self._counter is None:
             self._counter = BodyCounter(Framing(not self.no_body, self.length, chunked=False))
         return self._counter
 
     def convert(self, chunk: object) -> bytes:
-        """:raises BodyError: for a chunk that cannot be turned into bytes."""
+        """:raises BodyError: for a chunk that cannot be converted to bytes."""
         if type(chunk) is bytes:
             return chunk
         return to_bytes(chunk, lambda: charset_of(self.headers), self._app)
@@ -133,11 +133,11 @@ class HeldHead:
         return app_name(self._app)
 
     def _take(self, status: str, headers: list[tuple[str, str]]) -> None:
-        """Note what the app says of its response; refuse what no server could send."""
+        """Take a status and headers; refuse what no server could send."""
         try:
-            headers = list(headers)  # the app may go on using its own, and we add to ours
+            headers = list(headers)  # the app may go on using its own list
         except TypeError:
-            pass  # what is wrong with it, declared_length says
+            pass  # declared_length says what is wrong
         try:
             code = status_code(status)
             self.length = declared_length(headers)
@@ -148,5 +148,5 @@ class HeldHead:
         self.headers = headers
         self.no_body = (code != 200 or self._method != "GET") and not has_body(self._method, code)
         if self.length is not None and self.no_body and self._method != "HEAD":
-            # With 304 too: it may be there, and gevent's pywsgi answers 500 if it is.
+            # Also for 304, which may have one: gevent's pywsgi answers 500 to it.
             self.set_length(None)

@@ -1,8 +1,7 @@
-"""One WSGI response: start_response's rules, and the body's way to an output.
+"""One WSGI response in wsgifast's own servers: start_response(), and the body's way to an output.
 
-What may be sent is wsgifast.http's to say. The head leaves together with the first bytes, a list as
-a whole in one call, a file by sendfile. Servers say how a head looks, and what becomes of the
-connection.
+The framing is decided by wsgifast.http. The head is sent with the first bytes of the body, a list
+in one call, a file by sendfile. Subclasses encode the head and decide about the connection.
 """
 
 from __future__ import annotations
@@ -25,52 +24,49 @@ if TYPE_CHECKING:
 
 __all__ = ["Output", "ResponseWriter"]
 
-# Below it, joining costs less than handing several buffers to the kernel.
+# Up to this size, joining costs less than passing several buffers to the kernel.
 _JOIN_BYTES = 64 * 1024
 
 
 class Output(Protocol):
-    """Where a response goes.
+    """Where a response is sent.
 
-    :ivar frame: what goes around each block given to write_next; None: nothing.
-    :ivar may_run_ahead: whether what a slow client does not take may be put aside.
-    :raises ClientGone: (from each) if the client has gone.
+    :ivar frame: frames each block given to write_next; None if blocks are sent as they are.
+    :ivar may_run_ahead: whether output may be buffered for a slow client while the app goes on.
+    :raises ClientGone: (from every method) if the client has gone.
     """
 
     frame: Callable[[bytes], bytes] | None
     may_run_ahead: bool
 
     def write(self, data: bytes, /) -> None: ...
-    def write_more(self, block: bytes, /) -> None: ...  # others may follow at once
-    def write_next(self, block: bytes, /) -> None: ...  # the same, and `frame` goes around it
+    def write_more(self, block: bytes, /) -> None: ...  # more may follow at once
+    def write_next(self, block: bytes, /) -> None: ...  # the same, framed by `frame`
     def write_all(self, buffers: Sequence[bytes], /) -> None: ...
 
     def write_file(self, head: bytes, fd: int, offset: int, size: int, /) -> None:
-        """Send a head, which may be empty, and a run of a file.
+        """Send a head, which may be empty, and a part of a file.
 
-        :raises FileTruncated: if the file ends before the run does.
-        :raises OSError: if no descriptor was left; nothing was sent.
+        :raises FileTruncated: if the file ends early.
+        :raises OSError: if the process has no descriptor left; nothing was sent.
         """
 
 
 class ResponseWriter:
     """The response to one request on an HTTP/1 connection.
 
-    :param output: where it goes.
     :ivar status: of the last start_response; None before.
-    :ivar headers_sent: whether the head is with the output: from then on no other answer can be
-        given.
-    :ivar counter: of its body's bytes.
-    :ivar must_close: whatever the client wants; so it is where the app has raised, or delivered
-        less than its head says.
+    :ivar headers_sent: whether the output has the head, so that it cannot be replaced any more.
+    :ivar counter: holds the body to its Content-Length.
+    :ivar must_close: the connection cannot go on: the app has raised, or its body is too short.
     """
 
-    # Until start_response is called; what is looked at before that, each has of its own.
+    # The values until start_response is called.
     status_code: int = 0
     _head: ResponseHead | None = None
     _framing = Framing(True, None, False)
     counter: BodyCounter = BodyCounter(_framing)  # replaced before it counts
-    _closes = True  # whatever the client wants
+    _closes = True  # whether the connection has to end after this response
 
     def __init__(self, output: Output) -> None:
         self.status: str | None = None
@@ -78,17 +74,17 @@ class ResponseWriter:
         self.headers_sent = False
         self._output = output
 
-    # What a server says.
+    # For subclasses.
 
     def _frame(self, head: ResponseHead) -> Framing:
-        """Where the response to this request ends."""
+        """Decide how the response is framed."""
         raise NotImplementedError
 
     def _encoded_head(self) -> bytes:
-        """The head as it is sent; see :meth:`_checked_head`."""
+        """Return the head as it is sent; see :meth:`_checked_head`."""
         raise NotImplementedError
 
-    # The app's side.
+    # For the app.
 
     def start_response(
         self,
@@ -111,7 +107,7 @@ class ResponseWriter:
         self.status = status
         self.status_code = head.code
         self._framing = framing = self._frame(head)
-        # A length, which most have, ends it too: sooner seen.
+        # Content-Length first: most responses have one, and the property costs more.
         self._closes = head.closes or (framing.length is None and not framing.ends_itself)
         self.counter = BodyCounter(framing)
         return self.write
@@ -128,14 +124,14 @@ class ResponseWriter:
             raise BodyError(self.complaint(""))
 
     def _write_block(self, data: bytes) -> None:
-        """Send a block, or have it sent while the app works on."""
+        """Send a block, or have it sent while the app goes on."""
         if self.status is None:
             if data == b"":
-                return  # start_response may come as late as the first byte (PEP 3333)
+                return  # start_response may be called as late as for the first byte (PEP 3333)
             raise BodyError("the app sent a body before it called start_response")
         block = self._framed(data)
         if not block and (self.headers_sent or not data):
-            return  # no head before the first byte of the body, or the end (PEP 3333)
+            return  # the head is sent with the first byte of the body, or at its end (PEP 3333)
         if not self.headers_sent:
             block = self._encoded_head() + block
             self.headers_sent = True
@@ -143,16 +139,16 @@ class ResponseWriter:
             self._output.may_run_ahead = self._head is not None and not is_event_stream(
                 self._head.headers
             )
-        # Once the promised length is reached nothing can follow that would be worth waiting for.
+        # At the Content-Length nothing follows: do not wait for more.
         if self.counter.complete:
             self._output.write(block)
         else:
             self._output.write_more(block)
 
-    # What the app returned.
+    # For what the app returned.
 
     def write_body(self, body: Any, file_wrapper: type) -> None:
-        """Send the body that an app returned, by the shortest way there is for it, and close it.
+        """Send the body that an app returned in the cheapest way for its type, and close it.
 
         :param file_wrapper: the environ's `wsgi.file_wrapper`.
         """
@@ -177,9 +173,9 @@ class ResponseWriter:
                 close()
 
     def write_all(self, blocks: list[bytes] | tuple[bytes, ...]) -> None:
-        """Send a whole body that exists already, with the head and what ends it."""
+        """Send a body that exists already, together with the head and the end of the response."""
         if len(blocks) == 1 and not self.headers_sent:
-            # The usual body: one block, of the length that its head says.
+            # Most bodies: one block, as long as the Content-Length.
             (data,) = blocks
             counter = self.counter
             size = counter.length
@@ -202,10 +198,10 @@ class ResponseWriter:
             self._output.write_all(parts)
 
     def write_stream(self, body: Iterable[bytes]) -> None:
-        """Send blocks as they come, and what ends the response.
+        """Send blocks as they come, and end the response.
 
-        No more is asked for once a block has no place (PEP 3333, "Handling the Content-Length
-        Header").
+        Iteration stops at the first block beyond the Content-Length (PEP 3333, "Handling the
+        Content-Length Header").
         """
         blocks = iter(body)
         for block in blocks:
@@ -215,15 +211,12 @@ class ResponseWriter:
             if self.counter.length is None:
                 self._write_rest(blocks)
                 break
-            if self.counter.dropped:  # whatever follows too, and there may be no end of it
+            if self.counter.dropped:  # the stream may be endless
                 break
         self.close()
 
     def _write_rest(self, blocks: Iterator[bytes]) -> None:
-        """Send the blocks behind the first, of which any number may come.
-
-        Nothing is left to decide for each of them, and there may be very many.
-        """
+        """Send all but the first block of a body without a Content-Length, at the least cost."""
         counter, write_next = self.counter, self._output.write_next
         for block in blocks:
             if type(block) is bytes and block:
@@ -235,10 +228,10 @@ class ResponseWriter:
     def write_file(self, body: Any, file: Any) -> None:
         """Send a file: by sendfile, from memory, or block by block.
 
-        It may be longer than its Content-Length (PEP 3333, "Optional Platform-Specific File
-        Handling").
+        It may be longer than the Content-Length, at which sending stops (PEP 3333, "Optional
+        Platform-Specific File Handling").
 
-        :param body: what yields the file's blocks.
+        :param body: yields the file's blocks.
         """
         segment = segment_of(file)
         if segment is not None:
@@ -251,7 +244,7 @@ class ResponseWriter:
             self.counter.dropped = 0
 
     def write_segments(self, segments: Sequence[bytes | FileSegment]) -> None:
-        """Send byte strings and runs of files in their order."""
+        """Send byte strings and parts of files in their order."""
         begun = self.headers_sent
         before = self._unsent_head()
         output = self._output
@@ -286,32 +279,32 @@ class ResponseWriter:
             output.write_all([before])
 
     def close(self) -> None:
-        """End the response after its last block."""
+        """End the response."""
         end = self._unsent_head() + self._end()
         self.headers_sent = True
         if end:
             self._output.write(end)
 
-    # What it was.
+    # For the server, afterwards.
 
     def is_as_declared(self) -> bool:
-        """Whether the app has delivered the body that its head says, and nothing else."""
+        """Whether the body was as long as the Content-Length, and allowed at all."""
         counter = self.counter
         length = counter.length
         return not counter.dropped and (length is None or length == counter.sent)
 
     def missing(self) -> int:
-        """Body bytes that Content-Length has promised and the app has not delivered."""
+        """The number of bytes by which the body was shorter than its Content-Length."""
         return self.counter.missing
 
     def is_cut(self) -> bool:
-        """Whether the app has delivered more than Content-Length has promised."""
+        """Whether the body was longer than its Content-Length."""
         return self.counter.dropped > 0 and self._framing.has_body
 
     def complaint(self, method: str) -> str:
-        """What is wrong with the body that the app has delivered; "" for nothing.
+        """Say what was wrong with the app's body; "" if nothing was.
 
-        :param method: of the request; to HEAD an app may answer as it does to GET, and most do.
+        :param method: of the request: for HEAD an app may return the body of a GET.
         """
         counter = self.counter
         if counter.missing:
@@ -322,10 +315,10 @@ class ResponseWriter:
             return f"the body is dropped: {self.status_code} has none (RFC 9110 6.4.1)"
         return ""
 
-    # How HTTP/1 says it.
+    # HTTP/1's framing.
 
     def _end(self) -> bytes:
-        """What ends the body; nothing follows it."""
+        """Return what follows the body."""
         return LAST_CHUNK if self._framing.chunked else b""
 
     def _framed(self, data: bytes) -> bytes:

@@ -1,7 +1,7 @@
-"""Bodies made of byte strings and runs of files.
+"""Bodies made of byte strings and parts of files.
 
-Servers of ours recognise :class:`SegmentedBody` and send its runs of files by sendfile; any other
-gets an iterable of large blocks.
+FastWorker and wsgifast.devservers recognise :class:`SegmentedBody` and send the parts of files by
+sendfile; for any other server it is an iterable of large blocks.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ Segment = bytes | FileSegment
 
 
 class SegmentedBody:
-    """A WSGI body made of byte strings and runs of files.
+    """A WSGI body made of byte strings and parts of files.
 
-    A server that knows this class sends `segments` in order, files by sendfile, and then calls
-    close(). Every other server iterates it and meets blocks of at most BLOCK_BYTES of a file.
+    A server that knows this class sends `segments` in order, those of files by sendfile, and then
+    calls close(). For any other server it is an iterable, which reads files in blocks of at most
+    BLOCK_BYTES.
 
     :param segments: in the order in which they are sent.
     :param close: called once, when the server is done with the body.
@@ -44,9 +45,9 @@ class SegmentedBody:
 
 
 class SegmentedBlocks:
-    """A SegmentedBody's blocks; a framework that keeps them alone still shows what they are of.
+    """The iterator of a SegmentedBody, which leads to the body where a framework keeps iter() only.
 
-    :ivar body: None once the first block was asked for.
+    :ivar body: None once the first block has been requested.
     """
 
     def __init__(self, body: SegmentedBody) -> None:
@@ -70,9 +71,9 @@ def _blocks_of(segments: Sequence[Segment]) -> Iterator[bytes]:
 
 
 def read_segment(segment: FileSegment) -> Iterator[bytes]:
-    """Read a run of a file by position, in blocks.
+    """Read a part of a file in blocks, by pread().
 
-    :raises FileTruncated: if the file ends before the run does.
+    :raises FileTruncated: if the file ends before the segment does.
     """
     fd, offset, size = segment
     end = offset + size
@@ -85,9 +86,9 @@ def read_segment(segment: FileSegment) -> Iterator[bytes]:
 
 
 def read_whole(segment: FileSegment) -> bytes:
-    """Read a short run of a file by position, in one call.
+    """Read a short part of a file in one pread().
 
-    :raises FileTruncated: if the file ends before the run does.
+    :raises FileTruncated: if the file ends before the segment does.
     """
     fd, offset, size = segment
     data = os.pread(fd, size, offset)
@@ -97,16 +98,16 @@ def read_whole(segment: FileSegment) -> bytes:
 
 
 def file_body(segments: Sequence[Segment], file: Closeable) -> FileSlice | SegmentedBody:
-    """Return bytes and runs of one file as a body.
+    """Return bytes and parts of one file as a body.
 
-    :param segments: at least one of them a run of `file`.
+    :param segments: at least one of them is a part of `file`.
     :param file: closed with the body.
     """
-    runs = [segment for segment in segments if isinstance(segment, FileSegment)]
+    parts = [segment for segment in segments if isinstance(segment, FileSegment)]
     if len(segments) == 1:
-        return FileSlice(runs[0], file)
-    # At its end a slice knows whether the file has become shorter.
-    start = min(run.offset for run in runs)
-    end = max(run.offset + run.size for run in runs)
-    whole = FileSlice(FileSegment(runs[0].fd, start, end - start), file)
+        return FileSlice(parts[0], file)
+    # A slice of all of them, since its close() raises if the file has become shorter.
+    start = min(part.offset for part in parts)
+    end = max(part.offset + part.size for part in parts)
+    whole = FileSlice(FileSegment(parts[0].fd, start, end - start), file)
     return SegmentedBody(segments, whole.close)

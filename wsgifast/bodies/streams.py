@@ -1,4 +1,4 @@
-"""The server's view of the iterables that apps return: converted, counted, closed once."""
+"""The iterables that WSGIFast hands to the server: chunks converted, counted, closed once."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["ClosedWith", "SizedStream", "Stream", "close_body", "is_event_stream
 
 logger = logging.getLogger("wsgifast")
 
-# Streams of these types are read event by event.
+# The readers of these types wait for each event.
 _EVENT_STREAMS = ("text/event-stream", "multipart/x-mixed-replace", "application/x-ndjson")
 
 
 class Stream:
-    """The server's view of an app's iterable: each chunk as it comes, converted and counted.
+    """An app's iterable, each chunk converted and counted as it comes.
 
-    :param head: looked at again for each chunk: a lazy app calls start_response from inside its
-        iterator, and may call write() between two chunks.
-    :param environ: told the route, and at the end how many chunks there were.
-    :param coalesce: gather small chunks, unless the head says that each is waited for.
+    :param head: may change while the body is iterated: a lazy app calls start_response from inside
+        its iterator, and may call write() between two chunks.
+    :param environ: gets the route, and at the end the number of chunks.
+    :param coalesce: join small chunks, unless the head says that it is an event stream.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Stream:
         chunks = iter(iterated(self._body))
         first = b""
         # A lazy app calls start_response at the first chunk, and any app may replace the head (with
-        # exc_info) until the first byte is out: up to there HEAD runs what GET runs.
+        # exc_info) until the first byte is sent: up to there HEAD runs the same code as GET.
         for chunk in chunks:
             first = convert(chunk)
             if head.status is not None:
@@ -75,7 +75,7 @@ class Stream:
         if head.status is None:
             raise self._not_started()
         if head.no_body:
-            yield b""  # so that the server sends the head, without inventing a length
+            yield b""  # so that the server sends the head, without adding a Content-Length
             return
         counter = None if head.length is None else head.counter()
         count = total = 0
@@ -117,7 +117,7 @@ class Stream:
                 environ[ROUTE] = stream_route(measured, len(first), total)
 
     def _not_started(self) -> Exception:
-        # cheroot sends whatever head it has when an iterable fails: without one, it sends nothing.
+        # When an iterable fails, cheroot sends the head that it has, and nothing if it has none.
         headers = [("Content-Type", "text/plain"), ("Content-Length", "0")]
         self._head.server_start("500 Internal Server Error", headers)
         return self._head.not_started()
@@ -130,7 +130,7 @@ class Stream:
 
 
 class SizedStream(Stream):
-    """A stream that knows how many chunks it has: a server may set Content-Length if it is one."""
+    """A stream with a len(): if it is one chunk, a server may set Content-Length (PEP 3333)."""
 
     def __init__(
         self, head: HeldHead, body: Iterable[Any], environ: WSGIEnvironment, length: int
@@ -143,10 +143,11 @@ class SizedStream(Stream):
 
 
 class ClosedWith:
-    """Chunks that exist already, and what is closed when they have been sent.
+    """Chunks that exist already, with the close() of the app's own body.
 
-    :param blocks: for a server that knows :func:`wsgifast.bodies.wrappers.held_in`, a list.
-    :param body: the app's own iterable.
+    :param blocks: a list where there is one: FastWorker finds it by
+        :func:`wsgifast.bodies.wrappers.held_in`.
+    :param body: what the app returned.
     """
 
     def __init__(self, blocks: Iterable[bytes], body: object) -> None:
@@ -163,14 +164,14 @@ class ClosedWith:
 
 
 def close_body(body: object) -> None:
-    """Call the close() of what an app returned, if it has one (PEP 3333)."""
+    """Call a body's close(), if it has one (PEP 3333)."""
     close = getattr(body, "close", None)
     if callable(close):
         close()
 
 
 def is_event_stream(headers: Iterable[tuple[str, str]]) -> bool:
-    """Whether a body is to come as its app makes it: nothing of it may be kept back for more."""
+    """Whether each chunk has to be sent at once, by the Content-Type or X-Accel-Buffering."""
     for name, value in headers:
         lowered = name.lower()
         if lowered == "content-type" and value.lower().startswith(_EVENT_STREAMS):

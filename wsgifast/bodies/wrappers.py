@@ -1,7 +1,7 @@
-"""What the wrappers of frameworks and servers hold, told by their exact types.
+"""The bodies inside the wrappers of frameworks and servers, which are recognised by exact type.
 
-Named, not imported: only the frameworks that an app uses are ever loaded. A subclass that iterates
-in its own way is nobody's to look into, and is left alone.
+Types are compared by name, so that no framework is imported. Subclasses are left alone, since they
+may iterate in another way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .files import FileSlice, segment_of
 
 __all__ = ["held_in", "holds_all", "iterated", "known_file", "register_file_wrapper"]
 
-# Wrappers around a file, and the attribute that holds the file.
+# Wrappers around a file: the attribute that holds the file.
 _FILE_WRAPPERS = {
     "bottle.WSGIFileWrapper": "fp",
     "cherrypy.lib.file_generator": "input",
@@ -41,14 +41,14 @@ _FILE_WRAPPERS = {
     "wsgifast.doctor.recording.FileWrapper": "filelike",
     "wsgiref.util.FileWrapper": "filelike",
 }
-# Files that end before the file does which they read, for an app's own answer to Range; the
-# attribute that holds the file. `remaining` is how many bytes are left.
+# File objects that end before the file that they read, for a framework's own answer to Range: the
+# attribute that holds the file. Their `remaining` is the number of bytes left.
 _FILE_RANGES = {
     "falcon.routing.static._BoundedFile": "fh",
     "servestatic.responders.SlicedFile": "fileobj",
     "whitenoise.responders.SlicedFile": "fileobj",
 }
-# Wrappers around any iterable that add a close() of their own, and what gets at the iterable.
+# Wrappers around any iterable that add a close() of their own: what returns the iterable.
 _HOLDERS: dict[str, Callable[[Any], object]] = {
     "cherrypy._cpwsgi.AppResponse": attrgetter("iter_response"),
     "cherrypy._cpwsgi._TrappedResponse": attrgetter("iter_response"),
@@ -56,28 +56,28 @@ _HOLDERS: dict[str, Callable[[Any], object]] = {
     "wsgifast.bodies.segments.SegmentedBlocks": attrgetter("body"),
     "wsgifast.bodies.streams.ClosedWith": attrgetter("blocks"),
 }
-# Generators that encode text and let bytes pass, and the argument that they iterate.
+# Generators that encode text and pass bytes on: the argument that they iterate.
 _ENCODERS = {
     "cherrypy.lib.encoding.ResponseEncoder.encode_stream.<locals>.encoder": "body",
     "werkzeug.wrappers.response._iter_encoded": "iterable",
 }
-# Iterating one of these gives the bytes that reading it gives, or nobody could have read it.
+# Files whose iteration gives the same bytes as read().
 _BINARY_FILES = (io.BytesIO, io.BufferedRandom, io.BufferedReader, io.FileIO, FileSlice)
 _WHOLE: tuple[type, ...] = (list, tuple, type(iter([])), type(iter(())))
 
-# Wrappers that users have registered, by class.
+# Wrappers that users have registered.
 _registered: dict[type, Callable[[Any], object]] = {}
-# For each class that was seen what gets at what its instances hold, or None.
+# For each class seen so far, the function that returns what an instance holds; None for no wrapper.
 _getters: WeakKeyDictionary[type, Callable[[Any], object] | None] = WeakKeyDictionary()
 
 
 def register_file_wrapper(wrapper: type, get_file: Callable[[Any], object]) -> None:
-    """Teach wsgifast a class that wraps a file, so that the file is sent and not its iteration.
+    """Register a class that wraps a file, so that the file itself is sent.
 
-    :param wrapper: the class; its subclasses are not meant, since they may iterate differently.
-    :param get_file: is given an instance, returns the readable file whose rest is the body. When
-        the body has been sent the instance's close() is called, or the file's if it has none.
-    :raises ConfigurationError: if the first is no class or the second cannot be called.
+    :param wrapper: the class. Its subclasses are not included, since they may iterate differently.
+    :param get_file: takes an instance and returns the file, whose rest is the body. When the body
+        has been sent, the instance's close() is called, or the file's if the instance has none.
+    :raises ConfigurationError: if `wrapper` is no class or `get_file` cannot be called.
     """
     if not isinstance(wrapper, type):
         raise ConfigurationError(f"register_file_wrapper takes a class, not {wrapper!r}")
@@ -87,9 +87,9 @@ def register_file_wrapper(wrapper: type, get_file: Callable[[Any], object]) -> N
 
 
 def held_in(body: object) -> object:
-    """Return what iterating a body comes down to: what the wrappers hold, or the body itself.
+    """Return the iterable inside a body's known wrappers, or the body itself.
 
-    The body's own close() is still what closes it.
+    It is still the body whose close() has to be called.
     """
     while True:
         kind = type(body)
@@ -104,17 +104,17 @@ def held_in(body: object) -> object:
 
 
 def holds_all(held: object) -> bool:
-    """Whether every chunk exists already: to iterate the wrappers around it waits for nothing."""
+    """Whether every chunk exists already, so that iterating the body does not wait."""
     return type(held) in _WHOLE
 
 
 def iterated(body: Any) -> Iterable[Any]:
-    """What gives the chunks that a body gives, without what its framework does anew for each.
+    """Return an iterable of a body's chunks without the work that its framework repeats for each.
 
-    Django looks up a response's charset for every chunk of text, which takes ten times as long as
-    to encode it. The body's own close() is still what closes it.
+    Django looks the charset up for every chunk of text, which takes longer than encoding it. It is
+    still the body whose close() has to be called.
     """
-    held_in(body)  # knows the class afterwards
+    held_in(body)  # fills _getters
     if _getters[type(body)] is _streamed_by_django:
         return body if body.is_async else _encoded_as_by_django(body, body._iterator)
     if _name(body) == "werkzeug.wsgi.ClosingIterator":
@@ -125,7 +125,7 @@ def iterated(body: Any) -> Iterable[Any]:
 
 
 def known_file(held: object) -> object | None:
-    """The file whose rest is what iterating an object of a known class gives; None for others."""
+    """Return the file of which an object of a known class yields the rest; None for any other."""
     file = _unwrapped(held)
     if file is None:
         name = _name(held)
@@ -145,7 +145,7 @@ def _getter_for(kind: type) -> Callable[[Any], object] | None:
 
 
 def _encoded_by(generator: Any) -> object | None:
-    """What a framework's generator encodes, if it has not begun to."""
+    """Return what a framework's generator encodes, if it has not been started."""
     if inspect.getgeneratorstate(generator) != inspect.GEN_CREATED:
         return None
     module = generator.gi_frame.f_globals.get("__name__")
@@ -178,7 +178,7 @@ def _streamed_by_django(response: Any) -> object:
 
 
 def _encoded_as_by_django(response: Any, chunks: Iterable[Any]) -> Iterator[bytes]:
-    """What its make_bytes() does; the charset stays what it is once the head has been sent."""
+    """Encode as make_bytes() does; the charset cannot change once the head has been sent."""
     charset = response.charset
     for value in chunks:
         if type(value) is bytes:
@@ -190,7 +190,7 @@ def _encoded_as_by_django(response: Any, chunks: Iterable[Any]) -> Iterator[byte
 
 
 def _unwrapped(body: object) -> object | None:
-    """The file in a wrapper, or in several, as in Django's FieldFile; None if this is none."""
+    """Return the file in a wrapper, or in nested ones (Django's FieldFile); None for no wrapper."""
     file = None
     while True:
         get_file = _registered.get(type(body))
@@ -210,9 +210,9 @@ def _name(value: object) -> str:
 
 
 def _file_range(body: Any, attribute: str) -> object:
-    """The rest of a range as a slice of its file, or the body itself where that is no real file."""
+    """Return the rest of a range as a slice of its file, or the body itself for another file."""
     file: Any = getattr(body, attribute, None)
-    if getattr(body, "seeked", None) is False:  # ServeStatic's, which has not been read from yet
+    if getattr(body, "seeked", None) is False:  # ServeStatic seeks at the first read
         file.seek(body.start)
     segment = segment_of(file)
     if segment is None or segment.size < body.remaining:
@@ -221,10 +221,10 @@ def _file_range(body: Any, attribute: str) -> object:
 
 
 def _werkzeug_range(body: Any) -> FileSlice | None:
-    """Werkzeug's range as a slice of its file; None where it has to be iterated."""
+    """Return Werkzeug's range as a slice of its file; None if it has to be iterated."""
     wrapper = body.iterable
     if type(wrapper) is type(iter(_Indexed())):
-        # Of a wrapper that is only indexed, such as gunicorn's, Werkzeug keeps Python's iterator.
+        # Python's own iterator over a wrapper with __getitem__ alone, such as gunicorn's.
         wrapper = wrapper.__reduce__()[1][0]
     file: Any = _unwrapped(wrapper)
     segment = segment_of(file)
@@ -236,7 +236,7 @@ def _werkzeug_range(body: Any) -> FileSlice | None:
 
 
 class _Indexed:
-    """The least that iter() takes: no __iter__."""
+    """An iterable without __iter__."""
 
     def __getitem__(self, index: int) -> bytes:
         raise IndexError

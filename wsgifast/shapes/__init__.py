@@ -1,1 +1,1 @@
-"""Which shapes of a body are slow, for the doctor and for a server in production."""
+"""Slow shapes of bodies, for the doctor and for `report_slow_shapes` in production."""

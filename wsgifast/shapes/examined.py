@@ -1,4 +1,4 @@
-"""An app of which now and then a response's shape is looked at, as the app gave it."""
+"""Examine the shapes of a share of an app's responses."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["Examined"]
 class Examined:
     """Stands between WSGIFast and its app.
 
-    What the app returns goes on as it is; but an iterator that is looked at goes on in another
-    one, which gives the same chunks at the same moments.
+    Bodies are passed on as they are, except for the iterators that are examined: they are wrapped
+    in another iterator, which yields the same chunks at the same time.
     """
 
     def __init__(self, app: WSGIApplication, reports: Reports) -> None:
@@ -55,7 +55,7 @@ class Examined:
         shape, _ = classify(body, environ.get("wsgi.file_wrapper"))
         if shape is WHOLE or shape is HELD_WHOLE:
             held: Any = held_in(body)
-            # An iterator of the list is left where it stands.
+            # If it is an iterator over a list, a copy is consumed.
             listed = held if isinstance(held, (list, tuple)) else list(copy.copy(held))
             sizes = [_size(chunk) for chunk in listed[:LOOKED_AT_CHUNKS]]
             report("list", Chunks(sizes), len(listed))
@@ -65,7 +65,7 @@ class Examined:
 
 
 class _Watched:
-    """An app's iterator, its chunks measured as they pass."""
+    """An app's iterator, whose chunks are measured as they pass."""
 
     def __init__(self, body: Iterable[Any], report: Callable[[str, Chunks, int], None]) -> None:
         self._body = body
@@ -77,12 +77,12 @@ class _Watched:
         seen = self._chunks
         before = time.perf_counter()
         for chunk in self._body:
-            if chunk:  # an empty one says nothing
+            if chunk:  # not an empty one
                 if self._count < LOOKED_AT_CHUNKS:
                     seen.add(_size(chunk), time.perf_counter() - before)
                 self._count += 1
             yield chunk
-            before = time.perf_counter()  # what the server took to send it is not the app's time
+            before = time.perf_counter()  # without the time that the server took to send the chunk
 
     def close(self) -> None:
         try:

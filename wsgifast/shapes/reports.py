@@ -1,4 +1,4 @@
-"""Findings about shapes in production: which responses are looked at, and what is logged."""
+"""Findings about shapes in production: which responses are examined, and what is logged."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["LOOKED_AT_CHUNKS", "Reports", "check_rate"]
 
 logger = logging.getLogger("wsgifast")
 
-# Of a response that is looked at, so many chunks tell what it is; the others are counted.
+# How many chunks of a response are measured; the others are only counted.
 LOOKED_AT_CHUNKS: Final = 200
-# One finding for each endpoint in so many seconds.
+# An endpoint has one finding in this time.
 _EVERY_S = 3600.0
-# Endpoints that are remembered; while all of them have had their finding, others have none.
+# Endpoints that are remembered; beyond them no finding is logged until one is forgotten.
 _MOST_ENDPOINTS = 1000
 _SHOWN_CHARACTERS = 80
 
@@ -33,7 +33,7 @@ _KINDS = {
 
 
 def check_rate(rate: object) -> None:
-    """:raises ConfigurationError: if it is no share of responses."""
+    """:raises ConfigurationError: if `rate` is not a share of the responses."""
     if not is_number(rate, least=0, most=1):
         raise ConfigurationError(
             f"report_slow_shapes={rate!r}: expected a share of the responses, from 0 (none) to 1, "
@@ -42,11 +42,11 @@ def check_rate(rate: object) -> None:
 
 
 class Reports:
-    """Chooses the responses that are looked at, and logs what is found, seldom.
+    """Chooses the responses to examine, and logs findings, rarely.
 
     :param rate: the share of the responses, from 0 to 1.
-    :param mended: the findings that the middleware mends by itself: they are logged as INFO, the
-        others as WARNING.
+    :param mended: the findings that the middleware corrects: they are logged as INFO, the others as
+        WARNING.
     """
 
     def __init__(self, rate: float, *, mended: frozenset[str]) -> None:
@@ -57,24 +57,24 @@ class Reports:
         self._told: dict[str, float] = {}
 
     def picks(self) -> bool:
-        """Whether to look at the response that begins now."""
+        """Whether to examine the response that begins now."""
         return random.random() < self._rate
 
     def report(
         self, method: str, pattern: str | None, path: str, seen: BodySeen, count: int
     ) -> None:
-        """Log what is slow about a body, if its endpoint has not had a finding of late.
+        """Log what is slow about a body, unless its endpoint has had a finding lately.
 
-        :param pattern: the framework's URL pattern; None where there is none.
+        :param pattern: the framework's URL pattern; None if there is none.
         :param path: as the client sent it.
-        :param seen: the body's first chunks. Here no file is seen to be opened: blocks of one round
-            size are taken for one.
-        :param count: of all its chunks.
+        :param seen: the body's first chunks. Whether they come from a file is not known here:
+            blocks of one round size are taken for one.
+        :param count: the number of all its chunks.
         """
         if seen.kind != "list" and _looks_like_a_file(seen.chunks):
             seen = seen._replace(file_bytes=seen.chunks.total)
         id_ = slow_shape(seen)
-        if id_ is None or id_ == "WF023":  # events are as they are to be
+        if id_ is None or id_ == "WF023":  # event streams are right as they are
             return
         endpoint = pattern or "a URL without a pattern"
         if not self._is_due(endpoint):
@@ -114,6 +114,6 @@ def _described(id_: str, seen: BodySeen, count: int) -> str:
 
 
 def _shown(text: str) -> str:
-    """A client's text in a line of a log: no control characters, and not too long."""
+    """Return a client's text for a log line: without control characters, and not too long."""
     text = ascii(text)[1:-1]
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."

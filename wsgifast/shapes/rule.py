@@ -1,6 +1,6 @@
-"""The rule that says when a body's shape is slow: pure, by what was seen of its chunks.
+"""When the shape of a body is slow: a pure function of the sizes and times of its chunks.
 
-What it returns are ids of the doctor's findings, whose catalogue says what they cost.
+It returns ids of the doctor's findings; wsgifast.doctor.catalogue describes them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ __all__ = ["BodySeen", "Chunks", "is_many_and_small", "size_text", "slow_shape"]
 
 # An app that takes longer than this for its next chunk has paused: it streams on purpose.
 PAUSE_S = 0.005
-# Fewer chunks, or larger ones, cost no server more than the app itself.
+# Fewer chunks, or larger ones, cost a server no more than the app that makes them.
 _MANY_CHUNKS = 16
 _SMALL_CHUNK_BYTES = 4096
-# A file in blocks of this size or less pays more for the blocks than for the bytes.
+# A file in blocks of this size or less costs more per block than per byte.
 _SMALL_BLOCK_BYTES = 128 * 1024
-# A body in memory that is worth a word.
+# From this size on a file read into memory is a finding.
 _LARGE_BYTES = 16 * 1024 * 1024
 
 
@@ -27,7 +27,7 @@ class Chunks:
     """The chunks of a body, or the body messages of an ASGI response.
 
     :ivar sizes: bytes of each.
-    :ivar waits_s: seconds that the app took for each.
+    :ivar waits_s: the seconds that the app took for each.
     """
 
     sizes: list[int] = field(default_factory=list)
@@ -51,17 +51,17 @@ class Chunks:
 
     @property
     def pauses(self) -> int:
-        """How often the app took so long for a chunk that a client is to see the one before."""
+        """How often the app paused before a chunk."""
         return sum(wait > PAUSE_S for wait in self.waits_s[1:])
 
 
 class BodySeen(NamedTuple):
-    """What was seen of a body, before any repair.
+    """An app's body, as it was before any repair.
 
-    :ivar kind: what the app gave: a list or tuple, an iterator, a file that the server reads, the
-        same in a wrapper that no server knows, or ASGI's messages.
-    :ivar is_events: whether its head says that each chunk is waited for.
-    :ivar file_bytes: the size of the file that the body comes from, where one was seen.
+    :ivar kind: a list or tuple, an iterator, a file that the server reads, a file in a wrapper that
+        no server recognises, or ASGI messages.
+    :ivar is_events: whether its head says that it is an event stream.
+    :ivar file_bytes: the size of the file that the body comes from, if it is known to.
     """
 
     chunks: Chunks
@@ -74,7 +74,7 @@ _OF_SMALL_CHUNKS = {"list": "WF001", "messages": "WF030"}
 
 
 def slow_shape(seen: BodySeen) -> str | None:
-    """The id of the finding about a body's shape; None if there is nothing to say."""
+    """Return the id of the finding about a body's shape; None if it is not slow."""
     chunks = seen.chunks
     if chunks.pauses * 4 > chunks.count or seen.is_events:
         return "WF023" if chunks.count > 1 else None
@@ -98,7 +98,7 @@ def is_many_and_small(chunks: Chunks) -> bool:
 
 
 def size_text(size: float) -> str:
-    """Bytes, as people read them."""
+    """Return a size for people to read."""
     if size < 2048:
         return f"{size:.0f} B"
     return f"{size / 1024:.0f} KiB" if size < 2 * 1024**2 else f"{size / 1024**2:.1f} MiB"
