@@ -71,7 +71,7 @@ def wait_for_disk(peer: Peer, condition: Callable[[], bool]) -> None:
 def another_thread(peer: Peer) -> None:
     """What another thread does with what has come, while an app runs in this one."""
     server = peer.bench.server
-    server.pool.take_up_events(0)
+    server.pool.poll_events(0)
     while server.pool.work:
         job = peer.bench.take_up()
         if job is not None:

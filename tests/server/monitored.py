@@ -97,11 +97,11 @@ class Monitored:
 
     @property
     def lead_is_on_offer(self) -> bool:
-        return self.pool._on_offer
+        return self.pool._lead_is_offered
 
     @lead_is_on_offer.setter
     def lead_is_on_offer(self, on_offer: bool) -> None:
-        self.pool._on_offer = on_offer
+        self.pool._lead_is_offered = on_offer
 
     @property
     def early_promotions(self) -> int:

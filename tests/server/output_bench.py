@@ -57,7 +57,7 @@ def rules(
     disk: DiskThreads | None = None,
     response_on_disk_bytes: int = 1 << 30,
     responses_on_disk_bytes: int = 1 << 40,
-    make_way: Callable[[], object] = lambda: None,
+    share_work: Callable[[], object] = lambda: None,
 ) -> OutputRules:
     told: list[str] = [] if warnings is None else warnings
     return OutputRules(
@@ -75,7 +75,7 @@ def rules(
         seen=SeenInMemory(),
         coalescing=Coalescing(lambda: True),
         counters=Counters(),
-        make_way=make_way,
+        share_work=share_work,
     )
 
 

@@ -131,7 +131,7 @@ def test_http2_is_agreed_on(
     tls_bench: TLSBench, pem: tuple[str, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways: list[int] = []
-    monkeypatch.setattr(Pool, "make_way", lambda pool: ways.append(1))
+    monkeypatch.setattr(Pool, "share_work", lambda pool: ways.append(1))
     monkeypatch.setattr(outgoing, "LONG_TURN_BYTES", 60_000)
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

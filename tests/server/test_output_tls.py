@@ -135,7 +135,7 @@ def test_a_quick_client_gets_no_more_than_a_turn_at_a_time(
 ) -> None:
     """Whatever it takes, and others go on meanwhile: but not for a client that takes little."""
     ways: list[int] = []
-    near = Near(rules(make_way=lambda: ways.append(1)), tls)
+    near = Near(rules(share_work=lambda: ways.append(1)), tls)
     offered: list[int] = []
     takes = True
 

@@ -180,9 +180,9 @@ def test_a_task_that_comes_again_and_again_lets_events_go_first(kind: str) -> No
         if turns == 1:
             harness.deliver(done.set)
         if not done.is_set() and not harness.stopping:
-            harness.pool.push_behind(again)
+            harness.pool.defer(again)
 
-    harness.pool.push_behind(again)
+    harness.pool.defer(again)
     came = done.wait(PATIENCE_S)
     harness.stop()
     assert came

@@ -79,14 +79,14 @@ def test_a_turn_that_begins_as_it_looks_is_seen(monitored: Monitored) -> None:
 
 def test_a_tick_that_was_promised_is_not_put_off(monitored: Monitored) -> None:
     monitor = monitored.pool.monitor
-    assert not monitor.ticks_soon()  # it does not run
+    assert not monitor.request_tick()  # it does not run
 
     def promise() -> None:
         monitored.at_pause = lambda: None
         monitored.ticks.clear()
         monitored.alarms.clear()
         for _ in range(10):
-            assert monitor.ticks_soon()
+            assert monitor.request_tick()
             monitored.enter(monitored.first)
             monitored.now += TICK_S / 20
         monitored.first.busy = False
@@ -95,7 +95,7 @@ def test_a_tick_that_was_promised_is_not_put_off(monitored: Monitored) -> None:
     monitored.at_pause = promise
     monitored.run(200)
     assert len(monitored.ticks) == 2  # at the alarm, and at the end
-    assert monitor.ticks_soon()
+    assert monitor.request_tick()
     assert monitored.alarms == [TICK_S, TICK_S]  # the promise was kept: the next is a new one
 
 
@@ -106,7 +106,7 @@ def test_a_promise_made_while_it_looks_is_kept(monitored: Monitored) -> None:
         nonlocal ticks
         ticks += 1
         if ticks == 1:
-            assert monitored.pool.monitor.ticks_soon()
+            assert monitored.pool.monitor.request_tick()
 
     monitored.at_tick = leave_more
     monitored.run(1.5)
@@ -119,7 +119,7 @@ def test_a_look_that_comes_early_promotes_nobody(monitored: Monitored) -> None:
 
     def promise() -> None:
         monitored.at_pause = lambda: None
-        monitored.pool.monitor.ticks_soon()
+        monitored.pool.monitor.request_tick()
         monitored.now += TICK_S / 2
         monitored.enter(monitored.first)
 

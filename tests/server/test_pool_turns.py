@@ -10,7 +10,7 @@ import pytest
 
 from tests.server.monitored import Monitored, monitored
 from wsgifast.server.poller import READ, WRITE, Event
-from wsgifast.server.pool import _BEHIND_S
+from wsgifast.server.pool import _DEFERRED_S
 
 __all__ = ["monitored"]
 
@@ -70,25 +70,25 @@ def test_a_lead_that_nobody_could_take_is_on_offer(monitored: Monitored) -> None
     assert not monitored.lead_is_on_offer
 
 
-@pytest.mark.parametrize("queue", ["work", "behind"])
-def test_a_long_turn_makes_way_if_there_is_work(queue: str, monitored: Monitored) -> None:
+@pytest.mark.parametrize("queue", ["work", "deferred"])
+def test_a_long_turn_shares_the_work_if_there_is_any(queue: str, monitored: Monitored) -> None:
     """It runs, so that the monitor would leave it the lead; but it runs beside others."""
     pool = monitored.pool
     first, other = monitored.first, monitored.others[0]
     monitored.enter(first)
     monitored.follow(other)
     first.thread = threading.current_thread()
-    pool.make_way()
+    pool.share_work()
     assert monitored.leader is first  # there is nothing to do
     getattr(pool, queue).append(lambda: "request")
     first.thread = threading.Thread()
-    pool.make_way()
+    pool.share_work()
     assert monitored.leader is first  # its turn is not the one that takes long
     first.thread = threading.current_thread()
-    pool.make_way()
+    pool.share_work()
     assert monitored.leader is other
     monitored.leader = first
-    pool.make_way()
+    pool.share_work()
     assert monitored.leader is first
     assert monitored.lead_is_on_offer  # nobody was free
 
@@ -149,13 +149,13 @@ def test_what_was_received_for_a_thread_comes_first(monitored: Monitored) -> Non
     assert not monitored.pool.ready
 
 
-def test_what_is_behind_has_its_turn_between_two_polls(
+def test_deferred_items_have_their_turn_between_two_polls(
     monitored: Monitored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For as long as the events before it have taken, at least a moment and at most a few."""
     monkeypatch.setattr("wsgifast.server.pool._FEW_EVENTS", 3)
-    monkeypatch.setattr("wsgifast.server.pool._BEHIND_S", 1.0)
-    monkeypatch.setattr("wsgifast.server.pool._MOST_BEHIND_S", 8.0)
+    monkeypatch.setattr("wsgifast.server.pool._DEFERRED_S", 1.0)
+    monkeypatch.setattr("wsgifast.server.pool._MOST_DEFERRED_S", 8.0)
     pool = monitored.pool
     taken: list[Any] = []
 
@@ -169,10 +169,10 @@ def test_what_is_behind_has_its_turn_between_two_polls(
     monitored.receive = takes
     events: list[Event] = [(7, READ), (8, WRITE), (9, READ | WRITE), (10, WRITE)]
     monitored.at_poll = lambda: events
-    pool.behind.extend((fd, WRITE) for fd in range(100, 200))
+    pool.deferred.extend((fd, WRITE) for fd in range(100, 200))
 
     def turns(events_s: float) -> list[int]:
-        pool.take_up_events(None)
+        pool.poll_events(None)
         events.clear()
         while pool.work:
             before = len(taken)
@@ -183,7 +183,7 @@ def test_what_is_behind_has_its_turn_between_two_polls(
 
     assert turns(0.0) == [100, 101, 102, 103]
     assert [fd for fd, _ in taken[:2]] == [7, 9]
-    assert list(pool.behind)[-2:] == [(8, WRITE), (10, WRITE)]
+    assert list(pool.deferred)[-2:] == [(8, WRITE), (10, WRITE)]
     events.append((11, READ))
     assert len(turns(1.75)) == 8
     events.append((11, READ))
@@ -193,30 +193,30 @@ def test_what_is_behind_has_its_turn_between_two_polls(
     turns(0.0)
     assert taken[-6:-4] == [(12, READ), (13, WRITE)]
     # Each once, also what comes there again; a poll that finds nothing ends it.
-    pool.behind.clear()
+    pool.deferred.clear()
     again = 0
 
     def comes_again() -> None:
         nonlocal again
         again += 1
-        pool.behind.append(comes_again)
+        pool.deferred.append(comes_again)
 
-    pool.behind.append(comes_again)
+    pool.deferred.append(comes_again)
     assert turns(0.0) == []
     assert again == 1
 
 
-def test_what_is_behind_may_be_ready_to_run(monitored: Monitored) -> None:
+def test_deferred_items_may_be_ready_to_run(monitored: Monitored) -> None:
     """Others go on where it was left, as long as there is time."""
     pool = monitored.pool
-    monitored.in_app = lambda: setattr(monitored, "now", monitored.now + 0.3 * _BEHIND_S)
+    monitored.in_app = lambda: setattr(monitored, "now", monitored.now + 0.3 * _DEFERRED_S)
     monitored.at_poll = list
-    pool.behind.extend(lambda number=number: str(number) for number in range(9))  # type: ignore[misc]
-    pool.take_up_events(None)
+    pool.deferred.extend(lambda number=number: str(number) for number in range(9))  # type: ignore[misc]
+    pool.poll_events(None)
     while pool.work:
         monitored.turn(monitored.first)
     assert monitored.ran == ["0", "1", "2", "3"]
-    assert len(pool.behind) == 5
+    assert len(pool.deferred) == 5
 
 
 class Polling:

@@ -292,9 +292,9 @@ class Bench:
     def poll(self) -> None:
         """Take up what the poller has, without doing anything about it."""
         pool = self._pool
-        pool.take_up_events(0)
+        pool.poll_events(0)
         if not pool.work:  # the first poll that is asked to change something may do that only
-            pool.take_up_events(0)
+            pool.poll_events(0)
 
     def pass_time(self, seconds: float) -> None:
         """Let time go by, until the sweep and what follows from it."""

@@ -1,19 +1,19 @@
-"""The listeners of a worker: accepting connections, while there is room for them.
+"""Accepts connections from the listeners while there is room for them.
 
 Theory of operation
 -------------------
-The acceptor *listens* (its listeners are in the poller) or does not. What that depends on changes
-in any thread: connections come and go, the pool is saturated or no more, descriptors run out, the
-worker stops. Whoever changes it calls :meth:`Acceptor.update`, which decides by what is the case
-then, under a lock; so the last change counts, in whichever order the threads come.
+The acceptor *listens* (its listeners are in the poller) or it does not. What decides that changes
+in any thread: connections open and close, the pool becomes saturated, descriptors run out, the
+worker stops. Each such thread calls :meth:`Acceptor.update`, which decides under a lock by the
+state at that moment. So the last change counts, whatever the order of the calls.
 
-Where several workers wait for the same listener, the kernel tells one of them of a connection
-(EPOLLEXCLUSIVE). So whoever is told accepts, even if it should not listen any more: nobody else
-knows of that connection. After its turn it goes behind the others in the kernel's queue, or the
-first one would get all the connections of a quiet hour.
+Where several workers share a listener, the kernel reports a connection to one of them
+(EPOLLEXCLUSIVE). That worker accepts it even if it should no longer listen: no other one knows of
+it. After its turn it queues behind the others, or the first worker would get all connections while
+there is little traffic.
 
-A worker that ends closes the acceptor first. A thread may be in its turn at that moment, with a
-connection in hand that nobody else knows yet: the worker must not end before that turn has.
+A worker that ends closes the acceptor first. At that moment a thread may be in a turn, with an
+accepted connection that is not counted yet; the worker must wait for the end of that turn.
 """
 
 from __future__ import annotations
@@ -29,37 +29,38 @@ from .poller import Poller
 
 __all__ = ["Acceptor"]
 
-# Connections accepted in one turn: more would keep the others waiting, and other workers idle.
+# Most connections accepted in one turn: more would delay other events, and leave siblings idle.
 _ACCEPTS = 16
-# Where that has not emptied a listener's queue: events of connections until the next such turn. The
-# kernel reports a listener again only behind everything else that is ready.
+# If a turn has not emptied a listener's queue, this many other events until the next turn. The
+# kernel would report the listener again only after everything else that is ready.
 _EVENTS_BETWEEN_TURNS = 32
-# How long a connection without a free descriptor stays in the listener's queue.
+# How long to wait after running out of descriptors.
 _PAUSE_S = 0.2
-# That descriptors are short is said again after so long.
+# The least time between two warnings about that.
 _SAY_AGAIN_S = 10.0
-# For a connection, or for a watch of a listener (epoll_ctl(2)).
+# No room for a connection, or for watching a listener (epoll_ctl(2)).
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC})
-# A full worker is full until this share of its connections is left: it is told once for each time.
+# A full worker is warned about again only after it has gone below this share of its limit.
 _FULL_UNTIL = 0.9
 
 
 class Begins(Protocol):
-    """What the acceptor knows of a connection."""
+    """What the acceptor needs of a connection."""
 
     def begin(self) -> None:
         """Wait for the first event."""
 
 
 class Acceptor:
-    """Accepts from the listeners; any thread of the worker may do each of it.
+    """Accepts from the listeners; thread-safe.
 
-    :param listeners: non-blocking from now on; who made them closes them.
-    :param connect: makes a connection of an accepted socket, its peer and the listener's address;
-        None if it has failed at once.
-    :param count: how many connections are open.
-    :param limit: how many there may be.
-    :param is_open: whether connections are wanted at all, now.
+    :param listeners: made non-blocking; they stay the caller's to close.
+    :param connect: makes a connection from an accepted socket, its peer's address and the
+        listener's; None if that failed.
+    :param count: returns the number of open connections.
+    :param limit: the most there may be.
+    :param is_open: returns whether connections are wanted now.
+    :ivar unfinished: a listener whose queue its last turn did not empty.
     """
 
     def __init__(
@@ -88,9 +89,7 @@ class Acceptor:
         self._full = False
         self.listening = False
         self._closed = False
-        # Threads in a turn at a listener.
-        self._accepting = 0
-        # A listener whose queue was not emptied in its last turn.
+        self._accepting = 0  # threads in a turn
         self.unfinished: int | None = None
         self._events = 0
 
@@ -99,17 +98,17 @@ class Acceptor:
 
     @property
     def is_accepting(self) -> bool:
-        """Whether a thread is in a turn: it may have accepted what is not counted yet."""
+        """Whether a thread is in a turn, perhaps with a connection that is not counted yet."""
         return self._accepting > 0
 
     def close(self) -> None:
-        """Begin no turn any more; those that have begun end soon, see :attr:`is_accepting`."""
+        """Begin no more turns; see :attr:`is_accepting` for those under way."""
         with self._lock:
             self._closed = True
         self.update()
 
     def update(self) -> None:
-        """Listen or not, as things are now."""
+        """Start or stop listening, as the current state requires."""
         with self._lock:
             wanted = (
                 not self._closed
@@ -130,7 +129,7 @@ class Acceptor:
                 self._listen_later(error)
 
     def on_closed(self) -> None:
-        """A connection has closed, and given its descriptor back: no pause is needed any more."""
+        """A connection has closed its descriptor: there is room again."""
         if self._full and self._count() <= self._limit * _FULL_UNTIL:
             self._full = False
         if not self.listening:
@@ -138,7 +137,7 @@ class Acceptor:
             self.update()
 
     def accept(self, fd: int) -> None:
-        """Take a turn at a listener that is ready."""
+        """Take a turn at a listener that is readable."""
         with self._lock:
             if self._closed:
                 return
@@ -156,7 +155,7 @@ class Acceptor:
             try:
                 sock, peer = listener.accept()
             except ConnectionAbortedError:
-                connection = None  # it has gone again
+                connection = None  # the client has gone already
             except OSError as error:
                 if error.errno in _NO_ROOM:
                     self._pause(error)
@@ -166,9 +165,9 @@ class Acceptor:
                 connection = self._connect(sock, peer, address)
             if connection is not None:
                 if self._count() >= self._limit:
-                    # Before the connection may close in another thread, and make room again.
+                    # Before another thread may close the connection and make room again.
                     self.update()
-                    self._tell_that_it_is_full()
+                    self._warn_that_it_is_full()
                 connection.begin()
             if not self.listening:
                 return
@@ -183,7 +182,7 @@ class Acceptor:
                     self._listen_later(error)
 
     def count_event(self) -> None:
-        """Count an event of a connection while a turn is unfinished; now and then, the next one."""
+        """Count an event while a listener's turn is unfinished; after some, take its next turn."""
         fd = self.unfinished
         self._events += 1
         if fd is not None and self._events >= _EVENTS_BETWEEN_TURNS:
@@ -192,10 +191,7 @@ class Acceptor:
                 self.accept(fd)
 
     def _listen_later(self, error: OSError) -> None:
-        """The kernel has no watch for a listener: an update, such as the sweep's, tries again.
-
-        With the lock.
-        """
+        """The kernel cannot watch a listener: the next update tries again. Needs the lock."""
         if error.errno not in _NO_ROOM:
             raise error
         self.listening = False
@@ -204,14 +200,14 @@ class Acceptor:
         self._pause(error)
 
     def _pause(self, error: OSError) -> None:
-        """Have nobody accepted for a moment."""
+        """Accept nothing for a moment."""
         now = time.monotonic()
         if now - self._said_at >= _SAY_AGAIN_S:
             self._said_at = now
             self._log.warning("Cannot accept: %s; trying again soon", error)
         self._resume_at = now + _PAUSE_S
 
-    def _tell_that_it_is_full(self) -> None:
+    def _warn_that_it_is_full(self) -> None:
         if not self._full:
             self._full = True
             self._log.warning(

@@ -1,4 +1,4 @@
-"""What apps see of their connection's socket."""
+"""`gunicorn.socket`: an app's access to the socket of its connection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["AppSocket"]
 
 
 class Owner(Protocol):
-    """Whoever has the connection."""
+    """The connection."""
 
     @property
     def sock(self) -> socket.socket: ...
@@ -17,11 +17,11 @@ class Owner(Protocol):
     def hijack(self) -> socket.socket:
         """Hand the socket to the app.
 
-        :raises OSError: where others use it too.
+        :raises OSError: if other streams use it too.
         """
 
 
-# What may be asked of a connection's socket, and set on it, without taking it over.
+# What an app may use without taking the socket over.
 _HARMLESS = frozenset(
     {
         "cipher", "family", "getpeercert", "getpeername", "getsockname", "getsockopt",
@@ -31,11 +31,11 @@ _HARMLESS = frozenset(
 
 
 class AppSocket:
-    """What an app finds as `gunicorn.socket`: the client's socket, for those who take it over.
+    """The client's socket, for apps that take it over.
 
-    Its addresses, its certificate and its options can be looked at, and options set, as middleware
-    does. Any other use makes it a blocking socket, as the app expects it, and ends HTTP on it:
-    after the app the connection is closed.
+    Addresses, certificate and options can be read, and options set, as middleware does. Any other
+    use makes the socket blocking, as apps expect it, and ends HTTP on it: the connection is closed
+    when the app returns.
     """
 
     __slots__ = ("__weakref__", "_owner", "_sock")

@@ -1,4 +1,4 @@
-"""The WSGI application: called for each request, answered for when it fails, and logged."""
+"""Calls the WSGI app for each request, answers for it when it fails, and logs the request."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ __all__ = ["Application"]
 
 
 class Application:
-    """Runs a WSGI app's requests, in whichever thread has them.
+    """Runs a WSGI app; thread-safe.
 
-    :param app: WSGI.
+    :param app: the WSGI app.
     :param environs: makes its environs.
     :param file_wrapper: the environ's `wsgi.file_wrapper`.
-    :param log: a logger that has an access() too, for the access log.
-    :param logs_access: whether there is an access log: building a line of it costs as much as a
-        short request.
-    :param pre_request: called with each request before the app; None: there is nothing to call.
-    :param post_request: the same with the request, its environ ({} where there is none) and its
-        response (None where there is none) after the app, whatever it did.
-    :param may_stay: called once for each request, before the app: whether its connection may have
-        another one after it.
-    :param answer_error: answers and logs what the app has raised, given the connection and the
-        request, as long as nothing has been sent.
-    :param on_answered: called when a response has been sent, as far as it ever will be, with the
-        monotonic time; before it is logged. Must not raise.
+    :param log: a logger with an access() method for the access log.
+    :param logs_access: whether there is an access log; a line of it costs as much as a short
+        request.
+    :param pre_request: called with each request before the app; or None.
+    :param post_request: called after the app, whatever it did, with the request, its environ ({} if
+        there is none) and its response (None if there is none); or None.
+    :param may_stay: called once for each request, before the app: whether to keep its connection
+        open.
+    :param answer_error: logs and answers an exception, given the channel, the request and the
+        exception. Called only if nothing has been sent.
+    :param on_answered: called when a response has been sent or given up, before it is logged, with
+        the channel, the exchange and the monotonic time. Must not raise.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Application:
         self._may_stay = may_stay
         self._answer_error = answer_error
         self._on_answered = on_answered
-        # The one that is called, with nothing in front of it where nothing is logged.
+        # See endpoint.Core: without an access log, `on_answered` itself.
         self.on_sent = self._log_exchange if logs_access else on_answered or _nothing
 
     def run(self, channel: Channel) -> None:
-        """Call the app for a request, and give its channel up."""
+        """Call the app for a request; the channel is no longer the caller's afterwards."""
         exchange = channel.exchange
         assert exchange is not None
         req = exchange.req
@@ -90,9 +90,9 @@ class Application:
                     exchange.begun = time.monotonic()
                 resp.write_body(self.app(environ, resp.start_response), self._file_wrapper)
                 if not resp.is_as_declared():
-                    self._tell_of_its_body(resp)
+                    self._check_body(resp)
             except StopIteration as error:
-                # How an app that has taken the socket over says that it is done with it.
+                # gunicorn's convention for an app that has taken the socket over, and is done.
                 self.log.debug("Closing connection. %s", error)
                 if resp is not None:
                     resp.force_close()
@@ -108,7 +108,7 @@ class Application:
                     self.log.exception("Exception in post_request hook")
             channel.app_is_done()
 
-    def _tell_of_its_body(self, resp: Response) -> None:
+    def _check_body(self, resp: Response) -> None:
         if resp.missing():
             resp.force_close()
         complaint = resp.complaint(resp.req.method)
@@ -130,8 +130,8 @@ class Application:
     def _answer_failure(
         self, channel: Channel, exchange: Exchange, resp: Response | None, error: Any
     ) -> None:
-        """An app (or its body) has raised: an error if nothing is sent yet, else the end."""
-        # Whatever an app makes of a body that cannot be read, that was the reason.
+        """Answer an exception of the app or its body, or cut the response off if it has begun."""
+        # If the request's body could not be read, that is the cause of whatever the app raised.
         unread = exchange.streamed and exchange.streamed.failure
         error = unread or error
         if isinstance(error, ConnectionError) and (
@@ -145,18 +145,17 @@ class Application:
         if resp is not None:
             resp.force_close()
         if resp is not None and resp.headers_sent:
-            # Another answer would land in the middle of the body; cutting it off is all that is
-            # left.
+            # An error page would land in the middle of the body.
             if isinstance(error, RequestError):
                 self.log.warning("Cutting off %s: %s", exchange.req.uri, error)
             else:
                 self.log.exception("Error handling request")
             return
-        exchange.resp = None  # the answer is logged by itself
+        exchange.resp = None  # the error page is logged separately
         self.refuse(channel, exchange, error)
 
     def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> None:
-        """Answer a request that will not run, or what is none, and log it."""
+        """Answer an error before, or in place of, the app's response, and log it."""
         if not isinstance(error, RequestError):
             self._answer_error(channel, exchange and exchange.req, error)
             return
@@ -169,10 +168,10 @@ class Application:
         if exchange is not None:
             self._log_refusal(channel, exchange, f"{error.status} {error.reason}")
 
-    # The access log.
+    # The access log
 
     def _log_exchange(self, channel: Channel, exchange: Exchange, now: float) -> None:
-        """Log a request whose response has been sent, as far as it ever will be."""
+        """Log a request whose response has been sent or given up."""
         if self._on_answered is not None:
             self._on_answered(channel, exchange, now)
         resp = exchange.resp
@@ -184,11 +183,11 @@ class Application:
         if left:
             resp.sent = max(0, resp.sent - left)
         if exchange.begun:
-            _tell_times(exchange, exchange.environ, channel.output.backlog)
+            _add_times(exchange, exchange.environ, channel.output.backlog)
         self._log_access(resp, exchange, exchange.environ)
 
     def _log_refusal(self, channel: Channel, exchange: Exchange, status: str) -> None:
-        """Log a request that never reached the app."""
+        """Log a request for which the app was not called."""
         if not self._logs_access:
             return
         resp = channel.response_class(exchange.req, channel.output, self._settings)
@@ -200,16 +199,16 @@ class Application:
         elapsed = timedelta(seconds=time.monotonic() - exchange.started)
         try:
             self.log.access(resp, exchange.req, environ, elapsed)
-        except Exception:  # a logger of the user's own; the client has its answer
+        except Exception:  # in a logger of the user's
             self.log.exception("Error in the access log")
 
 
 def _nothing(channel: Channel, exchange: Exchange, now: float) -> None:
-    """What is done of a request that nobody asks for."""
+    """Neither metrics nor an access log."""
 
 
-def _tell_times(exchange: Exchange, environ: dict[str, Any], backlog: Backlog | None) -> None:
-    """Put into the environ what an access log prints of the response that has just been sent."""
+def _add_times(exchange: Exchange, environ: dict[str, Any], backlog: Backlog | None) -> None:
+    """Add the keys that an access log can print about the response just sent."""
     queued, begun, answered = exchange.queued, exchange.begun, exchange.answered
     waited_s = 0.0 if backlog is None else backlog.waited_s
     environ[WAIT_US] = int((begun - queued) * 1e6) if queued else 0
@@ -219,7 +218,7 @@ def _tell_times(exchange: Exchange, environ: dict[str, Any], backlog: Backlog | 
 
 
 def _error_page(error: RequestError) -> bytes:
-    """As gunicorn writes it: clients see one form of error page, whoever refuses them."""
+    """Return a response in the form of gunicorn's error pages, so that all errors look alike."""
     reason = error.reason
     page = (
         f"<html>\n  <head>\n    <title>{reason}</title>\n  </head>\n  <body>\n"

@@ -1,4 +1,4 @@
-"""What the application asks of whatever carries a request and its response."""
+"""What the application needs of a connection of HTTP/1, or of a stream of HTTP/2."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ __all__ = ["Channel"]
 class Channel(Protocol):
     """A connection of HTTP/1, or a stream of HTTP/2.
 
-    :ivar exchange: the request that is to run.
+    :ivar exchange: the request to run.
     :ivar output: where its response goes.
-    :ivar response_class: how that is said.
-    :ivar app_socket: what the apps of its connection find as `gunicorn.socket`; None until it is
-        made.
-    :ivar proxy: what a proxy has said of the connection, for the environs of its requests.
+    :ivar response_class: what writes the response.
+    :ivar app_socket: `gunicorn.socket` for the apps of the connection; None until it is made.
+    :ivar proxy: environ keys from the connection's PROXY header.
     :ivar address: the listener's.
     """
 
@@ -46,24 +45,24 @@ class Channel(Protocol):
     @property
     def address(self) -> Any: ...
 
-    def is_wanted(self) -> bool:
-        """Begin its turn; False if there is nobody to answer any more."""
+    def begin_app(self) -> bool:
+        """The app is about to be called; False if nobody waits for the response any more."""
+
+    def app_is_done(self) -> None:
+        """The app has returned, or failed: the rest of the response is sent without its thread."""
 
     def hijack(self) -> socket.socket:
         """Hand the socket to the app.
 
-        :raises OSError: where others use it too.
+        :raises OSError: if other streams use it too.
         """
 
     def send_error(self, status: int, page: bytes) -> None:
-        """Answer an error, as long as nothing is sent; to HEAD without a body.
+        """Answer with an error, if nothing has been sent; without a body to HEAD.
 
-        :param page: all that HTTP/1 says of it, head and body.
+        :param page: the whole response as HTTP/1 has it, head and body.
         :raises ClientGone: if the client has gone.
         """
-
-    def app_is_done(self) -> None:
-        """The app has done what it will: the response goes on by itself."""
 
     def close(self) -> None:
         """Give up, whatever has been sent."""

@@ -1,20 +1,19 @@
-"""One client connection: what an event, or the end of its time, does in each of its states.
+"""One client connection: what an event, or a deadline, does in each of its states.
 
 Theory of operation
 -------------------
-states.py has the states and the moves between them; :data:`_ON_EVENT` and :data:`_ON_OVERDUE`,
-below, say what is done in each. A connection that waits is in the registry, where an event or the
-sweep of overdue connections claims it, which makes one thread its owner (see registry.py). The
-owner runs :meth:`Connection.on_event`, and then lets it wait again, closes it, or returns it as
-ready to run. Once HTTP/2 is agreed on, it is that one's (http2/multiplexer.py) to say what an event
-does.
+states.py has the states and the transitions; :data:`_ON_EVENT` and :data:`_ON_OVERDUE`, below, map
+each state to what is done. A waiting connection is in the registry, where an event or the sweep
+claims it and makes one thread its owner (registry.py). The owner calls :meth:`Connection.on_event`,
+which lets the connection wait again, closes it, or returns it because its app is to run. Once
+HTTP/2 is negotiated, the multiplexer handles the events (http2/multiplexer.py).
 
-While it runs it belongs to the app's thread. Only if its output queue drains meanwhile does it
-wait too, and then the event does nothing but send, under the queue's lock. The socket is
-closed by its owner only, never while the app's thread may use it.
+While the app runs, the app's thread is the owner. If the output queue waits for the client
+meanwhile, the connection waits in the registry too, but its event then only sends, under the
+queue's lock. Only the owner closes the socket, and never while the app may use it.
 
-What has come is the receiver's to understand, which has no socket; what is to be sent is the
-queue's. How it waits and ends is the endpoint's, its base: the same for HTTP/2.
+Three parts do the rest: the receiver parses what was received and has no socket; the output queue
+sends; the base class, Endpoint, waits and closes.
 """
 
 from __future__ import annotations
@@ -57,19 +56,19 @@ from .transport import WOULD_BLOCK, has_come, shake_hands
 
 __all__ = ["Connection"]
 
-# The deadline of a connection that is overdue, and has been given a last turn.
+# The deadline of an overdue connection that gets a last turn.
 _LAST_TURN = 0.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Connection(Endpoint):
-    """One accepted connection; made by the thread that accepted it.
+    """One accepted connection.
 
-    :param sock: non-blocking; a TLS socket's handshake is still to come.
-    :param peer: its address as accept() gave it.
+    :param sock: non-blocking; with TLS, before the handshake.
+    :param peer: the client's address as accept() returned it.
     :param address: the listener's.
-    :param receiver: of its requests.
-    :ivar exchange: the request that runs, or is answered.
+    :param receiver: parses its requests.
+    :ivar exchange: the request that runs or is being answered.
     :ivar hijacked: the app has taken the socket over.
     """
 
@@ -84,44 +83,44 @@ class Connection(Endpoint):
         self.exchange: Exchange | None = None
         self.hijacked = False
         self._receiver = receiver
-        # Whether the last receive has left nothing, so that all that still comes has an event.
+        # The last receive has emptied the socket: an event will report whatever comes next.
         self._is_read_empty = False
-        self._unread: StreamedBody | None = None  # what is left of it is thrown away
+        self._unread: StreamedBody | None = None  # the rest of it is discarded
 
     @property
     def receives_body(self) -> bool:
-        """Whether a request's head has come, and its body has not."""
+        """Whether the head of a request is complete, and its body is not."""
         return self.state is RECEIVING and self._receiver.exchange is not None
 
     def is_idle(self) -> bool:
-        """Whether it is kept alive, and no request has begun."""
+        """Whether it is kept open between two requests."""
         return self.state is IDLE or self.state is SKIPPING
 
     def is_sending(self) -> bool:
-        """Whether something is on its way, and no app has to run for it."""
+        """Whether a response is being sent whose app has returned."""
         if self.streams is not None and self.state is STREAMS:
             return self.streams.is_sending()
         return self.state is SENDING
 
     def owes_goaway(self) -> bool:
-        """Whether its client can be told that the server ends, and has not been."""
+        """Whether it speaks HTTP/2 and its client has not been told that the server ends."""
         return self.streams is not None and self.state is STREAMS and self.streams.owes_goaway()
 
     # Events
 
     def on_event(self, events: int) -> Channel | None:
-        """Do what an event calls for; the caller owns the connection.
+        """Handle an event; the caller owns the connection.
 
-        :param events: 0 for a connection that has something to do already.
-        :returns: what is ready to run: itself, or a stream.
+        :param events: 0 to go on without one.
+        :returns: the connection, or one of its streams, if its app is to run.
         """
         return _ON_EVENT[self.state](self, events)
 
     def on_overdue(self) -> None:
-        """End a connection whose time is over; the sweep owns it.
+        """End a connection whose deadline has passed; the sweep owns it.
 
-        But not behind the back of a request that has come, and to which a busy server has not: its
-        client would not know whether it was run (RFC 9110 section 9.2.2).
+        But not if a request has arrived that a busy server has not read yet: its client could not
+        tell whether it was processed (RFC 9110 section 9.2.2).
         """
         if self.state is IDLE and self.deadline != _LAST_TURN and has_come(self.sock):
             self.deadline = _LAST_TURN
@@ -168,14 +167,14 @@ class Connection(Endpoint):
             if not data:
                 self.close()
                 return None
-            # epoll(7): for a stream, less than was asked for is all there was; but for its end, and
-            # what is behind urgent data, of which the event has told together with it.
+            # epoll(7): a receive that returns less than was asked for has emptied the socket,
+            # except before the end of the stream or urgent data, which the event has reported too.
             self._is_read_empty = len(data) < wanted and events == READ
         else:
             self._is_read_empty = False
         try:
             step = receiver.take(data)
-        except Exception as error:  # noqa: BLE001 - each has its answer
+        except Exception as error:  # noqa: BLE001 - each is answered
             self.refuse(error)
             return None
         if step is COMPLETE:
@@ -194,7 +193,7 @@ class Connection(Endpoint):
         return None
 
     def _receive_more(self, *, asked: bool) -> None:
-        """Wait for the rest of a request, or go on with what is here of it.
+        """Wait for the rest of a request, or go on with what has been received.
 
         :param asked: the client waits for "100 Continue".
         """
@@ -207,7 +206,7 @@ class Connection(Endpoint):
                 self.close()
                 return
             if self.output.draining:
-                return  # it waits under the queue's own event; the body is asked for after that
+                return  # the queue waits for the socket; receiving goes on after that
         if deadline is not None:
             self.deadline = deadline
         if self._receiver.has_more_to_do() or self.has_more_in_tls():
@@ -224,7 +223,7 @@ class Connection(Endpoint):
             self.wait(READ)
 
     def _stream_body(self, exchange: Exchange) -> None:
-        """Leave the body to the app's thread."""
+        """Let the app's thread read the body from the socket."""
         receiver = self._receiver
         self._is_read_empty = False
         self._core.registry.unwatch(self)
@@ -242,7 +241,7 @@ class Connection(Endpoint):
             try:
                 self.output.write(_CONTINUE)
             except ClientGone:
-                pass  # the first read will tell
+                pass  # the app's first read fails
 
     def _send(self, events: int) -> None:
         if self.output.on_writable():
@@ -251,9 +250,9 @@ class Connection(Endpoint):
     # HTTP/2
 
     def _speak_http2(self, exchange: Exchange | None) -> Channel | None:
-        """Leave all that comes to whoever speaks HTTP/2, and all that waits too.
+        """Hand the connection to a multiplexer, with what has been received already.
 
-        :param exchange: the request that has asked for it.
+        :param exchange: the request that has asked for the upgrade.
         """
         receiver = self._receiver
         self.move(SWITCHES)
@@ -272,8 +271,7 @@ class Connection(Endpoint):
 
     # The app's thread
 
-    def is_wanted(self) -> bool:
-        """Whether the app is to run for it."""
+    def begin_app(self) -> bool:
         return True
 
     def send_error(self, status: int, page: bytes) -> None:
@@ -284,7 +282,7 @@ class Connection(Endpoint):
         self.output.write(page)
 
     def hijack(self) -> socket.socket:
-        """Hand the socket to the app; what is queued goes out first."""
+        """Hand the socket to the app; queued output is sent first."""
         if not self.hijacked:
             self.hijacked = True
             self._core.registry.unwatch(self)
@@ -293,22 +291,22 @@ class Connection(Endpoint):
         return self.sock
 
     def app_is_done(self) -> None:
-        """The app has done what it will: finish now, or leave it to whoever sends the last byte."""
+        """The app has returned: finish now, or let the thread do it that sends the last byte."""
         if self.output.may_hold_blocks():
             self.output.flush()
-        # Under the lock: whoever sends at a tick may have taken what waited, and not queued it yet.
         self._finish_when_sent(ANSWERED)
 
     # Ends
 
     def refuse(self, error: Exception) -> None:
-        """Answer a request that will not run, or what is none; then close."""
+        """Answer a request that is malformed or refused; then close."""
         self.move(REFUSED)
         self._core.refuse(self, self._receiver.exchange, error)
         self._receiver.close()
         self._finish_when_sent()
 
     def _finish_when_sent(self, event: str | None = None) -> None:
+        # Under the lock: the monitor's tick may have taken blocks that it has not queued yet.
         with self.output.lock:
             if event is not None:
                 self.move(event)
@@ -318,7 +316,7 @@ class Connection(Endpoint):
         self._finish()
 
     def _finish(self) -> None:
-        """The response has been sent, or never will be: go on, or close."""
+        """The response has been sent, or never will be: wait for the next request, or end."""
         exchange, self.exchange = self.exchange, None
         stays = False
         now = time.monotonic()
@@ -346,9 +344,10 @@ class Connection(Endpoint):
         self._skip(0)
 
     def _skip(self, events: int) -> None:
-        """Go on to the request behind a body that the app has not read, or wait for its end.
+        """Discard the rest of a body that the app has not read, and go on to the next request.
 
-        A client that has been promised another request would lose what it sends of it.
+        The client has been told that the connection stays open: closing it now could lose its next
+        request.
         """
         body = self._unread
         assert body is not None
@@ -366,14 +365,14 @@ class Connection(Endpoint):
     def _stay(self) -> None:
         """Wait for the next request."""
         self.move(STAYS)
-        # No event will come for what is here already: a pipelined request.
+        # No event will report a pipelined request that has been received already.
         if self._receiver.rest or (self._tls is not None and self.has_more_in_tls()):
             self._core.resume(self)
         else:
             self._wait_to_receive()
 
     def _can_stay(self, exchange: Exchange) -> bool:
-        """Whether the connection can have a request after this one."""
+        """Whether the connection can be kept for another request."""
         return not (self.hijacked or exchange.resp is None or exchange.resp.should_close())
 
     def _drop_request(self) -> None:
@@ -385,7 +384,7 @@ class Connection(Endpoint):
 
     def _stall(self) -> None:
         self.output.fail(TimeoutError("the client took no byte in time"))
-        if self.state is SENDING:  # else the app's thread closes it
+        if self.state is SENDING:  # else the app's thread does it
             self._finish()
 
 
@@ -400,7 +399,7 @@ _ON_EVENT: dict[str, Callable[[Connection, int], Channel | None]] = {
     LINGERING: Connection._discard,
     CLOSED: lambda connection, events: None,
 }
-# What is waited for in a state, other than for a client to close its side.
+# What a state waits for, in the counter of timeouts; LINGERING is not counted.
 _WAITED_FOR = {
     HANDSHAKE: "handshake",
     IDLE: "keepalive",

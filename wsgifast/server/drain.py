@@ -1,4 +1,4 @@
-"""When to end a worker that is to be replaced: while nothing long is under way."""
+"""Finds a good moment to end a worker that is to be replaced: when nothing long is under way."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ __all__ = ["Drain"]
 
 C = TypeVar("C")
 
-# What has been open for no longer is expected to end soon.
+# A connection that is younger is expected to end soon.
 _YOUNG_S = 1.0
 
 
 class Drain(Generic[C]):
-    """Waits until a worker can end without making anybody wait for the next one.
+    """Tells when a worker can end without making clients wait for its successor.
 
-    An arbiter starts the next worker only after this one has ended, and while one ends, it accepts
-    nobody. So it goes on accepting, and looks for a moment at which all that is open is young: it
-    remembers what is open, and is over if all of that has closed soon after. If something took
-    longer, it remembers anew.
+    The arbiter starts the successor only after this worker has ended, and a worker that ends
+    accepts nothing. So it goes on accepting until all open connections are young: it remembers the
+    open ones, and the moment has come if all of them have closed soon after. If not, it starts
+    again with those that are open then.
 
-    :param connections: those of the worker, as they come and go.
-    :param counts: whether a connection that is open has to be waited for.
-    :param now: the monotonic clock, in seconds, here and below.
+    :param connections: the worker's, as they come and go.
+    :param counts: whether to wait for an open connection.
+    :param now: monotonic, here and below.
     :param limit_s: seconds after which the worker ends in any case.
     """
 
@@ -37,7 +37,7 @@ class Drain(Generic[C]):
         self._old = set(connections)
 
     def is_over(self, now: float) -> bool:
-        """Whether this is the moment."""
+        """Whether the worker should end now."""
         if now >= self._end:
             return True
         self._old = {c for c in self._old if c in self._connections and self._counts(c)}

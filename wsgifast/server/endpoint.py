@@ -1,4 +1,4 @@
-"""The server's end of one connection, whatever is spoken on it: how it waits, and how it ends."""
+"""An accepted socket: how a connection waits and ends, whichever version of HTTP it speaks."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from .transport import discard, end_sending
 
 __all__ = ["LINGER_S", "Core", "Endpoint", "Streams"]
 
-# How long a client may send nothing after our last word until it closes the connection. A client
-# in the middle of an upload may not look for an answer before its end: so long may it go on, and so
-# much of it is read and thrown away (as by nginx's lingering_close, which has no limit of bytes).
+# Lingering close, as in nginx: how long a client may be silent after the last byte of a response
+# before the connection is closed. A client in the middle of an upload may read the response only
+# after the upload: for this long, and this many bytes, what it sends is discarded.
 LINGER_S = 2.0
 _LINGERS_MOST_S = 30.0
 _LINGER_BYTES = 1024 * 1024 * 1024
-# In one turn, which is to be a short one.
+# Bytes discarded in one turn.
 _DISCARD_BYTES = 256 * 1024
 
 
 class Core(Protocol):
-    """What a connection asks of its server."""
+    """What a connection needs of its server."""
 
     options: Options
     counters: Counters
@@ -53,37 +53,37 @@ class Core(Protocol):
     log: Any
 
     def keepalive_s(self) -> float:
-        """Seconds that an idle connection may stay."""
+        """How long an idle connection is kept open."""
 
     def resume(self, connection: Any) -> object:
-        """Have a thread go on with a connection that has something to do already."""
+        """Have a thread of the pool call :meth:`Connection.on_event` without an event."""
 
     def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> object:
-        """Answer an error, and log it; with the request, if there is one."""
+        """Answer an error, and log it, with the request if there is one."""
 
     def on_sent(self, channel: Channel, exchange: Exchange, now: float) -> object:
-        """The response to a request has been sent, as far as it ever will be.
+        """The response to a request has been sent, or never will be.
 
         :param now: monotonic.
         """
 
     def run_soon(self, task: Callable[[], Channel | None]) -> object:
-        """Have a thread do something, and run what it returns."""
+        """Have a thread of the pool call something, and run the app of what it returns."""
 
     def is_ending(self) -> bool:
         """Whether clients should make their next requests elsewhere."""
 
     def begin_http2(self, connection: Endpoint, parser: Parser) -> Streams:
-        """Make what speaks HTTP/2 on a connection that has agreed on it."""
+        """Make the multiplexer of a connection that has negotiated HTTP/2."""
 
 
 class Streams(Protocol):
-    """What speaks HTTP/2 on a connection; its output queue takes the place of the other one."""
+    """A multiplexer of HTTP/2; its output queue replaces the connection's."""
 
     output: OutputQueue
 
     def begin(self, received: bytes, exchange: Exchange | None) -> Channel | None:
-        """Begin, with what has come already, and perhaps with a request that has asked for it."""
+        """Start with what was received, and the request that has asked for an upgrade."""
 
     def on_event(self, event: int) -> Channel | None:
         """As :meth:`Endpoint.on_event`."""
@@ -95,25 +95,25 @@ class Streams(Protocol):
         """As :meth:`Endpoint.retry`."""
 
     def let_go(self) -> bool:
-        """The connection is to be closed: whether that can be now, since no app runs on it."""
+        """The connection is to be closed; False while apps run, the last of which does it."""
 
     def is_sending(self) -> bool:
-        """Whether something is on its way, and no app has to run for it."""
+        """As :meth:`Connection.is_sending`."""
 
     def owes_goaway(self) -> bool:
-        """Whether the client does not know yet that the server ends."""
+        """As :meth:`Connection.owes_goaway`."""
 
     def channels(self) -> Sequence[Channel]:
-        """The streams that are open; any thread may ask."""
+        """The open streams; for any thread."""
 
 
 class Endpoint:
-    """An accepted socket, its output, and its state; who owns it is told of in connection.py.
+    """An accepted socket, its output queue and its state; connection.py says who owns it.
 
-    :ivar app_socket: see :class:`~.channel.Channel`, as for `proxy`.
-    :ivar streams: what speaks HTTP/2 here, once that is agreed on.
+    For `deadline`, `known`, `watched` and `retries` see :class:`~.registry.Waiting`; for
+    `app_socket` and `proxy`, :class:`~.channel.Channel`.
 
-    For `deadline`, `known`, `watched` and `retries` see :class:`~.registry.Waiting`.
+    :ivar streams: the multiplexer, once HTTP/2 is negotiated.
     """
 
     __slots__ = (
@@ -159,24 +159,21 @@ class Endpoint:
         self.wait_for_more()
 
     def move(self, event: str) -> None:
-        """Go on to the state that an event leads to."""
+        """Change to the state that an event leads to."""
         self.state = TRANSITIONS[self.state][event]
 
     # Waiting
 
     def wait(self, events: int) -> None:
-        """Give the connection up until an event; nothing of it may be touched afterwards."""
+        """Give the connection up until an event; the caller must not touch it afterwards."""
         try:
             self._core.registry.wait(self, events)
         except (OSError, ValueError) as error:
             self._cannot_wait(error)
 
     def wait_for_more(self) -> None:
-        """As :meth:`wait`, until there is more to read; all that has come has been read.
-
-        TLS reads from the socket by its records, not to its end.
-        """
-        if self._tls is not None:
+        """As :meth:`wait`, to read, after everything has been read."""
+        if self._tls is not None:  # which may leave a part of a record in the socket
             self.wait(READ)
             return
         try:
@@ -190,17 +187,17 @@ class Endpoint:
             self.close()
 
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
-        """Have the output queue go on when the socket is writable; see OutputOwner."""
+        """See :class:`~.send_queue.OutputOwner`."""
         self.deadline = deadline
         self.retries = retry
         self._core.registry.wait(self, 0 if retry else WRITE)
 
     def resume_sending(self) -> None:
-        """Have the output queue go on soon; see OutputOwner."""
+        """See :class:`~.send_queue.OutputOwner`."""
         self._core.resume(self)
 
     def retry(self) -> None:
-        """Wait for writability after all; the sweep owns it."""
+        """Wait for the socket after all; called by the sweep, which owns the connection."""
         self.retries = False
         if self.streams is not None and self.state is STREAMS:
             self.streams.retry()
@@ -208,16 +205,17 @@ class Endpoint:
             self.wait(WRITE)
 
     def has_more_in_tls(self) -> bool:
-        """Whether TLS has decrypted more than was received: no event would tell of it."""
+        """Whether TLS holds decrypted bytes, which no event would report."""
         return self._tls is not None and self._tls.pending() > 0
 
     # Ends
 
     def leave(self) -> None:
-        """Say goodbye, and let the client read all of it before the kernel may reset it.
+        """End the connection so that the client can read the whole response.
 
-        Closing a socket with unread data sends a reset, which may destroy the response on its way
-        (RFC 9112 section 9.6).
+        Closing a socket that has unread data sends a reset, which may destroy a response on its
+        way (RFC 9112 section 9.6). So only the sending side is shut down, and what the client still
+        sends is discarded until it closes.
         """
         if self.output.error is not None:
             self.close()
@@ -245,11 +243,11 @@ class Endpoint:
         self.wait(READ)
 
     def close(self) -> None:
-        """Close at once; only for the owner, and never while the app runs."""
+        """Close at once; for the owner only, and never while the app runs."""
         if self.state is CLOSED:
             return
         if self.streams is not None and not self.streams.let_go():
-            return  # the last of its apps closes it
+            return  # the thread of its last app closes it
         self.move(GONE)
         registry = self._core.registry
         self._drop_request()
@@ -263,4 +261,4 @@ class Endpoint:
         registry.remove(self)
 
     def _drop_request(self) -> None:
-        """Give up what has not come whole."""
+        """Drop an incomplete request."""

@@ -1,9 +1,8 @@
-"""The WSGI environ: the same keys and values as gunicorn's, with what is constant made once.
+"""The WSGI environ, with the same keys and values as gunicorn's.
 
-What all requests of a listener share (file_wrapper, errors, its address, ...) is copied for each of
-them; only the head is worked through, and an idle connection keeps nothing. The security-relevant
-rules are gunicorn's: which headers reach us at all was decided by the parser, the mapping to names
-is CGI's (RFC 3875 section 4.1.18).
+What all requests of a listener share is in a template, which is copied for each request; an idle
+connection keeps nothing. Security is the parser's part: it decides which headers get here. Their
+names become keys by CGI's rule (RFC 3875 section 4.1.18).
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ __all__ = ["EnvironFactory", "header_fields", "header_key"]
 
 _PROTOCOLS = {(1, 0): "HTTP/1.0", (1, 1): "HTTP/1.1"}
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
-# The last one counts, as in gunicorn; its parser refuses repeated ones anyway.
+# The last one counts, as in gunicorn, whose parser refuses repeated ones anyway.
 _SINGLE = frozenset({"CONTENT_TYPE", "CONTENT_LENGTH"})
-# Set for every request; in what is copied for it they have their places already.
+# Set for each request, in the order in which the template has them.
 _OF_EACH = (
     "gunicorn.socket", "wsgi.input", "wsgi.url_scheme", "REQUEST_METHOD", "SCRIPT_NAME",
     "PATH_INFO", "QUERY_STRING", "RAW_URI", "SERVER_PROTOCOL",
 )  # fmt: skip
-# Names are the client's to choose: remember the usual ones, not every one ever sent.
+# Clients choose the names, so the number of remembered ones is limited.
 _keys: dict[str, str] = {}
 _MAX_KEYS = 500
 
 
 class EnvironFactory:
-    """Makes environs for one worker.
+    """Makes the environs of one worker.
 
-    :param worker_part: what is the same for all of them.
+    :param worker_part: what is the same in all of them.
     """
 
     def __init__(self, worker_part: dict[str, Any]) -> None:
@@ -47,20 +46,19 @@ class EnvironFactory:
             "wsgi.input_terminated": True,
             **worker_part,
         }
-        # By the listener's address.
-        self._shared: dict[Any, dict[str, Any]] = {}
+        self._shared: dict[Any, dict[str, Any]] = {}  # templates, by the listener's address
 
     def make(
         self, exchange: Exchange, sock: object, peer: object, server: Any, *, check: bool = True
     ) -> dict[str, Any]:
-        """The environ of a request.
+        """Make the environ of a request.
 
-        :param sock: what the app finds under `gunicorn.socket`.
-        :param peer: the peer's address as accept() gave it.
-        :param server: the listener's address; a Unix socket's path says nothing to an app, so
-            SERVER_NAME is then taken from the request's Host.
-        :param check: False for the log of a request that is refused anyway.
-        :raises MalformedRequest: if the path is not under SCRIPT_NAME.
+        :param sock: the value of `gunicorn.socket`.
+        :param peer: the client's address as accept() returned it.
+        :param server: the listener's address. For a Unix socket, SERVER_NAME is taken from the
+            request's Host instead.
+        :param check: False to accept any path, for the log of a request that is refused anyway.
+        :raises MalformedRequest: if the path is not below SCRIPT_NAME.
         """
         req = exchange.req
         fields = exchange.fields
@@ -111,7 +109,7 @@ class EnvironFactory:
         return environ
 
     def _share(self, server: Any) -> dict[str, Any]:
-        """What all requests of a listener share."""
+        """Make the template of a listener."""
         environ = {**self._worker_part, **dict.fromkeys(_OF_EACH)}
         if isinstance(server, tuple):
             environ["SERVER_NAME"] = server[0]
@@ -120,10 +118,9 @@ class EnvironFactory:
 
 
 def header_fields(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """What an environ has of a request's headers.
+    """Return headers under their environ keys; repeated ones are joined (RFC 9110 section 5.3).
 
-    :param headers: names in upper case, and values; repeated ones are joined (RFC 9110 section
-        5.3).
+    :param headers: names in upper case, and values.
     """
     fields: dict[str, str] = {}
     repeated: dict[str, list[str]] | None = None
@@ -136,14 +133,14 @@ def header_fields(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
         else:
             fields[key] = value
     if repeated is not None:
-        # Joined once at the end: one by one would copy the growing value each time.
+        # Joined once at the end: joining one by one would take quadratic time.
         for key, values in repeated.items():
             fields[key] = ",".join(values)
     return fields
 
 
 def header_key(name: str) -> str:
-    """The environ's key of a header.
+    """Return the environ key of a header.
 
     :param name: in upper case.
     """

@@ -1,4 +1,4 @@
-"""A request with its response."""
+"""A request and its response."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ __all__ = ["Exchange"]
 
 
 class Exchange:
-    """A request and its response; made by the parser, when the request's head has come.
+    """A request and its response; made by the parser from a complete head.
 
-    :ivar req: the parser's own, for the environ, hooks and loggers.
-    :ivar length: bytes of the body; None for chunks (RFC 9112 section 6).
-    :ivar rest: what has come behind the head.
-    :ivar fields: its headers under the environ's keys.
-    :ivar script_name: what a trusted proxy has said of SCRIPT_NAME; None for nothing.
+    :ivar req: the parser's request, for the environ, hooks and loggers.
+    :ivar length: Content-Length in bytes; None for a chunked body (RFC 9112 section 6).
+    :ivar rest: what was received after the head.
+    :ivar fields: the headers, under their environ keys.
+    :ivar script_name: SCRIPT_NAME from a trusted proxy; None without one.
     :ivar expects_continue: whether the client waits for "100 Continue" (RFC 9110 section 10.1.1).
-    :ivar upgrade: the settings of a request that asks for HTTP/2 in its place; None for the others.
-        Its answer goes out in HTTP/2.
-    :ivar proxy: what a proxy has said of the connection before its first request, for the environ.
-    :ivar body: for `wsgi.input`, once there is one.
-    :ivar streamed: what is under it, where the app reads it as it comes; its `failure` says why it
-        cannot be read to its end.
-    :ivar started: when it was made; monotonic, as the times below, which are 0.0 where there is
-        none.
-    :ivar queued: when it began to wait for a thread, with all that the app needs.
-    :ivar begun: when the app was called; for an access log.
-    :ivar answered: when the app was done.
+    :ivar upgrade: HTTP2-Settings of a request that asks for an upgrade, and is answered in HTTP/2;
+        None for other requests.
+    :ivar proxy: environ keys from a PROXY header before the connection's first request.
+    :ivar resp: its response, once there is one.
+    :ivar environ: once the app is called.
+    :ivar body: `wsgi.input`, once there is one.
+    :ivar streamed: the raw stream below it, if the app reads from the socket; its `failure` says
+        why the body cannot be read to its end.
+    :ivar started: when this was made. All times are monotonic, and 0.0 if they do not apply.
+    :ivar queued: when the complete request began to wait for a thread.
+    :ivar begun: when the app was called; only with an access log.
+    :ivar answered: when the app was done; only with an access log.
     """
 
     __slots__ = (

@@ -1,13 +1,14 @@
-"""The monitor: keeps the lead of the pool with a thread that is free.
+"""The monitor: sees that the pool's lead is with a thread that can poll.
 
-The monitor runs in the main thread, and does nothing that could block: neither polling nor
-receiving, only what `on_tick` and `on_saturation` do. So it always sees a leader that is blocked,
-and whoever runs it may give a sign of life at each of its rounds. It sleeps until its alarm goes
-off. Whoever begins a turn puts the alarm off (:meth:`Monitor.guard`), a little before the next tick
-again and again, so that it only goes off when a turn takes longer than a tick, or after the last
-one: while all turns are quick the monitor never asks for the interpreter lock. While the long ones
-are at work, it looks in less often; when one was blocked, again after a tick. What is left for
-`on_tick` has the alarm go off within a tick, whatever else happens.
+It runs in the main thread and never blocks: it neither polls nor receives, and calls only
+`on_tick`, `on_saturation` and what its caller does between rounds. So it notices every leader that
+is blocked.
+
+It sleeps until its alarm goes off. A thread that begins a turn sets the alarm forward
+(:meth:`Monitor.guard`), at most once in half a tick. So the alarm goes off only if a turn takes
+longer than a tick, or when no turn follows: while all turns are short, the monitor never asks for
+the GIL. If long turns turn out to be computing, it looks less often; if one was blocked, after a
+tick again. A tick that was requested for `on_tick` comes in any case.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from ..sockets.alarm import make_alarm
 
 __all__ = ["TICK_S", "Member", "Monitor", "is_running"]
 
-# How long a turn that is blocked may keep the lead: one to two ticks, if the last long one was.
+# One tick. A blocked turn keeps the lead for one to two, if the last long turn was blocked too.
 TICK_S = 0.0007
-# Turns that take longer because they have much to do, such as sending large files, are looked in on
-# less often, up to this time: each look takes the interpreter lock from the one who works.
+# The longest wait before looking at a turn, where long turns compute or send large files: each look
+# takes the GIL away from the thread that works.
 _MOST_PATIENCE_S = 4 * TICK_S
-# A leader that runs, or waits for nothing but a processor, keeps the lead for so long: who would
-# follow it waits for the same processor, or for the interpreter lock that the leader has.
+# How long a leader that computes, or waits for a CPU, keeps the lead: its follower would wait for
+# the same CPU, or for the GIL that the leader holds.
 _RUNNING_PATIENCE_S = 0.005
-# A spare may take so long for a turn: it competes with all the apps for the interpreter lock, and
-# is no sooner back if another one joins. Longer than that, it is blocked.
+# A spare whose turn takes longer is blocked. Until then it may just compete with all the apps for
+# the GIL, which another spare would make worse.
 _SPARE_PATIENCE_S = 0.25
 
 
@@ -43,21 +44,21 @@ class Member:
         self.spare = spare
         self.thread: threading.Thread | None = None
         self.busy = False  # in a turn: receiving, or in the app
-        self.since = 0.0  # when its last turn has begun; monotonic
-        self.polling = False  # waiting in the poller, or about to
-        self.turn = 0  # turns begun: tells the watchdog whether it is still the same one
+        self.since = 0.0  # when its last turn began; monotonic
+        self.polling = False  # in the poller, or about to be
+        self.turn = 0  # number of turns begun, by which the watchdog recognizes one
         self.gate = threading.Lock()
         self.gate.acquire()
 
 
 class Monitor:
-    """Looks after the leader of a pool, and has it replaced if it is kept.
+    """Watches the leader of a pool, and has it replaced when its turn takes too long.
 
-    :param leader: the one at the moment.
-    :param replace: called with the leader that is to be replaced.
+    :param leader: returns the current leader.
+    :param replace: called with a leader that is to be replaced.
     :param on_tick: see :class:`~.pool.Pool`.
-    :ivar ticking: whether it runs, so that a tick comes where one is asked for.
-    :ivar guard_at: who begins a turn after this calls :meth:`guard`; monotonic.
+    :ivar ticking: whether it runs, so that a requested tick comes.
+    :ivar guard_at: a thread that begins a turn after this time calls :meth:`guard`; monotonic.
     """
 
     def __init__(
@@ -72,23 +73,23 @@ class Monitor:
         self._leader = leader
         self._replace = replace
         self._on_tick = on_tick
-        # The alarm is not to be put off: a tick was promised.
-        self._promised = False
-        # How long a turn is not looked in on.
+        self._promised = False  # a tick was requested: the alarm must not be set forward
+        # How long a turn may take before the monitor looks at it.
         self._patience_s = TICK_S
         self._alarm = make_alarm()
         self._interrupted = False
 
     def run(self, seconds: float) -> None:
-        """Keep the lead with a thread that is free, for a while.
+        """Watch the leader for some time.
 
-        :param seconds: return after that long, or when :meth:`interrupt` was called.
+        :param seconds: when to return, unless :meth:`interrupt` is called before.
         """
         now = time.monotonic()
         deadline = now + seconds
         self.ticking = True
         while not self._interrupted:
-            # In this order: whoever asks for a tick, or begins a turn, from here on sets the alarm.
+            # Before looking: a thread that requests a tick or begins a turn from here on sets the
+            # alarm.
             self._promised = False
             self.guard_at = 0.0
             more = self._on_tick()
@@ -100,38 +101,38 @@ class Monitor:
             if now >= deadline:
                 break
             if more:
-                self.ticks_soon()
+                self.request_tick()
             elif leader.busy:
                 self.guard(now)
             self._alarm.wait(deadline - now)
         self._interrupted = False
 
     def guard(self, now: float) -> None:
-        """Have it look in if the turn that begins now takes long."""
-        # Put off at the first turn after half of the patience: a turn that has begun in between has
-        # had all of it when the alarm goes off.
+        """Have the monitor look if the turn that begins now takes long."""
+        # The alarm is set to one and a half times the patience, and set again half of it later at
+        # the earliest: so every turn has had all of it when the alarm goes off.
         half = self._patience_s / 2
         self.guard_at = now + half
         if not (self._promised or self._interrupted):
             self._alarm.set(self._patience_s + half)
 
-    def ticks_soon(self) -> bool:
-        """Whether the monitor looks in within TICK_S: something may be left for `on_tick` then."""
+    def request_tick(self) -> bool:
+        """Have `on_tick` called within TICK_S; False if the monitor does not run."""
         if not self._promised:
             self._promised = True
             self._alarm.set(TICK_S)
         return self.ticking
 
     def interrupt(self) -> None:
-        """Make :meth:`run` return, or its next call; safe in a signal handler."""
+        """Make :meth:`run`, or its next call, return; safe in a signal handler."""
         self._interrupted = True
         self._alarm.set(0)
 
     def _keeps_too_long(self, leader: Member, seconds: float) -> bool:
-        """Whether the leader keeps others waiting, so long after it was seen in the same turn."""
+        """Whether a leader that has been in a turn for so long is to be replaced."""
         if leader.spare:
             return seconds >= _SPARE_PATIENCE_S
-        # The monitor may look in early: something was left for a tick.
+        # It may look early, for a requested tick.
         if seconds < TICK_S:
             return False
         if seconds >= _RUNNING_PATIENCE_S:
@@ -144,7 +145,7 @@ class Monitor:
 
 
 def is_running(thread: threading.Thread | None) -> bool:
-    """Whether a thread runs or waits for a processor; False where the system does not tell."""
+    """Whether a thread runs or waits for a CPU; False where the system does not tell."""
     try:
         with open(f"/proc/self/task/{thread and thread.native_id}/stat", "rb", 0) as file:
             # proc_pid_stat(5): the name in parentheses may have any character in it.

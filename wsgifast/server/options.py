@@ -1,4 +1,4 @@
-"""What a server is told."""
+"""The options of a server."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ __all__ = ["HTTP2Options", "Options"]
 
 @dataclass(frozen=True)
 class Options:
-    """A server's options; those that FastWorker has too are told of there.
+    """A server's options. Those that are not listed here are documented in FastWorker.
 
-    :ivar threads: how many apps may run at once.
-    :ivar worker_connections: how many clients may be connected.
-    :ivar keepalive_s: seconds that an idle connection may stay.
-    :ivar graceful_timeout_s: seconds for what runs when the server is to end.
+    :ivar threads: how many apps run at once.
+    :ivar worker_connections: the most open connections.
+    :ivar keepalive_s: how long an idle connection is kept open.
+    :ivar graceful_timeout_s: how long requests may take to finish when the server ends.
     :ivar has_siblings: whether other processes accept from the same listeners.
-    :ivar sendfile: whether the kernel may send files by itself.
-    :ivar trailer_line_bytes: the longest line behind a chunked body.
-    :ivar trailer_fields: how many there may be.
+    :ivar sendfile: whether to use sendfile.
+    :ivar trailer_line_bytes: the longest trailer of a chunked body.
+    :ivar trailer_fields: the most trailers.
     """
 
     threads: int
@@ -48,12 +48,12 @@ class Options:
 
 @dataclass(frozen=True)
 class HTTP2Options:
-    """What a server says to clients of HTTP/2 (RFC 9113 section 6.5.2).
+    """The settings sent to HTTP/2 clients (RFC 9113 section 6.5.2).
 
     :ivar max_concurrent_streams: of one connection.
     :ivar initial_window_bytes: of a stream.
-    :ivar max_frame_bytes: that a client may send; 16384 or more.
-    :ivar max_header_list_bytes: of a request, decompressed; 0 for any number.
+    :ivar max_frame_bytes: of a frame that a client sends; 16384 or more.
+    :ivar max_header_list_bytes: of a request, uncompressed; 0 for no limit.
     """
 
     max_concurrent_streams: int

@@ -119,7 +119,7 @@ class OutputQueue(SendQueue):
         now = time.monotonic()
         behind = now - self._last_block < _COALESCE_S
         self._last_block = now
-        if not (behind and self._rules.coalescing.ticks_soon() and self._leave(block)):
+        if not (behind and self._rules.coalescing.request_tick() and self._leave(block)):
             self.write(block)
 
     def _leave(self, block: bytes) -> bool:
@@ -149,7 +149,7 @@ class OutputQueue(SendQueue):
         if behind and size < _COALESCED_BYTES and not self.draining and self.error is None:
             if self in self._rules.coalescing.queues:
                 return
-            if self._rules.coalescing.ticks_soon():
+            if self._rules.coalescing.request_tick():
                 self._await_tick()
                 return
         with self.lock:
@@ -161,7 +161,7 @@ class OutputQueue(SendQueue):
     def _await_tick(self) -> None:
         coalescing = self._rules.coalescing
         coalescing.queues.add(self)
-        if not coalescing.ticks_soon():
+        if not coalescing.request_tick():
             self.flush()  # the last tick came meanwhile: nobody else would send it
 
     def write_all(self, buffers: Sequence[bytes | memoryview]) -> None:
@@ -190,7 +190,7 @@ class OutputQueue(SendQueue):
         try:
             spilled = backlog.spill(rest)
         except OSError as error:
-            self._rules.memory.tell_of_no_file(error)
+            self._rules.memory.warn_of_failed_spill(error)
             self.may_run_ahead = False
         with self.lock:
             self._check()

@@ -58,7 +58,7 @@ class OutputMemory:
             )
         return False
 
-    def tell_of_no_file(self, error: OSError) -> None:
+    def warn_of_failed_spill(self, error: OSError) -> None:
         """Output stays in memory, although it should not."""
         now = time.monotonic()
         with self._lock:

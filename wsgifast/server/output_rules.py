@@ -26,11 +26,11 @@ class Flushes(Protocol):
 class Coalescing:
     """The queues whose last blocks wait for company, at most until the next tick.
 
-    :param ticks_soon: whether one comes soon; it does if it can be brought about.
+    :param request_tick: whether one comes soon; it does if it can be brought about.
     """
 
-    def __init__(self, ticks_soon: Callable[[], bool]) -> None:
-        self.ticks_soon = ticks_soon
+    def __init__(self, request_tick: Callable[[], bool]) -> None:
+        self.request_tick = request_tick
         self.queues: set[Flushes] = set()
 
     def tick(self) -> bool:
@@ -64,8 +64,8 @@ class OutputRules:
     :ivar disk: for files that are not in memory.
     :ivar seen: which are.
     :ivar counters: of the server.
-    :ivar make_way: called where a turn takes long without the interpreter lock: others are to go on
-        meanwhile.
+    :ivar share_work: called during a long turn that releases the GIL: other threads go on with the
+        rest of the work.
     """
 
     ahead_bytes: int
@@ -78,7 +78,7 @@ class OutputRules:
     seen: SeenInMemory
     coalescing: Coalescing
     counters: Counters
-    make_way: Callable[[], object]
+    share_work: Callable[[], object]
 
     @classmethod
     def of(
@@ -87,7 +87,7 @@ class OutputRules:
         *,
         coalescing: Coalescing,
         counters: Counters,
-        make_way: Callable[[], object],
+        share_work: Callable[[], object],
         log: Any,
     ) -> OutputRules:
         """The rules of a server with these options."""
@@ -103,7 +103,7 @@ class OutputRules:
             seen=SeenInMemory(),
             coalescing=coalescing,
             counters=counters,
-            make_way=make_way,
+            share_work=share_work,
         )
 
     def time_left_s(self, waited_s: float, taken: int) -> float:

@@ -1,4 +1,4 @@
-"""What the core asks of a parser of requests, whoever has made it."""
+"""The interface of request parsers."""
 
 from __future__ import annotations
 
@@ -10,41 +10,43 @@ __all__ = ["NeedMoreData", "Parser"]
 
 
 class NeedMoreData(Exception):
-    """The head has not come to its end."""
+    """The head is incomplete."""
 
 
 class Parser(Protocol):
-    """Parses the requests of connections; it keeps nothing between two calls, and never waits."""
+    """Parses the requests of all connections: it keeps no state between calls, and never waits.
 
-    # The first so many bytes of a request are worth a look as they come: where something else than
-    # an empty line ends them.
+    :ivar eager_bytes: up to this many bytes, :meth:`parse` is called without an empty line, for
+        protocols in which none ends the head.
+    :ivar head_limit_bytes: the most bytes of a head.
+    """
+
     eager_bytes: int
-    # The most bytes of a head.
     head_limit_bytes: int
 
     def parse(self, data: bytes, peer: Any, number: int) -> Exchange | None:
-        """Parse the head at the start of what has come.
+        """Parse the head at the start of some data.
 
-        :param peer: the client's address as accept() gave it.
+        :param peer: the client's address as accept() returned it.
         :param number: of the request on its connection, from 1.
         :returns: None for HTTP/2's preface (RFC 9113 section 3.4).
-        :raises NeedMoreData: if it has not come whole.
-        :raises Exception: for what is no request; who made the parser knows how to answer it.
+        :raises NeedMoreData: if the head is incomplete.
+        :raises Exception: if it is malformed; the parser's owner knows how to answer it.
         """
 
     def parse_stream(
         self, head: bytes, peer: Any, number: int, *, scheme: str, has_body: bool
     ) -> Exchange:
-        """Parse the head of an HTTP/2 request, which is here whole, in HTTP/1's words.
+        """Parse the complete head of an HTTP/2 request, in HTTP/1's form.
 
-        :param number: not 1.
-        :param scheme: what the client says of it.
-        :param has_body: whether a body follows it, and perhaps trailers.
+        :param number: 2 or more.
+        :param scheme: the client's `:scheme`.
+        :param has_body: whether a body follows, and perhaps trailers.
         :raises Exception: as :meth:`parse`.
         """
 
     def take_trailers(self, req: Any, lines: list[bytes]) -> None:
-        """Take note of the trailers of a request of this parser's; their syntax has been checked.
+        """Add trailers, whose syntax has been checked, to a request of this parser.
 
         :raises Exception: as :meth:`parse`.
         """

@@ -1,18 +1,20 @@
-"""Who waits for which descriptor: one interface, two pollers.
+"""Waits for events of descriptors: one interface, two implementations.
 
 Theory of operation
 -------------------
-A connection is at any moment either *armed* here or *owned* by one thread, never both: an event is
-delivered once and disarms its descriptor (EPOLLONESHOT), so that whichever thread receives it owns
-the connection until it arms it again. Any thread may arm, at any time, while another one polls.
-A descriptor that is *watched* is told of once for each time that something has come (EPOLLET), and
-needs no arming: whoever owns it must read all there is, and an event may come meanwhile.
-Listeners are not one-shot: they stay armed, and one event stands for one connection to accept. Of
-the pollers that share one, as those of sibling processes do, epoll tells one only (EPOLLEXCLUSIVE).
+A connection is either *armed* here or *owned* by one thread: an event is reported once and disarms
+its descriptor (EPOLLONESHOT), so that the thread which gets the event owns the connection until it
+arms it again. Any thread may arm a descriptor while another thread polls.
 
-:class:`EpollPoller` leaves all of this to the kernel. :class:`SelectorsPoller` does the
-same over :mod:`selectors` (kqueue on macOS), whose objects may only be changed by the thread that
-polls: changes are queued, and a pipe wakes the poll that has to take them up.
+A descriptor that is *watched* needs no arming: an event is reported each time that something
+arrives (EPOLLET), also while the connection is owned. Its owner must read everything.
+
+Listeners are level-triggered and stay armed. If sibling processes share a listener, epoll reports a
+connection to one of them (EPOLLEXCLUSIVE).
+
+:class:`EpollPoller` leaves all of this to the kernel. :class:`SelectorsPoller` does the same with
+:mod:`selectors` (kqueue on macOS), whose objects only the polling thread may change: changes are
+queued, and a pipe wakes the poll that has to apply them.
 """
 
 from __future__ import annotations
@@ -39,26 +41,25 @@ __all__ = [
     "make_poller",
 ]
 
-# epoll's own values of EPOLLIN and EPOLLOUT, so that its events need no translation. An event may
-# carry more bits (EPOLLHUP, EPOLLERR): whoever reads or writes next meets the error itself.
+# epoll's values of EPOLLIN and EPOLLOUT, so that its events need no translation. An event may have
+# more bits set (EPOLLHUP, EPOLLERR): the next read or write then fails.
 READ = 0x1
 WRITE = 0x4
-# Comes with READ: the peer will send nothing more than what is there, as far as the poller knows
-# (EPOLLRDHUP; selectors do not tell).
+# Set together with READ: the peer has shut down its sending side (EPOLLRDHUP; epoll only).
 HUNG_UP = 0x2000
-# Comes with READ where a descriptor is watched: a receive ends in front of urgent data, although
-# there may be more behind it (EPOLLPRI; RFC 9293 section 3.8.5).
+# Set together with READ for a watched descriptor: a receive stops before urgent data, although more
+# may follow (EPOLLPRI; RFC 9293 section 3.8.5).
 _URGENT = 0x2
 
 POLLERS = ("auto", "epoll", "selectors")
 
-# What epoll is asked for, by the events that are waited for.
+# epoll's event mask of an armed descriptor.
 _ONCE = {
     events: events | (HUNG_UP if events & READ else 0) | getattr(select, "EPOLLONESHOT", 0)
     for events in (0, READ, WRITE, READ | WRITE)
 }
 
-# What epoll tells of in one call (select.epoll's own choice), and what a poll gathers of it.
+# The most events of one call (select.epoll's default), and of one poll, which may make several.
 _MOST_AT_ONCE = 1023
 _MOST_EVENTS = 16 * _MOST_AT_ONCE
 _WATCHED = READ | HUNG_UP | _URGENT | getattr(select, "EPOLLET", 0)
@@ -67,57 +68,59 @@ Event = tuple[int, int]
 
 
 class Poller(Protocol):
-    """Waits for descriptors. Every method but :meth:`close` may be called from any thread."""
+    """Waits for descriptors. Every method but :meth:`close` may be called from any thread.
 
-    # Whether a descriptor must be forgotten before it is closed; epoll forgets by itself.
+    :ivar must_forget: whether a descriptor must be forgotten before it is closed.
+    :ivar watches: whether :meth:`watch` needs no arming.
+    """
+
     must_forget: bool
-    # Whether it can watch: tell of each arrival without being armed for it.
     watches: bool
 
     def add(self, fd: int, events: int) -> None:
-        """Arm a descriptor that is new here for one event.
+        """Arm a new descriptor for one event.
 
         :raises OSError: if the kernel refuses (out of memory, or of watches).
         """
 
     def arm(self, fd: int, events: int) -> None:
-        """Arm a descriptor again after its event, or change what it waits for.
+        """Arm a descriptor again after its event, or change the events it is armed for.
 
-        :param events: 0 for nothing; epoll then still tells of an error or a hang-up.
+        :param events: 0 for none; epoll then still reports an error or a hang-up.
         """
 
     def watch(self, fd: int, *, known: bool) -> None:
-        """Report a descriptor whenever more has come to read, until it is armed or forgotten.
+        """Report each arrival of data, until the descriptor is armed or forgotten.
 
-        Where :attr:`watches` is False, it is armed for the next time only.
+        Where :attr:`watches` is False, this arms it for the next arrival only.
 
-        :param known: it has been armed or watched here before.
+        :param known: whether it has been armed or watched before.
         """
 
     def forget(self, fd: int) -> None:
-        """Stop waiting for a descriptor; to be called before it is closed or handed away."""
+        """Report nothing more of a descriptor."""
 
     def listen(self, fd: int) -> None:
-        """Report a descriptor each time that it is readable, until :meth:`forget`."""
+        """Report a listener whenever it is readable, until :meth:`forget`."""
 
     def queue_behind_others(self, fd: int) -> None:
-        """Let those that share a listener hear of its next connection first."""
+        """Have the next connection of a shared listener reported to other processes first."""
 
     def poll(self, timeout: float | None) -> list[Event]:
-        """Wait for events: at most `timeout` seconds, or without end where it is None."""
+        """Wait for events: at most `timeout` seconds, or indefinitely if it is None."""
 
     def wake(self) -> None:
-        """Make a poll that is waiting, or the next one, return at once."""
+        """Make the poll that is waiting, or else the next one, return at once."""
 
     def close(self) -> None:
-        """Free the poller's own descriptors; nobody may be polling any more."""
+        """Close the poller's own descriptors; no thread may be polling."""
 
 
 def make_poller(kind: str) -> Poller:
-    """Make the poller of a kind.
+    """Make a poller.
 
     :param kind: "epoll", "selectors", or "auto" for the first of them that this system has.
-    :raises ConfigurationError: for any other kind, or epoll where there is none.
+    :raises ConfigurationError: for another kind, or for epoll on a system without it.
     """
     if kind not in POLLERS:
         raise ConfigurationError(f"poller_kind={kind!r}: expected one of {POLLERS}")
@@ -128,7 +131,7 @@ def make_poller(kind: str) -> Poller:
 
 
 class EpollPoller:
-    """Linux: the kernel keeps the descriptors, and gives each event to one thread only."""
+    """Linux: the kernel gives each event to one thread only."""
 
     must_forget = False
     watches = True
@@ -164,7 +167,7 @@ class EpollPoller:
             self._register(fd, select.EPOLLIN)
 
     def queue_behind_others(self, fd: int) -> None:
-        if self._exclusive:  # the kernel asks in the order in which they have registered
+        if self._exclusive:  # the kernel asks the processes in the order of registration
             self._epoll.unregister(fd)
             self._register(fd, select.EPOLLIN | self._exclusive)
 
@@ -172,7 +175,7 @@ class EpollPoller:
         poll = self._epoll.poll
         events = poll(timeout)
         if len(events) >= _MOST_AT_ONCE:
-            # Who comes behind them may have more hurry.
+            # Those that follow may be more urgent.
             while len(more := poll(0)) >= _MOST_AT_ONCE and len(events) < _MOST_EVENTS:
                 events += more
             events += more
@@ -180,7 +183,7 @@ class EpollPoller:
         for event in events:
             if event[0] == wake_fd:
                 self._pipe.drain()
-                # Of many events it is told again each time that more are asked for.
+                # It may be among the events more than once, if several calls were made.
                 return [each for each in events if each[0] != wake_fd]
         return events
 
@@ -193,7 +196,7 @@ class EpollPoller:
 
 
 class SelectorsPoller:
-    """Any system with :mod:`selectors`; one thread polls, a second one that comes waits for it."""
+    """Any system with :mod:`selectors`; only one thread polls at a time."""
 
     must_forget = True
     watches = False
@@ -202,7 +205,7 @@ class SelectorsPoller:
         self._selector = selectors.DefaultSelector()
         self._pipe = _WakePipe()
         self._selector.register(self._pipe.fd, selectors.EVENT_READ)
-        # What others have asked for since the last poll: (descriptor, events), 0 to forget it.
+        # Changes since the last poll: (descriptor, events), 0 to forget it.
         self._changes: deque[Event] = deque()
         self._listeners: set[int] = set()
         self._polling = threading.Lock()
@@ -217,8 +220,8 @@ class SelectorsPoller:
         self.add(fd, READ)
 
     def forget(self, fd: int) -> None:
-        # Its number may be used again before the poll takes this up; the changes keep their order,
-        # and an event for a stranger is one that every owner must be able to take anyway.
+        # The number may be reused before the poll applies this: the changes are applied in order,
+        # and owners must cope with an event that was another descriptor's.
         self._listeners.discard(fd)
         self.add(fd, 0)
 
@@ -227,7 +230,7 @@ class SelectorsPoller:
         self.add(fd, READ)
 
     def queue_behind_others(self, fd: int) -> None:
-        pass  # they hear of it all at once
+        pass  # each connection is reported to all of them
 
     def poll(self, timeout: float | None) -> list[Event]:
         with self._polling:
@@ -273,11 +276,11 @@ class SelectorsPoller:
             else:
                 self._selector.register(fd, mask)
         except (KeyError, OSError):
-            pass  # it is not here, or has been closed meanwhile: nothing left to wait for
+            pass  # unknown, or closed meanwhile
 
 
 class _WakePipe:
-    """A pipe that makes a poll return; each wake is one byte, drained by the poll that saw it."""
+    """A pipe that makes a poll return; each wake-up is one byte, which the poll drains."""
 
     def __init__(self) -> None:
         self.fd, self._write_fd = os.pipe()
@@ -285,7 +288,7 @@ class _WakePipe:
         os.set_blocking(self._write_fd, False)
 
     def wake(self) -> None:
-        # Full: a wake is under way already. Closed: the worker has stopped.
+        # Full: a wake-up is pending already. Closed: the worker has stopped.
         with contextlib.suppress(OSError):
             os.write(self._write_fd, b"\0")
 
@@ -294,6 +297,6 @@ class _WakePipe:
             os.read(self.fd, 4096)
 
     def close(self) -> None:
-        write_fd, self._write_fd = self._write_fd, -1  # the number may be somebody else's soon
+        write_fd, self._write_fd = self._write_fd, -1  # wake() must not use a reused number
         os.close(write_fd)
         os.close(self.fd)

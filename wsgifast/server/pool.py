@@ -1,40 +1,42 @@
-"""The threads: one leads, the others are in the app or follow (the leader/followers pattern).
+"""The thread pool: one thread leads, the others run apps or follow (the leader/followers pattern).
 
 Theory of operation
 -------------------
 Handing each request from a polling thread to an app thread costs two context switches and a fight
-for the interpreter lock, more than a short request itself. So the *leader* polls and then serves
-what it found by itself, and nobody is woken. That holds only while its turns are quick. When the
-leader has been in one turn for a tick, in the app or blocked in a system call, the *monitor*
-promotes a *follower*, as Go's sysmon hands a processor on when a goroutine sits in a system call. A
-leader that could go on and only has no processor is given more time: two threads that take turns
-at the interpreter lock are slower than one. For the same reason a thread that comes out of its turn
-follows, although another one leads and is in a turn, unless that one has found nobody to hand the
-lead to. If no thread is free, the pool is *saturated*, and the monitor promotes a *spare*:
-it polls, receives and sends, but never runs an app, so that downloads, uploads and new connections
-go on, and so do the events that a thread had left in `work` when it went into the app; what is
-ready to run waits in `ready`.
+for the GIL, which is more than a short request itself. So the *leader* polls, and then serves what
+it found by itself: no other thread wakes up.
 
-    following --(promoted)--> leading <--> leading, in a turn
-        ^                                          | the monitor promotes another
+That only works while its turns are short. When the leader has been in one turn for a tick, in the
+app or blocked in a system call, the *monitor* (monitor.py) promotes a *follower*, as Go's sysmon
+retakes a processor from a goroutine in a system call. A leader that is computing is left alone for
+longer: two threads that alternate on the GIL are slower than one. For the same reason a thread that
+finishes its turn follows if another one leads, even if that one is in a turn, unless the lead is on
+offer because nobody was free to take it.
+
+If no thread is free, the pool is *saturated* and the monitor promotes a *spare*. A spare polls,
+receives and sends, but never runs an app. So downloads, uploads and new connections go on, and so
+do events that a thread left in `work` when it entered the app. Jobs that are ready to run wait in
+`ready`.
+
+    following --promoted--> leading <--> leading, in a turn
+        ^                                          | the monitor promotes another thread
         |                                          v
-        +--(another one leads)------------- not leading, in a turn
+        +--another thread leads------------ not leading, in a turn
                                                    | the lead is on offer: lead
 
-    spare, idle --(no follower)--> leading --(job for a follower, or blocked)--> spare, idle
+    spare, idle --no follower--> leading --a job for a follower, or blocked--> spare, idle
 
-The leader is who *should* poll; nothing breaks when two threads do for a moment, because an event
-is delivered to one of them only (see poller.py) and a deque gives an item out once. What must hold
-is that somebody polls: the leader never waits to be promoted, and a thread that waits becomes the
-leader only together with its wake-up. The leader changes under one lock, except that a thread which
-still leads after its turn need not ask.
+The leader is the thread that *should* poll. Nothing breaks if two threads poll for a moment: the
+poller reports an event to one of them only (poller.py), and a deque gives an item out once. What
+must hold is that some thread polls: the leader never waits at its gate, and a waiting thread
+becomes the leader only when it is woken. The leader changes under one lock; a thread that still
+leads after its turn need not take it.
 
-A connection that has more to do already, such as the next of its pipelined requests, would keep
-everybody from polling if it came back into `work` at once. It waits in `behind` until the leader,
-without other work, has asked the poller who else is ready: those have their turn first, and then
-some of those behind, for about as long, before the poller is asked again. So do sockets that have
-room for more, where many events come at once: it may be thousands of downloads, and a short request
-waits for few of them.
+A connection with more work to do at once, such as the next pipelined request, must not keep the
+others waiting. It is *deferred* until the leader has run out of work and polled: what the poll
+returns goes first, and then some of the deferred items, for about as long, before the next poll.
+Writable sockets are deferred too where many events arrive at once: they may be thousands of
+downloads, and a short request should wait for few of them.
 """
 
 from __future__ import annotations
@@ -52,39 +54,41 @@ from .poller import WRITE, Event, Poller
 
 __all__ = ["MAX_SPARES", "Pool", "Task"]
 
-# After an app that was slow, so many quick ones in a row before the lead is kept during the app
-# again: slow requests come in bursts, and each would cost a tick of waiting for the next one.
+# After a slow app, the lead is handed over before each app, until this many in a row were quick:
+# slow requests come in bursts, and each would make the next one wait for a tick.
 _EARLY_PROMOTIONS = 8
-# What counts as slow there; on a busy machine a quick one may wait as long for a processor.
+# The time from which on an app counts as slow; on a busy machine a quick one may wait for a CPU.
 _SLOW_S = 4 * TICK_S
-# Spares, all of which can be blocked only by what nothing in here should wait for.
+# A second spare is needed only if the first one blocks, which nothing here should do.
 MAX_SPARES = 4
-# Among no more events than these nobody waits long, whatever they are.
+# Up to this many events are not sorted: none of them waits long.
 _FEW_EVENTS = 8
-# What is behind has its turn for so long between two polls: at least, which is longer than a poll
-# takes, and at most, however long the others have taken.
-_BEHIND_S = 0.0005
-_MOST_BEHIND_S = 0.005
+# How long deferred items are handled between two polls, in seconds: at least, which is longer than
+# a poll takes; and at most, however long the other events took.
+_DEFERRED_S = 0.0005
+_MOST_DEFERRED_S = 0.005
 
 Job = TypeVar("Job")
-# Work that is no event: does what there is to do, and returns a job if that is ready to run.
+# Work other than an event; returns a job if one is ready to run.
 Task = Callable[[], Job | None]
 
 
 class Pool(Generic[Job]):
-    """A fixed number of threads that poll and run what becomes ready, and spare ones that poll.
+    """A fixed number of threads that poll and run jobs, and spare threads that only poll.
 
-    :param size: threads, that is, apps at once.
-    :param receive: takes an event or a task up: does the non-blocking input and output that it
-        calls for, and returns a job if one is ready to run. Called by any thread but the monitor's.
-        Must not raise.
-    :param run: runs a job; called by the pool's threads but the spare ones. Must not raise.
-    :param on_tick: called by the monitor whenever it looks in, and at the ticks it is asked for.
-        Returns whether there was anything to do, and there may be more. Must not block.
-    :param on_failure: called in a thread of the pool that ends by an error of our own.
+    :param size: number of threads, which is the number of apps that run at once.
+    :param receive: handles an event or a task with non-blocking I/O, and returns a job if one is
+        ready to run. Called by every thread but the monitor's. Must not raise.
+    :param run: runs a job. Called by every thread but the spare ones and the monitor's. Must not
+        raise.
+    :param on_tick: called by the monitor whenever it looks, and at requested ticks. Returns whether
+        there was something to do. Must not block.
+    :param on_failure: called in a thread that ends because of an internal error.
     :param on_saturation: called when `saturated` has changed. Must not block.
-    :param on_queued: called with a job that no thread is free for, before it waits in `ready`.
-    :param on_taken: called with such a job when a thread has taken it up.
+    :param on_queued: called with a job for which no thread is free, before it goes to `ready`.
+    :param on_taken: called with such a job when a thread takes it.
+    :ivar saturated: no thread is free to run a job, and a spare leads.
+    :ivar failed: a thread has ended because of an internal error: the worker must end.
     """
 
     def __init__(
@@ -101,15 +105,12 @@ class Pool(Generic[Job]):
         on_taken: Callable[[Job], object] = lambda job: None,
     ) -> None:
         self.work: deque[Event | Task[Job]] = deque()
-        # What lets other events go first.
-        self.behind: deque[Event | Task[Job]] = deque()
+        self.deferred: deque[Event | Task[Job]] = deque()
         self._polled_at = 0.0
-        # Jobs that a spare has received while every thread was taken.
+        # Jobs that a spare has received while no thread was free.
         self.ready: deque[Job] = deque()
-        # No thread is free to run a job, and a spare leads.
         self.saturated = False
         self.exhaustion = Exhaustion()
-        # A thread has ended by an error of our own; the worker must not go on without it.
         self.failed = False
         self._poller = poller
         self._receive = receive
@@ -121,8 +122,8 @@ class Pool(Generic[Job]):
         self._members = [Member(f"wsgifast-{number}") for number in range(size)]
         self._spares = [Member("wsgifast-spare-0", spare=True)]
         self._leader = self._members[0]
-        # The leader is in an app that may be slow, and nobody was free to lead in its place.
-        self._on_offer = False
+        # The leader is in a turn that may be long, and no thread was free to take the lead.
+        self._lead_is_offered = False
         # Threads that wait at their gates.
         self._followers: list[Member] = []
         self._idle_spares: list[Member] = []
@@ -137,67 +138,67 @@ class Pool(Generic[Job]):
             self._start(member)
 
     def push(self, item: Event | Task[Job]) -> None:
-        """Add to the work, from any thread, and see that somebody takes it."""
+        """Add work from any thread."""
         self.work.append(item)
-        self._see_to_work()
+        self._wake_for_work()
 
-    def push_behind(self, task: Task[Job]) -> None:
-        """As :meth:`push`, for a task that comes after the events that are there by then."""
-        self.behind.append(task)
-        self._see_to_work()
+    def defer(self, task: Task[Job]) -> None:
+        """As :meth:`push`, but let the events of the next poll go first."""
+        self.deferred.append(task)
+        self._wake_for_work()
 
-    def take_up_events(self, timeout: float | None) -> None:
-        """Add the poller's events to the work, and then what has let them go first.
+    def poll_events(self, timeout: float | None) -> None:
+        """Poll, and add the events to the work, followed by what was deferred.
 
-        :param timeout: as for :meth:`Poller.poll`; nothing is waited for if something came behind.
+        :param timeout: as for :meth:`Poller.poll`; does not wait if something is deferred.
         """
-        work, behind = self.work, self.behind
-        events = self._poller.poll(0 if behind else timeout)
+        work, deferred = self.work, self.deferred
+        events = self._poller.poll(0 if deferred else timeout)
         if len(events) <= _FEW_EVENTS:
             work.extend(events)
         else:
             for event in events:
-                (behind if event[1] == WRITE else work).append(event)
-        if behind:
+                (deferred if event[1] == WRITE else work).append(event)
+        if deferred:
             self._polled_at = time.monotonic()
-            work.append(self._take_behind)
+            work.append(self._take_deferred)
 
-    def _take_behind(self, until: float | None = None) -> Job | None:
-        """Take up what is behind, each at most once, for as long as the others have taken.
+    def _take_deferred(self, until: float | None = None) -> Job | None:
+        """Handle deferred items, each at most once, for as long as the other events took.
 
-        :param until: when that ends, if it has begun already.
+        :param until: when to stop (monotonic), if this goes on with an earlier call.
         """
         now = time.monotonic()
         if until is None:
-            until = now + min(max(now - self._polled_at, _BEHIND_S), _MOST_BEHIND_S)
-        behind = self.behind
-        for _ in range(len(behind)):
+            until = now + min(max(now - self._polled_at, _DEFERRED_S), _MOST_DEFERRED_S)
+        deferred = self.deferred
+        for _ in range(len(deferred)):
             if now >= until:
                 break
             try:
-                item = behind.popleft()
+                item = deferred.popleft()
             except IndexError:
                 break  # another thread was quicker
             job = self._receive(item)
             if job is not None:
-                if behind:
-                    self.work.appendleft(partial(self._take_behind, until))
+                if deferred:
+                    self.work.appendleft(partial(self._take_deferred, until))
                 return job
             now = time.monotonic()
         return None
 
-    def make_way(self) -> None:
-        """Have another thread go on with the work, if there is any, beside a long turn of this one.
+    def share_work(self) -> None:
+        """Let another thread handle the remaining work during a long turn of this one.
 
-        The monitor would leave it the lead for some time. But this turn has no need of the
-        interpreter lock, so that others can run beside it.
+        For turns that release the GIL, such as those that encrypt: the monitor would take the
+        thread for a busy one and leave it the lead.
         """
         leader = self._leader
-        if (self.work or self.behind) and leader.thread is threading.current_thread():
+        if (self.work or self.deferred) and leader.thread is threading.current_thread():
             self._offer_the_lead(leader)
 
     def stop(self) -> None:
-        """Let every thread end that is not inside an app; the others end after it."""
+        """End every thread: at once, or when its app returns."""
         self._stopped = True
         with self._lock:
             for member in [*self._followers, *self._idle_spares]:
@@ -207,7 +208,7 @@ class Pool(Generic[Job]):
         self._poller.wake()
 
     def turns(self) -> list[tuple[str, int | None, int | None]]:
-        """Of each thread that runs apps: its name, its ident, and the turn that it is in."""
+        """Return name, ident and current turn (None: idle) of each thread that runs apps."""
         return [
             (
                 member.name,
@@ -217,7 +218,7 @@ class Pool(Generic[Job]):
             for member in self._members
         ]
 
-    # The pool's threads.
+    # The pool's threads
 
     def _start(self, member: Member) -> None:
         serve = self._serve_as_spare if member.spare else self._serve
@@ -230,14 +231,14 @@ class Pool(Generic[Job]):
         try:
             while not self._stopped:
                 serve(me)
-            self._poller.wake()  # another one may poll still
+            self._poller.wake()  # another thread may still poll
         except BaseException:
             self.failed = True
             self._on_failure()
             raise
 
     def _serve(self, me: Member) -> None:
-        """Take a turn, or wait for one."""
+        """Take one turn, or wait for one."""
         job = item = None
         try:
             if self.ready:
@@ -262,7 +263,7 @@ class Pool(Generic[Job]):
             job = self._receive(item)
         if job is not None:
             if self._promote_early:
-                self._run_without_the_lead(me, job)
+                self._hand_over_and_run(me, job)
             else:
                 self._run(job)
         me.busy = False
@@ -270,7 +271,7 @@ class Pool(Generic[Job]):
             self._lead_or_follow(me)
 
     def _serve_as_spare(self, me: Member) -> None:
-        """Take a turn in place of the others, or wait until they are all taken."""
+        """Take one turn in place of the other threads, or wait until none of them is free."""
         if self._leader is not me:
             with self._lock:
                 if self._leader is me or self._stopped:
@@ -295,47 +296,47 @@ class Pool(Generic[Job]):
         if job is not None:
             self._on_queued(job)
             self.ready.append(job)
-            self._see_to_work()
+            self._wake_for_work()
 
     def _poll(self, me: Member) -> None:
-        # Said before the last look at what is there: whoever adds to it either sees that we poll,
-        # and wakes us, or is seen by us.
+        # Set before the last look at the work: a thread that adds some either sees this and wakes
+        # the poll, or has added it before that look.
         me.polling = True
         if not self.work and (me.spare or not self.ready):
             if self.exhaustion.since is not None and not me.spare:
                 self.exhaustion.end()
-            self.take_up_events(None)
+            self.poll_events(None)
         me.polling = False
         if self._leader is not me:
-            self._see_to_work()  # it may have been woken in place of the leader
+            self._wake_for_work()  # the wake-up may have been meant for the leader
 
-    def _run_without_the_lead(self, me: Member, job: Job) -> None:
-        """Promote another before a job that may be slow; see whether it was."""
+    def _hand_over_and_run(self, me: Member, job: Job) -> None:
+        """Hand the lead over before a job that may be slow, and note whether it was."""
         self._offer_the_lead(me)
         self._run(job)
         slow = time.monotonic() - me.since > _SLOW_S
         self._promote_early = _EARLY_PROMOTIONS if slow else self._promote_early - 1
 
     def _offer_the_lead(self, me: Member) -> None:
-        """Promote another if it is this thread that leads; whoever is free first, if nobody is."""
+        """Promote another thread if this one leads; the next one that is free, if none is now."""
         with self._lock:
             if self._leader is me:
                 if self._followers:
                     self._promote(self._followers.pop())
                 else:
-                    self._on_offer = True
+                    self._lead_is_offered = True
 
     def _lead_or_follow(self, me: Member) -> None:
-        """Lead if the lead is on offer; else follow until promoted."""
+        """After a turn: take the lead if it is on offer, else follow until promoted."""
         with self._lock:
             leader = self._leader
             if self._stopped or leader is me:
                 return
-            leads = leader.busy and (self._on_offer or leader.spare)
+            leads = leader.busy and (self._lead_is_offered or leader.spare)
             if leads:
                 self._set_leader(me)
             elif (self.work or self.ready) and (leader.polling or leader.spare):
-                return  # nobody else would look at it now
+                return  # nobody else would handle it now
             else:
                 self._followers.append(me)
                 self.exhaustion.end()
@@ -345,10 +346,10 @@ class Pool(Generic[Job]):
         if not leads:
             me.gate.acquire()
 
-    # Changes of the leader.
+    # Changes of the leader
 
-    def _see_to_work(self) -> None:
-        """See that somebody takes up what has just been added."""
+    def _wake_for_work(self) -> None:
+        """See that some thread handles what has just been added."""
         leader = self._leader
         if leader.spare:
             with self._lock:
@@ -358,7 +359,7 @@ class Pool(Generic[Job]):
             self._poller.wake()
 
     def _replace(self, leader: Member) -> None:
-        """Promote another, if the leader is still in the turn that it keeps too long."""
+        """Promote another thread if the leader is still in its long turn (for the monitor)."""
         if not leader.spare and not is_running(leader.thread):
             self._promote_early = _EARLY_PROMOTIONS
         with self._lock:
@@ -392,4 +393,4 @@ class Pool(Generic[Job]):
 
     def _set_leader(self, member: Member) -> None:
         self._leader = member
-        self._on_offer = False
+        self._lead_is_offered = False

@@ -134,7 +134,7 @@ class Sender:
                     return Turn.FULL
                 if self.encrypts and not is_long and self._taken - before >= LONG_TURN_BYTES:
                     is_long = True
-                    self._rules.make_way()
+                    self._rules.share_work()
                 if isinstance(first, FileSegment):
                     self._limit_buffer()
                     done = self._send_file(backlog, first, end - self._taken, may_wait=False)

@@ -1,8 +1,8 @@
-"""The server: its connections and the threads that serve them, from the first one to the last.
+"""The server: it wires the parts together, and runs them from start to end.
 
-It owns the registry, the pool, the poller, the listeners and what all connections share. What is
-served is the application's; what else there is to know of the process, such as signals and signs
-of life, is whoever runs it to see to.
+It owns the registry, the pool, the poller, the acceptor and what all connections share. The
+application decides what is served. Signals, and everything else about the process, are left to the
+caller of :meth:`Server.serve`.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from .watchdog import Watchdog
 
 __all__ = ["Server"]
 
-# Time limits are looked after this often, and a sign of life is given.
+# How often deadlines are checked and `beat` is called.
 _ROUND_S = 1.0
-# The same while the server looks for the moment to end, or ends.
+# The same while the server waits for a good moment to end, or ends.
 _LAST_ROUND_S = 0.05
-# A server that is to be replaced looks for that moment for so many graceful timeouts.
+# It waits for such a moment for at most this many graceful timeouts.
 _DRAIN_LIMIT = 10
 
 
 class Server:
-    """Serves an application to the clients of some listeners.
+    """Serves an application on some listeners.
 
-    :param listeners: whoever made them closes them.
-    :param parser_for: the parser of a peer's requests, by its address.
-    :param secure: wraps an accepted socket for TLS, its handshake still to come; None without TLS.
-    :param http2: what clients of HTTP/2 are told.
-    :ivar connections: those that are open.
+    :param listeners: they stay the caller's to close.
+    :param parser_for: returns the parser for a peer's requests, given its address.
+    :param secure: wraps an accepted socket for TLS, before its handshake; None without TLS.
+    :param http2: the settings sent to HTTP/2 clients.
+    :ivar connections: the open ones.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Server:
         self._parser_for = parser_for
         self._secure = secure
         self._http2 = http2
-        self._ends_soon = ""  # or why
+        self._ends_soon = ""  # or the reason
         self._stopping = False
         self._killed = False
         self._sweep_pushed = False
@@ -83,7 +83,7 @@ class Server:
             log=log,
         )
         self.connections = self.registry.connections
-        self.coalescing = Coalescing(lambda: self.pool.monitor.ticks_soon())
+        self.coalescing = Coalescing(lambda: self.pool.monitor.request_tick())
         self.pool: Pool[Channel] = Pool(
             size=options.threads,
             poller=self.poller,
@@ -112,26 +112,26 @@ class Server:
             kill=self._kill,
         )
         self.bodies_on_disk = DiskBudget(options.bodies_on_disk_bytes)
-        # What connections ask for, beside options, registry and log: see connection.Core.
+        # Used by connections, like options, registry and log: see endpoint.Core.
         self.output_rules = OutputRules.of(
             options,
             coalescing=self.coalescing,
             counters=self.counters,
-            make_way=self.pool.make_way,
+            share_work=self.pool.share_work,
             log=log,
         )
         self.on_sent = application.on_sent
 
-    # Its life; the main thread.
+    # Start and end; called by the main thread
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended because it could not go on."""
+        """Whether it ended because of an internal error, or because all threads were stuck."""
         return self.pool.failed or self._killed
 
     @property
     def end(self) -> str:
-        """Why it has ended: "failed", "stuck", what :meth:`end_soon` was told, or "stopped"."""
+        """Why it ended: "failed", "stuck", the reason given to :meth:`end_soon`, or "stopped"."""
         if self.pool.failed:
             return "failed"
         if self._killed:
@@ -140,13 +140,13 @@ class Server:
 
     @property
     def accepts(self) -> bool:
-        """Whether it would accept a connection; not if it is to end, or has as many as it may."""
+        """Whether it would accept a connection: it is not ending, and below its limit."""
         return not self._stopping and len(self.connections) < self.options.worker_connections
 
     def serve(self, beat: Callable[[], bool]) -> None:
-        """Serve until it is to end: the pool's monitor, and time limits.
+        """Serve until :meth:`stop`, or until a good moment after :meth:`end_soon`.
 
-        :param beat: called at least every second; False to end. Must not block.
+        :param beat: called at least every second; returns False to end. Must not block.
         """
         self.pool.start()
         drain: Drain[Connection] | None = None
@@ -162,7 +162,7 @@ class Server:
             self.pool.monitor.run(_ROUND_S if drain is None else _LAST_ROUND_S)
 
     def finish(self, beat: Callable[[], object]) -> None:
-        """Let what runs finish within the graceful timeout; then drop the rest.
+        """Let requests finish within the graceful timeout; then drop the rest.
 
         :param beat: as for :meth:`serve`.
         """
@@ -170,8 +170,8 @@ class Server:
         self._acceptor.close()
         now = time.monotonic()
         deadline = now + self.options.graceful_timeout_s
-        # Kept-alive connections get a moment for a request that is under way already; it is
-        # answered with "Connection: close" (RFC 9112 section 9.6).
+        # A request may be on its way on an idle connection: it is answered, with "Connection:
+        # close" (RFC 9112 section 9.6).
         self.registry.cap_deadlines(now + LINGER_S, Connection.is_idle)
         while self._is_unfinished() and not self.pool.failed:
             now = time.monotonic()
@@ -185,12 +185,12 @@ class Server:
         self.pool.stop()
 
     def stop(self) -> None:
-        """Have :meth:`serve` return; safe in a signal handler."""
+        """Make :meth:`serve` return; safe in a signal handler."""
         self._stopping = True
         self.pool.monitor.interrupt()
 
     def end_soon(self, reason: str) -> bool:
-        """Have it end at a good moment; False if that is so already.
+        """Make :meth:`serve` return at a good moment; False if it has been called before.
 
         :param reason: the name of the limit that was reached.
         """
@@ -201,7 +201,7 @@ class Server:
         return True
 
     def _send_goaways(self, now: float) -> None:
-        """Have clients of HTTP/2 told, by the next sweep, that the server ends."""
+        """Have the next sweep send GOAWAY frames to clients that have got none."""
         self.registry.cap_deadlines(now, Connection.owes_goaway)
 
     def _drain(self, now: float) -> Drain[Connection]:
@@ -213,13 +213,13 @@ class Server:
         )
 
     def _is_unfinished(self) -> bool:
-        """Whether it has to wait before it ends."""
+        """Whether something is still worth waiting for."""
         if self._killed:  # apps that are stuck never end
             return any(each.is_sending() for each in list(self.connections))
         return self._acceptor.is_accepting or bool(self.connections)
 
     def _kill(self) -> None:
-        """End, although apps run; what is being sent goes on for a while."""
+        """End although apps run; responses that are being sent may finish."""
         self._killed = True
         self.stop()
 
@@ -227,10 +227,10 @@ class Server:
         self.log.exception("A thread of the worker has failed; the worker restarts")
         self.pool.monitor.interrupt()
 
-    # Connections come and go.
+    # Connections
 
     def _is_open(self) -> bool:
-        """Whether to accept; without a free thread, newcomers are left to siblings."""
+        """Whether to accept; without a free thread, connections are left to sibling workers."""
         return not self._stopping and not (self.options.has_siblings and self.pool.saturated)
 
     def _connect(self, sock: socket.socket, peer: Any, address: Any) -> Connection | None:
@@ -253,13 +253,13 @@ class Server:
         if (self._ends_soon or self._stopping) and not self.connections:
             self.pool.monitor.interrupt()
 
-    # What connections ask for.
+    # Called by connections; see endpoint.Core
 
     def resume(self, connection: Connection) -> None:
-        self.pool.push_behind(partial(self._go_on, connection, 0))
+        self.pool.defer(partial(self._go_on, connection, 0))
 
     def run_soon(self, task: Task[Channel]) -> None:
-        self.pool.push_behind(task)
+        self.pool.defer(task)
 
     def begin_http2(self, connection: Endpoint, parser: Parser) -> Streams:
         from .http2.multiplexer import Multiplexer  # needs h2
@@ -278,10 +278,10 @@ class Server:
         ends = self._stopping or self._ends_soon
         return min(keepalive_s, LINGER_S) if ends else keepalive_s
 
-    # What the pool calls.
+    # Called by the pool
 
     def _receive(self, item: Event | Task[Channel]) -> Channel | None:
-        """Take an event or a task up; returns the connection if it is ready to run."""
+        """Handle an event or a task; returns a connection or stream whose app is to run."""
         if not isinstance(item, tuple):
             return item()
         fd, events = item
@@ -297,8 +297,8 @@ class Server:
             self._acceptor.count_event()
         ready = self._go_on(connection, events)
         if ready is not None and events & HUNG_UP:
-            # Most who have hung up do not wait for an answer any more: the others come first.
-            self.pool.push_behind(lambda: ready)
+            # Most clients that have hung up no longer wait for an answer: the others go first.
+            self.pool.defer(lambda: ready)
             return None
         return ready
 
@@ -320,20 +320,20 @@ class Server:
 
     def _run(self, channel: Channel) -> None:
         try:
-            if channel.is_wanted():
+            if channel.begin_app():
                 self._application.run(channel)
         except Exception:
             self.log.exception("Error in a connection")
             channel.close()
 
     def _sweep_soon(self) -> None:
-        """Let a thread of the pool sweep: the main thread does nothing that could block."""
+        """Have a thread of the pool sweep: the main thread must not block."""
         if not self._sweep_pushed:
             self._sweep_pushed = True
             self.pool.push(self._sweep)
 
     def _sweep(self) -> None:
-        """End what is overdue; take up accepting again."""
+        """End what is overdue, and see whether to accept again."""
         self._sweep_pushed = False
         now = time.monotonic()
         self.registry.sweep(now)

@@ -1,8 +1,7 @@
-"""The states of a connection, and what moves it from one to the next.
+"""The states of a connection, and the events that lead from one to the next.
 
-One table says what may happen when, and nothing else may: :meth:`Connection.move` looks it up, and
-an event that has no place in it is a defect of ours. Who does the moving is the connection's owner,
-the one thread that has taken it from those that wait.
+The table is complete: :meth:`Endpoint.move` looks each event up in it, and one that is missing is a
+bug. Only the connection's owner moves it (see registry.py).
 """
 
 from __future__ import annotations
@@ -11,26 +10,26 @@ from typing import Final
 
 __all__ = ["TRANSITIONS"]
 
-HANDSHAKE: Final = "handshake"  # TLS is being agreed on
-IDLE: Final = "idle"  # nothing has come of the next request
-RECEIVING: Final = "receiving"  # in the middle of a request, which is to be here whole
-RUNNING: Final = "running"  # the app has it, or it waits for a thread
-SENDING: Final = "sending"  # the app is done, or never had it; the output queue goes on by itself
-SKIPPING: Final = "skipping"  # all is sent; the rest of a body comes that the app has not read
-STREAMS: Final = "streams"  # HTTP/2 is spoken: its streams have states of their own (http2/)
+HANDSHAKE: Final = "handshake"  # TLS handshake
+IDLE: Final = "idle"  # nothing of the next request has been received
+RECEIVING: Final = "receiving"  # a part of a request has been received
+RUNNING: Final = "running"  # the app runs, or waits for a thread
+SENDING: Final = "sending"  # the app has returned, or was not called; the output queue is sending
+SKIPPING: Final = "skipping"  # all is sent; the rest of a body arrives that the app has not read
+STREAMS: Final = "streams"  # HTTP/2, whose streams have states of their own (http2/)
 LINGERING: Final = "lingering"  # all is sent; the client closes first (RFC 9112 section 9.6)
 CLOSED: Final = "closed"
 
-SECURED: Final = "TLS is agreed on"
-BEGUN: Final = "the first bytes of a request, and not all"
-READY: Final = "all is here that the app needs"
-REFUSED: Final = "an error is the answer"
-ANSWERED: Final = "the app is done"
-STAYS: Final = "sent, and another request may come"
-SKIPS: Final = "sent, and another request may come behind the rest of this one"
-LEAVES: Final = "sent, and no other request may come"
-SWITCHES: Final = "HTTP/2 is agreed on"
-GONE: Final = "lost, given up, or closed by the client"
+SECURED: Final = "the handshake is complete"
+BEGUN: Final = "the beginning of a request was received"
+READY: Final = "the request is complete, as far as the app needs it"
+REFUSED: Final = "the request is answered with an error"
+ANSWERED: Final = "the app has returned"
+STAYS: Final = "all is sent, and the connection is kept"
+SKIPS: Final = "all is sent, and the connection is kept once the rest of the body has come"
+LEAVES: Final = "all is sent, and the connection ends"
+SWITCHES: Final = "HTTP/2 was negotiated"
+GONE: Final = "the connection is lost, given up, or closed by the client"
 
 TRANSITIONS: Final[dict[str, dict[str, str]]] = {
     HANDSHAKE: {SECURED: IDLE, GONE: CLOSED},

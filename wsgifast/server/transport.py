@@ -1,4 +1,4 @@
-"""How a connection begins and ends on its socket, with TLS and without. Nothing here waits."""
+"""The start and end of a connection on its socket, with and without TLS. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLW
 
 
 def shake_hands(sock: ssl.SSLSocket) -> int:
-    """Go on with TLS's handshake; returns what to wait for, 0 once it is done.
+    """Go on with a TLS handshake; returns the events to wait for, 0 when it is complete.
 
     :raises OSError, ValueError: if it fails.
     """
@@ -27,13 +27,13 @@ def shake_hands(sock: ssl.SSLSocket) -> int:
 
 
 def end_sending(sock: socket.socket) -> None:
-    """Say that nothing more will be sent.
+    """Shut down the sending side.
 
     :raises OSError, ValueError: if the client has gone.
     """
     sock.setblocking(False)
     if isinstance(sock, ssl.SSLSocket):
-        try:  # the end is no truncation (RFC 8446 section 6.1); do not wait for theirs
+        try:  # sends close_notify (RFC 8446 section 6.1); the client's is not waited for
             sock.unwrap()
         except (OSError, ValueError):
             pass
@@ -41,7 +41,7 @@ def end_sending(sock: socket.socket) -> None:
 
 
 def has_come(sock: socket.socket) -> bool:
-    """Whether something has come that nobody has received; below TLS, if there is any."""
+    """Whether the socket has unread data, or is at its end; encrypted data with TLS."""
     try:
         return bool(socket.socket.recv(sock, 1, socket.MSG_PEEK))
     except (OSError, ValueError):
@@ -49,13 +49,13 @@ def has_come(sock: socket.socket) -> bool:
 
 
 def discard(sock: socket.socket, most: int) -> int | None:
-    """Throw away what has come.
+    """Discard received data.
 
     :param most: bytes.
-    :returns: how many bytes that were; None at the end of the connection.
+    :returns: the number of bytes; None at the end of the connection.
     """
     try:
-        # Below TLS, if there is any: nobody looks at what comes now.
+        # Without decrypting it.
         return len(socket.socket.recv(sock, most)) or None
     except WOULD_BLOCK:
         return 0

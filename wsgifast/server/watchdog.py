@@ -1,4 +1,4 @@
-"""Tells of a pool whose threads are all stuck: whoever it serves can only wait."""
+"""Warns when all threads of the pool are stuck, so that nobody is served."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["Watchdog"]
 
 
 class Turns(Protocol):
-    """What the watchdog asks of a pool."""
+    """What the watchdog needs of a pool."""
 
     def turns(self) -> list[tuple[str, int | None, int | None]]:
-        """Of each thread that runs apps: its name, its ident, and the turn that it is in."""
+        """As :meth:`.Pool.turns`."""
 
 
 class Watchdog:
-    """Looks now and then whether a thread has ended its turn; one thread looks at a time.
+    """Checks whether any thread has ended its turn since the last check; not thread-safe.
 
-    :param after_s: seconds without that, after which it is logged, once, with each thread's stack.
-    :param kill_after_s: seconds after which `kill` is called, once.
+    :param after_s: after this many seconds without that, each thread's stack is logged, once.
+    :param kill_after_s: after this many seconds `kill` is called, once.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class Watchdog:
         self._told = self._killed = False
 
     def look(self, now: float) -> None:
-        """Compare with the last look.
+        """Check now.
 
-        :param now: the monotonic clock, in seconds.
+        :param now: monotonic.
         """
         turns = self._pool.turns()
         if turns != self._turns or any(turn is None for _, _, turn in turns):

@@ -217,7 +217,7 @@ class Outgoing:
                     left -= self.quantum
                     if self._encrypts and not is_long and self._pumped >= LONG_TURN_BYTES:
                         is_long = True
-                        self.rules.make_way()
+                        self.rules.share_work()
             finally:
                 self._is_pumping = False
             self.transmit_or_wait()

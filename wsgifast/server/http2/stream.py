@@ -169,7 +169,7 @@ class Stream:
 
     # The app's turn
 
-    def is_wanted(self) -> bool:
+    def begin_app(self) -> bool:
         """See :class:`~..channel.Channel`."""
         with self._session.lock:
             if self.state is not READY:
