@@ -26,8 +26,8 @@ def check_app(app: object, interface: Interface) -> None:
     :raises ConfigurationError: naming the app and what to do instead.
     """
     if not callable(app):
-        hint = ": a factory has returned nothing" if app is None else ""
-        raise ConfigurationError(f"{app!r} is no {interface} app{hint}")
+        why = "a factory has returned nothing" if app is None else "it cannot be called"
+        raise ConfigurationError(f"{app!r} is no {interface} app: {why}")
     if _fits(app, interface):
         return
     other: Interface = "ASGI" if interface == "WSGI" else "WSGI"

@@ -8,12 +8,13 @@ import importlib.util
 import os
 import re
 import sys
+import sysconfig
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .apps import Interface, check_app, interface_of
+from .apps import Interface, app_name, check_app, interface_of
 from .errors import WSGIFastError
 from .middleware import WSGIFast
 
@@ -68,8 +69,12 @@ def load_app(target: str) -> LoadedApp:
     if interface is None:
         try:
             check_app(app, "WSGI")
-        except WSGIFastError as error:
-            raise AppNotLoaded(f"{target}: {error}") from None
+        except WSGIFastError:
+            raise AppNotLoaded(
+                f"{target}: {app_name(app)} is neither a WSGI nor an ASGI app. If it makes one, "
+                f"write '{module_name}:{expression}()'; some frameworks, such as aiohttp and "
+                "Robyn, run only on their own server"
+            ) from None
         interface = "WSGI"
     return LoadedApp(app, interface, f"{module_name}:{expression}")
 
@@ -137,8 +142,8 @@ def _only_app(module: Any, target: str) -> str:
         if callable(getattr(module, name, None)):
             return f"{name}()"
     raise AppNotLoaded(
-        f"{target}: {module.__name__} has neither {' nor '.join((*_NAMES, *_FACTORIES))}; "
-        f"name the app, as in {target}:my_app"
+        f"{target}: {module.__name__} has no {', '.join(_NAMES)} or "
+        f"{' or '.join(_FACTORIES)}; name the app, as in {target}:my_app"
     )
 
 
@@ -193,10 +198,15 @@ def _django(settings_module: str) -> LoadedApp:
 
 
 def _told(error: BaseException) -> str:
+    """An exception, and the innermost line of code behind it that is not Python's own."""
+    library = sysconfig.get_path("stdlib")
+    packages = ("site-packages", "dist-packages")
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if "importlib" not in frame.filename and frame.filename != __file__
+        if frame.filename not in (__file__, "<string>")
+        and not frame.filename.startswith("<frozen ")
+        and (not frame.filename.startswith(library) or any(p in frame.filename for p in packages))
     ]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"

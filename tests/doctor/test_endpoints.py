@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +15,17 @@ import falcon
 import flask
 import pytest
 from django.core.wsgi import get_wsgi_application
+from django.urls.resolvers import RegexPattern
 from starlette.applications import Starlette
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 from tests.support import django_project
 from wsgifast import ConfigurationError, WSGIFast
-from wsgifast.doctor import examine
+from wsgifast.doctor import as_text, examine
 from wsgifast.doctor.endpoints import from_access_log, from_har, from_openapi, from_urls_file
-from wsgifast.doctor.frameworks import from_framework
+from wsgifast.doctor.frameworks import _django_pattern, from_framework
 
 
 def flask_app() -> Any:
@@ -81,6 +87,63 @@ def test_a_framework_is_seen_through_middleware() -> None:
     assert from_framework(WSGIFast(app.wsgi_app), {})[0] == "flask"
     report = examine(app)
     assert (report.framework, report.was_wrapped) == ("flask", True)
+
+
+def test_a_framework_is_found_in_a_closure_and_under_any_name() -> None:
+    app = flask_app()
+
+    def middleware(environ: Any, start_response: Any) -> Any:
+        return app(environ, start_response)
+
+    class Wrapper:
+        def __init__(self) -> None:
+            self.what_it_serves = middleware
+
+        def __call__(self, environ: Any, start_response: Any) -> Any:
+            return self.what_it_serves(environ, start_response)
+
+    assert from_framework(Wrapper(), {})[0] == "flask"
+
+
+def test_routes_of_an_app_that_is_mounted_in_middleware() -> None:
+    app = Starlette(routes=[Mount("/shop", app=GZipMiddleware(starlette_app()))])
+    _, (endpoints, unreached) = from_framework(app, {})
+    assert {(e.method, e.url) for e in endpoints} == {("GET", "/shop/"), ("POST", "/shop/save")}
+    assert [left.name for left in unreached] == ["/shop/user/{number:int}/{rest:path}"]
+
+
+def test_routes_that_are_added_when_the_app_starts() -> None:
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        app.router.routes.append(starlette_app().routes[0])
+        yield
+
+    report = examine(Starlette(lifespan=lifespan))
+    assert [seen.endpoint.url for seen in report.observations] == ["/"]
+
+
+@pytest.mark.filterwarnings("ignore")  # of theirs, such as for what their own packages deprecate
+@pytest.mark.parametrize("name", ["blacksheep", "connexion", "litestar", "quart", "sanic"])
+def test_optional_frameworks(name: str) -> None:
+    if find_spec(name) is None and not os.environ.get("CI"):
+        pytest.skip(f"{name} is not installed: .venv/bin/pip install --group frameworks")
+    from . import optional_frameworks
+
+    report = examine(getattr(optional_frameworks, name)())
+    assert report.framework == name
+    assert "/doctor" in {seen.endpoint.url for seen in report.observations}
+    assert "needs --value number=..." in {left.reason for left in report.unreached}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "route"),
+    [
+        (r"^user/(\d+)/password/$", "user/<1>/password/"),
+        (r"^(?P<year>\d{4})/(\w+)/(\w+)/?\Z", "<year>/<1>/<2>"),
+    ],
+)
+def test_django_regular_expressions(pattern: str, route: str) -> None:
+    assert _django_pattern(RegexPattern(pattern)) == route
 
 
 def test_django_patterns() -> None:
@@ -162,3 +225,15 @@ def test_har(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(ConfigurationError, match="HTTP Archive"):
         from_har(str(path))
+
+
+def test_what_was_not_reached_is_grouped_by_its_reason() -> None:
+    app = flask.Flask(__name__, static_folder=None)
+    for number in range(5):
+        app.add_url_rule(f"/save{number}", str(number), lambda: "ok", methods=["POST"])
+    app.add_url_rule("/user/<name>", "user", lambda name: name)
+    assert as_text(examine(app)).splitlines()[1:] == [
+        "  not reached (may change something; --unsafe asks for it): POST /save0, POST /save1, "
+        "POST /save2 and 2 more",
+        "  not reached (needs --value name=...): GET /user/<name>",
+    ]

@@ -91,7 +91,7 @@ def test_nothing_is_changed_without_unsafe() -> None:
     [
         ({"endpoints": ["no-slash"]}, "no-slash"),
         ({"endpoints": ["/good"], "silence": ["WF999"]}, "WF999"),
-        ({}, "name paths"),
+        ({}, "Name paths, as in: wsgifast doctor tests.doctor.apps / "),
     ],
 )
 def test_bad_input_is_named(options: dict[str, Any], said: str) -> None:
@@ -195,9 +195,9 @@ def test_what_stands_before_an_endpoint_is_told_and_is_no_good_endpoint() -> Non
 
     report = examine(app, list(answers))
     assert {each.name: each.reason for each in report.unreached} == {
-        "/account": "answers 302, a redirect to /login: --cookie or --header may help",
-        "/staff": "answers 403: --cookie or --header may help",
-        "/item": "answers 404: --value may help",
+        "/account": "302 to /login; --cookie or --header may help",
+        "/staff": "403; --cookie or --header may help",
+        "/item": "404",
     }
     assert [each.endpoint.url for each in report.observations] == ["/moved/", "/broken"]
     assert [(f.id, f.endpoint.url) for f in report.findings] == [("WF015", "/broken")]

@@ -108,6 +108,7 @@ def test_one_sentence_for_what_cannot_be(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         (tmp_path / "broken.py").write_text("import no_such_module\n")
         (tmp_path / "nothing.py").write_text("def create_app():\n    pass\n")
+        (tmp_path / "other.py").write_text("class Other: ...\napp = Other()\n")
         for arguments, status, said in (
             ((WSGI, "--bind", f"127.0.0.1:{port}"), 2, "in use"),
             ((WSGI, "--bind", "nosuchhost.invalid:80"), 2, "nosuchhost.invalid"),
@@ -117,6 +118,7 @@ def test_one_sentence_for_what_cannot_be(tmp_path: Path) -> None:
             (("nowhere:app",), 3, "nowhere"),
             ((str(tmp_path / "broken.py"),), 3, "no_such_module"),
             ((str(tmp_path / "nothing.py"),), 3, "None"),
+            ((f"{tmp_path / 'other.py'}:app",), 3, "other.Other is neither a WSGI nor an ASGI app"),
             (("examples.mistakes:PAGE",), 3, "PAGE"),
         ):
             ended = run(*arguments)

@@ -39,6 +39,11 @@ __all__ = [
 ]
 
 _SAFE_METHODS = ("GET", "HEAD")
+_NO_ENDPOINTS = (
+    "{}: no endpoints are known: the app has no routes, or its framework lists none that the "
+    "doctor can read. Name paths, as in: wsgifast doctor {} / /about; or use --urls, --openapi, "
+    "--har or --access-log"
+)
 
 
 def examine(
@@ -63,7 +68,8 @@ def examine(
     :param app: a WSGI or ASGI app; one that is wrapped in WSGIFast or ASGIFast already is
         examined without it.
     :param endpoints: paths such as "/export.csv?year=1", or endpoints; None for those that the
-        app's framework tells: Flask, Django, Starlette, FastAPI, Falcon, Bottle, Pyramid.
+        app's framework lists: Flask, Quart, Django, Falcon, Bottle, Pyramid, Starlette, FastAPI,
+        Litestar, Esmerald, BlackSheep, Connexion, Sanic, Streamlit.
     :param values: for the parameters of the framework's patterns, by name.
     :param headers: for every request, such as ("Cookie", "sessionid=...").
     :param limit_s: seconds for one request.
@@ -82,34 +88,28 @@ def examine(
         check_app(app, "WSGI")
         interface = "WSGI"
     app, was_wrapped = unwrapped(app)
-    framework, told = from_framework(app, values or {})
-    if endpoints is not None:
-        given = list(endpoints)
-        texts = [each for each in given if isinstance(each, str)]
-        told = ([*from_paths(texts)[0], *(e for e in given if isinstance(e, Endpoint))], [])
-    elif found is not None:
-        told = found
-    asked, unreached = _askable(told, unsafe=unsafe)
-    if not asked and not unreached:
-        raise ConfigurationError(
-            "there is no endpoint to ask for: the app's framework tells of none; name paths"
-        )
     report = Report(
-        name or str(getattr(app, "__module__", "app")),
-        interface,
-        framework,
-        was_wrapped=was_wrapped,
-        unreached=unreached,
+        name or str(getattr(app, "__module__", "app")), interface, None, was_wrapped=was_wrapped
     )
     with observer(app, interface, limit_s=limit_s) as observe:
+        report.framework, listed = from_framework(app, values or {})
+        if endpoints is not None:
+            given = list(endpoints)
+            texts = [each for each in given if isinstance(each, str)]
+            listed = ([*from_paths(texts)[0], *(e for e in given if isinstance(e, Endpoint))], [])
+        elif found is not None:
+            listed = found
+        asked, report.unreached = _askable(listed, unsafe=unsafe)
+        if not asked and not report.unreached:
+            raise ConfigurationError(_NO_ENDPOINTS.format(report.app, report.app))
         for number, endpoint in enumerate(asked):
             if progress is not None:
                 progress(number, len(asked), endpoint)
             seen = observe(_with_headers(endpoint, tuple(headers)))
-            seen.raw.body.clear()  # nobody looks at it any more
+            seen.raw.body.clear()  # no longer needed
             seen.wrapped.body.clear()
             findings = findings_of(seen)
-            reason = why_not_reached(seen.raw)
+            reason = why_not_reached(seen)
             if reason is not None and not any(f.severity == "wrong" for f in findings):
                 report.unreached.append(Unreached(endpoint.name, reason, endpoint.method))
                 continue
@@ -131,12 +131,8 @@ def _askable(found: Found, *, unsafe: bool) -> tuple[list[Endpoint], list[Unreac
     endpoints, unreached = found
     if unsafe:
         return list(endpoints), list(unreached)
-    reason = "may change something; --unsafe asks all the same"
-    left = [
-        Unreached(e.name, f"{e.method} {reason}", e.method)
-        for e in endpoints
-        if e.method not in _SAFE_METHODS
-    ]
+    reason = "may change something; --unsafe asks for it"
+    left = [Unreached(e.name, reason, e.method) for e in endpoints if e.method not in _SAFE_METHODS]
     return [e for e in endpoints if e.method in _SAFE_METHODS], [*unreached, *left]
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
 from .. import __version__
 from .catalogue import CATALOGUE
-from .model import Finding, Report, Severity
+from .model import Finding, Report, Severity, Unreached
 
 __all__ = ["FORMATS", "JSON_VERSION", "as_github", "as_json", "as_junit", "as_text", "baseline_of"]
 
@@ -18,6 +18,8 @@ JSON_VERSION = 1
 _COLOURS: Mapping[Severity, str] = {"wrong": "\033[31m", "slow": "\033[33m", "info": "\033[36m"}
 _RESET, _DIM = "\033[0m", "\033[2m"
 _LEAST_WIDTH = 60
+# Of endpoints that were not reached; --format json has all.
+_MOST_REASONS, _MOST_NAMES = 12, 3
 _FIX_INDENT = " " * len("WF001  ")
 _GITHUB: Mapping[Severity, str] = {"wrong": "error", "slow": "warning", "info": "notice"}
 
@@ -45,10 +47,23 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
                 lines.append(f"{_FIX_INDENT}{row[-1]}")
         lines.append("")
     lines.append(summary(report))
-    for left in report.unreached:
-        line = f"  not reached: {left.method} {left.name}: {left.reason}"
+    for line in _not_reached(report.unreached, width):
         lines.append(f"{_DIM}{line}{_RESET}" if colours else line)
     return "\n".join(lines)
+
+
+def _not_reached(unreached: Iterable[Unreached], width: int | None) -> Iterator[str]:
+    """A line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for left in unreached:
+        by_reason.setdefault(left.reason, []).append(f"{left.method} {left.name}")
+    groups = sorted(by_reason.items(), key=lambda group: -len(group[1]))
+    for reason, names in groups[:_MOST_REASONS]:
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        line = f"  not reached ({reason}): {', '.join(names[:_MOST_NAMES])}{more}"
+        yield line if width is None else _cut(line, max(width, _LEAST_WIDTH)).rstrip()
+    if len(by_reason) > _MOST_REASONS:
+        yield f"  and {len(by_reason) - _MOST_REASONS} more reasons: --format json has them all"
 
 
 def summary(report: Report) -> str:

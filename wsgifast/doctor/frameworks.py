@@ -1,10 +1,12 @@
-"""What an app's framework tells of its endpoints."""
+"""The endpoints that an app's framework lists."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count
 from typing import Any
 
 from .model import Endpoint, Found, Unreached
@@ -12,33 +14,49 @@ from .patterns import filled, needs
 
 __all__ = ["from_framework"]
 
-# What the routes of a framework come as: (pattern, methods).
+# (pattern, methods) of each route.
 _Routes = Iterator[tuple[str, Iterable[str]]]
 
-# Wrappers keep what they wrap under one of these names.
-_WRAPPED = ("app", "wsgi_app", "application", "asgi_app", "_app", "wrapped")
-_MAX_WRAPPERS = 20
+# How many objects an app's wrappers may put around it before the search for the framework ends.
+_MAX_LAYERS = 50
+
+# A group of a regular expression, with one level of groups in it.
+_GROUP = re.compile(r"\((?:\?P<(?P<name>\w+)>|\?:)?(?:[^()]|\([^()]*\))*\)")
+# {name}, {int:name} and :name.
+_BLACKSHEEP_PARAMETER = re.compile(r"\{([^{}]+)\}|:(\w+)")
+# Frameworks that are told apart by the package of an app's class, since their routes look alike.
+_PACKAGES = frozenset({"esmerald", "fastapi", "flask", "litestar", "quart", "starlette"})
 
 
 def from_framework(app: Any, values: Mapping[str, str]) -> tuple[str | None, Found]:
-    """What the app's framework tells: its name, and its endpoints.
+    """The name of an app's framework, and the endpoints that it lists.
+
+    An ASGI app should have been started: some frameworks build their routes at startup.
 
     :param values: for the parameters of patterns, by name.
     """
     for inner in _layers(app):
-        for name, routes in _FRAMEWORKS.items():
+        for name, routes in _FRAMEWORKS:
             found = routes(inner)
             if found is not None:
+                name = name or _package(inner)
                 return name, _endpoints(name, found, values)
     return None, ([], [])
+
+
+def _package(app: Any) -> str:
+    names = [kind.__module__.partition(".")[0] for kind in type(app).__mro__]
+    return next((name for name in names if name in _PACKAGES), names[0])
 
 
 def _endpoints(source: str, routes: _Routes, values: Mapping[str, str]) -> Found:
     endpoints: dict[tuple[str, str], Endpoint] = {}
     unreached: dict[tuple[str, str], Unreached] = {}
     for pattern, methods in routes:
-        methods = sorted(methods)
-        method = "GET" if "GET" in methods or not methods else methods[0]
+        methods = sorted(set(methods) - {"OPTIONS"})
+        if not methods:
+            continue
+        method = "GET" if "GET" in methods else methods[0]
         url = filled(pattern, values)
         if isinstance(url, str):
             endpoints.setdefault((method, url), Endpoint(url, pattern, source, method))
@@ -48,20 +66,23 @@ def _endpoints(source: str, routes: _Routes, values: Mapping[str, str]) -> Found
 
 
 def _layers(app: Any) -> Iterator[Any]:
-    """An app, and what it wraps, as far as wrappers keep it where one can look."""
+    """An app and the apps that it keeps: wrappers hide them in attributes and closures."""
     seen: set[int] = set()
     waiting = [app]
-    while waiting and len(seen) < _MAX_WRAPPERS:
+    while waiting and len(seen) < _MAX_LAYERS:
         inner = waiting.pop(0)
-        if id(inner) in seen or isinstance(inner, (str, bytes, int)):
+        if id(inner) in seen or not callable(inner) or isinstance(inner, type):
             continue
         seen.add(id(inner))
         yield inner
-        own = getattr(inner, "__dict__", None) or {}
-        waiting += [own[name] for name in _WRAPPED if callable(own.get(name))]
         bound = getattr(inner, "__self__", None)
         if bound is not None and not isinstance(bound, type(sys)):
             waiting.append(bound)
+        for cell in getattr(inner, "__closure__", None) or ():
+            with contextlib.suppress(ValueError):  # not filled yet
+                waiting.append(cell.cell_contents)
+        if isinstance(own := getattr(inner, "__dict__", None), dict):
+            waiting += own.values()
 
 
 # Frameworks. None is imported here: an app of one has imported it.
@@ -73,10 +94,11 @@ def _is_a(app: Any, module: str, name: str) -> bool:
     return isinstance(kind, type) and isinstance(app, kind)
 
 
-def _flask(app: Any) -> _Routes | None:
-    if not _is_a(app, "flask", "Flask"):
+def _werkzeug(app: Any) -> _Routes | None:
+    """Flask and Quart."""
+    if not _is_a(getattr(app, "url_map", None), "werkzeug.routing", "Map"):
         return None
-    return ((rule.rule, rule.methods - {"OPTIONS"}) for rule in app.url_map.iter_rules())
+    return ((rule.rule, rule.methods or {"GET"}) for rule in app.url_map.iter_rules())
 
 
 def _django(app: Any) -> _Routes | None:
@@ -101,27 +123,69 @@ def _django_pattern(pattern: Any) -> str:
     text = str(pattern)
     if hasattr(pattern, "_route"):
         return text
-    text = re.sub(r"\(\?P<(\w+)>(?:[^()]|\([^()]*\))*\)", r"<\1>", text.removeprefix("^"))
+    number = count(1)
+    text = _GROUP.sub(lambda m: f"<{m['name'] or next(number)}>", text.removeprefix("^"))
     return text.removesuffix("$").removesuffix("\\Z").replace("\\", "").removesuffix("/?")
 
 
-def _starlette(app: Any) -> _Routes | None:
-    is_one = _is_a(app, "starlette.applications", "Starlette")
-    if not is_one and not _is_a(app, "starlette.routing", "Router"):
+def _routes_with_paths(app: Any) -> _Routes | None:
+    """Starlette, FastAPI, Litestar and Esmerald."""
+    routes = getattr(app, "routes", None)
+    if not isinstance(routes, (list, tuple)):
         return None
-    return _starlette_routes(app.routes, "")
+    if not all(isinstance(getattr(route, "path", None), str) for route in routes):
+        return None
+    return _path_routes(routes, "")
 
 
-def _starlette_routes(routes: Iterable[Any], prefix: str) -> _Routes:
+def _path_routes(routes: Iterable[Any], prefix: str) -> _Routes:
     for route in routes:
-        path = prefix + getattr(route, "path", "")
+        path = prefix + route.path
         inner = getattr(route, "routes", None)
         if inner:
-            yield from _starlette_routes(inner, path)
+            yield from _path_routes(inner, path)
         elif hasattr(route, "methods"):
             yield path, route.methods or ("GET",)
         elif hasattr(route, "app") and not hasattr(route, "endpoint"):
-            yield f"{path}/{{path}}", ("GET",)  # a mount, such as of static files
+            yield from _mounted(route.app, path)
+
+
+def _mounted(app: Any, prefix: str) -> _Routes:
+    for inner in _layers(app):
+        routes = _routes_with_paths(inner)
+        if routes is not None:
+            for path, methods in routes:
+                yield prefix + path, methods
+            return
+    yield f"{prefix}/{{path}}", ("GET",)  # such as static files
+
+
+def _connexion(app: Any) -> _Routes | None:
+    """Its AsyncApp has a router in each of several middlewares; its FlaskApp keeps a Flask app."""
+    if not _is_a(app, "connexion.apps.asynchronous", "AsyncApp"):
+        return None
+    return chain.from_iterable(_routes_with_paths(inner) or () for inner in _layers(app))
+
+
+def _blacksheep(app: Any) -> _Routes | None:
+    if not _is_a(app, "blacksheep.server.application", "Application"):
+        return None
+    routes = ((method, route.pattern.decode()) for method, route in app.router.iter_with_methods())
+    return (
+        ("/" + _BLACKSHEEP_PARAMETER.sub(_angled, pattern).lstrip("/"), (method,))
+        for method, pattern in routes
+        if method != "*"  # the fallback
+    )
+
+
+def _angled(match: re.Match[str]) -> str:
+    return f"<{match[1] or match[2]}>"
+
+
+def _sanic(app: Any) -> _Routes | None:
+    if not _is_a(app, "sanic.app", "Sanic"):
+        return None
+    return ((f"/{route.path}", route.methods) for route in app.router.routes_all.values())
 
 
 def _falcon(app: Any) -> _Routes | None:
@@ -158,11 +222,15 @@ def _pyramid(app: Any) -> _Routes | None:
     return (("/" + route.pattern.lstrip("/"), ("GET",)) for route in routes)
 
 
-_FRAMEWORKS: Mapping[str, Callable[[Any], _Routes | None]] = {
-    "flask": _flask,
-    "django": _django,
-    "starlette": _starlette,
-    "falcon": _falcon,
-    "bottle": _bottle,
-    "pyramid": _pyramid,
-}
+# The routes of an app that is of the framework, or None; a name of None is the app's own package.
+_FRAMEWORKS: Sequence[tuple[str | None, Callable[[Any], _Routes | None]]] = (
+    (None, _werkzeug),
+    ("django", _django),
+    ("falcon", _falcon),
+    ("bottle", _bottle),
+    ("pyramid", _pyramid),
+    ("blacksheep", _blacksheep),
+    ("connexion", _connexion),
+    ("sanic", _sanic),
+    (None, _routes_with_paths),
+)

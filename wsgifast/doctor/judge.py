@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ..bodies.streams import is_event_stream
@@ -17,6 +18,7 @@ _WORTH_S = 0.00005
 # A turn of the event loop that takes longer keeps every other client waiting, in seconds.
 BLOCKED_S = 0.1
 
+_MAY_HELP = "; --cookie or --header may help"
 _WRAP = "WSGIFast(app)"
 _ASGI_WRAP = "ASGIFast(app)"
 _PROTOCOL = "ASGIFast(app) on asgifast.uvicorn's protocols"
@@ -33,16 +35,15 @@ def findings_of(seen: Observation) -> list[Finding]:
     return [finding for finding in (*shape(seen), *_remarks(seen)) if finding is not None]
 
 
-def why_not_reached(recording: Recording) -> str | None:
-    """What stands between the doctor and an endpoint that answered properly; None: nothing does."""
-    status = recording.status or 0
+def why_not_reached(seen: Observation) -> str | None:
+    """Why an answer says nothing about the endpoint, and what may help; None if it does."""
+    status = seen.raw.status or 0
     if status in (302, 303, 307):
-        where = (recording.header("Location") or "").partition("?")[0]
-        return f"answers {status}, a redirect to {where}: --cookie or --header may help"
+        where = (seen.raw.header("Location") or "").partition("?")[0]
+        asks_who = re.search(r"log_?-?in|sign_?-?in|auth", where, re.IGNORECASE)
+        return f"{status} to {where}{_MAY_HELP if asks_who else ''}"
     if 400 <= status < 500:
-        helps = {401: ": --header or --cookie may help", 403: ": --cookie or --header may help"}
-        helps[404] = ": --value may help"
-        return f"answers {status}{helps.get(status, '')}"
+        return f"{status}{_MAY_HELP if status in (401, 403) else ''}"
     return None
 
 
@@ -80,7 +81,7 @@ def _failure(seen: Observation) -> Finding | None:
         return _finding("WF015", seen, raw.error, "see its traceback")
     if raw.problem is None:
         if raw.status is not None and raw.status >= 500:
-            return _finding("WF015", seen, f"{raw.status} by itself", "see the app's log")
+            return _finding("WF015", seen, f"answers {raw.status}", "see the app's log")
         return None
     mended = not wrapped.failed
     cost = "fails as it is"

@@ -42,6 +42,4 @@ def _angle_name(text: str) -> str:
 
 def needs(names: list[str]) -> str:
     """What to do about parameters without a value."""
-    told = " ".join(f"--value {name}=..." for name in names)
-    fields = ", ".join(f"{{{name}}}" for name in names)
-    return f"needs a value for {fields}: {told}"
+    return f"needs {' '.join(f'--value {name}=...' for name in names)}"
