@@ -31,7 +31,7 @@ BARS = (
     Bar("worker.rates.small-32", "gthread", "1 KB of a bare app", "FastWorker / gthread"),
     Bar("worker.rates.static", "WhiteNoise on gthread", "a static file, 1 KB",
         "StaticFiles on FastWorker / WhiteNoise on gthread"),
-    Bar("demo.small", _WSGIFAST, "what is well shaped already", _RAW),
+    Bar("demo.small", _WSGIFAST, "a small response in good shape", _RAW),
 )  # fmt: skip
 
 

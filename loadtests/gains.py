@@ -60,33 +60,33 @@ LINES: Mapping[str, Sequence[str]] = {
         "[, a small Flask page {flask.page-fast|WSGIFast on FastWorker} times]",
         "a generator of 1,000 lines {flask.lines-fast|WSGIFast on FastWorker} times in Flask"
         "[ and {django.wsgi.lines|ours} times in Django]",
-        "beside {slow.worker.downloads-10000|FastWorker|slow ones} slow downloads, where gthread "
-        "answers none,{slow.worker.downloads-10000|gthread|none} "
-        "in {slow.worker.downloads-10000|FastWorker|p50} ms (p50)",
+        "answers in {slow.worker.downloads-10000|FastWorker|p50} ms (p50) beside "
+        "{slow.worker.downloads-10000|FastWorker|slow ones} slow downloads, where gthread answers "
+        "nobody{slow.worker.downloads-10000|gthread|none}",
         "no slow client holds a thread",
     ),
     '`StaticFiles(directory="site")`': (
         "1 KiB files {static.small|StaticFiles} times as fast as WhiteNoise's",
         "on FastWorker {worker.rates.static|WhiteNoise on gthread} times as fast as WhiteNoise's "
         "on gthread",
-        "nothing read at the start, nothing stale",
+        "no start-up scan, no stale files",
     ),
     "`ASGIFast(app)` and `uvicorn --http asgifast.uvicorn:HttpToolsProtocol`": (
         "a 10 MiB `FileResponse` {asgi.file-large|our protocol} times as fast as uvicorn's own, "
         "with {asgi.file-large|our protocol|cost ratio} % of its CPU",
-        "on uvicorn as it is {asgi.file-large|uvicorn + ASGIFast} times",
+        "on stock uvicorn {asgi.file-large|uvicorn + ASGIFast} times",
     ),
     "`wsgifast.devservers`": (
         "200 bytes {nodelay.small.wsgiref|wsgifast wsgiref} times as fast on wsgiref's server"
         "[, {nodelay.small.werkzeug|wsgifast werkzeug} times on Werkzeug's]",
-        "kept connections without the 40 ms stall, files by sendfile",
+        "keep-alive without the 40 ms stall, files by sendfile",
     ),
     "`wsgifast.sockets`, `wsgifast.mail`": (
         "small messages {field.coalescing.simple|no_delay} times as fast as with TCP_NODELAY"
         "[, {field.coalescing.async|no_delay} times under asyncio]",
         "mails of 20 MB {field.smtp.attachment|wsgifast, BDAT} times as fast as smtplib's to "
         "aiosmtpd",
-        "whole receives in one call",
+        "receiving a whole message in one call",
     ),
 }
 _FIGURE = re.compile(r"\{([^{}|]+)\|([^{}|]+)(?:\|([^{}|]+))?\}")

@@ -1,4 +1,4 @@
-"""What the commands have in common: how each is added, and the values of their options."""
+"""What the commands share: how each is added, and the types of their options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "write_file",
 ]
 
-# The exit status of a command that finds no app, or one that does not start.
+# Exit status if the app cannot be loaded or does not start.
 STATUS_NOT_STARTED = 3
 _WIDTH = 79  # columns
 APP_HELP = "module:app, 'module:factory()', a Django settings module, or a .py file"
@@ -33,7 +33,7 @@ def add_parser(
 ) -> argparse.ArgumentParser:
     """Add a command.
 
-    :param help: one line, among the other commands' lines.
+    :param help: one line for the list of commands.
     :param examples: command lines, one in each line.
     """
     lines = "".join(f"  {line.strip()}\n" for line in examples.strip().splitlines())
@@ -55,15 +55,19 @@ def add_header_options(group: Any) -> None:
         action="append",
         default=[],
         type=pair(":"),
-        help="of every request; may be repeated",
+        help="a header to send with every request; may be repeated",
     )
     group.add_argument(
-        "--cookie", metavar="NAME=X", action="append", default=[], help="such as a session's"
+        "--cookie",
+        metavar="NAME=X",
+        action="append",
+        default=[],
+        help="a cookie, such as a session's; may be repeated",
     )
 
 
 def given_headers(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """The fields for every request."""
+    """The headers for every request, from --header and --cookie."""
     headers = [(name, value.strip()) for name, value in options.header]
     if options.cookie:
         headers.append(("Cookie", "; ".join(options.cookie)))
@@ -71,7 +75,7 @@ def given_headers(options: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def pair(separator: str) -> Callable[[str], tuple[str, str]]:
-    """The type of an option's value that has two parts."""
+    """The type of an option whose value has two parts."""
 
     def parsed(text: str) -> tuple[str, str]:
         name, found, value = text.partition(separator)
@@ -83,25 +87,28 @@ def pair(separator: str) -> Callable[[str], tuple[str, str]]:
 
 
 def count(text: str) -> int:
-    """An option's value: 1, 2, 3, ..."""
+    """The type of an option: 1, 2, 3, ..."""
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """An option's value: seconds above 0."""
+    """The type of an option: seconds above 0."""
     try:
         found = float(text)
     except ValueError:
         found = 0.0
     if not 0 < found < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of seconds above 0")
     return found
 
 
 def write_file(path: str | Path, text: str) -> None:
-    """:raises WSGIFastError: if that is not possible; in one sentence."""
+    """Write a text file.
+
+    :raises WSGIFastError: if that is not possible.
+    """
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:

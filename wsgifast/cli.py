@@ -18,17 +18,17 @@ from .top import command as top
 __all__ = ["command_parser", "main"]
 
 _STATUS_USAGE = 2
-# As a shell names the end by a signal.
+# As shells report the end by a signal.
 _STATUS_INTERRUPTED = 128 + signal.SIGINT
 _STATUS_CUT_OFF = 128 + signal.SIGPIPE
 
 _BEGIN = """\
-begin with your app, as module:app:
-  wsgifast doctor shop.wsgi:application     what is slow, and what to do about it
-  wsgifast bench shop.wsgi:application /    what wsgifast would gain
+start with your app, as module:app:
+  wsgifast doctor shop.wsgi:application     find out what is slow, and how to fix it
+  wsgifast bench shop.wsgi:application /    measure what wsgifast gains
   wsgifast run shop.wsgi:application        serve it
 
-wsgifast COMMAND --help tells more of each.
+wsgifast COMMAND --help explains each command.
 """
 
 
@@ -36,14 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     :param argv: without the program's name; by default the process's own.
-    :returns: the exit status: 0; 1 where some files could not be done; 2 for a wrong option.
+    :returns: the exit status: 0; 1 if a command found something or failed in part; 2 for a wrong
+        option; 3 if the app cannot be loaded.
     """
     parser = command_parser()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments:
         parser.print_help(sys.stderr)
         return _STATUS_USAGE
-    # argparse takes "--" for itself; what follows it is another program's.
+    # argparse would consume "--"; what follows it is for the server.
     at = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser.parse_args(arguments[:at])
     options.rest = arguments[at + 1 :]
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _STATUS_INTERRUPTED
     except BrokenPipeError:
-        # Who read our output, `head` for one, has enough. Python would flush it again at its end.
+        # The reader of our output, such as `head`, has ended. Python would flush again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _STATUS_CUT_OFF
 
@@ -68,7 +69,7 @@ def command_parser() -> argparse.ArgumentParser:
     """All commands and their options."""
     parser = argparse.ArgumentParser(
         prog="wsgifast",
-        description="Find what is slow in a web app, measure it, serve it; and its files.",
+        description="Find out what is slow in a web app, measure it, and serve it and its files.",
         epilog=_BEGIN,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

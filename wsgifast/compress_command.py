@@ -21,23 +21,29 @@ def add_command(commands: Any) -> None:
     parser = add_parser(
         commands,
         "compress",
-        help="write .gz, .br and .zst siblings of files",
+        help="write compressed copies of files beside them: .gz, .br, .zst",
         examples="""
         wsgifast compress site
         wsgifast compress build --codings gzip,br --jobs 2
         """,
     )
-    parser.add_argument("directory", metavar="DIR", help="whose files, and those below it")
+    parser.add_argument(
+        "directory",
+        metavar="DIR",
+        help="the directory whose files are compressed, with its subdirectories",
+    )
     parser.add_argument(
         "--codings",
         metavar="LIST",
-        help="of gzip,br,zstd; default: those whose package is installed",
+        help="any of gzip,br,zstd (default: those whose package is installed)",
     )
-    parser.add_argument("--jobs", type=int, metavar="N", help="default: one for each processor")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per CPU)")
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace older siblings made by others, too"
+        "--overwrite",
+        action="store_true",
+        help="also replace outdated copies that another tool made",
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress, no summary")
+    parser.add_argument("--quiet", action="store_true", help="print neither progress nor a summary")
     parser.set_defaults(run=_run)
 
 
@@ -55,8 +61,8 @@ def _run(options: argparse.Namespace) -> int:
         print(f"wsgifast: {name}: {reason}", file=sys.stderr)
     for name in report.left_alone:
         print(
-            f"wsgifast: {name} is older than its original or a link, and not from here: left "
-            "alone (--overwrite replaces it)",
+            f"wsgifast: {name} is a link or older than its original, and was not written by "
+            "wsgifast: not replaced (use --overwrite)",
             file=sys.stderr,
         )
     if not options.quiet:
@@ -64,8 +70,8 @@ def _run(options: argparse.Namespace) -> int:
         if codings is None:
             for coding in sorted(set(SIBLING_SUFFIXES) - set(available_codings())):
                 print(
-                    f"No {SIBLING_SUFFIXES[coding]} files: pip install {CODING_PACKAGES[coding]} "
-                    "brings them."
+                    f"No {SIBLING_SUFFIXES[coding]} files were written: to have them, "
+                    f"pip install {CODING_PACKAGES[coding]}"
                 )
     return _STATUS_FAILED if report.failed else 0
 

@@ -25,26 +25,32 @@ def add_command(commands: Any) -> None:
     parser = add_parser(
         commands,
         "files",
-        help="serve a directory over HTTP, now",
+        help="serve a directory over HTTP",
         examples="""
         wsgifast files site
         wsgifast files build --bind 0.0.0.0:8080 --fallback index.html --no-listing
         """,
     )
-    parser.add_argument("directory", metavar="DIR", help="what is served")
+    parser.add_argument("directory", metavar="DIR", help="the directory to serve")
     parser.add_argument(
         "--bind",
         metavar="[HOST:]PORT",
         default=_DEFAULT_BIND,
-        help=f"default: {_DEFAULT_BIND}, which this machine alone reaches; port 0 takes a free one",
+        help=f"default: {_DEFAULT_BIND}, reachable from this machine only; port 0 picks a free one",
     )
-    parser.add_argument("--no-listing", action="store_true", help="directories without index: 404")
-    parser.add_argument("--hidden-files", action="store_true", help="names with a dot first, too")
-    parser.add_argument("--follow-symlinks", action="store_true", help="out of DIR, too")
+    parser.add_argument(
+        "--no-listing", action="store_true", help="answer 404 for directories without an index.html"
+    )
+    parser.add_argument(
+        "--hidden-files", action="store_true", help="also serve names that begin with a dot"
+    )
+    parser.add_argument(
+        "--follow-symlinks", action="store_true", help="also those that lead out of DIR"
+    )
     parser.add_argument(
         "--fallback",
         metavar="FILE",
-        help="what answers paths without a file (an app's routes)",
+        help="serve this file for paths that do not exist (single-page apps)",
     )
     parser.set_defaults(run=_run)
 
@@ -74,11 +80,11 @@ def _run(options: argparse.Namespace) -> int:
         listening = address._replace(port=listener.getsockname()[1])
         print(
             f"Serving {os.path.abspath(options.directory)} on http://{listening}/ "
-            "(end with Ctrl-C)",
+            "(press Ctrl-C to stop)",
             flush=True,
         )
         if not _is_loopback(address.host):
-            print("Everyone who reaches this machine can read it.", flush=True)
+            print("Everyone who can reach this machine can read it.", flush=True)
         try:
             import gunicorn  # noqa: F401
         except ImportError:

@@ -1,4 +1,4 @@
-"""Plain text for people: tables, and a line that tells how far a run is."""
+"""Plain text output: tables that fit the terminal, and a progress line."""
 
 from __future__ import annotations
 
@@ -8,18 +8,32 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 
-__all__ = ["Progress", "cell_text", "next_steps", "number_text", "progress_line", "table", "tables"]
+__all__ = [
+    "Progress",
+    "cell_text",
+    "next_steps",
+    "number_text",
+    "output_width",
+    "progress_line",
+    "table",
+    "tables",
+]
 
-# How many parts are done, of how many, and what the next is.
+# Called with the number of parts that are done, their total, and the name of the next one.
 Progress = Callable[[int, int, str], None]
 _BAR_CHARACTERS = 24
 
 
+def output_width() -> int | None:
+    """The columns of the terminal that stdout is; None if it is a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 @contextlib.contextmanager
 def progress_line(*, after_s: float = 0.0) -> Iterator[Progress]:
-    """One line on a terminal (stderr) that is written over; without a terminal, nothing.
+    """A progress line on stderr, if that is a terminal.
 
-    :param after_s: nothing is shown before; for runs that are often over by then.
+    :param after_s: show nothing before this time, for runs that are usually over by then.
     """
     stream = sys.stderr
     if not stream.isatty():
@@ -57,10 +71,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def tables(
     columns: Sequence[str], rows: Sequence[Sequence[object]], width: int, beside: Set[str]
 ) -> list[str]:
-    """As :func:`table`, and what finds no place is in further tables, with the first column again.
+    """As :func:`table`, split into several tables that fit, each with the first column.
 
-    :param width: columns of characters; a table of two columns may have more.
-    :param beside: titles of columns that say nothing without the one before.
+    :param width: in characters; a table of two columns may be wider.
+    :param beside: titles of columns that must stay beside the one before.
     """
     widths = _widths(columns, rows)
     groups: list[list[int]] = []
@@ -101,9 +115,9 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def next_steps(*steps: tuple[str, str]) -> str:
-    """What one may type now.
+    """Commands to run next.
 
-    :param steps: command lines, each with what it is for.
+    :param steps: command lines, each with its purpose.
     """
     width = max(len(command) for command, _ in steps)
     return "\n".join(["Next:", *(f"  {command:<{width}}  {what}" for command, what in steps)])

@@ -166,6 +166,19 @@ def test_a_table_fits_the_terminal_and_says_as_much() -> None:
         all_of_it, some, others = (text.partition(name)[2].split() for text in (line, one, other))
         assert all_of_it == some + others
     assert "ratio" in results_text([result], 10)  # too narrow for any table, and no error
+    assert results_text([result]) == results_text([result], 200)  # into a file or pipe
+
+
+def test_what_is_said_of_many_rows_stays_one_short_line() -> None:
+    rates = {"a": (10, 10, 10), "b": (20, 40, 10), "c": (11, 12, 13)}
+    several = [
+        results(*(Contender(name, client=client(*each)) for name, each in rates.items()))
+        for _ in range(4)
+    ]
+    lines = problems(several)
+    assert max(map(len, lines)) < 110
+    assert any("rounds disagree in 4 of 8 ratios" in line for line in lines)
+    assert any(line.endswith("a <title>, c and 9 more") for line in lines)
 
 
 def test_bodies_that_differ_are_told() -> None:
@@ -175,10 +188,10 @@ def test_bodies_that_differ_are_told() -> None:
     other = replace(result, seen={**same, "b": Seen("200 OK", 4, "y", True)})
     assert other.differs
     assert not other.is_good
-    assert "a <title>: not the same body from all (a 3 bytes, b 4 bytes)" in problems([other])
+    assert "a <title>: the bodies differ (a 3 bytes, b 4 bytes)" in problems([other])
     changing = replace(other, changes=True)
     assert changing.is_good
-    assert "no two bodies are the same" in problems([changing])[0]
+    assert "the body changes with each request" in problems([changing])[0]
     assert not replace(result, seen={**same, "b": Seen("cut off", 4, "y", False)}).differs
 
 

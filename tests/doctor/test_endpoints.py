@@ -212,7 +212,7 @@ def test_openapi(tmp_path: Path) -> None:
             ("GET", "/other/{name}"),
         }
     path.write_text("[]")
-    with pytest.raises(ConfigurationError, match="it has no paths"):
+    with pytest.raises(ConfigurationError, match="is not an OpenAPI document"):
         from_openapi(str(path), {}, fetch)
 
 

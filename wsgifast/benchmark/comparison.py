@@ -48,7 +48,7 @@ def compare(options: argparse.Namespace) -> int:
     bars = budget(options.budget or "")
     report = Path(options.report)
     if not report.name or not report.parent.is_dir():
-        raise ConfigurationError(f"--report {options.report}: name a file in a folder that exists")
+        raise ConfigurationError(f"--report {options.report}: the folder does not exist")
     paths = options.paths or ["/"]
     for path in paths:
         if not path.startswith("/") or not path.isascii() or not path.isprintable() or " " in path:
@@ -79,7 +79,7 @@ def compare(options: argparse.Namespace) -> int:
         return status
     if not bars and not options.worker_class and options.server in (None, "gunicorn", "uvicorn"):
         run = shlex.join(["wsgifast", "run", options.app])
-        print(f"\n{next_steps((run, 'serve it as the last of them did'))}")
+        print(f"\n{next_steps((run, 'serve it like the last contender'))}")
     missed = list(over_budget(bars, results))
     for line in missed:
         print(f"wsgifast bench: {line}", file=sys.stderr)
@@ -106,7 +106,7 @@ def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust:
     server = options.server or ("uvicorn" if asgi else "gunicorn")
     if asgi != (server == "uvicorn"):
         raise ConfigurationError(
-            f"--server {server}: {options.app} is an {facts.interface} app; leave the option out"
+            f"--server {server}: {options.app} is an {facts.interface} app; leave out the option"
             if asgi
             else f"--server {server} serves ASGI apps, and {options.app} is a WSGI app"
         )
@@ -133,7 +133,7 @@ def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust:
             headers=headers)
         for path in paths
     ]  # fmt: skip
-    notes = ["The app is wrapped with wsgifast already; the first is what it is without."]
+    notes = ["The app is already wrapped with wsgifast; the first contender is the app inside."]
     return Table(name, f"{options.app}, {facts.interface}", rows, notes=notes * facts.was_wrapped)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..arguments import STATUS_NOT_STARTED, write_file
-from ..terminal import progress_line
+from ..terminal import output_width, progress_line
 from .processes import HOST, ServerFailed
 from .report import as_html, as_json, machine, now, results_text, rows_figures
 from .results import Result
@@ -56,7 +55,7 @@ def measure(
             rows.update(rows_figures(results, profile, when))
             write_file(path, as_json(table.title, rows))
             notes = "".join(f"\n- {note}" for note in table.notes)
-            text = results_text(results, shutil.get_terminal_size().columns)
+            text = results_text(results, output_width())
             print(f"\n{table.title}\n\n{text}{notes}\n\n{path}", flush=True)
             parts.append((table, results))
         if failed == _STATUS_STOPPED:

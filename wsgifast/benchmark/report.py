@@ -1,4 +1,4 @@
-"""What a run has found, as a text, as JSON and as a page."""
+"""The results of a run as text, JSON and an HTML page."""
 
 from __future__ import annotations
 
@@ -78,17 +78,19 @@ class _Grid:
         return self.columns, rows
 
 
-def results_text(results: Sequence[Result], width: int = 80) -> str:
-    """Tables, with each row's key, and what else there is to know.
+def results_text(results: Sequence[Result], width: int | None = None) -> str:
+    """Tables, with each row's key, and the problems of the run.
 
-    :param width: columns of characters that the tables may have.
+    :param width: in characters; None for any.
     """
     found: list[str] = []
     for grid in _grids(results):
         grid = grid.without_empty()
         text = table(*grid.wide())
-        fits = max(map(len, text.splitlines())) <= width
-        found += [text] if fits else tables(*grid.narrow(), width, _BESIDE)
+        if width is None or max(map(len, text.splitlines())) <= width:
+            found.append(text)
+        else:
+            found += tables(*grid.narrow(), width, _BESIDE)
     return "\n\n".join([*found, "\n".join(f"- {line}" for line in problems(results))]).rstrip()
 
 
@@ -154,7 +156,7 @@ def _processor() -> str:
 
 
 def problems(results: Sequence[Result]) -> list[str]:
-    """What to know beside the figures: failures as the client saw them, other bodies, limits."""
+    """Failures as the client saw them, bodies that differ, and what limits the figures."""
     lines = []
     for result in results:
         title = result.row.title
@@ -163,26 +165,30 @@ def problems(results: Sequence[Result]) -> list[str]:
                 lines.append(f"{title}, {name}: {count} x {error}")
         if result.differs:
             sizes = ", ".join(f"{n} {s.body_bytes:,} bytes" for n, s in result.bodies.items())
-            lines.append(f"{title}: not the same body from all ({sizes})")
+            lines.append(f"{title}: the bodies differ ({sizes})")
         if result.changes:
-            lines.append(f"{title}: no two bodies are the same, so they are not compared")
+            lines.append(f"{title}: the body changes with each request, so it was not compared")
     by_client = [
         f"{r.row.title}, {name}" for r in results for name in r.runs if r.busy(name) == "client"
     ]
     if by_client:
-        lines.append("the client was the limit, the server can do more: " + "; ".join(by_client))
-    unsteady = [
-        f"{r.row.title}, {name}"
-        for r in results
-        for name in r.runs
-        if (ratio := r.ratio(name, r.row.unit.rate)) and ratio.high > UNSTEADY * ratio.low
-    ]
+        lines.append(f"the client was the limit, the server can do more: {_listed(by_client)}")
+    ratios = [r.ratio(name, r.row.unit.rate) for r in results for name in r.runs]
+    unsteady = [ratio for ratio in ratios if ratio and ratio.high > UNSTEADY * ratio.low]
     if unsteady:
-        lines.append("the rounds disagree, as on a busy machine: " + "; ".join(unsteady))
+        lines.append(
+            f"the rounds disagree in {len(unsteady)} of {sum(map(bool, ratios))} ratios: run it "
+            "again on a quiet machine, or for longer"
+        )
     few = [r.row.title for r in results if len(next(iter(r.runs.values()))) < MIN_ROUNDS]
     if few:
-        lines.append(f"fewer than {MIN_ROUNDS} pairs, not for publication: " + "; ".join(few))
+        lines.append(f"fewer than {MIN_ROUNDS} pairs, not for publication: {_listed(few)}")
     return lines
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return "; ".join(names[:most]) + more
 
 
 # Columns that say nothing without the one before them: there may be two of each name, told apart by
@@ -235,7 +241,7 @@ def _section(of: Table, results: Sequence[Result]) -> str:
     parts += [f"<p>{html.escape(note)}</p>" for note in of.notes]
     parts += [_chart(results), "<h3>All figures</h3>"]
     parts += [_table(*grid.wide()) for grid in _grids(results)]
-    parts.append(f"<ul>{notes or '<li>No failure, and the same bytes from all.</li>'}</ul>")
+    parts.append(f"<ul>{notes or '<li>No failures, and identical bodies.</li>'}</ul>")
     return f"<article>{''.join(parts)}</article>"
 
 

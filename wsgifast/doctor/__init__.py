@@ -123,7 +123,7 @@ def _known(silence: Iterable[str]) -> set[str]:
     silenced = {each.upper() for each in silence}
     unknown = sorted(silenced - set(CATALOGUE))
     if unknown:
-        raise ConfigurationError(f"there is no finding {unknown[0]}, but {', '.join(CATALOGUE)}")
+        raise ConfigurationError(f"there is no finding {unknown[0]}; known: {', '.join(CATALOGUE)}")
     return silenced
 
 

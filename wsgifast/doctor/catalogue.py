@@ -1,4 +1,4 @@
-"""The doctor's findings: what each is, why it costs, how to mend it. Their ids never change."""
+"""The doctor's findings: what each is, what it costs, how to fix it. Their ids never change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Entry:
     :ivar what: what was seen.
     :ivar why: what it costs, and whom.
     :ivar wsgifast: what wsgifast does about it without a change to the app.
-    :ivar fixes: how to mend it in the app, by framework: "WSGI", "Flask", "Django", "FastAPI".
+    :ivar fixes: how to fix it in the app, by framework: "WSGI", "Flask", "Django", "FastAPI".
     """
 
     id: str
@@ -44,8 +44,8 @@ _ENTRIES = (
         "slow",
         "a list of small chunks",
         "The app returns a list or tuple of many small byte strings.",
-        "A server makes a chunk, a system call and often a packet of each. The body exists "
-        "already, so nothing is gained by sending it in pieces.",
+        "Each string becomes a chunk, a system call and often a packet. The body is complete, so "
+        "sending it in pieces gains nothing.",
         "WSGIFast(app) joins the list before the server sees it.",
         {
             "WSGI": "return [b''.join(parts)]",
@@ -61,7 +61,8 @@ _ENTRIES = (
         "The app yields many small chunks quickly, one after the other.",
         "Each chunk is a system call, a chunk header and a pass through every middleware. The "
         "client sees none of them earlier than it would see a few large ones.",
-        "WSGIFast(app, coalesce=True) gathers what comes quickly; FastWorker does so by itself.",
+        "WSGIFast(app, coalesce=True) joins chunks that come in quick succession; FastWorker "
+        "does so without the option.",
         {
             "WSGI": "Join lines up to some KiB before each yield.",
             "Flask": "Yield joined lines; for a streamed template: stream.enable_buffering(50)",
@@ -75,40 +76,40 @@ _ENTRIES = (
         "a file, read in small blocks",
         "The app returns a file, or a wrapper around one, that the server reads and sends in "
         "small blocks or line by line.",
-        "Every block is copied twice and costs two system calls; the kernel could send the file "
-        "by itself.",
-        "WSGIFast(app) hands the file to the server's own file wrapper, which is sendfile on "
-        "gunicorn and FastWorker; ranges and 304s are answered too.",
+        "Every block is copied twice and costs two system calls. The kernel can send the file "
+        "without either.",
+        "WSGIFast(app) passes the file to the server's own file wrapper, which uses sendfile on "
+        "gunicorn and FastWorker, and answers ranges and conditional requests.",
         _RETURN_THE_FILE,
     ),
     Entry(
         "WF008",
         "slow",
         "a file behind a generator",
-        "The app opens a file and yields its content itself: from outside it is a generator like "
-        "any other.",
-        "It costs what a file read in small blocks costs, and its thread stays with the slowest "
-        "client.",
-        "Nothing: it cannot be seen through safely, so it stays a stream. Return the file instead.",
+        "The app opens a file and yields its content: from outside it looks like any other "
+        "generator.",
+        "It costs as much as a file that is read in small blocks, and a slow client occupies the "
+        "app's thread.",
+        "Nothing: what a generator reads cannot be known. Return the file instead.",
         _RETURN_THE_FILE,
     ),
     Entry(
         "WF009",
         "slow",
-        "a large file held in memory",
-        "The app reads a large file whole before it answers.",
-        "Each request takes that much memory for as long as its client reads.",
-        "FastWorker bounds what it holds for slow clients; the app's own copy is the app's.",
+        "a large file read into memory",
+        "The app reads all of a large file before it responds.",
+        "Each request needs that much memory until its client has the last byte.",
+        "FastWorker limits what it keeps for slow clients, but not the app's own copy.",
         _RETURN_THE_FILE,
     ),
     Entry(
         "WF010",
         "info",
-        "a slow client holds the app's thread",
-        "The body is larger than the socket's buffers, and the thread that runs the app had to "
+        "a slow client occupies the app's thread",
+        "The body is larger than the socket's buffers, so the thread that runs the app had to "
         "wait for a client that did not read.",
-        "A server of so many threads answers nobody else while as many clients download slowly.",
-        "FastWorker lets the thread go and sends on in the background.",
+        "As many slow clients as the server has threads keep it from answering anybody else.",
+        "FastWorker frees the thread and sends the rest in the background.",
         {"WSGI": "gunicorn -k wsgifast.workers.FastWorker, or a proxy in front that buffers"},
     ),
     Entry(
@@ -116,65 +117,65 @@ _ENTRIES = (
         "wrong",
         "a bare str or bytes",
         "The app returns a str or a bytes object in place of a list of them.",
-        "A str is iterated letter by letter and bytes number by number: servers answer 500, or "
-        "send a head without a body.",
+        "Iterating a str yields letters, and iterating bytes yields integers: servers answer 500, "
+        "or send a head without a body.",
         "WSGIFast(app) sends it as one chunk.",
         {"WSGI": "return [body]"},
     ),
     Entry(
         "WF012",
         "wrong",
-        "chunks that are no bytes",
-        "The app's iterable has something else than bytes in it.",
-        "PEP 3333 allows bytes alone; servers fail in the middle of the response.",
+        "chunks that are not bytes",
+        "The app's iterable yields something other than bytes.",
+        "PEP 3333 allows only bytes; servers fail in the middle of the response.",
         "WSGIFast(app) encodes text, and copies bytearrays and memoryviews.",
         {"WSGI": "yield text.encode()"},
     ),
     Entry(
         "WF013",
         "wrong",
-        "a Content-Length that is not true",
-        "The header says another number of bytes than the body has.",
-        "With fewer bytes the client waits for the rest until a time-out; with more, the body is "
-        "cut off, or the rest of it is taken for the next response.",
-        "WSGIFast(app) corrects it where the whole body is at hand, never sends more, and closes "
-        "the connection where less came.",
-        {"WSGI": "Give len() of the encoded body, or no Content-Length at all."},
+        "a wrong Content-Length",
+        "The header does not match the number of bytes in the body.",
+        "If the body is shorter, the client waits for the rest until a timeout; if it is longer, "
+        "it is truncated, or the rest is taken for the next response.",
+        "WSGIFast(app) corrects it if the body is complete, never sends more, and closes the "
+        "connection if there was less.",
+        {"WSGI": "Send len() of the encoded body, or no Content-Length at all."},
     ),
     Entry(
         "WF014",
         "wrong",
-        "no body at all",
-        "The app returns something that no server can iterate, or a head that cannot be sent.",
+        "no valid response",
+        "The app returns something that cannot be iterated, or an invalid status or header.",
         "The server answers 500.",
-        "WSGIFast(app) answers 500 too, and its log says what to return.",
-        {"WSGI": "return [], and never None"},
+        "WSGIFast(app) also answers 500, and logs what to return instead.",
+        {"WSGI": "return [] rather than None"},
     ),
     Entry(
         "WF015",
         "wrong",
         "the app raises",
-        "The endpoint ended with an exception, or with a 5xx that its framework made of one.",
-        "The client gets no answer of use, or a body that ends in the middle.",
-        "Nothing: the exception is the app's.",
+        "The endpoint raised an exception, or answered with a 5xx status.",
+        "The client gets an error, or a body that ends in the middle.",
+        "Nothing: the error is in the app.",
     ),
     Entry(
         "WF016",
         "wrong",
-        "no end in time",
-        "The endpoint did not end within the time limit.",
-        "It may wait for something that is not there. A stream without end is right for events, "
-        "and then its Content-Type says so.",
-        "Nothing: it is in the app. --timeout gives it longer.",
+        "timed out",
+        "The response was not complete within the time limit.",
+        "The app may be waiting for something that is not there. An endless stream is fine for "
+        "events, if its Content-Type is text/event-stream.",
+        "Nothing: the cause is in the app. --timeout allows it more time.",
     ),
     Entry(
         "WF020",
         "info",
         "a file without validators",
-        "The response is a file, without ETag and Last-Modified.",
-        "Clients fetch it whole again each time, and cannot resume a download.",
-        "Where the app returns the file itself, WSGIFast(app) or ASGIFast(app) adds an ETag, and "
-        "answers 304 and ranges. What reads the file by itself has to set an ETag.",
+        "The response is a file, but has neither an ETag nor Last-Modified.",
+        "Clients download all of it again each time, and cannot resume a download.",
+        "If the app returns the file itself, WSGIFast(app) or ASGIFast(app) adds an ETag and "
+        "answers ranges and conditional requests. An app that reads the file must set an ETag.",
         {
             "Flask": "return send_file(path)",
             "Django": "Use ConditionalGetMiddleware.",
@@ -185,29 +186,26 @@ _ENTRIES = (
         "WF021",
         "info",
         "no Content-Length",
-        "The whole body is at hand, and the head does not say how long it is.",
-        "Clients show no progress, and to HTTP/1.0 clients only the end of the connection tells "
-        "the end.",
+        "The body is complete, but the response does not say how long it is.",
+        "Clients cannot show progress, and HTTP/1.0 clients cannot tell whether they got all.",
         "WSGIFast(app) adds it.",
         {"WSGI": "('Content-Length', str(len(body)))"},
     ),
     Entry(
         "WF022",
         "info",
-        "encoded by the app",
-        "The app, or a middleware of it, compresses the body.",
-        "What is below it cannot be seen from here, sendfile and ranges cannot apply, and every "
-        "request pays for the compression again.",
-        "wsgifast compress makes .gz, .br and .zst of static files once, and StaticFiles sends "
-        "them.",
+        "compressed by the app",
+        "The app, or one of its middlewares, compresses the body.",
+        "sendfile and ranges cannot be used, and every request pays for the compression again.",
+        "wsgifast compress writes .gz, .br and .zst files once, and StaticFiles sends them.",
     ),
     Entry(
         "WF023",
         "info",
         "a stream that pauses",
         "The app pauses between chunks, as event streams do.",
-        "Each client has a thread of its own for as long as the stream lasts.",
-        "Its chunks are passed on as they come, and are never gathered.",
+        "Each client occupies a thread for as long as the stream lasts.",
+        "It passes the chunks on as they come, and never joins them.",
     ),
     Entry(
         "WF030",
@@ -215,7 +213,7 @@ _ENTRIES = (
         "many small body messages",
         "The app sends many small http.response.body messages.",
         "Each is a write to the transport, a chunk header, and a pass through every middleware.",
-        "ASGIFast(app) gathers what comes within one turn of the event loop.",
+        "ASGIFast(app) joins messages that are sent within one turn of the event loop.",
         {
             "FastAPI": "Give StreamingResponse an iterator of joined rows.",
             "Django": "Give StreamingHttpResponse an iterator of joined rows.",
@@ -224,28 +222,28 @@ _ENTRIES = (
     Entry(
         "WF031",
         "slow",
-        "a file, sent in messages",
-        "The app reads a file and sends it in body messages, each by way of a thread.",
-        "Each block costs a hop to a thread and back, and two copies.",
-        "ASGIFast(app) offers http.response.pathsend, which Starlette's FileResponse uses; under "
-        "asgifast's protocols for uvicorn it is sendfile.",
+        "a file sent in messages",
+        "The app reads a file and sends it in body messages, reading each block in a thread.",
+        "Each block costs a switch to a thread and back, and two copies.",
+        "ASGIFast(app) offers http.response.pathsend, which Starlette's FileResponse uses; "
+        "asgifast's protocols for uvicorn implement it by sendfile.",
         {"FastAPI": "return FileResponse(path)", "Django": "return FileResponse(path.open('rb'))"},
     ),
     Entry(
         "WF032",
         "slow",
-        "the event loop stands still",
-        "The app computed or waited for long without a turn of the event loop.",
-        "No other client of the process is answered meanwhile.",
-        "Nothing: it is in the app.",
-        {"FastAPI": "Write def in place of async def, or await anyio.to_thread.run_sync(...)."},
+        "a blocked event loop",
+        "The app computed or waited for a long time without returning to the event loop.",
+        "Meanwhile the process answers no other client.",
+        "Nothing: the cause is in the app.",
+        {"FastAPI": "Use def instead of async def, or await anyio.to_thread.run_sync(...)."},
     ),
     Entry(
         "WF040",
         "slow",
-        "head and body in packets of their own",
-        "The body came in another packet than the head, and later.",
-        "With Nagle's algorithm and delayed acknowledgements each response takes 40 ms longer.",
+        "head and body in separate packets",
+        "The body came in another packet than the head, some time later.",
+        "Nagle's algorithm and delayed acknowledgements add 40 ms to each response.",
         "WSGIFast(app) sets TCP_NODELAY; FastWorker sends both together.",
     ),
     Entry(
@@ -253,57 +251,57 @@ _ENTRIES = (
         "slow",
         "no keep-alive",
         "The server closes the connection after the response.",
-        "Each request pays for a new connection, and over a network for TLS.",
-        "FastWorker and wsgifast.devservers keep connections.",
+        "Each request pays for a new connection, and usually for a TLS handshake.",
+        "FastWorker and wsgifast.devservers keep connections open.",
     ),
     Entry(
         "WF042",
         "wrong",
-        "a range that is not what was asked",
-        "A 206 has other bytes, or another Content-Range, than was asked for.",
-        "Resumed downloads are broken, and their users do not see it.",
-        "WSGIFast(app) and StaticFiles answer ranges.",
+        "a wrong range",
+        "A 206 response has other bytes, or another Content-Range, than requested.",
+        "Resumed downloads are silently corrupt.",
+        "WSGIFast(app) and StaticFiles answer ranges correctly.",
     ),
     Entry(
         "WF043",
         "wrong",
-        "a validator that lies",
-        "An ETag or a Last-Modified changes although the bytes do not, or the server does not "
-        "honour it.",
-        "Caches fetch everything again, or keep what is stale.",
-        "StaticFiles makes validators of what is on the disk.",
+        "an unreliable validator",
+        "An ETag changes although the bytes do not, or the server ignores If-None-Match or "
+        "If-Modified-Since.",
+        "Caches download everything again.",
+        "StaticFiles derives validators from the files.",
     ),
     Entry(
         "WF044",
         "wrong",
-        "HEAD is another answer than GET",
-        "HEAD has another status, type or length than GET, or a body.",
-        "Download tools and monitors are told what is not so; a body spoils the connection.",
-        "WSGIFast(app) sends no body to HEAD.",
+        "HEAD and GET disagree",
+        "The response to HEAD has another status, type or length than that to GET, or a body.",
+        "Download tools and monitors are misled; a body makes the connection unusable.",
+        "WSGIFast(app) sends no body in response to HEAD.",
     ),
     Entry(
         "WF045",
         "slow",
-        "slow readers stop the others",
-        "While some clients read slowly, another one was not answered, or late.",
-        "Anyone with a few connections stops the server.",
+        "slow readers block other clients",
+        "While some clients read slowly, another one was answered late or not at all.",
+        "Anyone with a few connections can stop the server.",
         "FastWorker and asgifast's protocols serve the others meanwhile.",
     ),
     Entry(
         "WF046",
         "wrong",
         "a 304 or 204 with a body",
-        "Bytes follow a head that is the end of its response.",
-        "They are taken for the next response of the connection.",
+        "Bytes follow a head that ends its response.",
+        "The client takes them for the next response.",
         "WSGIFast(app) drops them.",
     ),
     Entry(
         "WF047",
         "info",
         "compressed without a length",
-        "Compression has taken the Content-Length or the ranges away.",
-        "No progress is shown, and no download resumed.",
-        "StaticFiles sends siblings that were compressed before, with their length.",
+        "Compression has removed the Content-Length or the ranges.",
+        "Clients can neither show progress nor resume a download.",
+        "StaticFiles sends files that were compressed in advance, with their length.",
     ),
 )
 
@@ -320,10 +318,12 @@ def explain(finding_id: str) -> str:
     entry = CATALOGUE.get(finding_id.upper())
     if entry is None:
         known = ", ".join(CATALOGUE)
-        raise ConfigurationError(f"--explain {finding_id}: there is no such finding, but {known}")
+        raise ConfigurationError(
+            f"--explain {finding_id}: there is no such finding; known: {known}"
+        )
     parts = [f"{entry.id} ({entry.severity}): {entry.title}", entry.what, entry.why]
     if entry.fixes:
-        parts.append("\n".join(["How to mend it:", *_fixes(entry, "  ")]))
+        parts.append("\n".join(["How to fix it:", *_fixes(entry, "  ")]))
     parts.append(f"What wsgifast does: {entry.wsgifast}")
     return "\n\n".join(parts)
 
@@ -332,8 +332,9 @@ def as_markdown() -> str:
     """All findings as a page of the documentation."""
     parts = [
         "# Findings of `wsgifast doctor`",
-        "Their ids never change. `wrong` is broken on some server, `slow` costs more than it has "
-        "to, `info` is worth knowing. This page is made of the list that the command itself uses.",
+        "The ids never change. `wrong` means broken on some server, `slow` that it costs more than "
+        "necessary, and `info` that it is worth knowing. This page is generated from the "
+        "list that the command uses.",
         "| id | severity | finding |\n|---|---|---|\n"
         + "\n".join(
             f"| [{e.id}](#{e.id.lower()}) | {e.severity} | {e.title} |" for e in CATALOGUE.values()
@@ -342,7 +343,7 @@ def as_markdown() -> str:
     for entry in CATALOGUE.values():
         parts += [f"## {entry.id}", f"**{entry.title}** ({entry.severity})", entry.what, entry.why]
         if entry.fixes:
-            parts += ["How to mend it:", "\n".join(_fixes(entry, "    "))]
+            parts += ["How to fix it:", "\n".join(_fixes(entry, "    "))]
         parts.append(f"What wsgifast does: {entry.wsgifast}")
     return "\n\n".join(parts) + "\n"
 

@@ -1,4 +1,4 @@
-"""`wsgifast doctor`: the command line of the doctor."""
+"""The command line of `wsgifast doctor`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import shlex
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from ..arguments import (
 )
 from ..errors import ConfigurationError
 from ..loading import AppNotLoaded, load_app, unwrapped
-from ..terminal import next_steps, progress_line
+from ..terminal import next_steps, output_width, progress_line
 from . import examine
 from .catalogue import explain
 from .endpoints import (
@@ -41,7 +40,7 @@ from .model import SEVERITIES, Endpoint, Found, Report
 __all__ = ["add_command"]
 
 _STATUS_CLEAN, _STATUS_FINDINGS = 0, 1
-# Endpoints in the command that is shown: each takes a quarter of a minute.
+# Paths in the suggested command: each takes about 15 seconds.
 _MOST_TO_MEASURE = 3
 
 _EXAMPLES = """\
@@ -59,28 +58,39 @@ def add_command(commands: Any) -> None:
     parser = add_parser(
         commands,
         "doctor",
-        help="tell which endpoints of an app return slow, wrong or fragile bodies",
-        description="Ask an app for its endpoints, raw and wrapped with wsgifast, and tell which "
-        "return slow, wrong or fragile bodies. Each is asked for up to fifty times, in this "
-        "process.",
+        help="find endpoints that return slow, wrong or fragile bodies",
+        description="Request an app's endpoints, as it is and wrapped with wsgifast, and report "
+        "which return slow, wrong or fragile bodies. Each is requested up to fifty times, "
+        "in this process.",
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
-    parser.add_argument("paths", nargs="*", metavar="/PATH", help="in place of all endpoints")
-    parser.add_argument("--live", metavar="URL", help="look at a running server from outside")
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        metavar="/PATH",
+        help="examine only these; default: all endpoints that the framework lists",
+    )
+    parser.add_argument("--live", metavar="URL", help="examine a running server from outside")
     parser.add_argument(
         "--explain",
         metavar="ID",
         nargs="?",
         const="all",
-        help="what a finding means; without ID, the list of all",
+        help="explain a finding; without ID, list all",
     )
 
     source = parser.add_argument_group("endpoints")
-    source.add_argument("--urls", metavar="FILE", help="a path or URL in each line")
-    source.add_argument("--access-log", metavar="FILE", help="common or combined format")
-    source.add_argument("--openapi", metavar="FILE|/PATH", help="JSON, or where the app has it")
-    source.add_argument("--har", metavar="FILE", help="a browser's recording")
+    source.add_argument("--urls", metavar="FILE", help="one path or URL per line")
+    source.add_argument(
+        "--access-log", metavar="FILE", help="the paths of a log in common or combined format"
+    )
+    source.add_argument(
+        "--openapi",
+        metavar="FILE|/PATH",
+        help="an OpenAPI document in JSON, or its path in the app",
+    )
+    source.add_argument("--har", metavar="FILE", help="the requests that a browser recorded")
 
     asking = parser.add_argument_group("requests")
     asking.add_argument(
@@ -89,21 +99,32 @@ def add_command(commands: Any) -> None:
         action="append",
         default=[],
         type=pair("="),
-        help="of a URL's parameter, such as slug=cat; may be repeated",
+        help="a value for a URL parameter, such as slug=cat; may be repeated",
     )
     add_header_options(asking)
-    asking.add_argument("--unsafe", action="store_true", help="other methods than GET and HEAD too")
     asking.add_argument(
-        "--timeout", metavar="S", type=seconds, default=10.0, help="of a request (default: 10)"
+        "--unsafe", action="store_true", help="also use methods other than GET and HEAD"
+    )
+    asking.add_argument(
+        "--timeout",
+        metavar="S",
+        type=seconds,
+        default=10.0,
+        help="seconds for each request (default: 10)",
     )
 
     result = parser.add_argument_group("result")
     result.add_argument("--format", choices=FORMATS, default="text", help="default: text")
-    result.add_argument("--html", metavar="FILE", help="write a page one can pass on, too")
+    result.add_argument("--html", metavar="FILE", help="also write a self-contained page")
     result.add_argument(
-        "--fail-level", choices=SEVERITIES, default="slow", help="exit status 1 from here on"
+        "--fail-level",
+        choices=SEVERITIES,
+        default="slow",
+        help="exit with 1 at this severity or worse (default: slow)",
     )
-    result.add_argument("--baseline", metavar="FILE", help="fail on what this JSON report has not")
+    result.add_argument(
+        "--baseline", metavar="FILE", help="ignore findings of this earlier JSON report"
+    )
     result.add_argument(
         "--silence",
         metavar="ID",
@@ -157,7 +178,7 @@ def _examined(options: argparse.Namespace) -> Report:
 
 
 def _found(options: argparse.Namespace, app: Any, values: dict[str, str]) -> Found | None:
-    """What the command line names; None for what the framework tells."""
+    """The endpoints that the command line names; None to use those of the framework."""
     found: list[Found] = []
     if options.paths:
         found.append(from_paths(options.paths))
@@ -190,9 +211,8 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str] | None 
     if known is not None:
         report.findings = without(report.findings, known)
     if options.format == "text":
-        is_terminal = sys.stdout.isatty()
-        width = shutil.get_terminal_size().columns if is_terminal else None
-        colours = is_terminal and "NO_COLOR" not in os.environ
+        width = output_width()
+        colours = width is not None and "NO_COLOR" not in os.environ
         print(as_text(report, width=width, colours=colours))
         if report.findings:
             print(f"\n{_next_steps(report, None if options.live else options.app)}")
@@ -207,9 +227,9 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str] | None 
 
 
 def _next_steps(report: Report, app: str | None) -> str:
-    """Commands that tell more of what was found.
+    """Commands to run next.
 
-    :param app: None for a server that runs: nothing here can start it.
+    :param app: None for a running server, which `wsgifast bench` cannot start.
     """
     steps = [(f"wsgifast doctor --explain {report.findings[0].id}", "what it means")]
     slow = report.of("slow")

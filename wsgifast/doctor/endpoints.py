@@ -1,4 +1,4 @@
-"""What an app can be asked for, as a command line or a file says it."""
+"""Endpoints that a command line or a file names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def from_paths(paths: Iterable[str]) -> Found:
     endpoints = []
     for path in paths:
         if not path.startswith("/"):
-            raise ConfigurationError(f"{path!r} is no path: it begins with a slash, as /report?y=1")
+            raise ConfigurationError(
+                f"{path!r} is not a path: paths begin with a slash, such as /report?y=1"
+            )
         endpoints.append(Endpoint(path, path, "command line"))
     return endpoints, []
 
@@ -66,14 +68,16 @@ def from_access_log(path: str, *, most: int = 200) -> Found:
             counts[match["method"], _path_of(match["url"])] += 1
     if not lines:
         raise ConfigurationError(
-            f"--access-log {path}: no line is in the common or the combined log format"
+            f"--access-log {path}: no line is in the common or combined log format"
         )
     endpoints = [
         Endpoint(url, url.partition("?")[0], "access log", method, requests=count)
         for (method, url), count in counts.most_common(most)
     ]
     left = [
-        Unreached(url, f"the log has {len(counts)} paths; the {most} most frequent are asked for")
+        Unreached(
+            url, f"only the {most} most frequent of the log's {len(counts)} paths are requested"
+        )
         for (_, url), _ in counts.most_common()[most : most + 1]
     ]
     return endpoints, left
@@ -97,7 +101,9 @@ def from_openapi(source: str, values: Mapping[str, str], fetch: Callable[[str], 
             if method in ("get", "head", "post", "put", "patch", "delete", "options")
         ]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ConfigurationError(f"--openapi {source}: it has no paths ({error!r})") from None
+        raise ConfigurationError(
+            f"--openapi {source}: it is not an OpenAPI document in JSON ({error!r})"
+        ) from None
     endpoints, unreached = [], []
     for pattern, method, operation, shared in operations:
         known = {**_examples([*shared, *operation.get("parameters", [])]), **values}
@@ -115,7 +121,7 @@ def from_har(path: str) -> Found:
         entries = json.loads(_text(path))["log"]["entries"]
         asked = [(entry["request"]["method"], entry["request"]["url"]) for entry in entries]
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"--har {path}: it is no HTTP Archive ({error!r})") from None
+        raise ConfigurationError(f"--har {path}: it is not an HTTP Archive ({error!r})") from None
     counts = Counter((method, _path_of(url)) for method, url in asked)
     return [
         Endpoint(url, url.partition("?")[0], "har", method, requests=count)

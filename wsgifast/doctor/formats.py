@@ -31,10 +31,13 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
     """
     lines = []
     if report.was_wrapped:
-        lines += ["The app is wrapped with wsgifast already; this is what it is without.", ""]
+        lines += [
+            "The app is already wrapped with wsgifast; the doctor examines the app inside.",
+            "",
+        ]
     findings = report.findings
     if findings:
-        cells = [("", "endpoint", "what it returns", "server cost", "what to do")]
+        cells = [("", "endpoint", "what it returns", "CPU time", "what to do")]
         cells += [(f.id, _endpoint(f), f.what, f.cost, f.fix) for f in findings]
         severities: Sequence[Severity | None] = [None, *(f.severity for f in findings)]
         widths, is_wide = _widths(cells, width)

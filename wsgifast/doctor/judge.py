@@ -70,7 +70,7 @@ def _failure(seen: Observation) -> Finding | None:
     raw, wrapped = seen.raw, seen.wrapped
     if raw.timed_out:
         if is_event_stream(raw.headers):
-            return _finding("WF023", seen, "a stream of events, without end", "nothing")
+            return _finding("WF023", seen, "an event stream without end", "nothing to do")
         id_ = slow_shape(_body(seen))
         if id_ in ("WF003", "WF030"):  # so many that the time was over before they were
             what = f"{raw.chunks.count:,} chunks so far, median {size_text(raw.chunks.median)}"
@@ -103,7 +103,7 @@ def _shape(seen: Observation) -> Iterator[Finding | None]:
     chunks = raw.chunks
     id_ = slow_shape(_body(seen))
     if id_ == "WF023":
-        yield _finding(id_, seen, f"{chunks.count} chunks, with pauses", "nothing")
+        yield _finding(id_, seen, f"{chunks.count} chunks, with pauses", "nothing to do")
     elif id_ == "WF007" and chunks.count > 1:
         what = f"a file, read {size_text(chunks.median)} at a time"
         fix = f"{_WRAP}, or {_own_file(seen)}"
@@ -112,7 +112,7 @@ def _shape(seen: Observation) -> Iterator[Finding | None]:
     elif id_ == "WF007":  # small today: one block
         yield _finding(id_, seen, "a file in a foreign wrapper", f"{_WRAP}; {_own_file(seen)}")
     elif id_ == "WF009":
-        what = f"a file of {size_text(raw.files[0].size)}, whole in memory"
+        what = f"a file of {size_text(raw.files[0].size)}, read into memory"
         yield _finding(id_, seen, what, _own_file(seen))
     elif id_ == "WF008":
         what = f"a file behind a {_kind(raw)}, {size_text(chunks.median)} at a time"
@@ -130,16 +130,16 @@ def _messages(seen: Observation) -> Iterator[Finding | None]:
     raw = seen.raw
     chunks = raw.chunks
     if raw.blocked_s > BLOCKED_S:
-        what = f"{_ms(raw.blocked_s)} ms without a turn of the loop"
+        what = f"it blocks the event loop for {_ms(raw.blocked_s)} ms"
         yield _finding("WF032", seen, what, "def in place of async def, or a thread")
     id_ = slow_shape(_body(seen))
     if id_ == "WF023":
-        yield _finding(id_, seen, f"{chunks.count} messages, with pauses", "nothing")
+        yield _finding(id_, seen, f"{chunks.count} messages, with pauses", "nothing to do")
     elif id_ == "WF031":
         what = f"a file, {size_text(chunks.median)} at a time"
         yield _worth(id_, seen, what, _PROTOCOL, "sendfile")
     elif id_ == "WF009":
-        what = f"a file of {size_text(raw.files[0].size)}, whole in memory"
+        what = f"a file of {size_text(raw.files[0].size)}, read into memory"
         yield _finding(id_, seen, what, "FileResponse")
     elif id_ is not None:
         what = f"{chunks.count:,} messages, median {size_text(chunks.median)}"
@@ -164,7 +164,8 @@ def _body(seen: Observation) -> BodySeen:
 def _remarks(seen: Observation) -> Iterator[Finding | None]:
     raw = seen.raw
     if raw.held and raw.returned != "messages":  # a task that waits costs no thread
-        yield _finding("WF010", seen, f"{size_text(raw.declared or raw.chunks.total)}", _FASTWORKER)
+        size = size_text(raw.declared or raw.chunks.total)
+        yield _finding("WF010", seen, f"{size}: a slow client occupies a thread", _FASTWORKER)
     coding = raw.header("Content-Encoding")
     if coding is not None and coding.lower() != "identity":
         yield _finding("WF022", seen, f"a body in {coding}", "compress static files beforehand")
@@ -172,9 +173,9 @@ def _remarks(seen: Observation) -> Iterator[Finding | None]:
     if is_file and raw.status == 200 and not _has_validator(raw):
         wrap = _ASGI_WRAP if raw.returned == "messages" else _WRAP
         fix = wrap if _has_validator(seen.wrapped) else "return the file, or set an ETag"
-        yield _finding("WF020", seen, "a file that no cache can check", fix)
+        yield _finding("WF020", seen, "a file without ETag or Last-Modified", fix)
     if raw.status == 200 and raw.declared is None and raw.returned in ("list", "tuple"):
-        yield _finding("WF021", seen, "a whole body without its length", _WRAP)
+        yield _finding("WF021", seen, "a complete body without Content-Length", _WRAP)
 
 
 def _has_validator(recording: Recording) -> bool:

@@ -27,7 +27,7 @@ def as_html(report: Report) -> str:
         for each in report.unreached
     )
     note = (
-        "<p>The app is wrapped with wsgifast already; this is what it is without.</p>"
+        "<p>The app is already wrapped with wsgifast; the doctor examines the app inside.</p>"
         if report.was_wrapped
         else ""
     )
@@ -37,13 +37,13 @@ def as_html(report: Report) -> str:
         f"""<p>{_text(summary(report))}</p>
 {note}
 <h2>Findings</h2>
-{findings or "<p>Nothing that is wrong or slow.</p>"}
+{findings or "<p>Nothing is wrong or slow.</p>"}
 {f"<h2>Not reached</h2><ul>{left}</ul>" if left else ""}
 <h2>Every endpoint</h2>
 {table(columns, map(_row, report.observations))}""",
         by="wsgifast doctor",
-        note="CPU time of the thread that runs the app and sends, through a real connection on "
-        "this machine: trust the ratios, not the absolute figures.",
+        note="CPU time of the thread that runs the app and sends its response over a real "
+        "connection on this machine: trust the ratios, not the absolute figures.",
     )
 
 
@@ -61,7 +61,7 @@ def _finding(report: Report, finding: Finding) -> str:
 <p>{_text(finding.what)}. {_text(finding.cost)}</p>
 {_bars(seen) if seen is not None and finding.severity == "slow" else ""}
 <p><strong>{_text(finding.fix)}</strong></p>
-<details><summary>{_text(entry.title)}: why, and how to mend it</summary>
+<details><summary>{_text(entry.title)}: why, and how to fix it</summary>
 <p>{_text(entry.what)} {_text(entry.why)}</p>
 <ul>{fixes}</ul>
 <p>What wsgifast does: {_text(entry.wsgifast)}</p></details>

@@ -25,8 +25,8 @@ __all__ = ["Plan", "add_command", "plan_gunicorn", "plan_uvicorn"]
 
 _DEFAULT_BIND = "127.0.0.1:8000"
 _DEFAULT_THREADS = 4
-# uvicorn waits for ever for the clients of event streams, gunicorn for 30 s. Who changes code does
-# not want to wait.
+# At shutdown uvicorn would wait for event streams for ever; gunicorn waits for 30 s. With --reload
+# nobody wants to wait.
 _GRACEFUL_S, _GRACEFUL_RELOAD_S = 30, 1
 
 _EXAMPLES = """\
@@ -40,10 +40,10 @@ _EXAMPLES = """\
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be started.
+    """The server to start.
 
     :ivar command: the server's command line.
-    :ivar environment: variables that it needs beside.
+    :ivar environment: variables that it needs.
     :ivar decided: a sentence for people.
     """
 
@@ -53,7 +53,7 @@ class Plan:
 
     @property
     def shown(self) -> str:
-        """The same, to be pasted into a shell."""
+        """The command, to be pasted into a shell."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         program = [Path(self.command[0]).name, *self.command[1:]]
         return " ".join([*variables, shlex.join(program)])
@@ -64,19 +64,24 @@ def add_command(commands: Any) -> None:
     parser = add_parser(
         commands,
         "run",
-        help="serve an app well: wrapped, on gunicorn with FastWorker or on uvicorn",
-        description="Find out what an app is, wrap it, and serve it: a WSGI app on gunicorn with "
-        "FastWorker, an ASGI app on uvicorn with asgifast's protocol. What follows -- goes to that "
-        "server as it is.",
+        help="serve an app: wrapped, on gunicorn with FastWorker or on uvicorn",
+        description="Wrap an app and serve it: a WSGI app on gunicorn with FastWorker, an ASGI app "
+        "on uvicorn with asgifast's protocol. Everything after -- is passed to that server.",
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
     parser.add_argument(
-        "--bind", metavar="HOST:PORT", default=_DEFAULT_BIND, help="or unix:PATH; %(default)s"
+        "--bind",
+        metavar="HOST:PORT",
+        default=_DEFAULT_BIND,
+        help="or unix:PATH (default: %(default)s)",
     )
     parser.add_argument("--workers", type=count, metavar="N", help="processes (default: 1)")
     parser.add_argument(
-        "--threads", type=count, metavar="N", help=f"of each process; WSGI ({_DEFAULT_THREADS})"
+        "--threads",
+        type=count,
+        metavar="N",
+        help=f"threads of each process; WSGI only (default: {_DEFAULT_THREADS})",
     )
     parser.add_argument(
         "--static",
@@ -84,12 +89,10 @@ def add_command(commands: Any) -> None:
         action="append",
         default=[],
         type=_static,
-        help="serve files, such as /static/=build",
+        help="also serve a directory, as in /static/=build; may be repeated",
     )
-    parser.add_argument(
-        "--access-log", choices=("text", "json"), help="a line for each request, to stdout"
-    )
-    parser.add_argument("--reload", action="store_true", help="start again when code changes")
+    parser.add_argument("--access-log", choices=("text", "json"), help="log each request to stdout")
+    parser.add_argument("--reload", action="store_true", help="restart when code changes")
     parser.add_argument("--certfile", metavar="FILE", help="serve TLS")
     parser.add_argument("--keyfile", metavar="FILE", help="the certificate's key")
     parser.add_argument("--config", metavar="FILE", help="gunicorn's configuration file")
@@ -102,7 +105,9 @@ def _run(options: argparse.Namespace) -> int:
         raise ConfigurationError("name an app, as in: wsgifast run shop.wsgi:application")
     try:
         loaded = load_app(options.app)
-        wrapped(options.app, dict(options.static))  # its errors are told here, in one sentence
+        wrapped(
+            options.app, dict(options.static)
+        )  # so that its errors are reported here, in one sentence
     except AppNotLoaded as error:
         print(f"wsgifast run: {error}", file=sys.stderr)
         return STATUS_NOT_STARTED
@@ -209,7 +214,7 @@ def _address(bind: str) -> Address:
 
 
 def _check_address(bind: str) -> None:
-    """Tell in one sentence what the server would tell in ten attempts.
+    """Report in one sentence what the server would try ten times.
 
     :raises WSGIFastError: if nobody can listen there.
     """

@@ -35,29 +35,35 @@ def add_command(commands: Any) -> None:
     parser = add_parser(
         commands,
         "top",
-        help="show a running server live: threads, rates, slow endpoints and clients, memory",
-        description="Ask a server's metrics address again and again, and show what has changed: "
-        "FastWorker's, started with WSGIFAST_METRICS=HOST:PORT, or any other that serves the "
-        "metrics of wsgifast. On a terminal the picture is live, and q ends it.",
+        help="watch a running server: threads, rates, slow endpoints and clients, memory",
+        description="Poll a server's metrics address, and show what changes. The server can be "
+        "FastWorker, started with WSGIFAST_METRICS=HOST:PORT, or any other that serves wsgifast's "
+        "metrics. On a terminal the view is live; press q to quit.",
         examples=_EXAMPLES,
     )
     parser.add_argument(
         "address",
         nargs="?",
         metavar="ADDRESS",
-        help=f"HOST:PORT; default: the variable {VARIABLE}, else {_DEFAULT_ADDRESS}",
+        help=f"HOST:PORT (default: the environment variable {VARIABLE}, or {_DEFAULT_ADDRESS})",
     )
     parser.add_argument(
         "--interval",
         type=seconds,
         metavar="SECONDS",
         default=_INTERVAL_S,
-        help="between two looks (default: 2)",
+        help="time between two polls (default: 2)",
     )
-    parser.add_argument("--once", action="store_true", help="one comparison of two looks, then end")
-    parser.add_argument("--json", action="store_true", help="an object a line, for scripts")
     parser.add_argument(
-        "--most", type=count, metavar="N", default=20, help="endpoints and clients (default: 20)"
+        "--once", action="store_true", help="poll twice, print what changed, and exit"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per poll")
+    parser.add_argument(
+        "--most",
+        type=count,
+        metavar="N",
+        default=20,
+        help="endpoints and clients to show (default: 20)",
     )
     parser.set_defaults(run=_run)
 
