@@ -7,20 +7,19 @@ from .messages import Send
 
 __all__ = ["COALESCED_BYTES", "SMALL_MESSAGE_BYTES", "Coalescer"]
 
-# A body message up to this size is coalesced with its neighbours; a larger one costs less to pass
-# on than to copy.
+# A body message up to this size is coalesced; a larger one costs less to pass on than to copy.
 SMALL_MESSAGE_BYTES = 8 * 1024
-# What was coalesced goes on at this size, even if the loop's turn has not ended. A transport's own
+# At this size coalesced messages are sent before the loop's turn ends. A transport's default
 # high-water mark is the same.
 COALESCED_BYTES = 64 * 1024
 
 
 class Coalescer:
-    """One response's small messages, on their way to the server's send().
+    """Coalesces the small body messages of one response.
 
-    The end of the turn makes a task that sends what was coalesced. Whatever is sent next waits for
-    that task (:meth:`flush`), so that order and backpressure stay, and what the server's send()
-    raises reaches the app.
+    At the end of the loop's turn a task sends them. Whatever the app sends next awaits that task,
+    which keeps the order and the back-pressure, and raises to the app what the server's send() has
+    raised.
     """
 
     __slots__ = ("_chunks", "_loop", "_send", "_size", "_task", "_turn_scheduled")
@@ -35,40 +34,39 @@ class Coalescer:
 
     async def add(self, body: bytes) -> None:
         if self._task is not None:
-            await self._settle()
+            await self._wait()
         self._chunks.append(body)
         self._size += len(body)
         if self._size >= COALESCED_BYTES:
             await self.flush()
         elif not self._turn_scheduled:
             self._turn_scheduled = True
-            self._loop.call_soon(self._turn_over)
+            self._loop.call_soon(self._on_turn_end)
 
     async def end(self, body: bytes) -> bytes:
-        """Return the bytes of the body's last message: with what was coalesced in front of them, or
-        alone where that was sent before."""
+        """Return the body's last message, with what is coalesced before it if that is small."""
         if len(body) > COALESCED_BYTES:
             await self.flush()
         elif self._chunks:
             body = self._take(body)
         if self._task is not None:
-            await self._settle()
+            await self._wait()
         return body
 
     async def flush(self) -> None:
-        """Have everything coalesced sent."""
+        """Send what is coalesced."""
         if self._task is not None:
-            await self._settle()
+            await self._wait()
         if self._chunks:
             await self._send_coalesced()
 
-    def drop(self) -> None:
-        """Send no more."""
+    def cancel(self) -> None:
+        """Send nothing more."""
         self._chunks.clear()
         if self._task is not None:
             self._task.cancel()
 
-    def _turn_over(self) -> None:
+    def _on_turn_end(self) -> None:
         self._turn_scheduled = False
         if self._chunks and self._task is None:
             self._task = self._loop.create_task(self._send_coalesced())
@@ -79,7 +77,7 @@ class Coalescer:
                 {"type": "http.response.body", "body": self._take(), "more_body": True}
             )
 
-    async def _settle(self) -> None:
+    async def _wait(self) -> None:
         task, self._task = self._task, None
         if task is not None:
             await task

@@ -29,12 +29,12 @@ from wsgifast.metrics.patterns import note_django_pattern
 from wsgifast.metrics.recorder import Recorder
 from wsgifast.sockets import FileSegment
 
-from .inbox import Inbox
+from .files.delivery import Delivery
+from .files.request import request_facts
 from .messages import Message, Receive, Scope, Send, response_start
 from .middleware import ASGIFast
 from .observed import OBSERVED
-from .requests import request_facts
-from .sending import Delivery
+from .receiver import Receiver
 
 with needs("asgifast.django", "django", "django"):
     import django
@@ -89,8 +89,8 @@ class _Handler(ASGIHandler):
         self._conditional = conditional
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        inbox = Inbox(receive)
-        await super().__call__(scope, inbox.receive, _Channel(scope, inbox, send))
+        receiver = Receiver(receive)
+        await super().__call__(scope, receiver.receive, _Channel(scope, receiver, send))
 
     async def send_response(self, response: Any, send: _Channel) -> None:
         if OBSERVED in send.scope:

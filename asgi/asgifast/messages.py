@@ -1,10 +1,12 @@
-"""The types of ASGI, as far as they are used here (asgiref's may not be installed)."""
+"""The types and messages of ASGI that are used here (asgiref's may not be installed)."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Protocol, TypedDict
+
+from wsgifast.http import parse_length
 
 __all__ = [
     "PATHSEND",
@@ -18,14 +20,14 @@ __all__ = [
     "Scope",
     "Send",
     "ZeroCopySend",
+    "declared_length",
     "response_body",
     "response_start",
 ]
 
 Scope = MutableMapping[str, Any]
-# Any message; the classes below say what one holds whose type is known. It is no union of them,
-# because Starlette's apps, whose messages are of this type, would then not be apps for mypy here.
-# For mypy a TypedDict is no MutableMapping, although it is one.
+# Any message; the classes below are for those whose type is known. It is not their union, or mypy
+# would not accept Starlette's apps, whose messages are of this type, as apps.
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -50,7 +52,7 @@ class ResponseStart(TypedDict):
 
 
 class ResponseBody(TypedDict):
-    """http.response.body: a piece of the body, the last one without `more_body`."""
+    """http.response.body: a part of the body; the last one has no `more_body`."""
 
     type: str
     body: bytes
@@ -64,10 +66,9 @@ class _PathSendFile(TypedDict):
 
 
 class PathSend(_PathSendFile, total=False):
-    """http.response.pathsend: the whole body is the file at a path, or a run of its bytes.
+    """http.response.pathsend: the whole body is the file at a path, or a range of it.
 
-    Only a server whose extension is {"ranges": True} takes a run: that much is proposed for ASGI,
-    and not in it yet.
+    Only a server whose extension is {"ranges": True} accepts a range; that is proposed for ASGI.
     """
 
     # Bytes; without an offset from the file's beginning, without a count to its end.
@@ -77,12 +78,12 @@ class PathSend(_PathSendFile, total=False):
 
 class _ZeroCopySendFile(TypedDict):
     type: str
-    # A descriptor, or an object that has one.
+    # A descriptor, or an object with fileno().
     file: int | HasFileno
 
 
 class ZeroCopySend(_ZeroCopySendFile, total=False):
-    """http.response.zerocopysend: a piece of the body is a run of a file's bytes."""
+    """http.response.zerocopysend: a part of the body is a range of an open file."""
 
     # Without an offset: from the file's current position, which moves on.
     offset: int
@@ -92,7 +93,7 @@ class ZeroCopySend(_ZeroCopySendFile, total=False):
 
 
 def response_start(status: int, headers: Iterable[tuple[bytes, bytes]]) -> Message:
-    """The head of a response; the headers are copied, since middleware may add to them."""
+    """Return a response's head, with a copy of the headers: middleware may add to them."""
     start: ResponseStart = {
         "type": "http.response.start",
         "status": status,
@@ -102,6 +103,14 @@ def response_start(status: int, headers: Iterable[tuple[bytes, bytes]]) -> Messa
 
 
 def response_body(body: bytes = b"", *, more_body: bool = False) -> Message:
-    """A piece of a body, as a rule the last one."""
-    piece: ResponseBody = {"type": "http.response.body", "body": body, "more_body": more_body}
-    return piece  # type: ignore[return-value]
+    """Return a part of a body, by default the last one."""
+    part: ResponseBody = {"type": "http.response.body", "body": body, "more_body": more_body}
+    return part  # type: ignore[return-value]
+
+
+def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """The Content-Length of a response's head; None if it has none, or no valid one."""
+    for name, value in headers:
+        if len(name) == 14 and name.lower() == b"content-length":
+            return parse_length(value.decode("latin-1"))
+    return None

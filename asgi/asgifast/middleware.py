@@ -1,4 +1,4 @@
-"""ASGIFast: look at what the app sends, repair it, and send it the server's fastest way."""
+"""ASGIFast: repair what an app sends, and send it the server's fastest way."""
 
 from __future__ import annotations
 
@@ -14,50 +14,49 @@ from wsgifast.shapes.reports import Reports, check_rate
 
 from .coalescing import SMALL_MESSAGE_BYTES, Coalescer
 from .examined import Examined
-from .file_messages import FileMessages
-from .inbox import Inbox
+from .extensions import COALESCING, FILE_EXTENSIONS, PLANNED
+from .files.handler import FileMessages
 from .loops import BackgroundTask, Loop, running_loop
 from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
 from .observed import OBSERVED, Observed
-from .sending import COALESCING, FILE_EXTENSIONS, PLANNED
+from .receiver import Receiver
 
 __all__ = ["ASGIFast"]
 
 
 class ASGIFast:
-    """ASGI middleware that repairs what an app sends and lets files go out the fastest way.
+    """ASGI middleware that repairs what an app sends, and sends files the fastest way.
 
-    - http.response.body with str, bytearray or memoryview becomes bytes.
-    - Small body messages that an app sends in one turn of the event loop become one. Nothing waits:
-      the turn's end sends them.
+    - A body of type str, bytearray or memoryview becomes bytes.
+    - Small body messages that an app sends in one turn of the event loop become one, which is sent
+      at the end of that turn.
     - The app is offered http.response.pathsend and http.response.zerocopysend, which Starlette's
-      FileResponse and others then use. A server that has them is handed the file; for any other
-      it is read from the page cache, in a thread only where the disk must be waited for.
+      FileResponse and others then use. A server that has these extensions is handed the file; for
+      any other it is read from the page cache, in a thread only if it must come from the disk.
     - A 200 whose body is a file (pathsend) answers Range, If-Range and the preconditions of RFC
-      9110, sections 13 and 14, although the app knows nothing of them.
+      9110, sections 13 and 14.
 
-    Lifespan and websockets pass through untouched.
+    Lifespan and websocket scopes are passed through.
 
     :param app: any ASGI 3 application.
-    :param coalesce: coalesce small body messages, as above. On by default, unlike WSGIFast's:
-        here nothing has to wait for the message behind it.
+    :param coalesce: coalesce small body messages, as above. On by default, unlike WSGIFast's, since
+        no message waits for a later one.
     :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file; see
-        :func:`wsgifast.file_answers.plan_file_body` for which files, and for their ETag. What an
-        app answers by itself stands: Starlette's FileResponse reads the range that it is asked
-        for; asgifast's has it sent by sendfile.
+        :func:`wsgifast.file_answers.plan_file_body` for which files, and for their ETag. An app
+        that answers them itself is left alone: Starlette's FileResponse reads the range in Python,
+        asgifast's has it sent by sendfile.
     :param conditional: answer If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
         for the same files.
     :param pathsend: False for an app with a middleware that changes bodies and does not know
-        http.response.pathsend, as brotli-asgi's: no extension for files is offered to the app, not
-        the server's either, so that it sends files as bytes.
-    :param metrics: "prometheus" or "opentelemetry": who is told of requests, their durations and
-        their bodies (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your
-        own.
-    :param traces: set what is known of a body as attributes of OpenTelemetry's current span: the
-        one of the instrumentation around this app.
-    :param report_slow_shapes: the share of the responses whose shape is looked at, such as 0.01; of
-        a slow one the id of the doctor's finding is logged, at most once an hour for each URL
-        pattern of the framework. 0: none, at no cost.
+        http.response.pathsend, such as brotli-asgi. The app is then offered no extension for files,
+        not even the server's, and sends files as bytes.
+    :param metrics: "prometheus" or "opentelemetry", to record requests, their durations and bodies
+        there (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your own.
+    :param traces: describe each body in attributes of OpenTelemetry's current span, which is that
+        of the instrumentation around this app.
+    :param report_slow_shapes: the share of responses whose shape is examined, such as 0.01. For a
+        slow one the id of the doctor's finding is logged, at most once an hour for each URL pattern
+        of the framework. 0: none, at no cost.
     :raises ConfigurationError: if `app` is no ASGI app, or an option has no such value.
     :raises MissingExtra: if a package for `metrics` or `traces` is not installed.
     :raises BodyError: (to the app, from its send()) for what cannot be a body.
@@ -108,14 +107,15 @@ class ASGIFast:
         inner = scope
         offered = scope.get("extensions")
         if not self.pathsend:
-            kept = {name: of for name, of in (offered or {}).items() if name not in FILE_EXTENSIONS}
+            kept = {name: options for name, options in (offered or {}).items()
+                    if name not in FILE_EXTENSIONS}  # fmt: skip
             inner = {**scope, "extensions": kept}
-        elif not offered or PLANNED not in offered:  # asgifast's own receivers have all three
+        elif not offered or PLANNED not in offered:  # else asgifast has offered all three already
             inner = {**scope}
             inner["extensions"] = {**offered, **FILE_EXTENSIONS} if offered else {**FILE_EXTENSIONS}
         if OBSERVED in scope:
             scope[OBSERVED].app_scope = inner
-        # Attribute by attribute: a constructor is a call more, for every request.
+        # Attribute by attribute: a constructor would be one more call for every request.
         exchange = _Exchange()
         exchange._middleware = self
         exchange._scope = scope
@@ -125,7 +125,7 @@ class ASGIFast:
         exchange._head = exchange.response = None
         exchange.is_awaited = False
         if scope["method"] == "HEAD":
-            exchange.look()
+            exchange.examine()
         try:
             await self._call(inner, exchange.receive, exchange.send)
         except BaseException as error:
@@ -138,12 +138,12 @@ class ASGIFast:
             await send(exchange._head)
 
 
-class _Exchange(Inbox):
-    """What an app receives and sends, as long as there is nothing to do about it.
+class _Exchange(Receiver):
+    """The receive() and send() of one request.
 
-    Most responses are a head with a Content-Length and one message of bytes behind it. The head is
-    held until the second message, which lets both go on. Any other message makes a
-    :class:`_Response`, which has it and all that follow.
+    Most responses are a head with a Content-Length and one message of bytes, and need nothing done:
+    the head is held until that message, and both are passed on. Any other message makes a
+    :class:`_Response`, which handles it and all that follow.
 
     ASGIFast sets the attributes.
     """
@@ -156,7 +156,7 @@ class _Exchange(Inbox):
     _head: Message | None
     response: _Response | None
 
-    # Not Inbox's.
+    # Not Receiver's.
     __init__ = object.__init__
 
     async def send(self, message: Message) -> None:
@@ -180,17 +180,17 @@ class _Exchange(Inbox):
                     if name == b"content-length":
                         self._head = message
                         return
-        await (self.response or self.look()).send(message)
+        await (self.response or self.examine()).send(message)
 
-    def look(self) -> _Response:
-        """From here on look at each message."""
+    def examine(self) -> _Response:
+        """From now on examine each message."""
         head, self._head = self._head, None
         self.response = _Response(self._middleware, self._scope, self, self._server_send, head)
         return self.response
 
     async def end(self, error: BaseException | None = None) -> None:
-        """The app has returned or raised; there was something to be looked at."""
-        response, self.response = self.response, None  # they know each other
+        """The app has returned or raised, after :meth:`examine`."""
+        response, self.response = self.response, None  # break the reference cycle
         if response is None:
             return
         if error is None:
@@ -198,51 +198,50 @@ class _Exchange(Inbox):
         elif isinstance(error, Exception):
             await response.abandon()
         else:
-            response.drop()
+            response.cancel()
 
 
 class _Response(FileMessages):
-    """One response's messages, each of which is looked at, on their way to the server.
+    """One response, each of whose messages is examined on its way to the server.
 
-    `_start` is the head, held until the first message behind it, as servers hold it (ASGI,
-    "Response Start"): a file's head may still change. Without a Content-Length it is a stream's,
-    whose first message may take its time: it waits for no more than this turn of the event loop,
-    then `_head` sends it. `_coalescer` is made by the first small message that has others behind
-    it.
+    `_start` is the head, held until the next message, as servers hold it (ASGI, "Response Start"):
+    that of a file may still change. Without a Content-Length it may be the head of a stream, whose
+    first message may take a while: then it is held until the end of the loop's turn, and the task
+    `_head_sent` sends it. The first small message that is not the last makes the `_coalescer`.
     """
 
-    __slots__ = ("_coalescer", "_head", "_may_coalesce", "_middleware")
+    __slots__ = ("_coalescer", "_head_sent", "_may_coalesce")
 
     def __init__(
         self,
         middleware: ASGIFast,
         scope: Scope,
-        inbox: Inbox,
+        receiver: Receiver,
         send: Send,
         start: Message | None,
     ) -> None:
-        super().__init__(scope, inbox, send)
-        self._middleware = self._filter = middleware
+        super().__init__(scope, receiver, send)
+        self._options = middleware
         self._start = start
         self._headers = start["headers"] if start is not None else []
-        self._head: BackgroundTask | None = None
+        self._head_sent: BackgroundTask | None = None
         self._coalescer: Coalescer | None = None
         self._may_coalesce = True
 
     async def send(self, message: Message) -> None:
         kind = message["type"]
         start = self._start
-        if self._head is not None:
-            await self._settle_head()
+        if self._head_sent is not None:
+            await self._wait_for_head()
             start = self._start
         if kind == "http.response.body":
             body = message.get("body", b"")
             if type(body) is not bytes:
                 self._note_route("rescued")
-                body = to_bytes(body, self._charset, self._middleware.app)
+                body = to_bytes(body, self._charset, self._options.app)
                 message = {**message, "body": body}
             if body and self._scope["method"] == "HEAD":
-                body = b""  # daphne would send it, in front of the next response
+                body = b""  # daphne would send it
                 message = {**message, "body": body}
             if start is not None:
                 self._start = None
@@ -261,7 +260,7 @@ class _Response(FileMessages):
             await self._server_send(message)
         elif kind == "http.response.start":
             if start is not None:
-                await self._forward_start()  # the server says what is wrong with a second one
+                await self._forward_start()  # the server raises for the second one
             headers = message.get("headers", ())
             if type(headers) is not list:
                 headers = list(headers)
@@ -270,7 +269,7 @@ class _Response(FileMessages):
             self._start = message
             if all(name != b"content-length" for name, _ in headers):
                 loop = running_loop()
-                loop.call_soon(partial(self._turn_over, loop))
+                loop.call_soon(partial(self._on_turn_end, loop))
         elif kind == PATHSEND:
             await self._flush()
             if PLANNED in message:
@@ -287,39 +286,39 @@ class _Response(FileMessages):
             await self._server_send(message)
 
     async def finish(self) -> None:
-        """The app has returned: nothing may be left behind."""
-        await self._settle_head()
+        """The app has returned: send what is held."""
+        await self._wait_for_head()
         if self._start is not None:
             await self._forward_start()
         await self._flush()
 
     async def abandon(self) -> None:
-        """The app has failed: what it sent before goes out, and its own error is the one told."""
+        """The app has raised: send what it sent before."""
         self._start = None
         try:
-            await self._settle_head()
+            await self._wait_for_head()
             await self._flush()
-        except Exception:  # noqa: BLE001 - the app's error says more
+        except Exception:  # noqa: BLE001 - the app's own is raised
             pass
 
-    def drop(self) -> None:
-        """The app was cancelled: nothing more is sent."""
+    def cancel(self) -> None:
+        """The app was cancelled: send nothing more."""
         self._start = None
-        if self._head is not None:
-            self._head.cancel()
+        if self._head_sent is not None:
+            self._head_sent.cancel()
         if self._coalescer is not None:
-            self._coalescer.drop()
+            self._coalescer.cancel()
 
-    def _turn_over(self, loop: Loop) -> None:
+    def _on_turn_end(self, loop: Loop) -> None:
         if self._start is not None:
-            self._head = loop.create_task(self._forward_start())
+            self._head_sent = loop.create_task(self._forward_start())
 
-    async def _settle_head(self) -> None:
-        if self._head is not None:
+    async def _wait_for_head(self) -> None:
+        if self._head_sent is not None:
             try:
-                await self._head
+                await self._head_sent
             finally:
-                self._head = None
+                self._head_sent = None
 
     def _charset(self) -> str:
         return charset_of(self._text_headers())
@@ -327,7 +326,7 @@ class _Response(FileMessages):
     def _begin_to_coalesce(self) -> None:
         """Make the coalescer, unless the server coalesces itself."""
         self._may_coalesce = False
-        if self._middleware.coalesce and not self.offers(COALESCING):
+        if self._options.coalesce and not self.offers(COALESCING):
             self._coalescer = Coalescer(self._server_send)
             self._note_route("coalesced")
 

@@ -13,12 +13,20 @@ from wsgifast.metrics.patterns import PATTERN, asgi_pattern
 from wsgifast.metrics.recorder import LengthError, Recorder, Spans
 from wsgifast.metrics.tally import NOTED_TOGETHER, Tally
 
-from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
-from .sending import PLANNED
-from .to_send import declared_length
+from .extensions import PLANNED
+from .messages import (
+    PATHSEND,
+    ZEROCOPYSEND,
+    ASGIApp,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    declared_length,
+)
 
 if TYPE_CHECKING:
-    from .sending import PlannedBody
+    from .extensions import PlannedBody
 
 __all__ = ["OBSERVED", "Observed"]
 

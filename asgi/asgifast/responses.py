@@ -9,12 +9,12 @@ from collections import OrderedDict
 from wsgifast.files import Plan, RequestFacts, describe, stat_etag
 from wsgifast.imports import needs
 
-from .inbox import Inbox
+from .files.delivery import Delivery
+from .files.reading import NotAFile, open_regular
+from .files.request import request_facts
 from .loops import in_thread
 from .messages import Receive, Scope, Send, response_start
-from .pages import NotAFile, open_regular
-from .requests import request_facts
-from .sending import Delivery
+from .receiver import Receiver
 
 with needs("asgifast.FileResponse", "starlette", "asgi"):
     from starlette import responses
@@ -62,7 +62,7 @@ class FileResponse(responses.FileResponse):
             await send(response_start(plan.status, plan.raw_headers))
             segments = plan.segments
             del plan  # a kilobyte of headers, for as long as the slowest client reads
-            await Delivery(scope, Inbox(receive), send).send_segments(
+            await Delivery(scope, Receiver(receive), send).send_segments(
                 segments, fd, os.path.abspath(os.fsdecode(self.path))
             )
         finally:

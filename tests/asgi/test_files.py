@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import trio
 from asgifast import ASGIFast, FileResponse
+from asgifast.extensions import PLANNED, PlannedBody
 from asgifast.messages import Message, Receive, Scope, Send
-from asgifast.sending import PLANNED, PlannedBody
 
 from tests.support.descriptors import open_descriptors
 from wsgifast import BodyError

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import gunicorn.config
 import pytest
-from asgifast.gunicorn_asgi import FastASGIProtocol
 from asgifast.messages import ASGIApp, Receive, Scope, Send, response_body, response_start
+from asgifast.workers.gunicorn import FastASGIProtocol
 from gunicorn.asgi.protocol import ASGIProtocol
 
 from tests.support.http import Connection

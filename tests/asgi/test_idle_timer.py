@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from asgifast.idle_timer import IdleTimerLoop
+from asgifast.protocols.idle_timer import IdleTimerLoop
 
 
 class Timer:

@@ -14,8 +14,8 @@ from typing import Any
 import flask
 import pytest
 from asgifast import ASGIFast, FileResponse, StaticFiles
+from asgifast.extensions import COALESCING, PROTOCOL_EXTENSIONS
 from asgifast.messages import Message, Receive, Scope, Send
-from asgifast.sending import COALESCING, PROTOCOL_EXTENSIONS
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse as StarletteFileResponse
 

@@ -20,7 +20,7 @@ def test_exported_names() -> None:
     ("absent", "statement", "way_out"),
     [
         ("starlette", "asgifast.FileResponse", "wsgifast[asgi]"),
-        ("uvicorn", "import asgifast.uvicorn", "wsgifast[asgi]"),
+        ("uvicorn", "from asgifast.uvicorn import H11Protocol", "wsgifast[asgi]"),
         ("httptools", "from asgifast.uvicorn import HttpToolsProtocol", "wsgifast[asgi]"),
         ("httptools", "from asgifast.workers import FastUvicornWorker", "wsgifast[asgi]"),
         ("gunicorn", "from asgifast.workers import FastUvicornWorker", "wsgifast[gunicorn,asgi]"),
@@ -56,15 +56,18 @@ def test_gunicorns_workers_run_the_protocols() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
-@pytest.mark.parametrize("module", ["h11_impl", "httptools_impl"])
-def test_a_uvicorn_that_is_built_differently_is_not_run(module: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "protocol"),
+    [("h11_impl", "H11Protocol"), ("httptools_impl", "HttpToolsProtocol")],
+)
+def test_a_uvicorn_that_is_built_differently_is_not_run(module: str, protocol: str) -> None:
     code = (
         f"from uvicorn.protocols.http import {module} as changed\n"
         "class Cycle:\n"
         "    def __init__(self, scope, transport, flow):\n"
         "        self.scope, self.transport, self.flow = scope, transport, flow\n"
         "changed.RequestResponseCycle = Cycle\n"
-        "import asgifast.uvicorn"
+        f"from asgifast.uvicorn import {protocol}"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.returncode == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from asgifast.messages import Receive, Scope, Send
-from asgifast.transport import CoalescingTransport
+from asgifast.protocols.transport import CoalescingTransport
 
 from wsgifast.sockets.sendfile import BLOCK_BYTES
 

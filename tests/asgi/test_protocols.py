@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from asgifast.coalescing import SMALL_MESSAGE_BYTES
 from asgifast.messages import Message, Receive, Scope, Send
-from asgifast.transport import CoalescingTransport
+from asgifast.protocols.transport import CoalescingTransport
 
 from tests.support.descriptors import open_descriptors
 

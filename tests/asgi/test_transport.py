@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgifast import room, transfer
-from asgifast import transport as transport_module
 from asgifast.coalescing import COALESCED_BYTES
-from asgifast.transport import CoalescingTransport
+from asgifast.protocols import file_transfer, writable
+from asgifast.protocols import transport as transport_module
+from asgifast.protocols.transport import CoalescingTransport
 
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES
@@ -133,7 +133,7 @@ def test_a_writable_socket_that_takes_nothing_is_asked_again_later(
 
     asyncio.run(run())
     # The first refusal is no surprise: nobody had said that the socket is writable.
-    assert delays == [transfer._WITHOUT_MEMORY_S] * 4
+    assert delays == [file_transfer._WITHOUT_MEMORY_S] * 4
 
 
 def test_a_starved_connection_that_is_lost_leaves_no_timer(
@@ -183,7 +183,7 @@ def test_the_send_buffer_grows_for_a_quick_client_alone(
                 sock = transport.get_extra_info("socket")
                 return int(sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
 
-        monkeypatch.setattr(transfer, "QUICK_S", quick_s)
+        monkeypatch.setattr(file_transfer, "QUICK_S", quick_s)
         return asyncio.run(run())
 
     # The kernel doubles what it is given.
@@ -192,7 +192,7 @@ def test_the_send_buffer_grows_for_a_quick_client_alone(
     assert buffer_after(60.0) == large
     # Slow when it is first waited for, and quick then.
     clock = itertools.chain([0.0, 1.0], itertools.repeat(1.0))
-    monkeypatch.setattr(transfer, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(file_transfer, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     assert buffer_after(0.5) == large
 
 
@@ -544,7 +544,7 @@ def test_a_send_buffer_that_cannot_be_set_is_no_hindrance(
             await sending
 
     monkeypatch.setattr(transport_module, "limit_send_buffer", refusing)
-    monkeypatch.setattr(transfer, "QUICK_S", 60.0)
+    monkeypatch.setattr(file_transfer, "QUICK_S", 60.0)
     asyncio.run(run())
     assert calls == refused, "once it has grown it is left alone"
 
@@ -597,7 +597,7 @@ def test_a_connection_that_is_lost_before_the_rest_of_a_file(
             rest = transport.begin_file(FileSegment(fd, 0, FILE_BYTES))
             assert rest is not None
             transport.lost()
-            monkeypatch.setattr(transfer, "call_while_writable", too_late)
+            monkeypatch.setattr(file_transfer, "call_while_writable", too_late)
             with pytest.raises(ConnectionResetError):
                 await rest()
 
@@ -618,15 +618,15 @@ def test_a_file_that_is_cut_off_ends_the_connection(
 
     def watch(loop: asyncio.AbstractEventLoop, fd: int, callback: Callable[[], object]) -> None:
         watched.add(fd)
-        room.call_while_writable(loop, fd, callback)
+        writable.call_while_writable(loop, fd, callback)
 
     def unwatch(loop: asyncio.AbstractEventLoop, fd: int) -> None:
         watched.remove(fd)
-        room.stop_calling(loop, fd)
+        writable.stop_calling(loop, fd)
 
     async def run() -> None:
-        monkeypatch.setattr(transfer, "call_while_writable", watch)
-        monkeypatch.setattr(transfer, "stop_calling", unwatch)
+        monkeypatch.setattr(file_transfer, "call_while_writable", watch)
+        monkeypatch.setattr(file_transfer, "stop_calling", unwatch)
         monkeypatch.setattr(socket.socket, "close", noted_close)
         async with connected() as (transport, client):
             sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
@@ -723,7 +723,7 @@ def test_each_call_sends_one_window_at_most(fd: int, monkeypatch: pytest.MonkeyP
             await sending
 
     asyncio.run(run())
-    assert max(counts) == transfer.WINDOW_BYTES
+    assert max(counts) == file_transfer.WINDOW_BYTES
 
 
 @pytest.mark.parametrize("calls", [0, 2])

@@ -16,8 +16,8 @@ import pytest
 import trustme
 import uvicorn
 from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
-from asgifast.uploads import Arrived
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
+from asgifast.uvicorn.uploads import ReceivedBody
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from uvicorn.server import ServerState
@@ -185,7 +185,7 @@ def test_an_app_that_does_not_receive_holds_the_client_up(
 
 def test_crumbs_take_no_more_than_their_bytes() -> None:
     crumbs = [b"%02d" % (number % 100) for number in range(50_000)]
-    arrived = Arrived()
+    arrived = ReceivedBody()
     tracemalloc.start()
     try:
         for crumb in crumbs:
@@ -200,7 +200,7 @@ def test_crumbs_take_no_more_than_their_bytes() -> None:
 
 
 def test_what_came_at_once_is_not_copied() -> None:
-    arrived = Arrived()
+    arrived = ReceivedBody()
     arrived += UPLOAD
     assert bytes(arrived) is UPLOAD
 

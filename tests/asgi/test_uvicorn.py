@@ -411,7 +411,7 @@ def test_websockets_are_uvicorns(server: LiveServer) -> None:
 
 
 def test_a_uvicorn_that_is_built_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from asgifast import uvicorn_protocol as ours_module
+    from asgifast.uvicorn import protocol as ours_module
     from uvicorn.protocols.http import h11_impl
 
     def expect(message: str) -> None:

@@ -1,8 +1,8 @@
-"""uvicorn's zttp protocols, HTTP/1.1 and HTTP/2, sending files without Starlette's loop.
+"""uvicorn's zttp protocols, for HTTP/1.1 and HTTP/2.
 
-Over HTTP/1.1 files go out by sendfile. Over HTTP/2 every byte stands in a frame, and zttp makes the
-frames: files are read from the page cache, in a thread only where the disk must be waited for, and
-not faster than the client opens its window. uvicorn itself keeps in memory what finds no window.
+Over HTTP/1.1 files are sent by sendfile. Over HTTP/2 zttp puts every byte into a frame: files are
+read from the page cache, in a thread only if they must come from the disk, and not faster than the
+client opens its window. uvicorn itself keeps in memory what the window has no room for.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from wsgifast.imports import needs
 from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.sendfile import BLOCK_BYTES
 
-from .file_body import SMALL_FILE_BYTES
-from .loops import next_turn
-from .messages import Message, response_body
-from .pages import read_block
-from .to_send import declared_length
-from .transport import CoalescingTransport, Rest
-from .uvicorn_protocol import FileSending, UnsupportedUvicorn, check
-from .uvicorn_response import HttpToolsResponse, Response
+from ..files.reading import read_block
+from ..loops import next_turn
+from ..messages import Message, declared_length, response_body
+from ..protocols.file_body import SMALL_FILE_BYTES
+from ..protocols.response import Response
+from ..protocols.transport import CoalescingTransport, Rest
+from .protocol import CountedResponse, FileSending, UnsupportedUvicorn, check
 
 with needs("asgifast.uvicorn.ZttpProtocol", "zttp", "zttp"):
     import zttp
@@ -39,17 +38,17 @@ check(zttp_impl, "ZttpProtocol", _OF_THE_CYCLES | {"chunked_encoding"}, "handle_
 _OF_HTTP2 = {"abort_stream", "body_complete", "resume_reading", "stream"}
 check(zttp_h2_impl, "ZttpH2Protocol", _OF_THE_CYCLES | _OF_HTTP2, "handle_request")
 
-# A frame of HTTP/2 has so many bytes, unless both ends agree on more (RFC 9113, section 6.5.2).
+# A frame's payload, unless SETTINGS_MAX_FRAME_SIZE is raised (RFC 9113, section 6.5.2).
 _FRAME_BYTES = 16 * 1024
-# Body bytes of a stream that may wait for the client's window: no more are asked of the app.
-_PARKED_BYTES = 64 * 1024
+# Body bytes of a stream that may wait for the client's window before the app's send() waits.
+_QUEUED_BYTES = 64 * 1024
 
 
 class _Uncounted:
-    """A zttp connection's send side for one response whose body it does not see.
+    """The sending half of a zttp connection for one response whose body zttp does not see.
 
-    zttp counts the bytes of a declared body, and what sendfile sends never passes it. So it is told
-    that the body is chunked, and another connection makes the head. uvicorn counts by itself.
+    zttp counts the bytes of a body with a Content-Length, and sendfile bypasses it. So zttp is told
+    that the body is chunked, and another connection makes the head. uvicorn counts, too.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -61,8 +60,8 @@ class _Uncounted:
         head = zttp.Connection(zttp.SERVER)
         head.send_response(status, headers)
         self._out = head.data_to_send()
-        told = [header for header in headers if header[0].lower() != b"content-length"]
-        self._connection.send_response(status, [*told, (b"transfer-encoding", b"chunked")])
+        others = [header for header in headers if header[0].lower() != b"content-length"]
+        self._connection.send_response(status, [*others, (b"transfer-encoding", b"chunked")])
         self._connection.data_to_send()
 
     def send_data(self, data: bytes) -> None:
@@ -77,28 +76,27 @@ class _Uncounted:
         return out
 
 
-class _Credit:
-    """Tells those who wait for a client's window that it may have opened."""
+class _WindowUpdates:
+    """Wakes the streams of a connection that wait for their window."""
 
     def __init__(self) -> None:
         self._waiting: list[asyncio.Future[None]] = []
 
-    async def given(self) -> None:
+    async def wait(self) -> None:
         waiter = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         await waiter
 
-    def tell(self) -> None:
-        if not self._waiting:
-            return
+    def notify(self) -> None:
+        """A window may have opened, or its stream or connection may have ended."""
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
 
 
-class ZttpResponse(HttpToolsResponse):
-    """One response over HTTP/1.1: uvicorn counts and frames for zttp as it does for httptools."""
+class ZttpResponse(CountedResponse):
+    """Over HTTP/1.1: uvicorn counts and frames for zttp as it does for httptools."""
 
     __slots__ = ()
 
@@ -125,61 +123,65 @@ class ZttpResponse(HttpToolsResponse):
         cycle = self._cycle
         if cycle.chunked_encoding or type(cycle.conn) is _Uncounted:
             return super()._frame(data)
-        self._announce(len(data))
+        self._frame_for(len(data))
         cycle.conn.send_data(data)
         framed: bytes = cycle.conn.data_to_send()
         return framed
 
 
 class ZttpH2Response(Response):
-    """One response over HTTP/2: whatever of it finds no window keeps its sender waiting."""
+    """Over HTTP/2: send() waits while too much of the response waits for the client's window."""
 
-    __slots__ = ("_credit",)
+    __slots__ = ("_updates",)
 
-    def __init__(self, credit: _Credit, cycle: Any, transport: CoalescingTransport) -> None:
+    def __init__(self, updates: _WindowUpdates, cycle: Any, transport: CoalescingTransport) -> None:
         super().__init__(cycle, transport)
-        self._credit = credit
+        self._updates = updates
 
     async def send(self, message: Message) -> None:
         await super().send(message)
         if message.get("more_body"):
-            await self._room(_PARKED_BYTES)
+            await self._drain(_QUEUED_BYTES)
 
     def _is_bodyless(self) -> bool:
         return bool(self._cycle.bodyless)
 
-    async def _room(self, parked: int) -> None:
-        """Wait until no more than so many bytes wait for the client's window."""
+    async def _drain(self, queued: int) -> None:
+        """Wait until at most `queued` bytes of the stream wait for the client's window."""
         cycle = self._cycle
-        while not cycle.disconnected and (cycle.stream.pending_bytes or 0) > parked:
-            await self._credit.given()
+        while not cycle.disconnected and (cycle.stream.pending_bytes or 0) > queued:
+            await self._updates.wait()
 
-    def _frame(self, data: bytes) -> bytes:
+    def _frame_for(self, size: int) -> tuple[bytes, bytes]:
         cycle = self._cycle
         if cycle.expected_content_length is not None:
-            if len(data) > cycle.expected_content_length:
+            if size > cycle.expected_content_length:
                 raise RuntimeError("Response content longer than Content-Length")
-            cycle.expected_content_length -= len(data)
-        cycle.stream.send_data(data)
-        framed: bytes = cycle.conn.data_to_send()
+            cycle.expected_content_length -= size
+        return b"", b""  # zttp makes the frames
+
+    def _frame(self, data: bytes) -> bytes:
+        self._frame_for(len(data))
+        self._cycle.stream.send_data(data)
+        framed: bytes = self._cycle.conn.data_to_send()
         return framed
 
     async def _send_part(self, message: Message) -> None:
         await super()._send_part(message)
-        await self._room(_PARKED_BYTES)
+        await self._drain(_QUEUED_BYTES)
 
-    async def _begin_run(self, segment: FileSegment) -> Rest | None:
+    async def _begin_segment(self, segment: FileSegment) -> Rest | None:
         if segment.size > SMALL_FILE_BYTES:
-            return partial(self._read_run, segment)
-        await self._read_run(segment)
+            return partial(self._send_by_reads, segment)
+        await self._send_by_reads(segment)
         return None
 
-    async def _read_run(self, segment: FileSegment) -> None:
+    async def _send_by_reads(self, segment: FileSegment) -> None:
         cycle = self._cycle
         fd, offset, size = segment
         end = offset + size
-        while offset < end and not self._has_left():
-            await self._room(0)
+        while offset < end and not self._is_disconnected():
+            await self._drain(0)
             window = min(cycle.stream.send_window or 0, cycle.conn.send_window)
             block = await read_block(
                 fd, offset, min(max(window, _FRAME_BYTES), BLOCK_BYTES, end - offset)
@@ -204,39 +206,39 @@ class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
 
 
 class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
-    """uvicorn's ZttpH2Protocol, sending no faster than the client opens its windows."""
+    """uvicorn's ZttpH2Protocol, with back-pressure by the client's flow-control windows."""
 
     _is_http1 = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._credit = _Credit()
-        self._response_class = partial(ZttpH2Response, self._credit)
+        self._updates = _WindowUpdates()
+        self._response_class = partial(ZttpH2Response, self._updates)
         super().__init__(*args, **kwargs)
 
     @property
     def cycle(self) -> Any:
-        """One of the requests that are under way, as HTTP/1.1 has its one; any thread may ask."""
+        """One of the requests in progress, for the metrics, which any thread may ask for."""
         return next(iter(list(self.cycles.values())), None)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._coalescing.can_sendfile = False  # the frames are zttp's
+        self.transport.can_sendfile = False  # zttp makes the frames
 
     def handle_request(self, event: Any) -> None:
         super().handle_request(event)
         if event.end_stream:
-            # uvicorn waits for a message of its own, which zttp has for bodies alone: an app that
-            # looks for the body of a GET would wait for as long as the client does.
+            # uvicorn waits for an EndOfMessage, which zttp has for bodies alone: receive() would
+            # wait as long as the client does in an app that asks for the body of a GET.
             self.cycles[event.stream_id].more_body = False
             self.cycles[event.stream_id].message_event.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._credit.tell()
+        self._updates.notify()
 
     def data_received(self, data: bytes) -> None:
-        coalescing = self._coalescing
-        # What opens the client's windows again does not wait until the app has had its turn.
+        coalescing = self.transport
+        # WINDOW_UPDATE frames for the client leave before the app has its turn.
         coalescing.flush_follows = True
         try:
             super().data_received(data)
@@ -244,11 +246,11 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
             coalescing.flush_follows = False
             if not coalescing.is_closing():
                 coalescing.flush()
-        self._credit.tell()
+        self._updates.notify()
 
 
 class AutoZttpProtocol(auto_zttp_impl.AutoZttpProtocol):
-    """uvicorn's choice between the two, as --http2 has it: by ALPN, or by a client's preface."""
+    """uvicorn's choice between the two, as with --http2: by ALPN, or by the client's preface."""
 
     def _switch(self, http2: bool, initial_data: bytes = b"") -> None:
         protocol: ZttpH2Protocol | ZttpProtocol = (ZttpH2Protocol if http2 else ZttpProtocol)(

@@ -1,14 +1,14 @@
-"""An ASGI request's facts for the file core, which itself knows no scope."""
+"""What the file core has to know of an ASGI request."""
 
 from __future__ import annotations
 
 from wsgifast.files import RequestFacts
 
-from .messages import Scope
+from ..messages import Scope
 
 __all__ = ["UNCONDITIONAL", "request_facts"]
 
-# What the facts have from their third field on where neither Range nor conditions were sent.
+# The facts from their third field on, if neither Range nor preconditions were sent.
 UNCONDITIONAL = RequestFacts()[2:]
 
 _FIELDS = {
@@ -17,9 +17,9 @@ _FIELDS = {
 
 
 def request_facts(scope: Scope) -> RequestFacts:
-    """Take from an http scope what decides how a file is answered.
+    """Return the method, Range and preconditions of an http scope.
 
-    A header that was sent several times counts as one, its values joined (RFC 9110, section 5.3).
+    Headers of the same name are joined (RFC 9110, section 5.3).
     """
     found: dict[str, str] = {}
     for name, value in scope["headers"]:

@@ -1,17 +1,17 @@
-"""A transport between a protocol and asyncio's: coalesces small writes, sends files by sendfile.
+"""A transport between a protocol and the event loop's: coalesces small writes, sends files.
 
-Theory of operation. All calls are made in the event loop's thread.
+Theory of operation. All calls are made in the event loop's thread. The loop's transport owns the
+socket; a file's descriptor is its sender's.
 
 - Coalescing: write() keeps small data until the end of the loop's turn, until COALESCED_BYTES are
-  there, or until flush(): a head and its body leave in one packet, and no data waits for anything
-  but code that is running already. The exception is what its sender will flush (`flush_follows`),
-  as a head with the body: the turn's end is not waited for, and nothing is made for it.
-- A file in flight (`_file` is set): what is written meanwhile stays behind it. Everything before it
-  has left the real transport's buffer first, because sendfile goes past that buffer.
-- A file ends by its last byte, by its own end coming too early (FileTruncated), by the loss of the
-  connection (ConnectionResetError), which follows close() and abort() in the next turn, or by the
-  cancellation of the sender. In all cases but the first the connection is closed: the body's
-  promised length cannot be kept.
+  there, or until flush(), so that a head and its body leave in one packet. A sender that is about
+  to flush says so (`flush_follows`), and no callback is scheduled for the turn's end.
+- While a file is sent (`_file` is set), what is written waits behind it. The file itself waits
+  until the loop's transport has sent its buffer, since sendfile bypasses that.
+- A file ends with its last byte; with the file's own end, if that comes too early (FileTruncated);
+  with the loss of the connection (ConnectionResetError), which follows close() and abort() in the
+  next turn; or when its sender is cancelled. In all cases but the first the connection is closed,
+  as the declared length cannot be kept.
 """
 
 from __future__ import annotations
@@ -26,27 +26,31 @@ from wsgifast.sockets import FileSegment, limit_send_buffer
 from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES
 from wsgifast.sockets.sendfile import SendfileUnavailable
 
-from .coalescing import COALESCED_BYTES
-from .room import CAN_WATCH
-from .transfer import FileTransfer, Progress
+from ..coalescing import COALESCED_BYTES
+from .file_transfer import FileTransfer, Progress
+from .writable import CAN_WATCH
 
 __all__ = ["CoalescingTransport", "Rest"]
 
-# What sends the rest of something begun; called once, or never.
+# Sends the rest of what was begun; called once, or never.
 Rest = Callable[[], Awaitable[None]]
 
-# The first part of a large write that is copied behind coalesced data, to leave in one packet.
+# So much of a large write is copied behind coalesced data, to leave in one packet with it.
 _LEAD_BYTES = 16 * 1024
 
 
-class CoalescingTransport(asyncio.Transport):
-    """Wraps an asyncio or uvloop transport; see the module's docstring.
+class CoalescingTransport:
+    """Wraps the event loop's transport, which has the methods that are not here.
 
-    :param transport: the real one. Its protocol must call :meth:`drained` from resume_writing()
-        and :meth:`lost` from connection_lost().
+    See the module's docstring.
+
+    :param transport: its protocol must call :meth:`drained` from resume_writing() and :meth:`lost`
+        from connection_lost().
+    :ivar flush_follows: whoever writes next will also flush.
+    :ivar may_grow: the socket's send buffer is limited; None before the first file.
     """
 
-    # Every connection has one, also when it only waits.
+    # Every connection has one, idle or not.
     __slots__ = (
         "_before_flush",
         "_drain_waiter",
@@ -63,9 +67,8 @@ class CoalescingTransport(asyncio.Transport):
     )
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        # asyncio.Transport.__init__ only stores extra info, which the real transport has.
         self.real = transport
-        self.is_closing = transport.is_closing  # type: ignore[method-assign]
+        self.is_closing = transport.is_closing
         self.can_sendfile = (
             CAN_WATCH and hasattr(os, "sendfile") and transport.get_extra_info("sslcontext") is None
         )
@@ -73,13 +76,14 @@ class CoalescingTransport(asyncio.Transport):
         self._pending: list[bytes | bytearray | memoryview] = []
         self._size = 0
         self._turn_scheduled = False
-        # Whether whoever writes the next data will also flush it.
         self.flush_follows = False
         self._before_flush: Callable[[], None] | None = None
         self._file: FileTransfer | None = None
         self._drain_waiter: asyncio.Future[None] | None = None
-        # Whether the send buffer is the small one; None before the first file.
         self.may_grow: bool | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
 
     # Writing
 
@@ -104,37 +108,36 @@ class CoalescingTransport(asyncio.Transport):
             self.write(data)
 
     def call_before_flush(self, before_flush: Callable[[], None]) -> None:
-        """Have a function called once, before the next flush: it writes what it has kept.
+        """Have a function called once, before the next flush, to write what it has kept.
 
-        Over HTTP/2 each stream has one; one that is there already is called at once.
+        An earlier one, which is another stream's over HTTP/2, is called at once.
         """
-        self._call_back()
+        self._call_before_flush()
         self._before_flush = before_flush
         if not self._turn_scheduled:
             self._schedule()
 
     def flush(self) -> None:
-        """Hand everything coalesced to the real transport, unless a file is in flight."""
+        """Hand everything coalesced to the loop's transport, unless a file is being sent."""
         if self._before_flush is not None:
-            self._call_back()
+            self._call_before_flush()
         if self._pending and self._file is None:
             self.real.write(self._take())
 
-    def _call_back(self) -> None:
-        """Have what is kept elsewhere written, behind what is pending here, and flushed next."""
+    def _call_before_flush(self) -> None:
         if self._before_flush is not None:
             before_flush, self._before_flush = self._before_flush, None
-            is_followed, self.flush_follows = self.flush_follows, True
+            follows, self.flush_follows = self.flush_follows, True
             try:
                 before_flush()
             finally:
-                self.flush_follows = is_followed
+                self.flush_follows = follows
 
     def _schedule(self) -> None:
         self._turn_scheduled = True
-        self._loop.call_soon(self._turn_over)
+        self._loop.call_soon(self._on_turn_end)
 
-    def _turn_over(self) -> None:
+    def _on_turn_end(self) -> None:
         self._turn_scheduled = False
         if not self.real.is_closing():
             self.flush()
@@ -157,7 +160,7 @@ class CoalescingTransport(asyncio.Transport):
     # Files
 
     async def send_file(self, segment: FileSegment) -> None:
-        """Send a run of a file's bytes behind everything written so far.
+        """Send a range of a file behind everything written so far.
 
         :raises SendfileUnavailable: if the kernel cannot; nothing of the file was sent.
         :raises FileTruncated: if the file ends early; the connection is closed.
@@ -168,13 +171,13 @@ class CoalescingTransport(asyncio.Transport):
             await rest()
 
     def begin_file(self, segment: FileSegment) -> Rest | None:
-        """Begin :meth:`send_file`: send what the socket takes at once.
+        """Begin :meth:`send_file`: send what the socket takes now.
 
-        :returns: what sends the rest, None if there is none.
+        :returns: what sends the rest; None if there is none.
         """
         if not self.can_sendfile:
             raise SendfileUnavailable
-        self._call_back()
+        self._call_before_flush()
         if self.real.is_closing():
             raise ConnectionResetError("the connection was closed before the file was sent")
         if self.real.get_write_buffer_size():
@@ -199,7 +202,7 @@ class CoalescingTransport(asyncio.Transport):
         await self.send_file(segment)
 
     def file_ended(self, error: BaseException | None) -> None:
-        """Nothing may follow half a file; behind none of it the connection goes on."""
+        """Called by the FileTransfer. Nothing may follow a part of a file."""
         self._file = None
         if error is not None and not isinstance(error, SendfileUnavailable):
             self._pending.clear()
@@ -211,7 +214,7 @@ class CoalescingTransport(asyncio.Transport):
         _limited(self.real.get_extra_info("socket"))
 
     async def _drain(self) -> None:
-        """Wait until the real transport's buffer is empty."""
+        """Wait until the loop's transport has sent its buffer."""
         self.real.set_write_buffer_limits(high=0)
         try:
             while self.real.get_write_buffer_size() and not self.real.is_closing():
@@ -222,14 +225,14 @@ class CoalescingTransport(asyncio.Transport):
             self.real.set_write_buffer_limits()
 
     def drained(self) -> None:
-        """The real transport's buffer has fallen to its low-water mark."""
+        """The protocol's resume_writing() was called."""
         if self._drain_waiter is not None and not self._drain_waiter.done():
             self._drain_waiter.set_result(None)
 
     # The connection's end
 
     def lost(self) -> None:
-        """The connection is gone, and its socket about to be closed: end what is under way."""
+        """The protocol's connection_lost() was called: the socket is about to be closed."""
         self._before_flush = None
         self._pending.clear()
         self._size = 0
@@ -242,10 +245,9 @@ class CoalescingTransport(asyncio.Transport):
             self.flush()
         self.real.close()
 
-    # The rest is the real transport's.
-
-    def abort(self) -> None:
-        self.real.abort()
+    def write_eof(self) -> None:
+        self.flush()
+        self.real.write_eof()
 
     @property
     def sends_file(self) -> bool:
@@ -253,44 +255,15 @@ class CoalescingTransport(asyncio.Transport):
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether something has been handed over that the client's socket does not take yet."""
+        """Whether output waits until the socket has room."""
         return self._file is not None or self.real.get_write_buffer_size() > 0
 
     def get_write_buffer_size(self) -> int:
         return self._size + self.real.get_write_buffer_size()
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self.real.get_extra_info(name, default)
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self.real.set_protocol(protocol)
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        return self.real.get_protocol()
-
-    def is_reading(self) -> bool:
-        return self.real.is_reading()
-
-    def pause_reading(self) -> None:
-        self.real.pause_reading()
-
-    def resume_reading(self) -> None:
-        self.real.resume_reading()
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self.real.set_write_buffer_limits(high, low)
-
-    def write_eof(self) -> None:
-        self.flush()
-        self.real.write_eof()
-
-    def can_write_eof(self) -> bool:
-        return self.real.can_write_eof()
-
 
 def _limited(sock: Any, *size: int) -> bool:
-    """limit_send_buffer(), where it makes no difference if it is refused."""
     try:
         return limit_send_buffer(sock, *size)
     except OSError:
-        return False  # the peer has gone; sending will tell
+        return False  # the peer has gone; sending will raise

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 from wsgifast.imports import exports_on_demand
 
 if TYPE_CHECKING:
-    from .gunicorn_asgi import FastASGIWorker, UnsupportedGunicorn
-    from .uvicorn_workers import FastUvicornH11Worker, FastUvicornWorker
+    from .gunicorn import FastASGIWorker, UnsupportedGunicorn
+    from .uvicorn import FastUvicornH11Worker
+    from .uvicorn_httptools import FastUvicornWorker
 else:
     __getattr__ = exports_on_demand(
         __name__,
         {
-            "FastASGIWorker": "asgifast.gunicorn_asgi",
-            "FastUvicornH11Worker": "asgifast.uvicorn_workers",
-            "FastUvicornWorker": "asgifast.uvicorn_workers",
-            "UnsupportedGunicorn": "asgifast.gunicorn_asgi",
+            "FastASGIWorker": ".gunicorn",
+            "FastUvicornH11Worker": ".uvicorn",
+            "FastUvicornWorker": ".uvicorn_httptools",
+            "UnsupportedGunicorn": ".gunicorn",
         },
     )
 

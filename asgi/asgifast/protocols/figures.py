@@ -1,4 +1,4 @@
-"""What the protocols for uvicorn tell of themselves: counted plainly, looked at when asked."""
+"""Metrics of uvicorn's connections: plain counters, read when they are asked for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STATES = ("idle", "body", "running", "sending", "closing")
 
 
 class Transport(Protocol):
-    """What is asked of a connection's transport."""
+    """What the metrics use of a connection's transport."""
 
     @property
     def waits_for_client(self) -> bool: ...
@@ -27,9 +27,9 @@ class Transport(Protocol):
 class Figures:
     """Those of one process.
 
-    :ivar open: the connections, as their protocols; uvicorn's own have what is asked of them here.
-    :ivar accepted: how many there have been.
-    :ivar sendfile_bytes: that the kernel has sent from files by itself.
+    :ivar open: the open connections' protocols, each of which has uvicorn's `cycle`.
+    :ivar accepted: how many connections there have been.
+    :ivar sendfile_bytes: sent by sendfile.
     """
 
     def __init__(self) -> None:
@@ -38,14 +38,14 @@ class Figures:
         self.sendfile_bytes = 0
 
     def points(self) -> Iterator[Point]:
-        """A :data:`~wsgifast.metrics.points.Source`; any thread may ask."""
+        """A :data:`~wsgifast.metrics.points.Source`; any thread may call it."""
         states = Counter[str]()
         slow = queued = 0
         for protocol, transport in list(self.open.items()):
             states[_state_of(protocol.cycle, transport)] += 1
             queued += transport.get_write_buffer_size()
             slow += transport.waits_for_client
-        if self.accepted:  # else another server's protocol has the connections
+        if self.accepted:  # else the connections are another server's
             for state in _STATES:
                 yield point("wsgifast_connections", states[state], state)
             yield point("wsgifast_connections_accepted_total", self.accepted)

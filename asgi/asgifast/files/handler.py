@@ -1,4 +1,4 @@
-"""What ASGIFast makes of pathsend and zerocopysend messages: ranges, conditions, fallbacks."""
+"""What ASGIFast does with an app's pathsend and zerocopysend messages."""
 
 from __future__ import annotations
 
@@ -9,26 +9,30 @@ from typing import NamedTuple, Protocol
 from wsgifast.file_answers import plan_file_body
 from wsgifast.sockets import FileSegment
 
-from .messages import PATHSEND, Message, response_body
-from .observed import OBSERVED
-from .requests import UNCONDITIONAL, request_facts
-from .sending import PLANNED, Delivery, send_unsized
-from .to_send import PathToSend, declared_length, file_to_send, open_for_pathsend, path_to_send
+from ..extensions import PLANNED
+from ..messages import PATHSEND, ASGIApp, Message, declared_length, response_body
+from ..observed import OBSERVED
+from .delivery import Delivery
+from .parsing import RequestedPath, open_for_pathsend, parse_pathsend, parse_zerocopysend
+from .reading import send_unsized
+from .request import UNCONDITIONAL, request_facts
 
-__all__ = ["FileMessages"]
+__all__ = ["FileMessages", "Options"]
 
 _VALIDATORS = frozenset({b"etag", b"last-modified"})
 
 
 class _NamedFile(NamedTuple):
-    """What plan_file_body asks of a file."""
+    """The file as plan_file_body wants it."""
 
     name: str
 
 
-class Filter(Protocol):
-    """What ASGIFast was told to answer by itself."""
+class Options(Protocol):
+    """ASGIFast's options, and the app that it is around."""
 
+    app: ASGIApp
+    coalesce: bool
     ranges: bool
     conditional: bool
 
@@ -36,13 +40,16 @@ class Filter(Protocol):
 class FileMessages(Delivery):
     """A response whose body, or a part of it, may be a file.
 
-    :ivar _start: the head while it is held: a file's may still change.
-    :ivar _headers: of the head.
+    A file is sent by the server's extensions, or read. A whole file answers Range and the
+    preconditions (RFC 9110, sections 13 and 14) where the app has answered 200.
+
+    :ivar _start: the head while it is held: that of a file may still change.
+    :ivar _headers: those of the head.
     """
 
-    __slots__ = ("_filter", "_headers", "_start")
+    __slots__ = ("_headers", "_options", "_start")
 
-    _filter: Filter
+    _options: Options
     _headers: Sequence[tuple[bytes, bytes]]
     _start: Message | None
 
@@ -60,14 +67,14 @@ class FileMessages(Delivery):
 
     async def _send_path(self, message: Message) -> None:
         start = self._start
-        asked = path_to_send(message)
-        if start is None or start.get("status") != 200 or not asked.is_whole or not self._filters():
+        asked = parse_pathsend(message)
+        if start is None or start.get("status") != 200 or not asked.is_whole or not self._plans():
             await self._send_as_asked(asked)
             return
         facts = request_facts(self._scope)
         names = {name.lower() for name, _ in self._headers}
         if facts[2:] == UNCONDITIONAL and b"accept-ranges" in names and names & _VALIDATORS:
-            await self._send_as_asked(asked)  # nothing to add, nothing to answer
+            await self._send_as_asked(asked)  # the plan would be the same
             return
         path = asked.path
         fd, size = open_for_pathsend(path)
@@ -78,8 +85,8 @@ class FileMessages(Delivery):
                 self._text_headers(),
                 _NamedFile(path),
                 FileSegment(fd, 0, size if declared is None else declared),
-                ranges=self._filter.ranges,
-                conditional=self._filter.conditional,
+                ranges=self._options.ranges,
+                conditional=self._options.conditional,
             )
             if plan is None:
                 await self._send_as_asked(asked)
@@ -95,12 +102,12 @@ class FileMessages(Delivery):
         finally:
             os.close(fd)
 
-    def _filters(self) -> bool:
-        wanted = self._filter.ranges or self._filter.conditional
+    def _plans(self) -> bool:
+        wanted = self._options.ranges or self._options.conditional
         return wanted and self._scope["method"] in ("GET", "HEAD")
 
-    async def _send_as_asked(self, asked: PathToSend) -> None:
-        """The file as it is, behind the head as it is."""
+    async def _send_as_asked(self, asked: RequestedPath) -> None:
+        """Send the file and the head unchanged."""
         if self.offers(PATHSEND) if asked.is_whole else self.offers_ranges():
             await self._forward_start()
             await self.send_path(asked.path, asked.offset, asked.count)
@@ -113,7 +120,7 @@ class FileMessages(Delivery):
         fd, size = open_for_pathsend(asked.path)
         try:
             await self._forward_start()
-            run = asked.run(size, declared_length(self._headers))
+            run = asked.byte_range(size, declared_length(self._headers))
             await self.send_file(fd, run.offset, run.size)
         finally:
             os.close(fd)
@@ -124,7 +131,7 @@ class FileMessages(Delivery):
             await self._forward_start()
             if self.offers(PLANNED):
                 await self._server_send(message)
-                file = None  # theirs to close
+                file = None  # the receiver closes it
             else:
                 await self.send_segments(segments, file.fileno(), path)
         finally:
@@ -133,7 +140,7 @@ class FileMessages(Delivery):
 
     async def _send_zero_copy(self, message: Message) -> None:
         await self._forward_start()
-        if self.offers(PLANNED):  # asgifast's own, who understand it as is
+        if self.offers(PLANNED):  # asgifast's own middleware or protocol
             await self._server_send(message)
             return
         more = bool(message.get("more_body", False))
@@ -142,7 +149,7 @@ class FileMessages(Delivery):
                 await self._server_send(response_body())
             return
         self._note_route("blocks")
-        file = file_to_send(message)
+        file = parse_zerocopysend(message)
         if file.segment is None:
             await send_unsized(self._server_send, file.fd, message.get("count"))
             if not more:

@@ -1,13 +1,13 @@
-"""gunicorn's own ASGI worker, sending with sendfile.
+"""gunicorn's own ASGI worker, with sendfile.
 
-gunicorn's parsing, limits, logging, keep-alive and flow control stay as they are. Two things are
-put between, as under uvicorn, where a response is more than a head and one message: its transport
-is a CoalescingTransport, and the app's send() is that of a Response.
+gunicorn's parsing, limits, logging, keep-alive and flow control stay as they are. For a response of
+more than a head and one message two things are different, as under uvicorn: its transport is a
+CoalescingTransport, and the app's send() is that of a Response.
 
-Theory of operation. gunicorn keeps the state of a response in its send() alone, which also counts
-its bytes. So whatever is sent passes it: coalesced messages as one message, and a run of a file as
-a stand-in that has a length and no bytes. gunicorn hands that to the protocol's `_send_body`, here
-to ours, which says what stands before and behind it.
+Theory of operation. The state of a response, its byte count included, is in the local variables of
+gunicorn's send(). So everything is sent through it: coalesced messages as one message, and a range
+of a file as an object that has a length and no bytes. gunicorn passes that object to the protocol's
+`_send_body`, which here returns the framing before and after it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from wsgifast.errors import WSGIFastError
 from wsgifast.http import chunk_size_line, has_body
 from wsgifast.imports import needs
 
-from .exporting import observed
-from .gunicorn_metrics import Exporting
-from .idle_timer import IdleTimerLoop
-from .messages import ASGIApp, Message, Receive, Scope, Send, response_body
-from .middleware import ASGIFast
-from .reads import read_into_buffer, read_plainly
-from .sending import PROTOCOL_EXTENSIONS
-from .transport import CoalescingTransport
-from .uvicorn_response import Response
+from ..exporting import observed
+from ..extensions import PROTOCOL_EXTENSIONS
+from ..gunicorn_metrics import Exporting
+from ..messages import ASGIApp, Message, Receive, Scope, Send, response_body
+from ..middleware import ASGIFast
+from ..protocols.idle_timer import IdleTimerLoop
+from ..protocols.read_buffer import read_into_buffer, read_plainly
+from ..protocols.response import Response
+from ..protocols.transport import CoalescingTransport
 
 with needs("asgifast.workers", "gunicorn", "gunicorn"):
     import gunicorn
@@ -39,12 +39,12 @@ with needs("asgifast.workers", "gunicorn", "gunicorn"):
 
 __all__ = ["FastASGIWorker", "UnsupportedGunicorn"]
 
-# The versions that the tests run over: the oldest, and the newest known.
+# Tested versions: the oldest supported, and the newest known.
 OLDEST_GUNICORN, NEWEST_GUNICORN = "27.0.0", "27.0.1"
 
 
 class UnsupportedGunicorn(WSGIFastError, ImportError):
-    """This gunicorn's ASGI worker is built differently from those that asgifast knows."""
+    """This gunicorn's internals differ from those that asgifast.workers uses."""
 
     def __init__(self, missing: str) -> None:
         super().__init__(
@@ -69,12 +69,12 @@ if getattr(gasgi, "ASGIProtocol", None) is not ASGIProtocol:
 
 
 def _prepare_parser() -> None:
-    """Have gunicorn's parser in C used, where there is one.
+    """Enable gunicorn's parser in C, if it is installed.
 
-    gunicorn looks for it when it is first asked to, and notes in the class that was asked that it
-    is there: a subclass would note it for itself, and gunicorn, which asks ASGIProtocol, would do
-    without. The parser keeps little of what comes behind a whole request, and gunicorn closes the
-    connection where that was more. FastASGIProtocol counts it with what it holds, so all is kept.
+    gunicorn imports it on first use and caches the result in the class: a subclass would cache it
+    for itself, and gunicorn, which reads ASGIProtocol's, would not use it. The parser keeps little
+    of what follows a complete request, and gunicorn closes the connection if there was more. Here
+    it keeps all of it, which FastASGIProtocol counts against the read limit.
     """
     protocol: Any = ASGIProtocol
     if protocol._check_h1c_protocol_available():
@@ -86,13 +86,13 @@ def _prepare_parser() -> None:
 _prepare_parser()
 
 
-class _Run(bytes):
-    """Stands for a run of a file that gunicorn counts and frames, but does not see."""
+class _FileRange(bytes):
+    """Stands for a range of a file that gunicorn counts and frames, but does not see."""
 
-    __class__ = bytes  # type: ignore[assignment] # gunicorn copies what is none
+    __class__ = bytes  # type: ignore[assignment] # gunicorn copies any other type
     size: int
 
-    def __new__(cls, size: int) -> _Run:
+    def __new__(cls, size: int) -> _FileRange:
         run = super().__new__(cls)
         run.size = size
         return run
@@ -101,16 +101,16 @@ class _Run(bytes):
         return self.size
 
     def __getitem__(self, key: Any) -> Any:
-        # gunicorn cuts off what is more than was declared.
+        # gunicorn truncates a body that is longer than declared.
         raise RuntimeError("Response content longer than Content-Length")
 
 
 class _Cycle:
-    """A request as uvicorn's RequestResponseCycle has it: what Response looks at.
+    """One request, with the attributes of uvicorn's RequestResponseCycle that Response uses.
 
-    Most responses are a head and one message of bytes, which gunicorn makes one write of: nothing
-    is put between. Any other message makes a Response, which has all messages from then on, and
-    until the body's end gunicorn writes to the CoalescingTransport.
+    Most responses are a head and one message of bytes, which gunicorn sends in one write: they are
+    passed on. Any other message makes a Response, which handles it and all that follow; until the
+    body's end gunicorn then writes to the CoalescingTransport.
 
     :ivar gunicorn_send: gunicorn's send() for this request.
     :ivar start: the head, as the app sent it.
@@ -142,7 +142,7 @@ class _Cycle:
     def disconnected(self, value: bool) -> None:
         self.disconnected_here = value
 
-    def take(self, message: Message) -> Awaitable[None]:
+    def app_send(self, message: Message) -> Awaitable[None]:
         """The send() that the app is given."""
         if self.response is None:
             kind = message["type"]
@@ -153,12 +153,12 @@ class _Cycle:
             elif kind == "http.response.start" and type(message.get("headers")) is list:
                 self.start = message
                 return self.gunicorn_send(message)
-            self.response = self._look()
+            self.response = self._make_response()
         return self.response.send(message)
 
-    def _look(self) -> _GunicornResponse:
+    def _make_response(self) -> _GunicornResponse:
         protocol = self.protocol
-        # gunicorn holds a head that it took until the body's first bytes.
+        # gunicorn holds the head until the body's first bytes.
         self.response_started = self.response_complete or protocol._response_buffer is not None
         self.disconnected_here = False
         if not self.response_complete:
@@ -194,7 +194,7 @@ class _GunicornResponse(Response):
         _begin(self._cycle.send(response_body(data, more_body=True)))
         return b""  # gunicorn has written it
 
-    def _announce(self, size: int) -> tuple[bytes, bytes]:
+    def _frame_for(self, size: int) -> tuple[bytes, bytes]:
         protocol = self._cycle.protocol
         framing = b"", b""
 
@@ -206,15 +206,17 @@ class _GunicornResponse(Response):
 
         protocol._send_body = framed
         try:
-            _begin(self._cycle.send(response_body(_Run(size), more_body=True)))
+            _begin(self._cycle.send(response_body(_FileRange(size), more_body=True)))
         finally:
             del protocol._send_body
         return framing
 
 
 def _begin(sending: Coroutine[Any, Any, None]) -> None:
-    """Run gunicorn's send() as far as it does not wait: the last that it does is to wait for room,
-    as the next message will."""
+    """Run gunicorn's send() until it suspends: at its end, where it waits for room to write.
+
+    The next message waits for that, too.
+    """
     try:
         sending.send(None)
     except StopIteration:
@@ -222,23 +224,20 @@ def _begin(sending: Coroutine[Any, Any, None]) -> None:
     sending.close()
 
 
-def _answering(app: ASGIApp, protocol: FastASGIProtocol) -> ASGIApp:
-    """The app as the protocol calls it: with our send() in place of gunicorn's."""
-    # For HTTP/2, whose frames are gunicorn's: files are read from the page cache.
-    framed = ASGIFast(app, ranges=False, conditional=False)
+def _with_files(app: ASGIApp, protocol: FastASGIProtocol) -> ASGIApp:
+    """The app as gunicorn calls it: it gives the app a _Cycle's send()."""
+    # Over HTTP/2 gunicorn makes the frames: files are read from the page cache.
+    over_http2 = ASGIFast(app, ranges=False, conditional=False)
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
         if scope["http_version"] == "2":
-            await framed(scope, receive, send)
+            await over_http2(scope, receive, send)
             return
-        if offered := scope.get("extensions"):
-            scope["extensions"] = {**offered, **PROTOCOL_EXTENSIONS}
-        else:
-            scope["extensions"] = PROTOCOL_EXTENSIONS.copy()
-        # Attribute by attribute: a constructor is a call more, for every request.
+        scope["extensions"] = (scope.get("extensions") or {}) | PROTOCOL_EXTENSIONS
+        # Attribute by attribute: a constructor would be one more call for every request.
         cycle = _Cycle()
         cycle.protocol = protocol
         cycle.scope = scope
@@ -246,23 +245,22 @@ def _answering(app: ASGIApp, protocol: FastASGIProtocol) -> ASGIApp:
         cycle.start = cycle.response = None
         cycle.response_complete = False
         try:
-            await app(scope, receive, cycle.take)
+            await app(scope, receive, cycle.app_send)
         except Exception:
             if cycle.response is not None:
-                # What is in our hands does not fail with what the app does next.
-                await cycle.response.sent()
+                await cycle.response.sent()  # a file that was handed over is sent nevertheless
             raise
         if cycle.response is not None:
             await cycle.response.sent()
-            cycle.response = None  # they know each other
+            cycle.response = None  # break the reference cycle
 
-    return answer
+    return call
 
 
-class _Ready:
-    """The asyncio.Event by which a connection of gunicorn's waits for its next request.
+class _RequestReady:
+    """The asyncio.Event on which gunicorn's connection waits for its next request.
 
-    One task waits, which needs no queue of waiters and no coroutine, for every request.
+    Only one task waits: no queue of waiters is needed, and no coroutine for each request.
     """
 
     __slots__ = ("_is_set", "_loop", "_waiter")
@@ -295,13 +293,14 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
     """gunicorn's ASGIProtocol with sendfile."""
 
     coalescing: CoalescingTransport
+    transport: Any
     _response_buffer: bytes | None
 
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)
         self._idle_timer = IdleTimerLoop(worker.loop)
         self._cancel_keepalive_timer = self._idle_timer.cancel
-        self.app: Any = _answering(observed(worker.asgi), self)
+        self.app: Any = _with_files(observed(worker.asgi), self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self.coalescing = CoalescingTransport(transport, self.worker.loop)
@@ -310,12 +309,12 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
             self.write_plainly()
 
     def _setup_callback_parser(self) -> None:
-        """The first that gunicorn does when it has made its Event."""
+        """Called by gunicorn right after it has made its Event."""
         super()._setup_callback_parser()
-        self._request_ready = _Ready(self.worker.loop)
+        self._request_ready = _RequestReady(self.worker.loop)
 
     def write_plainly(self) -> None:
-        """Have gunicorn write to the real transport: what it writes of a response is one piece."""
+        """Have gunicorn write to the loop's transport, a response at a time."""
         self.coalescing.flush()
         self.transport = self.coalescing.real
 
@@ -333,19 +332,19 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
         self.coalescing.drained()
 
     def _http1_buffered(self) -> int:
-        """What the app has not received, and what came behind its request, whichever the parser."""
+        """Bytes that the app has not received, and bytes after its request, with either parser."""
         held = 0 if self._body_receiver is None else self._body_receiver.buffered
         parser = self._callback_parser
         return held + len(parser.remaining()) if parser.is_complete else held
 
     def _pause_reading(self) -> None:
-        """The client sends faster than the app receives."""
+        """The app receives more slowly than the client sends."""
         super()._pause_reading()
         if self._reading_paused and self._callback_parser is not None:  # not HTTP/2
             read_into_buffer(self.coalescing.real)
 
     async def _handle_websocket(self, *args: Any) -> None:
-        # gunicorn hands the connection over to its WebSocket protocol, which needs none of this.
+        # gunicorn gives the connection to its WebSocket protocol, which needs none of this.
         self.coalescing.flush()
         self.transport = self.writer = self.coalescing.real
         read_plainly(self.coalescing.real)
@@ -356,6 +355,6 @@ class FastASGIWorker(Exporting, gasgi.ASGIWorker):  # type: ignore[misc, unused-
     """gunicorn's ASGI worker (`-k asgi`) with files sent by sendfile over HTTP/1."""
 
     def init_process(self) -> None:
-        # The worker, alone in its process, asks its module for the protocol.
+        # The worker, which has a process of its own, looks the protocol up in its module.
         gasgi.ASGIProtocol = FastASGIProtocol
         super().init_process()

@@ -1,4 +1,4 @@
-"""A connection's event loop with one timer for all the times that the connection is idle."""
+"""One keep-alive timer for each connection, in place of one for each response."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ __all__ = ["IdleTimerLoop"]
 
 
 class IdleTimerLoop:
-    """What a protocol of uvicorn takes for its event loop.
+    """Stands for the event loop in one of uvicorn's protocols.
 
-    uvicorn sets a timer behind every response, for the end of a kept connection, and the next
-    request unsets it. To an event loop a timer costs more than all else that it does for a small
-    response. So here one timer runs through: when its time is over it looks whether, and until
-    when, the connection is idle by now.
+    uvicorn sets a keep-alive timer after every response, and the next request cancels it. A timer
+    costs an event loop more than everything else that it does for a small response. Here one timer
+    runs on: when it fires, it checks whether the connection is idle by then, and since when.
 
-    It is the timer, too, as :meth:`call_later` returns it: there is :meth:`cancel` alone.
-    Everything but timers is the loop's own.
+    :meth:`call_later` returns this object: uvicorn uses nothing of a timer but :meth:`cancel`.
+    Everything but call_later() is the real loop's.
     """
 
     __slots__ = ("_callback", "_due", "_time", "_timer", "create_task", "real")
@@ -27,10 +26,10 @@ class IdleTimerLoop:
         self.real = loop
         self.create_task = loop.create_task
         self._time = loop.time
-        # What is to be called at `_due`, by the loop's time; None: nothing is.
+        # To be called at `_due`, by the loop's time, unless it is None.
         self._callback: Callable[[], object] | None = None
         self._due = 0.0
-        # The one that runs through.
+        # Runs on while requests come and go.
         self._timer: asyncio.TimerHandle | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -45,29 +44,29 @@ class IdleTimerLoop:
         return self
 
     def arm(self, delay: float, callback: Callable[[], object]) -> None:
-        """Have a function called in so many seconds, in place of what is due by now."""
+        """Have a function called after `delay` seconds, in place of the one that is due."""
         self._due = self._time() + delay
         self._callback = callback
         if self._timer is None:
-            self._timer = self.real.call_later(delay, self._over)
+            self._timer = self.real.call_later(delay, self._on_timer)
 
     def cancel(self) -> None:
         self._callback = None
 
     def stop(self) -> None:
-        """End the timer: the connection is gone, and would be kept in memory by it."""
+        """The connection is lost: drop the timer, which refers to it."""
         self._callback = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _over(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         if self._callback is None:
             return
         left = self._due - self._time()
         if left > 0:
-            self._timer = self.real.call_later(left, self._over)
+            self._timer = self.real.call_later(left, self._on_timer)
             return
         callback, self._callback = self._callback, None
         callback()

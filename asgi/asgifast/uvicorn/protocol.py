@@ -8,19 +8,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.errors import WSGIFastError
+from wsgifast.http import chunk_size_line
 from wsgifast.imports import needs
 
-from .exporting import begin_under_uvicorn, observed
-from .figures import figures
-from .file_body import UNKNOWN_PATHSEND, logger
-from .idle_timer import IdleTimerLoop
-from .kept import Pipeline, forget_request, make_small, shared
-from .messages import Receive, Scope, Send
-from .reads import read_plainly
-from .sending import PROTOCOL_EXTENSIONS
-from .transport import CoalescingTransport
+from ..exporting import begin_under_uvicorn, observed
+from ..extensions import PROTOCOL_EXTENSIONS
+from ..messages import Receive, Scope, Send
+from ..protocols.figures import figures
+from ..protocols.file_body import UNKNOWN_PATHSEND, logger
+from ..protocols.idle_timer import IdleTimerLoop
+from ..protocols.read_buffer import read_plainly
+from ..protocols.response import Response
+from ..protocols.transport import CoalescingTransport
+from .memory import Pipeline, forget_request, make_small, shared
 from .uploads import Upload
-from .uvicorn_response import Response
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     import uvicorn
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-__all__ = ["FileSending", "MakeResponse", "UnsupportedUvicorn", "check"]
+__all__ = ["CountedResponse", "FileSending", "MakeResponse", "UnsupportedUvicorn", "check"]
 
-# The versions that the tests run over: the oldest, and the newest known.
+# Tested versions: the oldest supported, and the newest known.
 OLDEST_UVICORN, NEWEST_UVICORN = "0.30.0", "0.54.0"
 
 
 class UnsupportedUvicorn(WSGIFastError, ImportError):
-    """This uvicorn is built differently from those that asgifast.uvicorn knows."""
+    """This uvicorn's internals differ from those that asgifast.uvicorn uses."""
 
     def __init__(self, missing: str) -> None:
         super().__init__(
@@ -47,23 +48,23 @@ class UnsupportedUvicorn(WSGIFastError, ImportError):
         )
 
 
-# Of uvicorn's RequestResponseCycle and its transport.
+# Made of uvicorn's RequestResponseCycle and its transport.
 MakeResponse = Callable[[Any, CoalescingTransport], Response]
 
 
 class _Anything:
-    """Stands for whatever a constructor is given."""
+    """A constructor's argument, whatever it is."""
 
     def __getattr__(self, name: str) -> None:
         return None
 
 
 def check(module: Any, protocol: str, attributes: set[str], *methods: str) -> None:
-    """Look for what is used of uvicorn's internals; its wrong bytes would be ours.
+    """Check that uvicorn's internals have what is used of them: a mistake would send wrong bytes.
 
-    :param attributes: of the module's RequestResponseCycle.
-    :param methods: of its protocol.
-    :raises UnsupportedUvicorn: if something is not there.
+    :param attributes: used of the module's RequestResponseCycle, beside those of all.
+    :param methods: used of its protocol.
+    :raises UnsupportedUvicorn: if one is missing.
     """
     cycle = getattr(module, "RequestResponseCycle", None)
     base = getattr(module, protocol, None)
@@ -114,8 +115,11 @@ _OF_THE_PROTOCOL = {
 }
 
 
-class _Answering:
-    """The app as a protocol calls it: with our send() and receive() in place of the cycle's."""
+class _App:
+    """The app as uvicorn calls it: it gives the app a Response's send() and an Upload's receive().
+
+    uvicorn's own are methods of its RequestResponseCycle, which is found by them.
+    """
 
     __slots__ = ("_app", "_is_http1", "_response_class")
 
@@ -126,29 +130,26 @@ class _Answering:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any:
         cycle = send.__self__  # type: ignore[attr-defined]
-        if "extensions" in scope:
-            scope["extensions"] = {**scope["extensions"], **PROTOCOL_EXTENSIONS}
-        else:
-            scope["extensions"] = PROTOCOL_EXTENSIONS.copy()
+        scope["extensions"] = scope.get("extensions", {}) | PROTOCOL_EXTENSIONS
         response = self._response_class(cycle, cycle.transport)
         upload = None
         if cycle.more_body:
             if self._is_http1:
                 upload = Upload(cycle, cycle.flow.resume_reading)
             else:
-                read_on = cycle.resume_reading
-                upload = Upload(cycle, read_on, read_on.__self__.cycles)
+                resume_reading = cycle.resume_reading
+                upload = Upload(cycle, resume_reading, resume_reading.__self__.cycles)
             receive = upload.receive
         try:
             result = await self._app(scope, receive, response.send)
         except Exception:
-            await response.sent()  # what is in our hands does not fail with what the app does next
+            await response.sent()  # a file that was handed over is sent nevertheless
             raise
         finally:
             if upload is not None:
                 upload.end()
         if not cycle.response_started and not cycle.disconnected:
-            # Behind this uvicorn says that no response was started.
+            # uvicorn then logs that no response was started.
             logger.error("The app has sent nothing. If it sent a file, %s", UNKNOWN_PATHSEND)
         if response.handed_over is not None:
             if self._is_http1:
@@ -158,39 +159,57 @@ class _Answering:
         return result
 
 
+class CountedResponse(Response):
+    """A response whose cycle counts and frames the body itself: over httptools and zttp."""
+
+    __slots__ = ()
+
+    def _frame_for(self, size: int) -> tuple[bytes, bytes]:
+        cycle = self._cycle
+        if cycle.chunked_encoding:
+            return chunk_size_line(size), b"\r\n"
+        if size > cycle.expected_content_length:
+            raise RuntimeError("Response content longer than Content-Length")
+        cycle.expected_content_length -= size
+        return b"", b""
+
+
 class FileSending(_Base):
-    """What both protocols add to uvicorn's."""
+    """Mixed into one of uvicorn's protocols.
+
+    :ivar transport: a CoalescingTransport; the real one once the connection is a WebSocket's.
+    :ivar loop: an IdleTimerLoop.
+    """
 
     _response_class: MakeResponse
     # One request at a time.
     _is_http1 = True
-    _coalescing: CoalescingTransport
     app: Any
     flow: Any
+    loop: Any
     pipeline: Any
     server: Any
-    # An IdleTimerLoop.
-    loop: Any
     shutdown: Callable[[], None]
+    transport: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.app = _Answering(observed(self.app), self._response_class, is_http1=self._is_http1)
+        self.app = _App(observed(self.app), self._response_class, is_http1=self._is_http1)
         self.loop = IdleTimerLoop(self.loop)
         if hasattr(self, "pipeline"):
             self.pipeline = Pipeline()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._coalescing = CoalescingTransport(transport, self.loop.real)
+        coalescing: Any = CoalescingTransport(transport, self.loop.real)
         figures.accepted += 1
-        figures.open[self] = self._coalescing
-        super().connection_made(self._coalescing)
+        figures.open[self] = coalescing
+        super().connection_made(coalescing)
         make_small(self.flow._is_writable_event)
         self.server = shared(self.server)
 
     def connection_lost(self, exc: Exception | None) -> None:
         figures.open.pop(self, None)
-        self._coalescing.lost()
+        self.transport.lost()
         super().connection_lost(exc)
         self.loop.stop()
 
@@ -199,23 +218,23 @@ class FileSending(_Base):
 
         uvicorn closes at once, which loses what has not been written.
         """
-        if not self._coalescing.sends_file:
+        if not self.transport.sends_file:
             return super().eof_received()
         self.shutdown()  # uvicorn's: close behind this response
         return True
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._coalescing.drained()
+        self.transport.drained()
 
     def handle_websocket_upgrade(self, *args: Any) -> None:
-        # uvicorn hands the connection over to its WebSocket protocol, which needs none of this.
+        # uvicorn gives the connection to its WebSocket protocol, which needs none of this.
         figures.open.pop(self, None)
         self.loop.stop()
-        self._coalescing.flush()
-        self._coalescing.lost()
-        self.transport = self._coalescing.real
-        read_plainly(self._coalescing.real)
+        self.transport.flush()
+        self.transport.lost()
+        self.transport = self.transport.real
+        read_plainly(self.transport)
         super().handle_websocket_upgrade(*args)  # type: ignore[misc]
 
 

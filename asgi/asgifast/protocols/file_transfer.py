@@ -1,17 +1,18 @@
-"""One file on its way through a socket that the event loop serves.
+"""Send one range of a file by sendfile, on a socket that the event loop's transport owns.
 
-Theory of operation. All is done in the event loop's thread, but for reads from the disk.
+Theory of operation. Everything is done in the event loop's thread, except reads from the disk. The
+file's descriptor stays the caller's, and open until the transfer has ended.
 
-- :meth:`FileTransfer.step` makes one sendfile call, of WINDOW_BYTES at most, so that other
-  connections have their turns; the first one at once. When the socket is full, it is watched, and
-  each time it has room there is one more step, from the loop's callback.
-- What is not in memory, or cannot be known to be, is sent by a thread: there the disk may be waited
-  for. The thread has a duplicate of the socket's descriptor, which stays this connection's
-  whatever happens to the connection meanwhile.
-- The send buffer of a near client starts small and grows when the client is quick: what slow
-  clients leave lying there comes out of the memory that the kernel has for all TCP connections.
-  When that is gone, a socket is writable and takes nothing; to wait for writability again would
-  spin, so a timer waits instead.
+- :meth:`FileTransfer.step` makes one sendfile call of at most WINDOW_BYTES, so that other
+  connections have their turns. The first step is made at once. When the socket is full, it is
+  watched, and each time it has room a callback of the loop makes the next step.
+- What is not in the page cache, or not known to be, a thread sends, which may wait for the disk. It
+  has a duplicate of the socket's descriptor, whose number cannot become another connection's while
+  the thread runs.
+- The socket's send buffer starts small, and grows if the client is quick: what slow clients leave
+  in their buffers counts against the memory that the kernel has for all TCP connections. When that
+  is exhausted, a socket is writable and takes nothing; waiting for writability would spin, so a
+  timer waits instead.
 """
 
 from __future__ import annotations
@@ -28,29 +29,29 @@ from wsgifast.sockets.options import QUICK_S
 from wsgifast.sockets.page_cache import cached_bytes
 from wsgifast.sockets.sendfile import MSG_MORE, SendfileUnavailable, send_file_once
 
+from ..loops import in_thread
 from .figures import figures
-from .loops import in_thread
-from .room import call_while_writable, stop_calling
+from .writable import call_while_writable, stop_calling
 
 __all__ = ["FileTransfer", "Owner", "Progress"]
 
-# One sendfile call: more than the send buffer of a near peer, so that it ends by itself, and less
-# than a millisecond of copying where a far peer's buffer was grown to megabytes.
+# One sendfile call: more than the send buffer of a near peer, so that the call ends when that is
+# full, and less than a millisecond of copying where a far peer's has grown to megabytes.
 WINDOW_BYTES = 1024 * 1024
-# Between two attempts while the kernel has no memory for TCP: nothing tells when it has again.
+# Between two attempts while the kernel has no memory for TCP: no event says when it has again.
 _WITHOUT_MEMORY_S = 0.1
 
 
 class Progress(enum.Enum):
-    DONE = "the last byte is with the kernel"
+    DONE = "the kernel has the last byte"
     FULL = "the socket takes no more now, or other connections have their turn"
-    COLD = "the next bytes may have to come from the disk"
+    COLD = "the next bytes may have to be read from the disk"
 
 
 class Owner(Protocol):
     """The transport whose socket it is.
 
-    :ivar may_grow: the socket's send buffer is the small one.
+    :ivar may_grow: the socket's send buffer is limited.
     """
 
     may_grow: bool | None
@@ -58,7 +59,7 @@ class Owner(Protocol):
     def grow_send_buffer(self) -> None: ...
 
     def file_ended(self, error: BaseException | None) -> None:
-        """The last byte is with the kernel, or :meth:`FileTransfer.send` raises an error."""
+        """The kernel has the last byte, or :meth:`FileTransfer.send` raises an error."""
 
 
 class FileTransfer:
@@ -111,7 +112,7 @@ class FileTransfer:
         self._watched = -1
 
     def step(self) -> Progress:
-        """Send what the socket takes now, up to one window; never from the disk.
+        """Send what the socket takes now of the page cache, up to one window.
 
         :raises SendfileUnavailable: if the kernel cannot; nothing of the file was sent.
         :raises FileTruncated: if the file ends early.
@@ -129,7 +130,9 @@ class FileTransfer:
         return self._sent(sent)
 
     async def send(self, progress: Progress) -> None:
-        """Go on to the end from where :meth:`step` came to.
+        """Send the rest.
+
+        :param progress: what the first :meth:`step` has returned.
 
         :raises Exception: as :meth:`step`, and what :meth:`fail` was given.
         """
@@ -140,7 +143,7 @@ class FileTransfer:
                 if progress is Progress.COLD:
                     progress = await self._step_in_thread()
                 else:
-                    # Callbacks go on, until something else than room is needed.
+                    # Callbacks make the steps, until one has another result.
                     self._waiter = self._loop.create_future()
                     self._watch()
                     try:
@@ -154,7 +157,7 @@ class FileTransfer:
         self._owner.file_ended(None)
 
     def fail(self, error: Exception) -> None:
-        """Stop at once; send() raises the error. The socket is not touched after this."""
+        """Stop: send() raises the error, and the socket is not used any more."""
         self._error = error
         self._unwatch()
         if self._waiter is not None and not self._waiter.done():
@@ -172,7 +175,7 @@ class FileTransfer:
         return self._sent(sent)
 
     def _in_memory(self) -> int:
-        """How many of the next bytes are in memory, up to one window; 0 if it is not known."""
+        """How many of the next bytes are in the page cache, up to one window; 0 if not known."""
         start = self._offset
         known = self._cached_to
         if known <= start or not cached_bytes(self._fd, start, 1):
@@ -206,7 +209,7 @@ class FileTransfer:
         if isinstance(error, BlockingIOError):
             return Progress.FULL
         if isinstance(error, SendfileUnavailable) and self._offset != self._segment.offset:
-            raise error.__cause__ or error  # too late to send the file in another way
+            raise error.__cause__ or error  # too late to send the file another way
         raise error
 
     def _watch(self) -> None:

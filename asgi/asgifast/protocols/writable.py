@@ -1,14 +1,14 @@
-"""Waiting for room in sockets' send buffers, without a descriptor more for each.
+"""Callbacks while a socket is writable, without another descriptor for each socket.
 
-Event loops refuse to watch the descriptor of a connection that they serve, and a duplicate would
-count against the process's limit for as long as its client reads. So one selector watches all such
-sockets of a loop, and the loop watches the selector: epoll and kqueue may stand in each other. It
-exists as long as there is something to watch.
+An event loop refuses to watch the descriptor of a transport's socket, and a duplicate would count
+against the process's limit for as long as the client reads. So one selector watches all such
+sockets of a loop, and the loop watches the selector: epoll and kqueue can be nested. The selector
+exists as long as it watches a socket.
 
-Thousands of downloads may have room at once, as when one link comes free again. To serve all of
-them in one turn of the loop would have everybody else wait for all of them, so a turn ends after
-TURN_S. Who has not been served comes first in the next one: epoll puts what it has told of behind
-what it has not, and of other selectors it is remembered.
+Thousands of downloads may have room at once, such as when a link recovers. Serving all of them in
+one turn of the loop would delay everything else, so that a turn ends after TURN_S. The next one
+begins with those not served: epoll puts the events that it has reported behind the others, and for
+other selectors the rest is remembered.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ __all__ = ["CAN_WATCH", "call_while_writable", "stop_calling"]
 # Whether the system has a selector that another one can watch.
 CAN_WATCH = hasattr(selectors.DefaultSelector, "fileno")
 
-# What callbacks may take of one turn of the loop, before it looks at anything else: many times what
-# it costs to ask the loop for the next turn.
+# How long callbacks may take in one turn of the loop: many times what the next turn costs.
 TURN_S = 0.001
-# So many are told of at once, between two looks at the clock: their steps together should take no
-# longer than a turn, also where fast clients take whole windows.
+# So many callbacks between two looks at the clock: together they should take no longer than a turn,
+# even if fast clients take whole windows.
 EVENTS_AT_ONCE = 8
 
 _Callback = Callable[[], object]
@@ -39,9 +38,9 @@ _Callback = Callable[[], object]
 def call_while_writable(
     loop: asyncio.AbstractEventLoop, fd: int, callback: Callable[[], object]
 ) -> None:
-    """Have a function called again and again while a socket has room.
+    """Call a function again and again while a socket has room.
 
-    :param fd: stays open until :func:`stop_calling`, since its number may be another's next.
+    :param fd: must stay open until :func:`stop_calling`: its number may be reused.
     """
     watched = _watched.get(loop)
     if watched is None:
@@ -61,7 +60,7 @@ def stop_calling(loop: asyncio.AbstractEventLoop, fd: int) -> None:
 
 
 class _Watched(ABC):
-    """The sockets of a loop that are waited for, and what is called for each."""
+    """The watched sockets of a loop, and their callbacks."""
 
     def __init__(self) -> None:
         self._callbacks: dict[int, _Callback] = {}
@@ -78,10 +77,10 @@ class _Watched(ABC):
         del self._callbacks[fd]
 
     def call_ready(self) -> None:
-        """Call what is to be called, for one turn of the loop."""
+        """Call the callbacks of sockets with room, for one turn of the loop."""
         callbacks = self._callbacks
         end = time.monotonic() + TURN_S
-        while callbacks:  # without any, the selector is closed
+        while callbacks:  # without one, the selector is closed
             ready = self._ready()
             for fd in ready:
                 callback = callbacks.get(fd)
@@ -92,11 +91,11 @@ class _Watched(ABC):
 
     @abstractmethod
     def fileno(self) -> int:
-        """What the loop watches."""
+        """The selector's, for the loop to watch."""
 
     @abstractmethod
     def close(self) -> None:
-        """Nothing is watched any more."""
+        """Close the selector."""
 
     @abstractmethod
     def _watch(self, fd: int) -> None: ...
@@ -106,11 +105,11 @@ class _Watched(ABC):
 
     @abstractmethod
     def _ready(self) -> Sequence[int]:
-        """Those with room, EVENTS_AT_ONCE at most: first who has waited longest."""
+        """Descriptors with room, at most EVENTS_AT_ONCE, those that have waited longest first."""
 
 
 class _ByEpoll(_Watched):
-    """Linux's own, without the objects that selectors makes of each event."""
+    """epoll itself, without the objects that the selectors module makes of each event."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,12 +132,12 @@ class _ByEpoll(_Watched):
 
 
 class _BySelector(_Watched):
-    """kqueue, on macOS and the BSDs: it tells of all at once, and always in the same order."""
+    """kqueue, on macOS and the BSDs: it reports all events at once, always in the same order."""
 
     def __init__(self) -> None:
         super().__init__()
         self._selector = selectors.DefaultSelector()
-        self._told: dict[int, None] = {}  # in their order, and not called since
+        self._reported: dict[int, None] = {}  # not called yet, in order
 
     def fileno(self) -> int:
         return self._selector.fileno()  # type: ignore[attr-defined,unused-ignore,no-any-return]
@@ -151,15 +150,15 @@ class _BySelector(_Watched):
 
     def _forget(self, fd: int) -> None:
         self._selector.unregister(fd)
-        self._told.pop(fd, None)
+        self._reported.pop(fd, None)
 
     def _ready(self) -> Sequence[int]:
-        told = self._told
-        if not told:
-            told.update((key.fd, None) for key, _ in self._selector.select(0))
-        ready = list(islice(told, EVENTS_AT_ONCE))
+        reported = self._reported
+        if not reported:
+            reported.update((key.fd, None) for key, _ in self._selector.select(0))
+        ready = list(islice(reported, EVENTS_AT_ONCE))
         for fd in ready:
-            del told[fd]
+            del reported[fd]
         return ready
 
 

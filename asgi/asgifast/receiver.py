@@ -1,24 +1,24 @@
-"""A request's receive(), for the app and for whoever listens whether its client has left."""
+"""The app's receive(), which can also listen for the client's disconnect on behalf of a sender."""
 
 from __future__ import annotations
 
 from .messages import Message, Receive
 
-__all__ = ["Inbox"]
+__all__ = ["Receiver"]
 
-# What is kept of a request body while a file is sent. Behind it the disconnect is not heard; to go
-# on listening would take an upload of any size into memory.
+# How much of a request body is kept while a file is sent. Beyond it the disconnect is not noticed;
+# to listen on would take an upload of any size into memory.
 _KEPT_BYTES = 64 * 1024
 _KEPT_MESSAGES = 64
 
 
-class Inbox:
-    """The server's receive(), of which :meth:`listen` keeps for :meth:`receive` what comes.
+class Receiver:
+    """Wraps the server's receive(): what :meth:`listen_for_disconnect` gets, the app gets later.
 
-    While a file is sent, a disconnect is listened for: servers ignore what is sent after it, and
-    the file would be read to its end for nobody.
+    After a disconnect servers ignore what is sent: without listening, the rest of a file would be
+    read for nobody.
 
-    :ivar is_awaited: the app waits for a message; two may not wait at once.
+    :ivar is_awaited: the app is waiting for a message; two may not wait at once.
     """
 
     __slots__ = ("_kept", "_server_receive", "is_awaited")
@@ -40,14 +40,14 @@ class Inbox:
         finally:
             self.is_awaited = False
 
-    def has_left(self) -> bool:
-        """Whether the client is known to have left."""
+    def is_disconnected(self) -> bool:
+        """Whether http.disconnect has been received."""
         return bool(self._kept) and self._kept[-1]["type"] == "http.disconnect"
 
-    async def listen(self) -> None:
-        """Keep what comes until the client leaves, or until it is too much to keep."""
+    async def listen_for_disconnect(self) -> None:
+        """Receive until the client disconnects, or until the limits of what is kept."""
         while (
-            not self.has_left()
+            not self.is_disconnected()
             and len(self._kept) < _KEPT_MESSAGES
             and sum(len(message.get("body", b"")) for message in self._kept) < _KEPT_BYTES
         ):

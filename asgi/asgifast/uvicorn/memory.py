@@ -1,7 +1,7 @@
-"""What uvicorn keeps of a connection while its client reads a download, made small.
+"""Less memory for a connection whose client is reading a download.
 
-Thousands may be under way, each for minutes, and an empty deque takes as much memory as the rest of
-a request's state.
+There may be thousands, each for minutes. An empty deque takes as much memory as the rest of a
+request's state.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from .messages import Scope
+from ..messages import Scope
 
 __all__ = ["Pipeline", "forget_request", "make_small", "shared"]
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Pipeline(list[Any]):
-    """The requests that wait for the one before them, as uvicorn treats them: they are few."""
+    """uvicorn's queue of pipelined requests, with the methods that it uses of a deque."""
 
     __slots__ = ()
 
@@ -28,26 +28,27 @@ class Pipeline(list[Any]):
 
 @lru_cache(maxsize=64)
 def shared(value: T) -> T:
-    """One of all equal values, as the server's address is for each of its connections."""
+    """Return the same object for all equal values, such as the server's address."""
     return value
 
 
 def make_small(event: Any) -> None:
-    """Give an asyncio.Event for which nobody waits a list of waiters in place of its deque."""
+    """Replace the deque of an asyncio.Event that nobody waits for by a list."""
     waiters = getattr(event, "_waiters", None)
     if type(waiters) is deque and not waiters:
         event._waiters = []
 
 
 def forget_request(cycle: Any, scope: Scope) -> None:
-    """Let go of a request whose app has returned, and whose response has begun.
+    """Release a request whose app has returned, and whose response has begun.
 
-    :param cycle: uvicorn's, of HTTP/1.1; of the scope it asks for the method from now on.
+    :param cycle: uvicorn's RequestResponseCycle over HTTP/1.1. From now on it uses nothing of its
+        scope but the method.
     """
     cycle.scope = _scope_of(scope["method"])
     make_small(cycle.message_event)
     protocol = cycle.on_response.__self__
-    if protocol.scope is scope:  # and not that of the request behind it
+    if protocol.scope is scope:  # and not the next request's
         protocol.scope = protocol.headers = None
 
 

@@ -1,4 +1,4 @@
-"""What a transport reads into one buffer, where many bytes come."""
+"""One read buffer for all connections of a thread that receive many bytes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from typing import cast
 
 __all__ = ["READ_BYTES", "read_into_buffer", "read_plainly"]
 
-# One read of the socket. Whatever holds its bytes is smaller than what glibc's malloc() asks of the
-# kernel, page by page, and gives back at once: 128 KiB (mallopt(3), M_MMAP_THRESHOLD).
+# One read of the socket. A copy of it stays below the 128 KiB from which on glibc's malloc() maps
+# fresh pages and unmaps them again (mallopt(3), M_MMAP_THRESHOLD).
 READ_BYTES = 112 * 1024
-# Read and parsed within one callback, so that one buffer is enough for all of a thread's loop.
+# Bytes are read and parsed in one callback, so that one buffer serves all of a thread's loop.
 _of_this_thread = threading.local()
 
 
 class _Buffered(asyncio.BufferedProtocol):
-    """An asyncio.Protocol, as a transport calls it that reads into a buffer of ours.
-
-    The protocol must have done with the bytes when its data_received() returns.
-    """
+    """Adapts an asyncio.Protocol, whose data_received() must keep no reference to its argument."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         self.protocol = protocol
@@ -47,19 +44,16 @@ class _Buffered(asyncio.BufferedProtocol):
 
 
 def read_into_buffer(transport: asyncio.Transport) -> None:
-    """Have a transport whose reading is paused read into the buffer from now on."""
+    """Have a transport, whose reading is paused, read into the buffer from now on."""
     protocol = transport.get_protocol()
     if not isinstance(protocol, _Buffered):
         transport.set_protocol(_Buffered(cast("asyncio.Protocol", protocol)))
 
 
 def read_plainly(transport: asyncio.Transport) -> None:
-    """End :func:`read_into_buffer`, before another protocol is set.
-
-    uvloop looks at what kind a protocol is when reading begins.
-    """
+    """Undo :func:`read_into_buffer`, before the transport gets another protocol."""
     protocol = transport.get_protocol()
     if isinstance(protocol, _Buffered):
-        transport.pause_reading()
+        transport.pause_reading()  # uvloop looks at a protocol's kind when reading begins
         transport.set_protocol(protocol.protocol)
         transport.resume_reading()

@@ -1,26 +1,26 @@
-"""One response under uvicorn: what the app sends, on its way to uvicorn's RequestResponseCycle."""
+"""One response under uvicorn's protocols: the app's messages on their way to uvicorn."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from wsgifast.http import chunk_size_line
-
-from .coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES
+from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES
+from ..extensions import PLANNED
+from ..files.parsing import parse_pathsend
+from ..messages import PATHSEND, ZEROCOPYSEND, Message
 from .file_body import FileBody
-from .messages import PATHSEND, ZEROCOPYSEND, Message
-from .sending import PLANNED
-from .to_send import path_to_send
 from .transport import CoalescingTransport
 
-__all__ = ["H11Response", "HttpToolsResponse", "Response"]
+__all__ = ["Response"]
 
 
 class Response(FileBody):
-    """One response: what the app sends, on its way to uvicorn's RequestResponseCycle.
+    """The send() of one request: coalesces small body messages, sends files, passes on the rest.
 
-    Small body messages wait in `_chunks` until the end of the loop's turn, COALESCED_BYTES, or any
-    other message; together they make one chunk of the chunked coding.
+    Small body messages wait in `_chunks` until the end of the loop's turn, until COALESCED_BYTES
+    are there, or until any other message. In the chunked coding they become one chunk.
+
+    :param cycle: uvicorn's RequestResponseCycle, whose send() gets the other messages.
     """
 
     __slots__ = ("_chunks", "_error", "_size")
@@ -32,11 +32,13 @@ class Response(FileBody):
         self._headers = None
         self._chunks: list[bytes] = []
         self._size = 0
+        # What uvicorn said of coalesced messages, for the next send() to raise.
         self._error: Exception | None = None
 
     async def send(self, message: Message) -> None:
+        """The send() that the app is given."""
         if self.handed_over is not None:
-            await self._sent_beside()
+            await self._sent_by_task()
         kind = message["type"]
         cycle = self._cycle
         if kind == "http.response.body":
@@ -59,19 +61,16 @@ class Response(FileBody):
                     if self._size >= COALESCED_BYTES:
                         self._transport.flush()
                     return
-                self._settle()
+                self._write_coalesced()
                 await cycle.send(message)
                 if type(body) is not bytes:
                     self._transport.flush()  # its owner may change it in this very turn
                 return
             if self._chunks and type(body) is bytes:
-                self._chunks.append(body)
-                message = {**message, "body": b"".join(self._chunks)}
-                self._chunks.clear()
-                self._size = 0
+                message = {**message, "body": self._take(body)}
             if self._chunks or self._error is not None:
-                self._settle()
-            # Where it has to wait, others of the connection may write meanwhile.
+                self._write_coalesced()
+            # If it has to wait, others on the connection may write meanwhile.
             self._transport.flush_follows = not cycle.flow.write_paused
             try:
                 await cycle.send(message)
@@ -93,25 +92,23 @@ class Response(FileBody):
             finally:
                 self._transport.flush_follows = False
         elif kind in (PATHSEND, ZEROCOPYSEND) and cycle.response_started:
-            self._settle()
+            self._write_coalesced()
             if cycle.response_complete or cycle.disconnected:
                 if PLANNED in message:
                     message[PLANNED].file.close()
-                await cycle.send(message)  # uvicorn says what is wrong with that
+                await cycle.send(message)  # uvicorn raises, or ignores it
             elif PLANNED in message:
                 await self._send_planned(message[PLANNED])
             elif kind == PATHSEND:
-                await self._send_path(path_to_send(message))
+                await self._send_path(parse_pathsend(message))
             else:
                 await self._send_zero_copy(message)
         else:
-            self._settle()
+            self._write_coalesced()
             await cycle.send(message)
 
-    # Coalesced messages
-
-    def _settle(self) -> None:
-        """Write what was coalesced, before anything else is sent."""
+    def _write_coalesced(self) -> None:
+        """Write what is coalesced, before anything else is sent."""
         if self._chunks:
             self._write_chunks()
         if self._error is not None:
@@ -121,9 +118,7 @@ class Response(FileBody):
     def _write_chunks(self) -> None:
         if not self._chunks:
             return
-        data = b"".join(self._chunks)
-        self._chunks.clear()
-        self._size = 0
+        data = self._take()
         if not data or self._cycle.disconnected:
             return
         try:
@@ -133,42 +128,14 @@ class Response(FileBody):
             return
         self._transport.write(framed)
 
+    def _take(self, last: bytes = b"") -> bytes:
+        self._chunks.append(last)
+        data = b"".join(self._chunks)
+        self._chunks.clear()
+        self._size = 0
+        return data
+
     def _frame(self, data: bytes) -> bytes:
-        """Have uvicorn count body bytes; return them as they are sent."""
-        before, after = self._announce(len(data))
+        """Have the server count body bytes; return them in their framing."""
+        before, after = self._frame_for(len(data))
         return before + data + after if before else data
-
-
-class HttpToolsResponse(Response):
-    __slots__ = ()
-
-    def _announce(self, size: int) -> tuple[bytes, bytes]:
-        cycle = self._cycle
-        if cycle.chunked_encoding:
-            return chunk_size_line(size), b"\r\n"
-        if size > cycle.expected_content_length:
-            raise RuntimeError("Response content longer than Content-Length")
-        cycle.expected_content_length -= size
-        return b"", b""
-
-
-class _Bytes:
-    """Stands for body bytes that h11 counts and frames but does not see."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
-
-
-class H11Response(Response):
-    __slots__ = ()
-
-    def _announce(self, size: int) -> tuple[bytes, bytes]:
-        import h11
-
-        stand_in: Any = _Bytes(size)
-        parts = self._cycle.conn.send_with_data_passthrough(h11.Data(data=stand_in))
-        place = parts.index(stand_in)
-        return b"".join(parts[:place]), b"".join(parts[place + 1 :])

@@ -1,8 +1,9 @@
-"""The part of a response that sends files: by sendfile, by reads, beside the app.
+"""The part of a response that sends files: by sendfile or by reads, with the app or without it.
 
-A large file that is the whole rest of the body is handed over: send() opens it and returns, and the
-app with all that it holds is gone long before the client has the last byte. Whoever called the app
-sends the rest, if the app returns in the same turn of the loop, as most do; else a task does.
+A large file at the end of the body is handed over: send() opens it, sends what the socket takes and
+returns, so that the app and all it holds may be gone long before the client has the last byte. The
+caller of the app sends the rest (:meth:`FileBody.sent`) if the app returns in the same turn of the
+loop, as most do; otherwise a task does, which costs more memory.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,79 +21,78 @@ from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.page_cache import read_cached
 from wsgifast.sockets.sendfile import BLOCK_BYTES, SendfileUnavailable
 
-from .loops import next_turn
-from .messages import Message, response_body
-from .pages import read_block
-from .sending import PlannedBody, send_run, send_unsized
-from .to_send import PathToSend, declared_length, file_to_send, open_for_pathsend
+from ..extensions import PlannedBody
+from ..files.parsing import RequestedPath, open_for_pathsend, parse_zerocopysend
+from ..files.reading import send_segment, send_unsized
+from ..messages import Message, declared_length, response_body
 from .transport import CoalescingTransport, Rest
 
 __all__ = ["SMALL_FILE_BYTES", "UNKNOWN_PATHSEND", "FileBody", "HandedOver", "logger"]
 
 logger = logging.getLogger("uvicorn.error")
-# The way out for apps whose middleware breaks their files, on every server with the extension.
+# What an app whose middleware breaks its files can do, on every server with the extension.
 UNKNOWN_PATHSEND = (
     "a middleware does not know http.response.pathsend; if it is one that changes bodies, "
     "ASGIFast(app, pathsend=False) around the app has files sent to it as bytes"
 )
 
-# A file up to this size is read and leaves in one write with the head; a larger one goes by
-# sendfile, whose own system calls cost less than the copy that they spare from about here on.
+# A file up to this size is read, and leaves in one write with the head; for a larger one sendfile's
+# own system calls cost less than the copy that they save.
 SMALL_FILE_BYTES = 64 * 1024
 
 
 class HandedOver(NamedTuple):
-    """A file whose rest nobody sends yet."""
+    """The rest of a body, before anyone sends it."""
 
     rest: Rest
     fd: int
-    # What follows it in the body, of the same file.
+    # What follows in the body, of the same file.
     segments: Sequence[bytes | ByteRange]
     close: Callable[[], object]
 
 
-class FileBody:
-    """Files and runs of them, as a body or as parts of one.
+class FileBody(ABC):
+    """Sends files and ranges of them, as a body or as a part of one.
 
-    Its subclasses set the attributes.
+    Subclasses set the attributes.
 
-    :ivar handed_over: what is to be sent beside the app, or who sends it.
+    :ivar handed_over: the rest of the body, or the task that sends it.
     """
 
-    # As long as the slowest download lives, and thousands may be under way.
+    # Lives as long as the slowest download, of which there may be thousands.
     __slots__ = ("_cycle", "_headers", "_transport", "handed_over")
 
-    # uvicorn's RequestResponseCycle, or what stands for it.
+    # uvicorn's RequestResponseCycle, or gunicorn's stand-in for it.
     _cycle: Any
     _headers: list[tuple[bytes, bytes]] | None
     _transport: CoalescingTransport
     handed_over: HandedOver | asyncio.Task[Any] | None
 
     def sent(self) -> Awaitable[Any]:
-        """What whoever called the app awaits once it is over: a file that was handed over."""
+        """Awaited by the app's caller when the app has returned: until the body is sent."""
         if isinstance(self.handed_over, HandedOver):
             handed_over, self.handed_over = self.handed_over, asyncio.current_task()
             return self._send_rest(*handed_over)
-        return self._sent_beside()
+        return self._sent_by_task()
 
     def _is_bodyless(self) -> bool:
-        """Whether no body byte may be sent, whatever the app sends."""
+        """Whether no body bytes may be sent, whatever the app sends."""
         return bool(self._cycle.scope["method"] == "HEAD")
 
-    def _announce(self, size: int) -> tuple[bytes, bytes]:
-        """Have uvicorn count `size` body bytes; return what is to be sent before and after them."""
-        raise NotImplementedError
+    @abstractmethod
+    def _frame_for(self, size: int) -> tuple[bytes, bytes]:
+        """Have the server count `size` body bytes; return the framing before and after them."""
 
-    # Files
+    # Messages
 
-    async def _send_path(self, asked: PathToSend) -> None:
+    async def _send_path(self, asked: RequestedPath) -> None:
         if self._is_bodyless():
             await self._finish()
             return
         declared = declared_length(self._headers or ())
         self._headers = None
         fd, size = open_for_pathsend(asked.path)
-        run = asked.run(size, declared)
+        run = asked.byte_range(size, declared)
         if run.offset + run.size > size:
             logger.error(
                 "%s has %d bytes where its head says %d: it has shrunk, or %s",
@@ -103,33 +104,48 @@ class FileBody:
         segments = () if self._is_bodyless() else planned.segments
         await self._send_body(planned.file.fileno(), segments, planned.file.close)
 
+    async def _send_zero_copy(self, message: Message) -> None:
+        if not self._is_bodyless():
+            file = parse_zerocopysend(message)
+            if file.segment is None:
+                await send_unsized(self._send_part, file.fd, message.get("count"))
+            else:
+                rest = await self._begin_segment(file.segment)
+                if rest is not None:
+                    await rest()
+                file.advance()
+        if not message.get("more_body", False):
+            await self._finish()
+
+    # Bodies
+
     async def _send_body(
         self, fd: int, segments: Sequence[bytes | ByteRange], close: Callable[[], None]
     ) -> None:
-        """Send the whole rest of the body; what must wait for the client goes on without the app.
+        """Send the rest of the body, or hand over what the socket does not take now.
 
         :param close: called when the file is no longer needed.
         """
         try:
-            if len(segments) == 1 and (data := _at_hand(fd, segments[0])) is not None:
+            if len(segments) == 1 and (data := _read_small(fd, segments[0])) is not None:
                 await self._finish(data)
                 return
             for index, segment in enumerate(segments):
                 if isinstance(segment, bytes):
                     await self._send_bytes(segment)
                     continue
-                rest = await self._begin_run(FileSegment(fd, segment.offset, segment.size))
+                rest = await self._begin_segment(FileSegment(fd, segment.offset, segment.size))
                 if rest is not None:
                     self.handed_over = HandedOver(rest, fd, segments[index + 1 :], close)
-                    asyncio.get_running_loop().call_soon(self._send_beside)
+                    asyncio.get_running_loop().call_soon(self._start_task)
                     return
             await self._finish()
         finally:
             if self.handed_over is None:
                 close()
 
-    def _send_beside(self) -> None:
-        """Have a task send what was handed over, unless it is being sent."""
+    def _start_task(self) -> None:
+        """Have a task send what was handed over, if the app's caller does not."""
         if isinstance(self.handed_over, HandedOver):
             rest, fd, segments, close = self.handed_over
             task = asyncio.get_running_loop().create_task(self._send_rest(rest, fd, segments))
@@ -137,8 +153,8 @@ class FileBody:
             task.add_done_callback(lambda task: close())
             self.handed_over = task
 
-    async def _sent_beside(self) -> None:
-        self._send_beside()
+    async def _sent_by_task(self) -> None:
+        self._start_task()
         if isinstance(self.handed_over, asyncio.Task):
             try:
                 await self.handed_over
@@ -154,13 +170,15 @@ class FileBody:
     ) -> None:
         try:
             sending = rest()
-            del rest  # which would be kept for as long as the client reads
+            del rest  # else it is kept for as long as the client reads
             await sending
             for segment in segments:
                 if isinstance(segment, bytes):
                     await self._send_bytes(segment)
                 else:
-                    await self._send_run(FileSegment(fd, segment.offset, segment.size))
+                    following = FileSegment(fd, segment.offset, segment.size)
+                    if (more := await self._begin_segment(following)) is not None:
+                        await more()
             await self._finish()
         finally:
             close()
@@ -169,103 +187,88 @@ class FileBody:
         await self._send_part(response_body(data, more_body=True))
 
     async def _send_part(self, message: Message) -> None:
-        """Send a body message of a file."""
+        """Send a body message that is a part of a file's body."""
         await self._cycle.send(message)
 
-    async def _send_zero_copy(self, message: Message) -> None:
-        if not self._is_bodyless():
-            file = file_to_send(message)
-            if file.segment is None:
-                await send_unsized(self._send_part, file.fd, message.get("count"))
-            else:
-                await self._send_run(file.segment)
-                file.advance()
-        if not message.get("more_body", False):
-            await self._finish()
+    async def _finish(self, data: bytes = b"") -> None:
+        await self._cycle.send(response_body(data))
+        self._transport.flush()
 
-    async def _send_run(self, segment: FileSegment) -> None:
-        rest = await self._begin_run(segment)
-        if rest is not None:
-            await rest()
+    # Segments
 
-    async def _begin_run(self, segment: FileSegment) -> Rest | None:
-        """Send the first bytes of a run, and return what sends the others, if there are any."""
+    async def _begin_segment(self, segment: FileSegment) -> Rest | None:
+        """Send the first bytes of a segment; return what sends the others, if there are any."""
         if segment.size <= SMALL_FILE_BYTES or not self._transport.can_sendfile:
             first = min(BLOCK_BYTES, segment.size)
-            await self._read_run(FileSegment(segment.fd, segment.offset, first))
+            await self._send_by_reads(segment._replace(size=first))
             if first == segment.size:
                 return None
-            return partial(
-                self._read_run,
-                FileSegment(segment.fd, segment.offset + first, segment.size - first),
-            )
-        before, after = self._announce(segment.size)
+            following = FileSegment(segment.fd, segment.offset + first, segment.size - first)
+            return partial(self._send_by_reads, following)
+        before, after = self._frame_for(segment.size)
         self._transport.write(before)
         rest: Rest | None
         try:
             rest = self._transport.begin_file(segment)
         except SendfileUnavailable:
-            rest = partial(self._write_run, segment)
+            rest = partial(self._write_by_reads, segment)
         except ConnectionError:
             return None  # the client has gone: uvicorn ignores what is sent after that, too
         if rest is None:
             self._transport.write(after)
             return None
-        return partial(self._finish_run, rest, segment, after)
+        return partial(self._finish_segment, rest, segment, after)
 
-    async def _finish_run(self, rest: Rest, segment: FileSegment, after: bytes) -> None:
+    async def _finish_segment(self, rest: Rest, segment: FileSegment, after: bytes) -> None:
         try:
             try:
                 sending = rest()
                 del rest  # as above
                 await sending
             except SendfileUnavailable:
-                await self._write_run(segment)
+                await self._write_by_reads(segment)
         except ConnectionError:
-            return  # as in _begin_run()
+            return  # as above
         except BaseException:
             self._cut_off()
             raise
         self._transport.write(after)
 
-    async def _read_run(self, segment: FileSegment) -> None:
+    async def _send_by_reads(self, segment: FileSegment) -> None:
+        """Send a segment as body messages, which the server frames."""
         try:
-            await send_run(self._cycle.send, segment, more_body=True, stop=self._has_left)
+            await send_segment(
+                self._cycle.send, segment, more_body=True, is_disconnected=self._is_disconnected
+            )
         except FileTruncated:
             self._cut_off()
             raise
 
-    def _has_left(self) -> bool:
+    async def _write_by_reads(self, segment: FileSegment) -> None:
+        """Write a segment whose framing is written already."""
+        await send_segment(
+            self._write_block, segment, more_body=True, is_disconnected=self._is_disconnected
+        )
+
+    async def _write_block(self, message: Message) -> None:
+        self._transport.write(message["body"])
+        if self._cycle.flow.write_paused:
+            await self._cycle.flow.drain()
+
+    def _is_disconnected(self) -> bool:
         return bool(self._cycle.disconnected)
 
-    async def _write_run(self, segment: FileSegment) -> None:
-        """The bytes of an announced run, through the transport."""
-        fd, offset, size = segment
-        end = offset + size
-        while offset < end and not self._has_left():
-            block = await read_block(fd, offset, min(BLOCK_BYTES, end - offset))
-            if not block:
-                raise FileTruncated(end - offset, size)
-            offset += len(block)
-            self._transport.write(block)
-            if self._cycle.flow.write_paused:
-                await self._cycle.flow.drain()
-            elif offset < end:
-                await next_turn()
-
     def _cut_off(self) -> None:
-        """Close, and have uvicorn ignore what an app that goes on sends: it would be taken for the
-        bytes that are missing, or for the end of the whole body."""
+        """Close the connection, and have uvicorn ignore what the app sends from now on.
+
+        It would be taken for the missing bytes, or for the end of the body.
+        """
         self._transport.close()
         self._cycle.disconnected = True
 
-    async def _finish(self, data: bytes = b"") -> None:
-        await self._cycle.send(response_body(data))
-        self._transport.flush()
 
-
-def _at_hand(fd: int, segment: bytes | ByteRange) -> bytes | None:
-    """A small file's bytes, if all of them can be had without waiting."""
+def _read_small(fd: int, segment: bytes | ByteRange) -> bytes | None:
+    """A small segment's bytes, if all of them are in the page cache."""
     if isinstance(segment, bytes) or segment.size > SMALL_FILE_BYTES:
         return None
     data = read_cached(fd, segment.offset, segment.size)

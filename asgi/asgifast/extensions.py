@@ -1,0 +1,42 @@
+"""The ASGI extensions for files: what servers have, and what asgifast offers to apps."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from wsgifast.files import ByteRange
+
+from .messages import PATHSEND, ZEROCOPYSEND
+
+__all__ = ["COALESCING", "FILE_EXTENSIONS", "PLANNED", "PROTOCOL_EXTENSIONS", "PlannedBody"]
+
+# By this extension asgifast's protocols say that they coalesce small messages themselves.
+COALESCING = "asgifast.coalescing"
+# By this extension asgifast's middleware and protocols say that a pathsend message may carry a
+# PlannedBody under this key, which then takes precedence over the path. Middleware in between knows
+# pathsend but not zerocopysend: Starlette's BaseHTTPMiddleware fails on that, and its
+# GZipMiddleware drops it.
+PLANNED = "asgifast.planned"
+# What ASGIFast offers to its app.
+FILE_EXTENSIONS: dict[str, dict[str, Any]] = {
+    PATHSEND: {"ranges": True},
+    ZEROCOPYSEND: {},
+    PLANNED: {},
+}
+# What asgifast's protocols offer to their app.
+PROTOCOL_EXTENSIONS: dict[str, dict[str, Any]] = {**FILE_EXTENSIONS, COALESCING: {}}
+
+
+class PlannedBody(NamedTuple):
+    """A complete body: bytes, and ranges of an open file.
+
+    Whoever sends the body closes the file. That may be long after its sender has gone on:
+    BaseHTTPMiddleware passes messages through a queue.
+    """
+
+    file: io.FileIO
+    segments: Sequence[bytes | ByteRange]
+    # The file's absolute path, if a server that has pathsend alone may open it.
+    path: str | None = None

@@ -1,0 +1,1 @@
+"""How files go out as ASGI messages, on any server: reads, extensions, ranges."""

@@ -1,0 +1,1 @@
+"""What the protocols for uvicorn and for gunicorn share: transport, sendfile, responses."""

@@ -1,0 +1,49 @@
+"""uvicorn's own HTTP protocols, sending with sendfile.
+
+    uvicorn --http asgifast.uvicorn:HttpToolsProtocol module:app     (uvicorn 0.36 or newer)
+    uvicorn --http asgifast.uvicorn:AutoZttpProtocol module:app      (HTTP/2 too: uvicorn 0.54)
+    uvicorn.run(app, http=H11Protocol)
+
+uvicorn's parsing, limits, logging, keep-alive and flow control stay as they are. Two things are
+different: its transport is a CoalescingTransport, and the app's send() is that of a Response, which
+coalesces small body messages, implements http.response.pathsend and http.response.zerocopysend, and
+passes everything else to uvicorn's own send().
+
+For a pathsend of more than 64 KiB send() returns once the file is open, and the app goes on (to its
+background tasks, or to return a database connection to the pool) while the client reads. The file
+may then be removed or replaced; writing into it would change what is sent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wsgifast.imports import exports_on_demand
+
+if TYPE_CHECKING:
+    from .h11 import H11Protocol
+    from .httptools import HttpToolsProtocol
+    from .protocol import UnsupportedUvicorn
+    from .zttp import AutoZttpProtocol, ZttpH2Protocol, ZttpProtocol
+else:
+    # Each needs its own parser.
+    __getattr__ = exports_on_demand(
+        __name__,
+        {
+            "AutoZttpProtocol": ".zttp",
+            "H11Protocol": ".h11",
+            "HttpToolsProtocol": ".httptools",
+            "UnsupportedUvicorn": ".protocol",
+            "ZttpH2Protocol": ".zttp",
+            "ZttpProtocol": ".zttp",
+        },
+    )
+
+__all__ = [
+    "AutoZttpProtocol",
+    "H11Protocol",
+    "HttpToolsProtocol",
+    "UnsupportedUvicorn",
+    "ZttpH2Protocol",
+    "ZttpProtocol",
+]

@@ -1,0 +1,44 @@
+"""uvicorn's H11Protocol with sendfile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wsgifast.imports import needs
+
+from ..protocols.response import Response
+from .protocol import FileSending, check
+
+with needs("asgifast.uvicorn.H11Protocol", "h11", "asgi"):
+    import h11
+from uvicorn.protocols.http import h11_impl
+
+__all__ = ["H11Protocol"]
+
+check(h11_impl, "H11Protocol", {"conn"}, "handle_websocket_upgrade")
+
+
+class _Bytes:
+    """Stands for body bytes, which h11 counts and passes through."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+
+class H11Response(Response):
+    __slots__ = ()
+
+    def _frame_for(self, size: int) -> tuple[bytes, bytes]:
+        stand_in: Any = _Bytes(size)
+        parts = self._cycle.conn.send_with_data_passthrough(h11.Data(data=stand_in))
+        place = parts.index(stand_in)
+        return b"".join(parts[:place]), b"".join(parts[place + 1 :])
+
+
+class H11Protocol(FileSending, h11_impl.H11Protocol):
+    """uvicorn's H11Protocol with sendfile."""
+
+    _response_class = H11Response
