@@ -1,4 +1,4 @@
-"""Development servers that are not slow: wsgiref's and Werkzeug's, repaired."""
+"""wsgiref's and Werkzeug's development servers with keep-alive, TCP_NODELAY and sendfile."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,7 @@ from .simple_server import ThreadingWSGIServer, WSGIRequestHandler, WSGIServer, 
 if TYPE_CHECKING:
     from .serving import WerkzeugRequestHandler
 else:
-    # Which needs Werkzeug.
+    # On demand, since it needs Werkzeug.
     __getattr__ = exports_on_demand(__name__, {"WerkzeugRequestHandler": ".serving"})
 
 __all__ = [

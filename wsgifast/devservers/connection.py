@@ -1,18 +1,17 @@
-"""One client connection, request after request: what both dev servers share.
+"""The handler of one client connection, which both development servers share.
 
 Theory of operation. `socketserver` makes a handler for each connection and runs it in one thread
 (or process) to its end. The connection is in one of these states, which only that thread changes:
 
-    waiting     for the first byte of a request. Ends by a request, the client leaving, the
-                keep-alive timeout, the server shutting down; and where one thread serves all
-                connections, as soon as another client waits to be accepted.
-    reading     a request's head: read by http.server's parser through CheckedLines.
+    waiting     for the first byte of a request. Ended by a request, the client leaving, the
+                keep-alive timeout, or the server shutting down; if one thread serves all
+                connections, also by another client that waits to be accepted.
+    reading     a request's head: http.server's parser reads it through CheckedLines.
     responding  the application runs, Response sends.
-    draining    what the application has left of the request's body is read, up to a limit.
-                Then waiting again.
-    closing     any doubt about where the next request begins, and every failure, ends here. If the
-                client may still be sending, its bytes are read for a while: closing on unread
-                input makes the kernel reset the connection, and the client lose the response
+    draining    the unread rest of the request's body is read, up to a limit. Then waiting again.
+    closing     after every failure, and if it is not certain where the next request begins. If the
+                client may still be sending, its bytes are read for a while: a close with unread
+                input makes the kernel reset the connection, and the client may lose the response
                 (RFC 9112, 9.6).
 """
 
@@ -44,51 +43,50 @@ if TYPE_CHECKING:
 
 __all__ = ["KeepAliveHandler"]
 
-# Request bodies are read from the kernel in pieces of this size.
+# The size of the reads of request bodies.
 _INPUT_BYTES = 64 * 1024
 # http.server's own limit for a request line.
 _MAX_REQUEST_LINE_BYTES = 65_536
-# An unread request body up to this size is read, so that the connection can go on: cheaper than a
-# new connection. A larger one is not worth it.
+# An unread request body up to this size is read, so that the connection can be kept: that is
+# cheaper than a new connection.
 _DRAIN_BYTES = 256 * 1024
-# How long the bytes of a client that sends on after the response are read, in all and between two
-# of them: a 1 GB upload that was refused takes about a second on this host. A server with one
-# thread for all connections gives it no longer than a pause.
+# How long a client that goes on sending after the response is read from, in all and without a byte.
+# A server with one thread for all connections uses the second limit for both.
 _LINGER_S = 10.0
 _LINGER_IDLE_S = 1.0
-# Who has just connected is about to send a request, and would take the end of the connection for an
-# error. A browser that has connected only for later is silent for longer than this.
+# A client that has just connected is about to send a request, and would report a close as an error.
+# A speculative connection of a browser is silent for longer than this.
 FRESH_GRACE_S = 0.5
 
 
 class KeepAliveHandler(BaseHTTPRequestHandler):
     """http.server's handler with persistent connections, running a WSGI application.
 
-    Subclasses say which application, which environ, and what is logged.
+    Subclasses provide the application, the environ and the logging.
     """
 
     protocol_version = "HTTP/1.1"
-    # An answer to a broken request line carries a status too; nothing speaks HTTP/0.9 any more.
+    # Not HTTP/0.9: the answer to a malformed request line has a status line too.
     default_request_version = "HTTP/1.0"
-    #: Seconds in which the client has to send or take at least one byte; None: no limit.
+    #: Seconds in which the client has to send or receive at least one byte; None: no limit.
     timeout: ClassVar[float | None] = 30.0
-    #: Seconds for which a connection without a request stays open (as Apache's and uvicorn's).
+    #: Seconds for which an idle connection stays open (Apache's and uvicorn's default).
     keep_alive_timeout: ClassVar[float] = 5.0
-    #: False: files are read and sent; for file systems on which sendfile fails.
+    #: False: read files and send what was read; for file systems on which sendfile fails.
     use_sendfile: ClassVar[bool] = True
 
     # For subclasses.
 
     def application(self) -> WSGIApplication:
-        """The application that the server runs."""
+        """Return the application that the server runs."""
         raise NotImplementedError
 
     def basic_environ(self) -> WSGIEnvironment:
-        """The environ of the request that has been parsed, but for what concerns its body."""
+        """Return the environ of the parsed request, without the keys for its body."""
         raise NotImplementedError
 
     def error_application(self) -> WSGIApplication:
-        """What answers where the application failed before it had sent anything."""
+        """Return the application that answers if the other one failed before it sent anything."""
         raise NotImplementedError
 
     def log_failure(self, error: BaseException) -> None:
@@ -98,17 +96,17 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
     def connection_dropped(
         self, error: BaseException, environ: WSGIEnvironment | None = None
     ) -> None:
-        """Called when the client has left before it had the whole response; logs nothing."""
+        """Called if the client leaves before it has the whole response; logs nothing by default."""
 
     def has_left_http(self, error: Exception) -> bool:
-        """Whether the application raised this to say that it has taken the socket over."""
+        """Whether the application raised this because it has taken over the socket."""
         return False
 
     def passes_errors_through(self) -> bool:
-        """Whether an application's exception ends the connection's handler with it."""
+        """Whether the handler re-raises an application's exception."""
         return False
 
-    # The connection's life, as socketserver runs it.
+    # Called by socketserver and http.server.
 
     def setup(self) -> None:
         super().setup()
@@ -131,7 +129,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
                 patience_s, grace_s = self.keep_alive_timeout, 0.0
             if self._may_send_on or self._inlet.holds_more(self._stream):
                 self._linger()
-        except (OSError, EOFError) as error:  # the connection's: the application's were caught
+        except (OSError, EOFError) as error:  # of the connection; the application's were caught
             self.connection_dropped(error)
         if self._passed_through is not None:
             raise self._passed_through
@@ -141,7 +139,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         super().finish()
 
     def handle_one_request(self) -> None:
-        for stale in ("path", "headers", "command"):  # a log line must not name the last request
+        for stale in ("path", "headers", "command"):  # the previous request's, for log lines
             vars(self).pop(stale, None)
         self.close_connection = True  # unless all goes well
         self.raw_requestline = self._read_request_line()
@@ -153,8 +151,8 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             return  # the client has left
         self.rfile = cast(Any, CheckedLines(cast(BinaryIO, self._stream)))
         try:
-            parsed = self.parse_request()  # answers itself if not
-            self.close_connection = True  # its reading of Connection is not ours
+            parsed = self.parse_request()  # sends an error itself if it returns False
+            self.close_connection = True  # not as it reads Connection
             if not parsed:
                 return
             framing = check_head(self.requestline, self.headers)
@@ -169,13 +167,13 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         self._respond(framing)
 
     def handle_expect_100(self) -> bool:
-        return True  # RequestBody sends it when the application reads
+        return True  # RequestBody sends 100 when the application reads
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer with an error page, in one send, and close the connection."""
         page = io.BytesIO()
         self.wfile, wfile = page, self.wfile
-        # The log shows the request line: a path that is no URL fails in Werkzeug's log.
+        # Without a path the request line is logged: Werkzeug's log fails for a path that is no URL.
         vars(self).pop("path", None)
         try:
             super().send_error(code, message, explain)
@@ -192,7 +190,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         wants_more = wants_to_persist(options, http11=http11) and self.command != "CONNECT"
 
         def may_stay() -> bool:
-            # A client that still waits for 100 may or may not send its body after this response.
+            # A client that still waits for 100 may send its body after this response, or not.
             return (
                 wants_more
                 and not body.awaits_continue
@@ -211,7 +209,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             )
 
         def send_continue() -> None:
-            if not response.headers_sent:  # in the middle of a response it would be garbage
+            if not response.headers_sent:
                 self._outlet.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
         response = new_response()
@@ -254,15 +252,15 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         environ["wsgi.input"] = io.BufferedReader(body, _INPUT_BYTES)
         environ["wsgi.file_wrapper"] = FileWrapper
         if framing.length is None:
-            # Werkzeug's, gunicorn's and mod_wsgi's word for a body without Content-Length that is
-            # safe to read to its end.
+            # Werkzeug, gunicorn and mod_wsgi set it too: without a Content-Length, wsgi.input can
+            # be read to its end.
             environ["wsgi.input_terminated"] = True
         return environ
 
     def _gives_up(self, error: Exception, response: Response) -> bool:
-        """Report a failed response; return whether nothing more can be sent.
+        """Log a failed response; return whether nothing more can be sent.
 
-        :raises ClientGone: if that was the reason.
+        :raises ClientGone: if that was the error.
         """
         if isinstance(error, ClientGone):
             raise error
@@ -289,7 +287,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
     def _default_headers(self) -> Iterable[tuple[str, str]]:
         return ("Server", self.version_string()), ("Date", self.date_time_string())
 
-    # The input between requests.
+    # Between requests.
 
     def _has_request(self, patience_s: float | None, grace_s: float) -> bool:
         if self._inlet.holds_more(self._stream):
@@ -303,10 +301,10 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         return line
 
     def _drains(self, body: RequestBody) -> bool:
-        """Read what the application has left of a request body; whether its end was reached."""
+        """Read the rest of a request body; return whether its end was reached."""
         if body.at_end:
             return True
-        # From here on the client waits for nothing: it is idle, if it does not send.
+        # The client has its response: if it does not send, it is idle.
         self.connection.settimeout(self.keep_alive_timeout)
         try:
             return body.drain(_DRAIN_BYTES)
@@ -316,7 +314,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             self.connection.settimeout(self.timeout)
 
     def _linger(self) -> None:
-        """Read what the client still sends, so that it gets to read the response."""
+        """Read what the client still sends, so that it can read the response."""
         self._end_tls()
         self.connection.shutdown(socket.SHUT_WR)
         self.connection.settimeout(_LINGER_IDLE_S)
@@ -328,7 +326,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
 
     def _end_tls(self) -> None:
         if isinstance(self.connection, ssl.SSLSocket):
-            try:  # say that this is the end, and do not wait for the client to say the same
+            try:  # send close_notify without waiting for the client's
                 self.connection.settimeout(0)
                 self.connection.unwrap()
             except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The dev servers' `wsgi.file_wrapper`."""
+"""The development servers' `wsgi.file_wrapper`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["FileWrapper"]
 
 
 class FileWrapper(util.FileWrapper):
-    """Wraps a file that an application returns; the server sends it by sendfile where it can.
+    """Wraps a file that an application returns; the server sends it by sendfile if possible.
 
     :param file: a file object; only `read` is needed.
-    :param buffer_size: a suggestion for the size of the blocks (PEP 3333), followed where a read
-        may have to wait for the bytes, as in a pipe. What is there at once is read in larger ones.
+    :param buffer_size: a suggestion for the size of the blocks (PEP 3333), followed if a read may
+        have to wait, as for a pipe. Regular files and BytesIO are read in larger blocks.
     """
 
     def __init__(self, file: IO[bytes], buffer_size: int = 8192) -> None:

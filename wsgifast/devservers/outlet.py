@@ -1,4 +1,4 @@
-"""The write side of one connection: what belongs together leaves in one system call."""
+"""The write side of a connection, with as few system calls as possible."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _LARGE_BYTES = 1 << 19
 
 
 class Outlet:
-    """Sends buffers and files on a blocking socket, an :class:`~..bodies.response_writer.Output`.
+    """Sends buffers and files on a blocking socket: an :class:`~..bodies.response_writer.Output`.
 
-    :param sock: its timeout is how long the client may take no byte at all.
-    :param kernel_sends_files: False: read and send, for file systems on which sendfile fails.
-    :ivar unsent: bytes that the kernel has not taken of the last ones, as it has failed.
-    :raises ClientGone: (from whatever sends) if the client has left, or takes nothing.
+    :param sock: its timeout is how long the client may receive nothing.
+    :param kernel_sends_files: False: read files and send what was read.
+    :ivar unsent: after a failure, the number of bytes that the kernel has not taken.
+    :raises ClientGone: (from all that send) if the client has left, or receives nothing.
     """
 
     frame: Callable[[bytes], bytes] | None = None
@@ -49,9 +49,9 @@ class Outlet:
     def write_all(
         self, buffers: Sequence[bytes | memoryview], *, more_follows: bool = False
     ) -> None:
-        """:param more_follows: there is more to send at once: the last TCP segment may wait."""
+        """:param more_follows: more is sent at once, so that the last TCP segment may wait."""
         try:
-            # Not sendall(): it would take the timeout for the whole; here it is for each step.
+            # Not sendall(), whose timeout is for all of it.
             while buffers:
                 buffers = send_some(self._sock, buffers, MSG_MORE if more_follows else 0)
         except OSError as error:

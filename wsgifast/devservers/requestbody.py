@@ -1,4 +1,4 @@
-"""A request's body as `wsgi.input`: it ends where the request ends, and not a byte later."""
+"""A request's body as `wsgi.input`, which ends where the request ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RequestBody"]
 
-# What the line of a chunk size, with its extensions, or of a trailer may measure.
+# The longest line of a chunk size with its extensions, or of a trailer.
 _LINE_BYTES = 4096
 _SCRATCH_BYTES = 64 * 1024
 
@@ -24,13 +24,12 @@ _SCRATCH_BYTES = 64 * 1024
 class RequestBody(io.RawIOBase):
     """The raw stream under `wsgi.input`; wrap it in an io.BufferedReader.
 
-    States: unread, reading, at its end, or ended by :meth:`finish`. Once `finish` was called, an
-    application that has kept the stream can no longer reach the next request on the connection.
+    States: unread, reading, at its end, or ended by :meth:`finish`. After `finish` an application
+    that has kept the stream cannot read the connection's next request.
 
-    :param stream: the connection's buffered input, placed behind the request's head.
+    :param stream: the connection's buffered input, at the end of the request's head.
     :param framing: where the body ends.
-    :param send_continue: sends "100 Continue"; called at the first read, if the client waits
-        for it and the response has not begun.
+    :param send_continue: sends "100 Continue"; called at the first read if the client waits for it.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class RequestBody(io.RawIOBase):
     ) -> None:
         self._stream = stream
         self._decoder = ChunkDecoder(line_limit=_LINE_BYTES) if framing.length is None else None
-        # Bytes left in a body of known length; what was decoded of chunks, and not read yet.
+        # The bytes left of a body of known length; those decoded from chunks and not read yet.
         self._left = framing.length or 0
         self._decoded = memoryview(b"")
         self._over = False
@@ -65,17 +64,17 @@ class RequestBody(io.RawIOBase):
 
     @property
     def at_end(self) -> bool:
-        """Whether the connection's input stands behind this request."""
+        """Whether the connection's input is at the end of this request."""
         if self._decoder is not None:
             return self._decoder.done and not self._decoded
         return self._left == 0
 
     def exceeds(self, limit: int) -> bool:
-        """Whether it is known that more than `limit` bytes have not been read."""
+        """Whether more than `limit` bytes are known to be unread."""
         return self._left > limit
 
     def drain(self, limit: int) -> bool:
-        """Read what the application has left, up to a limit.
+        """Read the rest of the body, up to a limit.
 
         :param limit: bytes.
         :returns: whether the end was reached.
@@ -87,7 +86,7 @@ class RequestBody(io.RawIOBase):
         return self.at_end
 
     def finish(self) -> None:
-        """Cut the application off: the connection's next bytes are another request's."""
+        """End the stream: the connection's next bytes belong to another request."""
         self._over = True
 
     def _receive(self, buffer: WriteableBuffer) -> int:

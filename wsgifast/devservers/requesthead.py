@@ -1,8 +1,8 @@
-"""What the standard library's request parser lets pass and a persistent connection must not.
+"""Checks of request heads that http.server does not make and a persistent connection needs.
 
-`http.server` reads a request as if the connection ended after it. On a connection that goes on,
-every doubt about where a request ends is a way to smuggle a second one in (RFC 9112, 11.2). So its
-parser reads through :class:`CheckedLines`, and :func:`check_head` settles how the body is framed.
+`http.server` parses a request as if the connection ended after it. On a persistent connection, any
+doubt about where a request ends allows request smuggling (RFC 9112, 11.2). So its parser reads
+through :class:`CheckedLines`, and :func:`check_head` decides how the body is framed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..http.syntax import TOKEN
 
 __all__ = ["BodyFraming", "CheckedLines", "check_head"]
 
-# RFC 9112, 3: one space between the parts. The parser splits at any white space.
+# RFC 9112, 3: single spaces. http.server splits at any white space.
 _REQUEST_LINE = re.compile(rf"{TOKEN} [!-~\x80-\xff]+ HTTP/1\.[0-9]")
 # RFC 9112, 5: a token, a colon at once, a value; or the empty line that ends the head.
 _HEADER_LINE = re.compile(rb"(?:%b:[^\r\n\0]*)?\r?\n" % TOKEN.encode())
@@ -31,8 +31,8 @@ _HEADER_LINE = re.compile(rb"(?:%b:[^\r\n\0]*)?\r?\n" % TOKEN.encode())
 class BodyFraming:
     """Where a request's body ends (RFC 9112, 6.3).
 
-    :ivar length: bytes; None where chunks say it.
-    :ivar expects_continue: the client waits for 100 (Continue) before it sends the body.
+    :ivar length: bytes; None for a chunked body.
+    :ivar expects_continue: whether the client waits for 100 (Continue) before it sends the body.
     """
 
     length: int | None
@@ -40,11 +40,11 @@ class BodyFraming:
 
 
 class CheckedLines:
-    """The lines of a request's head, handed to the standard library's parser once looked at.
+    """The lines of a request's head, checked before the standard library's parser gets them.
 
-    That parser was made for mail. It ends a line at a lone CR, joins a line that begins with white
-    space to the one before it, stops at a line that is no header, has a place for an envelope
-    ("From ..."), and takes the end of the connection for the end of the head.
+    That parser was made for mail: it ends a line at a bare CR, unfolds lines that begin with white
+    space, stops at a line that is no header, accepts an envelope ("From ..."), and takes the end of
+    the connection for the end of the head.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -58,7 +58,7 @@ class CheckedLines:
         line = self._stream.readline(limit)
         if not line.endswith(b"\n"):
             if len(line) == limit:
-                return line  # too long: the parser has a status of its own for that
+                return line  # too long: the parser answers that
             raise EOFError("the client left in the middle of a request's head")
         if not _HEADER_LINE.fullmatch(line):
             raise MalformedRequest("A line that is no header")
@@ -66,20 +66,20 @@ class CheckedLines:
 
 
 def check_head(request_line: str, headers: Message) -> BodyFraming:
-    """Check a parsed head, and say where the body ends.
+    """Check a parsed head, and return how the body is framed.
 
-    Header names with an underscore are removed: in a WSGI environ they could not be told from the
-    same name with a hyphen, which a proxy in front may have set or cleaned. A Transfer-Encoding is
-    removed, because what the application reads has been decoded (RFC 9112, 7.1.3).
+    Headers with an underscore in their name are removed: in a WSGI environ they look like the same
+    name with a hyphen, which a proxy in front may have set or removed. Transfer-Encoding is removed
+    because the application reads the decoded body (RFC 9112, 7.1.3).
 
     :param request_line: without its line end.
-    :raises RequestError: if the head is not one that every recipient reads alike.
+    :raises RequestError: if the head is malformed or ambiguous.
     """
     if not _REQUEST_LINE.fullmatch(request_line):
         raise MalformedRequest("Bad request line")
     target = request_line.split(" ")[1]
     if not target.startswith("/"):
-        try:  # 3.2.2: an absolute URI, which whoever makes an environ or a log line takes apart
+        try:  # 3.2.2: an absolute URI, which has to be parsed for the environ and the log
             _ = urlsplit(target).port
         except ValueError as error:
             raise MalformedRequest(f"Bad request target: {error}") from None
@@ -100,7 +100,7 @@ def _body_length(headers: Message, http11: bool) -> int | None:
     lengths: list[str] = headers.get_all("Content-Length", [])
     codings = ",".join(headers.get_all("Transfer-Encoding", [])).lower()
     if "Transfer-Encoding" in headers:
-        # 6.1 and 6.3: both at once, and a coding from a 1.0 client, are how requests are smuggled.
+        # 6.1 and 6.3: both at once, and a coding from an HTTP/1.0 client, allow request smuggling.
         if lengths or not http11:
             raise MalformedRequest("Transfer-Encoding where it may not stand")
         if codings.strip(" \t,") != "chunked":

@@ -1,4 +1,4 @@
-"""One response of a development server: which length it has, and what becomes of its connection."""
+"""One response of a development server: its length, and whether its connection is kept."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["Response"]
 
 
 class Response(ResponseWriter):
-    """Carries out one response on a connection.
+    """Sends one response on a connection.
 
-    A body whose size is known before its first byte leaves has a Content-Length, as wsgiref's and
-    Werkzeug's servers have it.
+    If the size of a body is known before its first byte is sent, it gets a Content-Length, as on
+    wsgiref's and Werkzeug's servers.
 
     :param method: of the request.
     :param http11: whether the client speaks HTTP/1.1.
-    :param may_stay: asked when the head is sent: whether the connection can go on afterwards.
-    :param defaults: headers for a response that lacks them.
-    :ivar keep_alive: whether the connection can go on, as far as the response goes.
+    :param may_stay: called when the head is sent: whether the connection may be kept.
+    :param defaults: returns headers for a response that lacks them.
+    :ivar keep_alive: whether the connection can be kept after this response.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Response(ResponseWriter):
 
     @property
     def body_bytes(self) -> int:
-        """Of the body, without framing, that have left."""
+        """The bytes of the body, without framing, that were sent."""
         return max(0, self.counter.sent - self._outlet.unsent)
 
     def write_all(self, blocks: list[bytes] | tuple[bytes, ...]) -> None:
@@ -79,7 +79,7 @@ class Response(ResponseWriter):
         super().close()
 
     def _sized(self, body: Iterable[bytes]) -> Iterator[bytes]:
-        # PEP 3333: what says that it has one block has told its Content-Length with it.
+        # PEP 3333: the size of the only block is the Content-Length.
         is_single = _length_of(body) == 1
         for block in body:
             if is_single:
@@ -87,14 +87,14 @@ class Response(ResponseWriter):
             yield block
 
     def _know_size(self, size: int) -> None:
-        """Settle the framing of a body whose size is known, if the head is not sent yet."""
+        """Frame the body by its size, if the head was not sent yet."""
         head = self._head
         if head is None or self.headers_sent:
             return
         self._framing = framing = self._frame(head, size)
         self._closes = head.closes or not framing.ends_itself
         self.counter = BodyCounter(framing)
-        # Too short for the length that the app said: only the connection's end tells.
+        # If it is too short, only the end of the connection can tell the client.
         length = self.counter.length
         self.must_close = length is not None and size < length
 

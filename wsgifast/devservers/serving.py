@@ -3,11 +3,10 @@
     app.run(request_handler=WerkzeugRequestHandler)                                    # Flask
     werkzeug.serving.run_simple(host, port, app, request_handler=WerkzeugRequestHandler)
 
-Werkzeug closes every connection because http.server cannot tell where an unread request body ends;
-its handler says so where it sends "Connection: close". Here the body is a stream that knows its
-end, what the application leaves of it is read before the next request, and where that is not
-possible the connection is closed as before. Debugger, reloader, TLS, threads and processes are
-Werkzeug's own and work as they do there.
+Werkzeug closes every connection, since http.server does not know where an unread request body ends.
+Here the body is a stream with an end; its unread rest is read before the next request, and if it is
+too long the connection is closed too. Debugger, reloader, TLS, threads and processes are Werkzeug's
+own.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ __all__ = ["WerkzeugRequestHandler"]
 class WerkzeugRequestHandler(KeepAliveHandler, serving.WSGIRequestHandler):
     """A `request_handler` for run_simple, make_server, and Flask's app.run.
 
-    Under the debugger files are read and sent in large blocks: it hides from the server that the
-    application returned one.
+    Under the debugger files are read and sent in blocks: its own iterator hides them from the
+    server.
     """
 
     def handle_one_request(self) -> None:
-        # address_string() takes the client's address from the environ, where ProxyFix may have put
-        # another one: that of the last request, which is not this one's.
+        # address_string() reads the client's address from the environ, where ProxyFix may have set
+        # it: not from that of the previous request.
         self.environ: WSGIEnvironment = {}
         super().handle_one_request()
 
@@ -57,8 +56,8 @@ class WerkzeugRequestHandler(KeepAliveHandler, serving.WSGIRequestHandler):
         self.server.log("error", "Error on request:\n%s", text)
 
     def has_left_http(self, error: Exception) -> bool:
-        # simple-websocket and Flask-Sock take environ["werkzeug.socket"], speak WebSocket on it,
-        # and raise a plain ConnectionError when they are done.
+        # simple-websocket and Flask-Sock speak WebSocket on environ["werkzeug.socket"], and raise a
+        # plain ConnectionError when they are done.
         return type(error) is ConnectionError
 
     def passes_errors_through(self) -> bool:

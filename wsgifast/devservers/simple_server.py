@@ -7,7 +7,7 @@ The names and signatures are those of `wsgiref.simple_server`, so that one impor
     with make_server("127.0.0.1", 8000, app, server_class=ThreadingWSGIServer) as server:
         server.serve_forever()
 
-Like the original it is for development and tests, not for the open internet.
+Like the original it is for development and tests, not for production.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _Server = TypeVar("_Server", bound="WSGIServer")
 
 __all__ = ["ThreadingWSGIServer", "WSGIRequestHandler", "WSGIServer", "make_server"]
 
-# Connections that the kernel holds until they are accepted. The original's 5 makes a burst of
-# clients wait a second each, until their SYN is sent again.
+# With the original's backlog of 5 clients in a burst wait a second, until they repeat their SYN.
 _BACKLOG = 128
-# How long server_close() gives running responses, and then threads whose connection it has cut.
+# How long server_close() waits for running responses, and then for threads whose connection it has
+# shut down.
 STOP_S = 10.0
 _CUT_S = 2.0
 
@@ -45,7 +45,7 @@ _CUT_S = 2.0
 class WSGIServer(simple_server.WSGIServer):
     """Serves one connection at a time.
 
-    An idle connection is closed as soon as another client waits, so that nobody is locked out.
+    An idle connection is closed as soon as another client waits.
     """
 
     request_queue_size = _BACKLOG
@@ -58,9 +58,9 @@ class WSGIServer(simple_server.WSGIServer):
     ) -> None:
         if ":" in server_address[0]:
             self.address_family = socket.AF_INET6
-        #: Set while the server stops: a response that is sent then ends its connection.
+        #: Set while the server stops: connections are closed after their response.
         self.is_stopping = False
-        #: Readable once the server stops; it wakes the threads that wait for a request.
+        #: Readable once the server stops, to wake the threads that wait for a request.
         self.stop_fd, self._stop_writer = os.pipe()
         try:
             super().__init__(server_address, RequestHandlerClass, bind_and_activate)
@@ -69,7 +69,7 @@ class WSGIServer(simple_server.WSGIServer):
             raise
 
     def serve_forever(self, poll_interval: float = 0.5) -> None:
-        while select.select([self.stop_fd], [], [], 0)[0]:  # of an earlier shutdown()
+        while select.select([self.stop_fd], [], [], 0)[0]:  # from an earlier shutdown()
             os.read(self.stop_fd, 1)
         self.is_stopping = False
         super().serve_forever(poll_interval)
@@ -83,7 +83,7 @@ class WSGIServer(simple_server.WSGIServer):
             self.is_stopping = False
 
     def shutdown(self) -> None:
-        """End serve_forever(), which runs in another thread, and idle connections with it."""
+        """End serve_forever(), which runs in another thread, and close idle connections."""
         self._stop()
         super().shutdown()
 
@@ -105,10 +105,10 @@ class WSGIServer(simple_server.WSGIServer):
 
 
 class ThreadingWSGIServer(ThreadingMixIn, WSGIServer):
-    """Serves each connection in a thread of its own; see :meth:`server_close` for its end."""
+    """Serves each connection in a thread of its own."""
 
     daemon_threads = True
-    # It only waits until the connection has a thread: there is no reason to end it early.
+    # Not WSGIServer's: here it only waits until the connection has a thread.
     handle_request = simple_server.WSGIServer.handle_request
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -124,9 +124,9 @@ class ThreadingWSGIServer(ThreadingMixIn, WSGIServer):
             del self._serving[thread]
 
     def server_close(self) -> None:
-        """Stop listening, close idle connections, wait for running responses.
+        """Stop listening, close idle connections, and wait for running responses.
 
-        What still runs after STOP_S seconds loses its connection.
+        After STOP_S seconds the connections of those that still run are shut down.
         """
         self._stop()
         self.socket.close()
@@ -135,7 +135,7 @@ class ThreadingWSGIServer(ThreadingMixIn, WSGIServer):
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # it has just ended by itself
+                pass  # it has just ended
         self._join(_CUT_S)
         super().server_close()
 
@@ -147,10 +147,10 @@ class ThreadingWSGIServer(ThreadingMixIn, WSGIServer):
 
 
 class WSGIRequestHandler(KeepAliveHandler, simple_server.WSGIRequestHandler):
-    """wsgiref's request handler, for any number of requests on a connection.
+    """wsgiref's request handler with persistent connections.
 
-    Unlike the original's, its environ does not hold the process's environment variables: one
-    called HTTP_PROXY would look like a client's header.
+    Unlike the original's, its environ does not contain the process's environment variables:
+    HTTP_PROXY would look like a header of the client.
     """
 
     server: WSGIServer
@@ -203,7 +203,7 @@ def make_server(
     server_class: type[WSGIServer] = WSGIServer,
     handler_class: type[WSGIRequestHandler] = WSGIRequestHandler,
 ) -> WSGIServer:
-    """Make a server that listens; its serve_forever() serves.
+    """Return a server that listens; call its serve_forever().
 
     :param host: a name or an IPv4 or IPv6 address; "" for all IPv4 addresses.
     :param port: 0 for a free one: see the server's `server_port`.

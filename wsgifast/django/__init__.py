@@ -8,7 +8,7 @@ In the settings, in place of WhiteNoise's lines:
     STORAGES = {"staticfiles": {
         "BACKEND": "wsgifast.django.storage.CompressedManifestStaticFilesStorage"}, ...}
 
-:func:`get_wsgi_application` and :func:`get_asgi_application` take the places of Django's own.
+:func:`get_wsgi_application` and :func:`get_asgi_application` replace Django's own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""System checks: what `manage.py check` says of the settings. The ids stay what they are."""
+"""System checks of the settings, for `manage.py check`. Their ids never change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Media files: what users have uploaded, behind a permission check of the project's own."""
+"""Media files: users' uploads, behind the project's own permission check."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ __all__ = ["serve_media"]
 def serve_media(
     request: HttpRequest, path: str, document_root: str | os.PathLike[str] | None = None
 ) -> HttpResponseBase:
-    """Answer with a file of MEDIA_ROOT: a view, as ``login_required(serve_media)``.
+    """Serve a file of MEDIA_ROOT. It is a view, to be put behind a permission check::
 
         path("media/<path:path>", login_required(serve_media))
 
-    Ranges and conditions are answered. Nothing outside the folder is sent, and no hidden name. A
-    shared cache may not keep it, and a browser asks again each time: ``Cache-Control: private,
-    no-cache``. With ``WSGIFAST_MEDIA = {"accel_redirect": {MEDIA_ROOT: "/protected/"}}`` nginx
-    sends the files, and answers ranges and conditions; see :mod:`wsgifast.front_server`.
+    Range and preconditions are supported. Hidden files and files outside the folder are not served.
+    ``Cache-Control: private, no-cache`` keeps files out of shared caches and makes browsers
+    revalidate. With ``WSGIFAST_MEDIA = {"accel_redirect": {MEDIA_ROOT: "/protected/"}}`` nginx
+    sends the files; see :mod:`wsgifast.front_server`.
 
-    :param path: below the folder.
-    :param document_root: the folder, if it is not MEDIA_ROOT.
+    :param path: relative to the folder.
+    :param document_root: the folder; by default MEDIA_ROOT.
     :raises Http404: if there is no such file.
     :raises ConfigurationError: if WSGIFAST_MEDIA cannot work.
     """
     folder = os.fspath(document_root or settings.MEDIA_ROOT)
     try:
         site = _site_of(folder)
-    except ConfigurationError as error:  # nothing has been uploaded yet
+    except ConfigurationError as error:  # no folder: nothing was uploaded yet
         raise Http404(f"There is no {path}") from error
     front_server = media_front_server()
     if front_server is not None:
@@ -61,8 +61,8 @@ def serve_media(
 def _hand_over(
     front_server: FrontServer, request: HttpRequest, folder: str, path: str
 ) -> HttpResponseBase | None:
-    """Answer with the name of a file that the front server sends; None if it cannot."""
-    site = _site_of(folder, cache_bytes=0)  # what was read before has no descriptor
+    """Answer with the name of a file, for the front server to send; None if it cannot."""
+    site = _site_of(folder, cache_bytes=0)  # a cached file has no descriptor
     answer = site.look_up(RequestFacts(), f"/{path}")
     if answer is None:
         return None

@@ -1,4 +1,4 @@
-"""StaticFilesMiddleware: static files, in WhiteNoise's place among Django's middleware."""
+"""StaticFilesMiddleware, which replaces WhiteNoise's middleware."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["StaticFilesMiddleware"]
 
 
 class StaticFilesMiddleware:
-    """Answer requests for static files, with all that :class:`wsgifast.StaticFiles` can.
+    """Serves static files as :class:`wsgifast.StaticFiles` does.
 
-    Its place is right behind SecurityMiddleware, whose headers static files then have, and in front
-    of all others. What is no static file is the next one's. Under ASGI a file that was served
-    lately is answered on the event loop, and looked up in a thread otherwise.
+    Put it right after SecurityMiddleware, which then adds its headers to static files, and before
+    all others. Other requests are passed on. Under ASGI, cached files are answered on the event
+    loop, and others are looked up in a thread.
 
     See :mod:`wsgifast.django.settings` for the settings.
 
-    :raises ConfigurationError: if a setting has a value that cannot work.
+    :raises ConfigurationError: if a setting has an invalid value.
     """
 
     sync_capable = True

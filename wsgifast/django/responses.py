@@ -1,4 +1,4 @@
-"""A plan of the file core as Django's response."""
+"""Plans of wsgifast.files as Django's responses."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ class _WholeResponse(_Planned, HttpResponse):
 class PlannedResponse(_Planned, FileResponse):
     """A file, or parts of it, with the headers of its plan.
 
-    Django hands its file to the server's `wsgi.file_wrapper`. Under ASGI, Django's own handler
-    would read all of it into memory first: iterated asynchronously it is read block by block.
+    Django passes its file to the server's `wsgi.file_wrapper`. Under ASGI, Django's own handler
+    would read all of it into memory; here asynchronous iteration reads it block by block.
 
-    :ivar plan: what was planned. Middleware may have put another body in its place since:
-        `streaming_content` is then what counts.
+    :ivar plan: the plan. If middleware has replaced the body since, `streaming_content` is another.
     """
 
     block_size = BLOCK_BYTES
@@ -55,7 +54,7 @@ class PlannedResponse(_Planned, FileResponse):
         super().__init__(suited_to(file_wrapper, body), status=plan.status)
 
     def set_headers(self, filelike: object) -> None:
-        """Leave the headers to the plan."""
+        """Do nothing: the plan has the headers."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         blocks: AsyncIterator[bytes] = super().__aiter__() if self.is_async else self._read()
@@ -69,15 +68,15 @@ class PlannedResponse(_Planned, FileResponse):
 
 
 def response_to(request: HttpRequest, answer: Answer) -> HttpResponseBase:
-    """Make a response of an answer; the descriptor in it is closed with the response."""
+    """Return an answer as a response, which closes the answer's descriptor."""
     plan, fd = answer
     if fd is None:
         content = b"".join(plan.segments)  # type: ignore[arg-type]  # no runs
         response: HttpResponseBase = _WholeResponse(content, status=plan.status)
     else:
         response = PlannedResponse(plan, fd, request.META.get("wsgi.file_wrapper"))
-    del response["Content-Type"]  # Django's default: the plan has one where there is one
-    headers: dict[str, tuple[str, str]] = {}  # Django's own mapping is dear to ask
+    del response["Content-Type"]  # Django's default
+    headers: dict[str, tuple[str, str]] = {}  # Django's own mapping is slow
     for name, value in plan.headers:
         key = name.lower()
         headers[key] = (name, f"{headers[key][1]}, {value}" if key in headers else value)

@@ -1,10 +1,10 @@
-"""The settings: WSGIFAST_STATIC, those of WhiteNoise and ServeStatic as they are; WSGIFAST_MEDIA.
+"""The settings: WSGIFAST_STATIC, or those of WhiteNoise and ServeStatic, and WSGIFAST_MEDIA.
 
-``WSGIFAST_STATIC`` is a dictionary of StaticFiles' options, with a few more that are Django's. What
-it does not name is taken from ``WHITENOISE_...``, then from ``SERVESTATIC_...``.
+``WSGIFAST_STATIC`` is a dictionary of StaticFiles' options and a few of Django's. Options that it
+lacks are read from ``WHITENOISE_...``, then from ``SERVESTATIC_...``.
 
-``WSGIFAST_MEDIA`` says which files of serve_media a front server sends: ``accel_redirect`` or
-``x_sendfile``, as :class:`wsgifast.WSGIFast` takes them.
+``WSGIFAST_MEDIA`` has ``accel_redirect`` or ``x_sendfile``, as for :class:`wsgifast.WSGIFast`, for
+the files of serve_media.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 PREFIXES = ("WHITENOISE_", "SERVESTATIC_")
-# The rest of such a name, and the option that it stands for.
+# The option for each setting, without its prefix.
 OPTIONS = {
     "ADD_HEADERS_FUNCTION": "add_headers",
     "ALLOW_ALL_ORIGINS": "allow_all_origins",
@@ -46,7 +46,7 @@ OPTIONS = {
     "STATIC_PREFIX": "prefix",
     "USE_FINDERS": "finders",
 }
-# Nothing is lost without: files are looked at when they are asked for, and found where they are.
+# Settings without effect: files are looked up when they are requested.
 LEFT_OUT = {"AUTOREFRESH", "USE_MANIFEST", "USE_STATIC_ROOT"}
 SITE_OPTIONS = {
     name
@@ -66,9 +66,9 @@ _MEDIA_OPTIONS = {"accel_redirect", "x_sendfile"}
 
 
 def static_options() -> dict[str, Any]:
-    """Read the settings, with the defaults where they say nothing.
+    """Return the options from the settings, with their defaults.
 
-    :raises ConfigurationError: if WSGIFAST_STATIC names an option that there is not.
+    :raises ConfigurationError: if WSGIFAST_STATIC has an unknown option.
     """
     options: dict[str, Any] = {
         "allow_all_origins": True,
@@ -86,7 +86,7 @@ def static_options() -> dict[str, Any]:
             if hasattr(settings, start + rest):
                 options[option] = getattr(settings, start + rest)
     options.update(_own("WSGIFAST_STATIC", SITE_OPTIONS | _DJANGO_OPTIONS))
-    if isinstance(options["index"], bool):  # WhiteNoise's way to say it
+    if isinstance(options["index"], bool):  # as in WhiteNoise
         options["index"] = "index.html" if options["index"] else None
     prefix = options.get("prefix")
     options["prefix"] = f"/{(_url_prefix() if prefix is None else prefix).strip('/')}/"
@@ -96,9 +96,9 @@ def static_options() -> dict[str, Any]:
 
 
 def media_front_server() -> FrontServer | None:
-    """The server that sends files of serve_media; None if this one does.
+    """Return the front server that sends serve_media's files; None for none.
 
-    :raises ConfigurationError: if WSGIFAST_MEDIA cannot work.
+    :raises ConfigurationError: if WSGIFAST_MEDIA is invalid.
     """
     options = _own("WSGIFAST_MEDIA", _MEDIA_OPTIONS)
     return front_server_of(options.get("accel_redirect"), options.get("x_sendfile"))
@@ -115,7 +115,7 @@ def _own(setting: str, known: set[str]) -> dict[str, Any]:
 
 
 def _url_prefix() -> str:
-    """The path of STATIC_URL as requests have it in their path_info."""
+    """Return the path of STATIC_URL as in a request's path_info."""
     path: str = urlsplit(settings.STATIC_URL or "").path
     script_name = (settings.FORCE_SCRIPT_NAME or "").rstrip("/")
     return path.removeprefix(script_name)

@@ -1,4 +1,4 @@
-"""Where static files are: the finders', a directory for the root of the site, and STATIC_ROOT."""
+"""The places of static files: the finders, a directory for the root URL, and STATIC_ROOT."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["Site", "static_sites"]
 
 
 class Site(StaticFilesBase[None]):
-    """A directory, or several, of static files."""
+    """One or several directories of static files."""
 
 
 def static_sites() -> list[tuple[str, Site]]:
-    """Make what the settings ask for; each with its URL path, the first that has a file wins.
+    """Return the sites of the settings with their URL paths; the first that has a file wins.
 
-    :raises ConfigurationError: if an option has a value that cannot work.
+    :raises ConfigurationError: if an option has an invalid value.
     """
     options = static_options()
     prefix = options["prefix"]
@@ -37,18 +37,18 @@ def static_sites() -> list[tuple[str, Site]]:
     if options["finders"]:
         found: dict[str, Any] = {**chosen, "directory": os.sep}
         if settings.DEBUG:
-            found["cache_bytes"] = 0  # a file that comes in front of another is seen at once
+            found["cache_bytes"] = 0  # a new file may take precedence at any time
         sites.append((prefix, _FinderSite(**found)))
     if options["root"]:
         sites.append(("/", Site(**{**chosen, "directory": options["root"], "prefix": "/"})))
-    # Before the first collectstatic it is not there; `manage.py check` says so.
+    # It may not exist before the first collectstatic; `manage.py check` warns of that.
     if settings.STATIC_ROOT and os.path.isdir(settings.STATIC_ROOT):
         sites.append((prefix, Site(**chosen, directory=settings.STATIC_ROOT)))
     return sites
 
 
 class _FinderLookup(Lookup):
-    """Asks Django's finders where a file is, each time."""
+    """Asks Django's finders for each file."""
 
     def locate(self, path: str) -> FoundFile | None:
         if not path.startswith(self.prefix):
@@ -59,7 +59,7 @@ class _FinderLookup(Lookup):
         found = finders.find(relative)
         if not found:
             return None
-        # Wherever it leads: a finder's directories are the developer's own.
+        # With any links: a finder's directories are the developer's own.
         directory = Directory(os.path.dirname(found), follow_symlinks=True)
         name = os.path.basename(found)
         opened = directory.open([name])
@@ -76,7 +76,7 @@ class _FinderSite(Site):
 
 
 class _IsHashed:
-    """Whether a URL has the hash of its file's content in its name, as the storage makes it."""
+    """Whether a URL contains the hash of its file's content, as made by the storage."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix

@@ -1,7 +1,7 @@
-"""Storages for STORAGES["staticfiles"]: what collectstatic collects gets compressed siblings.
+"""Storages for STORAGES["staticfiles"] that make compressed siblings of the collected files.
 
-They are made by :func:`wsgifast.files.compress.compress`: several at a time, those that save 5 %
-or more, and again only where a file has changed. Each is named at collectstatic's verbosity 2.
+:func:`wsgifast.files.compress.compress` makes them: in parallel, only those that save enough, and
+again only if a file has changed. At verbosity 2, collectstatic prints each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .settings import static_options
 
 __all__ = ["CompressedManifestStaticFilesStorage", "CompressedStaticFilesStorage"]
 
-# (path, what was made of it, whether anything was made), for collectstatic to print
+# (path, what was made of it, whether it was processed), as collectstatic prints it
 _Processed = Iterator[tuple[str, str | None, Any]]
 
 
@@ -35,8 +35,8 @@ class CompressedStaticFilesStorage(StaticFilesStorage):
 class CompressedManifestStaticFilesStorage(ManifestStaticFilesStorage):
     """Django's ManifestStaticFilesStorage, with .gz, .br and .zst siblings.
 
-    With the option `keep_only_hashed` (WHITENOISE_KEEP_ONLY_HASHED_FILES) the files under their
-    own names are removed again, and `manifest_strict` is the attribute of that name.
+    The option `keep_only_hashed` (WHITENOISE_KEEP_ONLY_HASHED_FILES) removes the files without a
+    hash in their name; `manifest_strict` sets the attribute of that name.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -56,7 +56,7 @@ class CompressedManifestStaticFilesStorage(ManifestStaticFilesStorage):
         if dry_run or failed:
             return
         if static_options()["keep_only_hashed"]:
-            # Between a file and its last name there may be others, of which Django does not tell.
+            # Django may make intermediate files, which it does not report.
             made = set(_files_below(self.location)) - before
             kept = {os.path.normpath(name) for name in self.hashed_files.values()}
             kept.add(self.manifest_name)
@@ -67,15 +67,15 @@ class CompressedManifestStaticFilesStorage(ManifestStaticFilesStorage):
 
 def _compressed(directory: str) -> _Processed:
     options = static_options()
-    # What is in STATIC_ROOT was collected: siblings that WhiteNoise has made there are older than
-    # the files that Django has made anew since, and would not be sent.
+    # All of STATIC_ROOT was collected. Siblings that WhiteNoise has made there are older than the
+    # files that Django has written since, and would not be sent.
     report = compress(
         directory,
         codings=options["codings"],
         skip_extensions=options["skip_extensions"],
         overwrite=True,
     )
-    # Each file once: collectstatic counts what it is told of.
+    # Each file once: collectstatic counts them.
     written = sorted(report.written, key=_original_of)
     for original, siblings in groupby(written, _original_of):
         yield original, ", ".join(sorted(siblings)), True

@@ -12,10 +12,10 @@ __all__ = ["get_wsgi_application"]
 
 
 def get_wsgi_application(**options: Any) -> WSGIFast:
-    """Take the place of django.core.wsgi's.
+    """Return Django's WSGI application in a :class:`wsgifast.WSGIFast`.
 
-    A FileResponse goes out by the server's sendfile and answers Range and conditions, whatever
-    middleware has added to its headers; what Django has whole leaves as a whole.
+    A FileResponse is sent by the server's sendfile and supports Range and preconditions, whatever
+    headers middleware adds; a body in memory is sent as a whole.
 
     :param options: those of :class:`wsgifast.WSGIFast`.
     """

@@ -1,4 +1,4 @@
-"""The sans-I/O core of file responses: a request's facts and a file's facts in, a plan out."""
+"""The sans-I/O core of file responses: a request and a file's metadata in, a plan out."""
 
 from .conditions import content_etag, http_date, parse_http_date, stat_etag
 from .plan import Header, Plan, Representation, RequestFacts, describe

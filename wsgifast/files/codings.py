@@ -1,4 +1,4 @@
-"""The content codings of siblings: a new one is a line in each of the three tables here."""
+"""Content codings of siblings (RFC 9110, section 8.4.1): each has a line in the tables here."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ __all__ = [
     "CODING_PACKAGES", "ENCODERS", "SIBLING_SUFFIXES", "available_codings", "checked_codings",
 ]  # fmt: skip
 
-# Between two siblings of one size the first named is sent.
+# Of two siblings of the same size the first one here is sent.
 SIBLING_SUFFIXES = {"zstd": ".zst", "br": ".br", "gzip": ".gz"}
 
-# A decoder of the zstd content coding need not take a larger window than 8 MB (RFC 9659).
+# A decoder of the zstd content coding need not support a larger window than 8 MB (RFC 9659).
 _ZSTD_LEVEL = 19
 _ZSTD_WINDOW_LOG = 23
-# What each coding needs that Python does not bring.
+# The packages that codings need beside the standard library.
 CODING_PACKAGES = {"br": "brotli", "zstd": "zstandard"}
 
 
 def available_codings() -> tuple[str, ...]:
-    """The content codings whose package is installed; gzip always is."""
+    """Return the content codings that can be made here; gzip always can."""
     return tuple(
         c for c in SIBLING_SUFFIXES if c not in CODING_PACKAGES or _has(CODING_PACKAGES[c])
     )
 
 
 def checked_codings(codings: Sequence[str] | None) -> Sequence[str]:
-    """The codings that are asked for; None for those that are available.
+    """Return the codings to make, without repetitions.
 
+    :param codings: None for those that are available.
     :raises ConfigurationError: for one that is unknown, or whose package is not installed.
     """
     if codings is None:
@@ -39,7 +40,7 @@ def checked_codings(codings: Sequence[str] | None) -> Sequence[str]:
     for coding in codings:
         if coding not in SIBLING_SUFFIXES:
             raise ConfigurationError(
-                f"{coding!r} is no coding known here: {', '.join(SIBLING_SUFFIXES)}"
+                f"{coding!r} is not a known coding: {', '.join(SIBLING_SUFFIXES)}"
             )
         if coding in CODING_PACKAGES and not _has(CODING_PACKAGES[coding]):
             package = CODING_PACKAGES[coding]
@@ -59,7 +60,7 @@ def _has(package: str) -> bool:
 
 
 def _gzip(content: bytes) -> bytes:
-    # 16 + 15: a gzip frame, whose header zlib writes without a name and with the time 0.
+    # 16 +: gzip's format, with a header that has no name and the time 0.
     compressor = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
     return compressor.compress(content) + compressor.flush()
 

@@ -1,12 +1,12 @@
-"""Write encoded siblings (.gz, .br, .zst) beside the files of a directory, for StaticFiles to send.
+"""Write compressed siblings (.gz, .br, .zst) beside the files of a directory, for StaticFiles.
 
-The same bytes in give the same bytes out: no names, no times, no thread's luck goes into a sibling,
-and it gets the modification time of its original, so that copies of a tree agree on their entity
-tags. A manifest in the directory says which siblings were made here. Others are somebody's own
-files: a `dump.sql.gz` may be all that is left of yesterday's `dump.sql`.
+The output is reproducible: a sibling depends on nothing but the bytes of its original, and gets its
+modification time, so that copies of a tree have the same entity tags. A manifest in the directory
+lists the siblings that were made here. Any other is the user's own file: a `dump.sql.gz` may be all
+that is left of yesterday's `dump.sql`.
 
-Whoever may write into the directory may have written the manifest, and may rename and link while
-this runs: see :mod:`~wsgifast.files.tree`.
+The manifest is untrusted, and names and links may change while this runs: see
+:mod:`~wsgifast.files.tree`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ from .tree import MAX_FILE_BYTES, File, facts_of, folder_of, is_regular, read_fi
 
 __all__ = ["CompressReport", "compress"]
 
-# A sibling has to save this share of the original: below it, unpacking costs the client more than
-# the transfer did.
+# A sibling has to save this share of the original: less is not worth the client's decompression.
 _MIN_SAVING = 0.05
-# What is compressed already; trying would cost time and never pay.
+# Formats that are compressed already.
 _COMPRESSED_EXTENSIONS = frozenset(
     {".7z", ".avif", ".br", ".bz2", ".flac", ".flv", ".gif", ".gz", ".jpeg", ".jpg", ".jxl"}
     | {".m4a", ".m4v", ".mov", ".mp3", ".mp4", ".mpeg", ".ogg", ".opus", ".png", ".rar", ".tbz"}
     | {".tgz", ".txz", ".webm", ".webp", ".whl", ".woff", ".woff2", ".xz", ".zip", ".zst"}
 )
-# What says that a sibling's folder has gone, or is a link now.
+# The errors if a sibling's folder is gone, or has become a link.
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
@@ -45,15 +44,15 @@ class CompressReport:
     """What was done; paths are relative to the directory."""
 
     written: list[str] = field(default_factory=list)
-    # Made earlier, and still right.
+    # Made earlier, and still up to date.
     current: list[str] = field(default_factory=list)
-    # Made here for a file that has gone, or no longer saves enough.
+    # Made here for a file that is gone, or that no longer compresses well enough.
     removed: list[str] = field(default_factory=list)
     # Not made here, and older than its original or no regular file.
     left_alone: list[str] = field(default_factory=list)
     # Path -> why.
     failed: dict[str, str] = field(default_factory=dict)
-    # Of the originals that have siblings, and of the smallest sibling of each.
+    # The total of the originals that have siblings, and of the smallest sibling of each.
     original_bytes: int = 0
     smallest_bytes: int = 0
 
@@ -67,17 +66,18 @@ def compress(
     skip_extensions: Iterable[str] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> CompressReport:
-    """Make every sibling that pays, and remove those made earlier that do so no more.
+    """Make the siblings that save enough, and remove those made earlier that no longer do.
 
-    Links are not followed, names that StaticFiles hides are left out. A sibling is written beside
-    its place and then moved there, so that a server meanwhile sends the old one or the new one.
+    Links are not followed, and hidden files are left out. A sibling is written under a temporary
+    name and then renamed, so that a running server sends the old one or the new one.
 
-    :param codings: of "gzip", "br" and "zstd"; by default those whose package is installed.
-    :param jobs: threads; by default one for each processor. The compressors leave the GIL.
-    :param overwrite: also replace such siblings that were not made here.
-    :param skip_extensions: of files that are left alone, such as "jpg" or ".jpg"; by default those
-        of formats that are compressed already.
-    :param progress: called as (files done, files in all, relative path).
+    :param codings: some of "gzip", "br" and "zstd"; by default those whose package is installed.
+    :param jobs: the number of threads; by default that of the processors. The compressors release
+        the GIL.
+    :param overwrite: also replace siblings that were not made here.
+    :param skip_extensions: of files to leave alone, such as "jpg" or ".jpg"; by default those of
+        formats that are compressed already.
+    :param progress: called as progress(files_done, files_total, relative_path).
     :raises ConfigurationError: if the directory does not exist, its manifest cannot be one, a
         coding is unknown, or its package is not installed.
     """
@@ -118,7 +118,8 @@ def compress(
 
 
 class _Run:
-    """One run over a directory; each file is one thread's, and append() and item setting atomic."""
+    """One run over a directory. A file is handled by one thread; list.append() and setting an item
+    of a dict are atomic."""
 
     def __init__(
         self, root: Path, codings: Sequence[str], overwrite: bool, made: dict[str, str]
@@ -126,16 +127,16 @@ class _Run:
         self.root = root
         self.codings = codings
         self.overwrite = overwrite
-        # Sibling -> digest, of those made here.
+        # The siblings made here, with their digests.
         self.made = made
         self.report = CompressReport()
 
     def compress_one(self, path: str) -> tuple[int, int]:
-        """Return the size of the file and of its smallest sibling; 0 and 0 if it has none."""
+        """Return the sizes of a file and of its smallest sibling; (0, 0) if it has none."""
         with folder_of(self.root, path) as (folder, name):
             original = read_file(folder, name)
             if original is None:
-                return 0, 0  # another kind of file by now
+                return 0, 0  # no longer a regular file
             sizes = [
                 size
                 for coding in self.codings
@@ -157,7 +158,7 @@ class _Run:
                     self.report.failed[path] = error.strerror or str(error)
 
     def _make_sibling(self, folder: int, path: str, coding: str, original: File) -> int | None:
-        """Return the sibling's size, or None if it has none in the end."""
+        """Return the sibling's size; None if the file has none afterwards."""
         path += SIBLING_SUFFIXES[coding]
         name = path.rpartition("/")[2]
         there = facts_of(name, folder)

@@ -19,17 +19,17 @@ __all__ = [
     "stat_etag",
 ]
 
-# A modification time below this many seconds is not one: file systems that keep none say 0, and so
-# do reproducible builds (Nix says 1). Taken for a time, it would say "not modified" for ever.
+# Earlier modification times are placeholders: file systems without times and reproducible builds
+# set 0, Nix sets 1. As a date, one would mean "not modified" for ever.
 FIRST_KNOWN_SECOND = 2
-# Different date headers that are remembered. Clients repeat the Last-Modified that they were sent.
+# Parsed date headers that are remembered: clients repeat the Last-Modified that they were sent.
 _REMEMBERED_DATES = 512
-# A date in the longest of the three forms is 33 characters.
+# The longest of the three forms has 33 characters.
 _MAX_DATE_CHARACTERS = 40
 _CONTENT_DIGEST_BYTES = 16
 
 _ETAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"')
-# One member of a list of entity tags. Empty members and stray commas are skipped (section 5.6.1.2).
+# An element of a list of entity tags; empty elements are skipped (section 5.6.1.2).
 _ETAG_MEMBER = re.compile(r'[ \t,]*((?:W/)?"[\x21\x23-\x7e\x80-\xff]*")[ \t]*(?:,|\Z)')
 
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -39,7 +39,7 @@ _DAY = f"(?:{'|'.join(_DAYS)})"
 _LONG_DAY = f"(?P<weekday>{'|'.join(_LONG_DAYS)})"
 _MONTH = f"(?P<month>{'|'.join(_MONTHS)})"
 _TIME = "(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2}):(?P<second>[0-9]{2})"
-# The three forms of section 5.6.7: the one of today, RFC 850's and asctime's.
+# The three forms of section 5.6.7: IMF-fixdate, RFC 850's and asctime's.
 _DATE_FORMS = (
     re.compile(f"{_DAY}, (?P<day>[0-9]{{2}}) {_MONTH} (?P<year>[0-9]{{4}}) {_TIME} GMT"),
     re.compile(f"{_LONG_DAY}, (?P<day>[0-9]{{2}})-{_MONTH}-(?P<year>[0-9]{{2}}) {_TIME} GMT"),
@@ -59,11 +59,11 @@ def evaluate(
 ) -> Literal[304, 412] | None:
     """Evaluate a request's preconditions against an existing representation (section 13.2.2).
 
-    :param etag: the representation's entity tag as it is sent, quotes and `W/` included; None if it
+    :param etag: the representation's entity tag as it is sent, with quotes and any `W/`; None if it
         has none.
-    :param modified: when it was modified, in whole seconds since 1970 (UTC); None if not known.
-    :returns: the status to answer with instead, or None to go on. A header that is malformed
-        matches nothing; a malformed date is ignored (section 13.1.3).
+    :param modified: its modification time in whole seconds since 1970 (UTC); None if not known.
+    :returns: the status to answer with instead; None to go on. A malformed list of tags matches
+        nothing; a malformed date is ignored (section 13.1.3).
     """
     if if_match is not None:
         if not _matches(if_match, etag, weakly=False):
@@ -83,10 +83,10 @@ def evaluate(
 
 
 def if_range_holds(if_range: str, etag: str | None, modified: int | None) -> bool:
-    """Whether the client's part is of this very representation (section 13.1.5).
+    """Whether the client's partial copy is of this representation (section 13.1.5).
 
-    Tags are compared strongly. A date must be the same to the second; that it was a strong
-    validator when the client got it (section 8.8.2.2) is for the client to know, who saw its Date.
+    Tags are compared strongly, dates exactly. Whether a date is a strong validator (section
+    8.8.2.2) is the client's to decide, which knows the Date that came with it.
     """
     if_range = if_range.strip(" \t")
     if '"' in if_range[:3]:
@@ -95,17 +95,17 @@ def if_range_holds(if_range: str, etag: str | None, modified: int | None) -> boo
 
 
 def stat_etag(size: int, mtime_ns: int, coding: str | None = None) -> str | None:
-    """Return a strong entity tag made of what stat() says of a file.
+    """Return a strong entity tag made of a file's size and modification time.
 
-    It has no inode, device or time zone in it, so hosts whose deployment keeps modification times
-    (rsync -t, tar, an image's layers) give the same tag to the same file. Where it does not (git
-    checkout, cp), hosts differ, which costs downloads but is never wrong; :func:`content_etag` is
-    then the better choice. Nanoseconds count: what is written later in the same second is another
-    file. Two writes of one length in one tick of the kernel's clock (1 to 10 ms) look the same.
+    It contains no inode, device or time zone: hosts whose deployment keeps modification times
+    (rsync -t, tar, the layers of an image) give the same tag to the same file. After git checkout
+    or cp hosts differ, which costs downloads but is never wrong; :func:`content_etag` is then the
+    better choice. It has the time in nanoseconds, but two writes of the same length within one tick
+    of the kernel's clock (1 to 10 ms) cannot be told apart.
 
     :param size: bytes.
-    :param coding: the content coding, if the file is encoded: each encoding has a tag of its own.
-    :returns: None if the modification time is not known (0): the size alone says nothing.
+    :param coding: the content coding of an encoded file: each encoding has a tag of its own.
+    :returns: None if the modification time is not known.
     """
     if mtime_ns < FIRST_KNOWN_SECOND * 10**9:
         return None
@@ -113,9 +113,9 @@ def stat_etag(size: int, mtime_ns: int, coding: str | None = None) -> str | None
 
 
 def content_etag(blocks: Iterable[bytes], coding: str | None = None) -> str:
-    """Return a strong entity tag made of the bytes: equal on every host, whatever its file times.
+    """Return a strong entity tag made of the content: the same on every host.
 
-    :param blocks: the content, as sent, in blocks of any size.
+    :param blocks: the content as it is sent, in blocks of any size.
     """
     digest = blake2b(digest_size=_CONTENT_DIGEST_BYTES)
     for block in blocks:
@@ -124,14 +124,14 @@ def content_etag(blocks: Iterable[bytes], coding: str | None = None) -> str:
 
 
 def is_etag(value: str) -> bool:
-    """Whether a value is an entity tag as section 8.8.3 writes it."""
+    """Whether a value is an entity tag in the syntax of section 8.8.3."""
     return _ETAG.fullmatch(value) is not None
 
 
 def http_date(seconds: int) -> str:
-    """Write seconds since 1970 (UTC) as a date in today's form, whatever the locale.
+    """Format seconds since 1970 (UTC) as an IMF-fixdate, whatever the locale.
 
-    :raises OverflowError: for years that have not four digits.
+    :raises OverflowError: for a year beyond 9999.
     """
     moment = _EPOCH + timedelta(seconds=seconds)
     return (
@@ -141,9 +141,9 @@ def http_date(seconds: int) -> str:
 
 
 def parse_http_date(value: str) -> int | None:
-    """Read a date in one of the three forms of section 5.6.7; None if it is in none of them.
+    """Parse a date in one of the three forms of section 5.6.7.
 
-    :returns: seconds since 1970 (UTC).
+    :returns: seconds since 1970 (UTC); None if it is in none of the forms.
     """
     value = value.strip(" \t")
     return _remembered_date(value) if len(value) <= _MAX_DATE_CHARACTERS else None
@@ -161,21 +161,21 @@ def _remembered_date(value: str) -> int | None:
     if second > 60:
         return None
     weekday = match.groupdict().get("weekday")
-    # RFC 850's form has two digits of the year. The RFC tells the century by the clock (no date is
-    # over 50 years ahead); the weekday tells it without one, since 100 years shift it.
+    # RFC 850's form has two digits of the year. The RFC takes the century from the clock (no date
+    # is over 50 years ahead). The weekday does without: it differs from one century to the next.
     for century in (0,) if weekday is None else (1900, 2000):
         try:
             date = datetime(century + year, month, day, hour, minute, tzinfo=timezone.utc)
         except ValueError:
             continue
         if weekday is None or weekday == _LONG_DAYS[date.weekday()]:
-            # Added apart, because a leap second (60) is the first one of the next minute.
+            # Added separately: datetime knows no leap second (60).
             return (date - _EPOCH) // timedelta(seconds=1) + second
     return None
 
 
 def _matches(header: str, etag: str | None, *, weakly: bool) -> bool:
-    """Whether a list of entity tags, or `*`, holds the tag (section 8.8.3.2)."""
+    """Whether a list of entity tags, or `*`, matches the tag (section 8.8.3.2)."""
     if header == etag:
         return weakly or not etag.startswith("W/")
     if header.strip(" \t") == "*":

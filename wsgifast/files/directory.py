@@ -1,10 +1,9 @@
-"""A directory that files are served from: the only place that decides what may be read.
+"""A directory that files are served from: the only module that decides what may be read.
 
-A URL path becomes a list of plain names, or is refused. The names are walked one at a time, each
-opened relative to the directory before it and without following a symbolic link, so nothing that
-is renamed or replaced meanwhile can lead the walk out of the directory. A link is read and its
-target walked in its stead, from the root again, if it stays inside. What is opened at the end is
-looked at through its descriptor: the facts are those of the file that will be sent.
+A URL path is split into plain names, or refused. The names are walked one at a time, each opened
+relative to the directory before it and without following symbolic links, so that no renaming can
+lead the walk out of the directory. A link is read, and its target is walked from the root instead
+if it stays inside. What was opened last is checked by fstat(): it is the file that will be sent.
 """
 
 from __future__ import annotations
@@ -33,23 +32,22 @@ __all__ = [
 _MAX_PATH_BYTES = 4096
 _MAX_LINKS = 40
 
-# O_NONBLOCK: opening a FIFO that took the place of a file must not wait for a writer. O_NOCTTY:
-# nor may a terminal become the server's own.
+# O_NONBLOCK: opening a FIFO that has replaced a file must not wait for a writer. O_NOCTTY: a
+# terminal must not become the server's controlling terminal.
 _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-# O_PATH (Linux) wants no permission to list a directory that is only passed through.
+# O_PATH (Linux) needs no read permission for a directory on the way.
 _PASS_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
-# What says that there is no such file. ENOTDIR: a file where the path wants a directory. ELOOP:
-# links in a circle, or a link where none is followed. EINVAL: a name the file system cannot hold.
+# The errors for "no such file". ENOTDIR: a file in place of a directory. ELOOP: circular links, or
+# a link where none is followed. EINVAL: a name that the file system does not allow.
 _ABSENT = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}
 )
 # ENXIO: a socket, or a device without a driver.
 _REFUSED = _ABSENT | {errno.ENXIO, errno.ENODEV}
 
-# inode, device, change time (ns) and size, as stat() says them. The kernel alone sets the change
-# time, with every write, rename, chmod and utime, so what has the same identity has the same bytes,
-# to a tick of its clock.
+# Inode, device, change time (ns) and size. The kernel sets the change time at every write, rename,
+# chmod and utime; so files of the same identity have the same bytes, up to a tick of its clock.
 Identity = tuple[int, int, int, int]
 identity_of: Callable[[os.stat_result], Identity] = attrgetter(
     "st_ino", "st_dev", "st_ctime_ns", "st_size"
@@ -57,7 +55,7 @@ identity_of: Callable[[os.stat_result], Identity] = attrgetter(
 
 
 class Opened(NamedTuple):
-    """A regular file or directory that may be read; the receiver closes the descriptor."""
+    """A regular file or directory that may be served; the caller closes the descriptor."""
 
     fd: int
     facts: os.stat_result
@@ -68,18 +66,18 @@ class Opened(NamedTuple):
 
 
 def is_served(facts: os.stat_result) -> bool:
-    """Whether this is a regular file or a directory: nothing else is ever opened."""
+    """Whether this is a regular file or a directory; nothing else is opened."""
     return stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)
 
 
 def names_of(path: str, *, hidden_files: bool = False) -> list[str] | None:
     """Split a decoded URL path, relative to the root, into the names to walk.
 
-    :param path: such as "css/site.css"; no leading slash. One trailing slash is left out: what it
-        says about the file's kind is the caller's to check.
-    :returns: None for a path that stands for no file: with an empty, `.` or `..` segment, a NUL or
-        a backslash (a separator elsewhere, and to many a proxy), longer than a path can be, or
-        hidden. Hidden is a name that begins with a dot, but for a leading `.well-known` (RFC 8615).
+    :param path: such as "css/site.css", without a leading slash. One trailing slash is ignored;
+        the caller has to check that it names a directory.
+    :returns: None for a path that is not served: with an empty, `.` or `..` segment, a NUL or a
+        backslash (a separator on Windows, and for some proxies), too long, or with a hidden name:
+        one that begins with a dot, except for a leading `.well-known` (RFC 8615).
     """
     path = path.removesuffix("/")
     if not path:
@@ -97,9 +95,9 @@ def names_of(path: str, *, hidden_files: bool = False) -> list[str] | None:
 
 
 def open_folder(root: str | os.PathLike[str], names: Sequence[str]) -> int:
-    """Open a directory below a root, to name files relative to it; the receiver closes it.
+    """Open a directory below a root, for `dir_fd`; the caller closes it.
 
-    :raises OSError: if it is not there, or one of the names is a link.
+    :raises OSError: if it does not exist, or one of the names is a link.
     """
     folder = os.open(root, _PASS_FLAGS)
     try:
@@ -113,10 +111,10 @@ def open_folder(root: str | os.PathLike[str], names: Sequence[str]) -> int:
 
 
 class Directory:
-    """A root directory and the rule for symbolic links in it.
+    """A root directory, and whether links may lead out of it.
 
-    :param path: the root. It may itself be reached by links: it is the operator's.
-    :param follow_symlinks: follow links wherever they lead; otherwise only those that stay inside.
+    :param path: the root, trusted: links in this path are followed.
+    :param follow_symlinks: follow all links; by default only those that stay inside.
     :raises ConfigurationError: if there is no such directory, or it cannot be read.
     """
 
@@ -133,27 +131,27 @@ class Directory:
                 f"served: {reason}; name a directory that exists and that this process may read"
             ) from error
         self.follow_symlinks = follow_symlinks
-        # For joining: the root "/" ends with its slash already.
+        # The root "/" ends with a slash already.
         self._base = self.path.rstrip("/") + "/"
 
     def full_path(self, names: Sequence[str]) -> str:
         return self._base + "/".join(names)
 
     def open(self, names: Sequence[str]) -> Opened | None:
-        """Open what the names lead to, if it may be read.
+        """Open a file or directory, if it may be served.
 
-        :param names: from :func:`names_of`; none of them `..`, none with a slash.
-        :returns: None if there is nothing, or nothing that is served: a device, FIFO or socket
-            (which is not opened at all), a link out of the root, a circle of links.
-        :raises PermissionError: if it is there and the process may not read it.
-        :raises OSError: if the system fails (no more descriptors, a broken disk).
+        :param names: from :func:`names_of`; none of them is `..` or has a slash.
+        :returns: None if there is none, or none that is served: a device, FIFO or socket (which is
+            not opened at all), a link out of the root, circular links.
+        :raises PermissionError: if it exists and the process may not read it.
+        :raises OSError: if the system fails (no descriptor left, an I/O error).
         """
         full_path = self.full_path(names)
         try:
             if self.follow_symlinks:
                 return _open_checked(full_path, None, follow=True)
-            # Most paths that middleware is asked for are no files: that costs one call, not a walk.
-            # Any other failure may be that of a link out of the root, of which nothing is told.
+            # Most requests to middleware are for no file: one stat() is cheaper than the walk. Its
+            # other errors may come from beyond a link out of the root, and are not to be seen.
             if _is_absent(full_path):
                 return None
             return self._open_beneath(list(names))
@@ -161,19 +159,19 @@ class Directory:
             if error.errno in _REFUSED:
                 return None
             raise
-        except ValueError:  # a name that cannot be encoded for the file system
+        except ValueError:  # a name that the file system's encoding cannot express
             return None
 
     def reopen(self, full_path: str, identity: Identity) -> int | None:
-        """Open a file again that :meth:`open` has let through, in one step.
+        """Open a file again that :meth:`open` has opened before, in one call.
 
-        The file is the same or none: what has another identity by now is not returned.
+        :returns: None if it is not there, or has another identity by now.
         """
         try:
             fd = os.open(full_path, _FILE_FLAGS)
         except OSError as error:
             if error.errno in _REFUSED or error.errno in (errno.EACCES, errno.EPERM):
-                return None  # not as it was: for open() to judge
+                return None  # it has changed: open() decides
             raise
         if identity_of(os.fstat(fd)) == identity:
             return fd
@@ -193,7 +191,7 @@ class Directory:
             os.close(root)
 
     def _beyond(self, link: _Link, names: list[str]) -> list[str]:
-        """The names to walk instead, when the one at `link.position` is a link.
+        """Return the names to walk instead of `names`, of which one is a link.
 
         :raises OSError: ELOOP, if the link leads out of the root.
         """
@@ -206,8 +204,8 @@ class Directory:
             target = target[len(base) :]
         else:
             resolved = names[: link.position]
-        # The names before the link are directories and no links, so a leading `..` may be resolved
-        # by name. One behind another name may not (that name may be a link), and is not followed.
+        # The names before the link are directories and no links, so that a leading `..` can be
+        # resolved by name. A later one cannot, since the name before it may be a link.
         behind = [name for name in target.split("/") if name not in ("", ".")]
         while behind and behind[0] == "..":
             if not resolved:
@@ -233,7 +231,7 @@ class _Link(NamedTuple):
 
 
 def _walk(root: int, names: Sequence[str]) -> Opened | _Link | None:
-    """Open what the names lead to without following a link; a link that is met is returned."""
+    """Open what the names lead to without following links; return the first link instead."""
     if not names:
         return _open_checked(".", root)
     parent = root
@@ -244,7 +242,7 @@ def _walk(root: int, names: Sequence[str]) -> Opened | _Link | None:
             try:
                 child = os.open(name, _PASS_FLAGS | os.O_NOFOLLOW, dir_fd=parent)
             except OSError as error:
-                # A link: ENOTDIR on Linux, ELOOP elsewhere. readlink tells it from a file.
+                # A link: ENOTDIR on Linux, ELOOP elsewhere. For a file readlink() fails.
                 if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                     raise
                 return _Link(position, os.readlink(name, dir_fd=parent))
@@ -263,8 +261,8 @@ def _walk(root: int, names: Sequence[str]) -> Opened | _Link | None:
 def _open_checked(name: str, parent: int | None, *, follow: bool = False) -> Opened | None:
     """Open a file or directory; anything else is refused before it is opened.
 
-    Opening a device can do something (rewind a tape, arm a watchdog), so a look goes before. What
-    counts is the look at the descriptor afterwards.
+    Opening a device may have effects (rewind a tape, arm a watchdog), so stat() comes first. The
+    fstat() after it decides.
     """
     if not is_served(os.stat(name, dir_fd=parent, follow_symlinks=follow)):
         return None

@@ -1,4 +1,4 @@
-"""A file that was found: what is said of it in each encoding, and whether it is still as it was."""
+"""A file that was found, with its encoded siblings, and whether they have changed since."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .variants import preferred_coding
 
 __all__ = ["Found", "Source"]
 
-# What is not a file's body: the objects kept for it in each encoding, when all answers that they
-# remember have been asked for. Measured with tracemalloc; a test holds it to that.
+# The objects kept for a file in each encoding, its body excepted, once all plans that they cache
+# have been made. Measured with tracemalloc; a test checks it.
 _SOURCE_COST_BYTES = 10_000
-# Each header's text is in memory at most this often: as made, and again as ASGI's bytes, in the
-# answers to GET, HEAD, a range, and those without a body.
+# Each header is in memory at most this often: as str and as ASGI's bytes, in the plans for GET,
+# HEAD, a range, and without a body.
 _HEADER_COPIES = 6
 
 
 class Source:
-    """A file that is sent, in one encoding: what is said of it, and where its bytes are.
+    """A file in one encoding: its representation, and where its bytes are.
 
-    :ivar path: absolute; its directories may be links, so it is opened by :meth:`reopen` alone.
+    :ivar path: absolute. Its directories may be links: open it by :meth:`reopen` only.
     """
 
     __slots__ = ("_directory", "identity", "path", "representation")
@@ -42,11 +42,11 @@ class Source:
         self._directory = directory
 
     def reopen(self) -> int | None:
-        """Open the file that was described; None if it is not there as it was."""
+        """Open the file that was described; None if it has changed or is gone."""
         return self._directory.reopen(self.path, self.identity)
 
     def cost(self) -> int:
-        """Bytes of memory at most; strings may take four a character."""
+        """Return the bytes of memory that it takes at most; a character may take four."""
         representation = self.representation
         return (
             _SOURCE_COST_BYTES
@@ -57,9 +57,9 @@ class Source:
 
 
 class Found(Kept):
-    """A file and its encoded siblings: what one URL path stands for, and what shows a change.
+    """A file and its encoded siblings, as found for one URL path.
 
-    :ivar cost: 0 for what may not be kept.
+    :ivar cost: 0 for what must not be cached.
     """
 
     __slots__ = (
@@ -85,14 +85,14 @@ class Found(Kept):
         recheck_s: float,
     ) -> None:
         """
-        :param identity: the file as it is.
-        :param encoded: the siblings by coding in lower case, the favourite first.
-        :param beside: what shows that other siblings are to be sent: the directory, since they come
-            and go; those of no use, such as older ones, since they may be written over.
-        :param absent: paths that go before this one, should a file appear there.
-        :param url: the path that it is kept under.
-        :param settled: whether a later change would show.
-        :param recheck_s: seconds for which a look at the disk is good.
+        :param identity: the file itself, without a content coding.
+        :param encoded: the siblings by coding in lower case, the preferred one first.
+        :param beside: paths whose change may bring other siblings: the directory, and siblings that
+            are not sent, such as outdated ones.
+        :param absent: paths that take precedence should a file appear there.
+        :param url: the key in the cache.
+        :param settled: whether any later change would be seen.
+        :param recheck_s: seconds for which the file is taken to be unchanged after a check.
         """
         super().__init__(0)
         self._identity = identity
@@ -101,8 +101,8 @@ class Found(Kept):
         self._beside = beside
         self._absent = absent
         self._recheck_s = recheck_s
-        # time.monotonic() until which no look is needed; one for each question, since a look at the
-        # file says nothing of its siblings' age.
+        # time.monotonic() until which no check is needed: for the file at first, then separately
+        # for each sibling, whose own changes a check of the file does not show.
         self._described_until = time.monotonic() + recheck_s
         self._good_until: dict[Source | None, float] = {}
         if settled:
@@ -111,7 +111,7 @@ class Found(Kept):
             self.cost += sum(source.cost() for source in self.sources())
 
     def select(self, accept_encoding: str | None) -> Source:
-        """Return what to send for a request's Accept-Encoding; None is a request without."""
+        """Return what to send for a request's Accept-Encoding; None if it has none."""
         if accept_encoding is None or not self._codings:
             return self._identity
         coding = preferred_coding(accept_encoding, self._codings)
@@ -121,13 +121,13 @@ class Found(Kept):
         return [self._identity, *self._encoded.values()]
 
     def unchanged(self, accept_encoding: str | None) -> Source | None:
-        """Return what to send; None if the disk is not as it was, when it was looked at last.
+        """Return what to send; None if anything has changed on disk.
 
-        The paths are looked at by stat(), which follows links: it only has to tell the same files
-        from others, and the same were let through when they were opened.
+        stat() follows links, which does no harm: the files of these identities were allowed when
+        they were opened.
         """
         source = original = self._identity
-        # For a client that takes encodings, siblings that have come or gone matter.
+        # Only clients that accept encodings are affected by changes of siblings.
         negotiates = accept_encoding is not None
         if negotiates and self._codings:
             source = self.select(accept_encoding)

@@ -1,4 +1,4 @@
-"""A directory as an HTML page: what it holds, and the page."""
+"""Directory listings: the entries, and the HTML page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STYLE = (
 _HEADERS: tuple[Header, ...] = (
     ("Content-Type", "text/html; charset=utf-8"),
     ("Cache-Control", "no-cache"),
-    # Names are escaped; should one slip through, nothing in the page may run.
+    # In case a name is not escaped: nothing in the page may run.
     ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"),
     ("X-Content-Type-Options", "nosniff"),
 )
@@ -32,7 +32,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class Listed(NamedTuple):
-    """One name in a directory; `size` in bytes, `modified` in seconds since 1970 (UTC)."""
+    """An entry of a directory; `size` in bytes, `modified` in seconds since 1970 (UTC)."""
 
     name: str
     is_directory: bool
@@ -41,9 +41,9 @@ class Listed(NamedTuple):
 
 
 def listed(names: Sequence[str], roots: Sequence[Directory], *, hidden_files: bool) -> list[Listed]:
-    """What a directory holds that is served; of one name in several roots, the first root's.
+    """Return the entries of a directory that are served; of the same name, that in the first root.
 
-    :param names: of the directory, below each root that has it.
+    :param names: of the directory, below each root.
     """
     entries: dict[str, Listed] = {}
     for root in reversed(roots):
@@ -55,7 +55,7 @@ def listed(names: Sequence[str], roots: Sequence[Directory], *, hidden_files: bo
                 for entry in found:
                     path = "/".join([*names, entry.name])
                     if names_of(path, hidden_files=hidden_files) is None:
-                        continue  # whoever asks for it gets 404
+                        continue  # it is not served
                     facts = _facts_of(root, names, entry)
                     if facts is not None:
                         entries[entry.name] = Listed(
@@ -70,15 +70,15 @@ def listed(names: Sequence[str], roots: Sequence[Directory], *, hidden_files: bo
 
 
 def listing_plan(path: str, entries: Iterable[Listed], *, is_root: bool) -> Plan:
-    """Plan the page of a directory.
+    """Plan the answer with a directory's page.
 
-    :param path: the URL path, decoded, as its title says it.
-    :param is_root: there is no way up from here.
+    :param path: the URL path, decoded, for the title.
+    :param is_root: leave out the link to the parent directory.
     """
     rows = [] if is_root else ['<tr><td><a href="../">../</a></td><td></td><td></td></tr>']
     for entry in sorted(entries, key=lambda e: (not e.is_directory, e.name.casefold(), e.name)):
         slash = "/" if entry.is_directory else ""
-        # "./": a name such as "a:b" would be taken for a scheme.
+        # "./": "a:b" would be a URL with a scheme.
         link = "./" + quote(entry.name.encode("utf-8", "surrogateescape")) + slash
         size = "" if entry.is_directory else _readable(entry.size)
         rows.append(
@@ -99,14 +99,14 @@ def listing_plan(path: str, entries: Iterable[Listed], *, is_root: bool) -> Plan
 def _facts_of(
     root: Directory, names: Sequence[str], entry: os.DirEntry[str]
 ) -> os.stat_result | None:
-    """The facts of what would be served under a name; None for nothing."""
+    """Return the stat() of what is served under a name; None if nothing is."""
     try:
         if not entry.is_symlink():
             facts = entry.stat()
             return facts if is_served(facts) else None
         opened = root.open([*names, entry.name])
     except OSError:
-        return None  # gone by now, or not readable
+        return None  # gone meanwhile, or not readable
     if opened is None:
         return None
     os.close(opened.fd)
@@ -114,7 +114,7 @@ def _facts_of(
 
 
 def _text(name: str) -> str:
-    """A name for reading: bytes that are not UTF-8 are shown as U+FFFD."""
+    """Return a name as HTML; bytes that are not UTF-8 become U+FFFD."""
     return escape(name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
 
 

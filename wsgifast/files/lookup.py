@@ -1,7 +1,7 @@
-"""From a URL path to a described file, through the disk.
+"""From a URL path to a file and its description.
 
-Whatever is described here is open: size, times and the bytes of a small file are those of one
-descriptor, so a file that is replaced meanwhile is either the old one or the new one.
+Files are described while they are open: size, times and the bytes of a small file come from one
+descriptor. So if a file is replaced meanwhile, it is described as the old one or as the new one.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ["FoundDirectory", "FoundFile", "Lookup", "Refused"]
 
 log = logging.getLogger("wsgifast.files")
 
-# A file that was changed less than this ago may change again without a sign: the kernel's file
-# times move in steps of 1 to 10 ms (one tick). It is served, but not kept until it is older.
+# A file that was changed less than this ago may change again at the same time stamp: file times
+# have the resolution of the kernel's tick, 1 to 10 ms. It is served, but not cached yet.
 _SETTLED_NS = 50_000_000
 _READ_BYTES = 1 << 20
 
 
 class FoundFile:
-    """A regular file below a directory, open, with its siblings as far as they were opened.
+    """An open file below a directory, and those of its siblings that were opened.
 
-    :ivar absent: paths in the directories before this one: a file there goes before this one.
+    :ivar absent: paths in earlier directories, where a file would take precedence.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class FoundFile:
         self._open = {self.path: opened}
 
     def open_sibling(self, suffix: str) -> Opened | None:
-        """Open the sibling of that suffix; None if there is none that may be read."""
+        """Open the sibling with a suffix; None if there is none that may be read."""
         *folders, name = self.names
         try:
             opened = self.directory.open([*folders, name + suffix])
@@ -63,25 +63,25 @@ class FoundFile:
         return self._open[path]
 
     def take(self, path: str) -> int:
-        """Hand over the descriptor of the file, or of a sibling; the receiver closes it."""
+        """Give away the descriptor of the file or of a sibling; the caller closes it."""
         return self._open.pop(path).fd
 
     def close(self) -> None:
-        """Close what nobody has taken."""
+        """Close the descriptors that were not taken."""
         for opened in self._open.values():
             os.close(opened.fd)
 
 
 class FoundDirectory(NamedTuple):
-    """A directory that is shown as one, in each of the roots that has it."""
+    """A directory to list or to redirect to, in each of the roots that has it."""
 
     names: list[str]
     roots: list[Directory]
-    # Asked for without the slash at its end.
+    # Whether the URL path has no trailing slash.
     lacks_slash: bool
 
 
-# A file that is there and may not be read.
+# A file that exists and that the process may not read.
 Refused = Literal["refused"]
 
 
@@ -95,7 +95,7 @@ class Lookup:
     hidden_files: bool
     rules: HeaderRules
     etag: str | None
-    # Up to this size, in bytes, a file's content is read and kept.
+    # A file's content is cached up to this size, in bytes.
     body_bytes: int
     listing: bool
     recheck_s: float
@@ -103,8 +103,8 @@ class Lookup:
     def locate(self, path: str) -> FoundFile | FoundDirectory | Refused | None:
         """Open the file that a URL path stands for.
 
-        :returns: a directory where the path lacks its last slash, or it is to be listed; None if
-            there is nothing that is served.
+        :returns: a directory if the path lacks its trailing slash or the directory is to be listed;
+            None if there is nothing that is served.
         """
         if not path.startswith(self.prefix):
             return None
@@ -159,7 +159,7 @@ class Lookup:
     def describe(self, file: FoundFile, url: str) -> Found:
         """Describe a file and its encoded siblings, which are opened for it."""
         folder = posixpath.dirname(file.path)
-        # Looked at before the siblings: one that comes meanwhile changes the directory's identity.
+        # Before the siblings: one that appears meanwhile changes the directory's identity.
         beside = {folder: _stat_or_none(folder)}
         headers = self.rules.headers(file.path, url)
         codings: dict[str, os.stat_result] = {}
@@ -215,7 +215,7 @@ class Lookup:
             return None
         body = os.pread(fd, facts.st_size + 1, 0)
         if len(body) != facts.st_size or identity_of(os.fstat(fd)) != identity_of(facts):
-            return None  # it is being written to: what is sent is what the descriptor says then
+            return None  # it is being written: do not cache it
         return body
 
 
@@ -223,15 +223,15 @@ def _stat_or_none(path: str) -> os.stat_result | None:
     try:
         return os.stat(path)
     except OSError:
-        return None  # moved away since the file in it was opened
+        return None  # renamed since the file in it was opened
 
 
 def _takes_the_place(sibling: os.stat_result, original: os.stat_result) -> bool:
-    """Whether a sibling may be sent in place of the file that it is an encoding of."""
+    """Whether a sibling may be sent in place of the original."""
     return (
         stat.S_ISREG(sibling.st_mode)
         and 0 < sibling.st_size < original.st_size
-        # An older one was made from an earlier content.
+        # An older one was made from earlier content.
         and sibling.st_mtime_ns >= original.st_mtime_ns
     )
 

@@ -1,6 +1,6 @@
-"""Which siblings were made by us, in a file of the directory itself.
+"""The manifest of a directory: the siblings that `wsgifast compress` has made there.
 
-Whoever may write into the directory may have written it.
+It is untrusted: anyone who can write to the directory can have written it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _SIBLING = re.compile(rf"[^/](?:{'|'.join(map(re.escape, SIBLING_SUFFIXES.values
 
 
 def read_manifest(root: Path) -> dict[str, str]:
-    """Sibling -> digest of those made here.
+    """Return the paths of the siblings with their digests; empty without a manifest.
 
-    :raises ConfigurationError: if it is no manifest, or names what is no sibling below the root.
+    :raises ConfigurationError: if it is malformed, or names anything but siblings below the root.
     """
     try:
         with folder_of(root, MANIFEST) as (folder, name):
@@ -42,8 +42,8 @@ def read_manifest(root: Path) -> dict[str, str]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise ConfigurationError(
-        f"{root / MANIFEST} is not a manifest of this version: delete it, and name overwrite to "
-        "replace the siblings that it spoke of"
+        f"{root / MANIFEST} is not a manifest of this version: delete it, and use overwrite to "
+        "replace the siblings that it listed"
     )
 
 
@@ -53,7 +53,7 @@ def _may_be_made(path: str) -> bool:
 
 
 def write_manifest(root: Path, made: dict[str, str]) -> None:
-    """Write what was made; no file where that is nothing."""
+    """Write the manifest, or delete it if `made` is empty."""
     with folder_of(root, MANIFEST) as (folder, name):
         if made:
             content = {"version": _MANIFEST_VERSION, "siblings": dict(sorted(made.items()))}

@@ -1,4 +1,4 @@
-"""A memory cache with a bound in bytes."""
+"""A cache with a bound in bytes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Kept", "MemoryCache"]
 
 
 class Kept:
-    """What a cache can keep.
+    """A value of the cache.
 
-    :ivar cost: bytes of memory that it takes at most, with all that it may grow by later.
-    :ivar used: set at each hit, cleared when the cache looks for room.
+    :ivar cost: the bytes of memory that it takes at most, including what it may cache itself later.
+    :ivar used: set at each hit, cleared when the cache makes room.
     """
 
     __slots__ = ("cost", "used")
@@ -27,13 +27,13 @@ K = TypeVar("K", bound=Kept)
 
 
 class MemoryCache(Generic[K]):
-    """Keeps what was used lately, up to a total cost in bytes.
+    """Caches recently used values, up to a total cost in bytes.
 
-    Hits take no lock: they set a flag. Room is made in the order of insertion, with a second chance
-    for what has been used since ("clock"), which comes close to least recently used and lets a walk
-    over many files that are asked for once pass without driving out the ones in use.
+    A hit takes no lock: it sets a flag. Eviction is in the order of insertion, with a second chance
+    for what has been used since (the "clock" algorithm). That is close to least recently used, and
+    resists scans: many files that are requested once do not evict those in use.
 
-    :param max_bytes: bound on the sum of all costs; 0 keeps nothing.
+    :param max_bytes: bound on the sum of all costs; 0 caches nothing.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -56,7 +56,7 @@ class MemoryCache(Generic[K]):
         return kept
 
     def put(self, key: str, value: K) -> None:
-        """Keep a value, instead of what the key had before; not if it alone is over the bound."""
+        """Cache a value in place of the key's last one, unless it alone exceeds the bound."""
         with self._lock:
             self._remove(key)
             if value.cost > self.max_bytes:
@@ -67,7 +67,7 @@ class MemoryCache(Generic[K]):
             self._bytes += value.cost
 
     def drop(self, key: str, value: K) -> None:
-        """Forget a value, unless another thread has put a newer one in its place."""
+        """Remove a value, unless another thread has replaced it."""
         with self._lock:
             if self._kept.get(key) is value:
                 self._remove(key)

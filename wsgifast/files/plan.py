@@ -1,6 +1,7 @@
-"""What to answer: a request's facts and a file's in; status, headers and segments out.
+"""The answer to a request for a file: the request's and the file's facts in; status, headers and
+segments out.
 
-The order is RFC 9110's (section 13.2.2): preconditions, then Range, then the whole file.
+The order is that of RFC 9110 (section 13.2.2): preconditions, then Range, then the whole file.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ __all__ = ["NO_TEXT", "Header", "Plan", "Representation", "RequestFacts", "descr
 
 Header = tuple[str, str]
 
-# Headers that speak of the body that is not sent (RFC 9110, section 8). All others stay: cookies,
-# CORS, caching and security headers hold for the answer whatever its status.
+# Headers about the content (RFC 9110, section 8), for answers without it. All others stay: cookies,
+# CORS, caching and security headers apply to any status.
 _OF_THE_BODY = frozenset(
     {"content-type", "content-encoding", "content-language", "content-length", "content-range"}
     | {"content-md5", "content-digest"}
 )
-# Headers that speak of the representation, in an answer that does not stand for it. With a lifetime
-# of their own, a cache would keep a 412 or 416 for that long (RFC 9111, section 3); validators name
-# the selected representation (RFC 9110, section 8.8), which an error is not.
+# Headers about the representation, for errors. With the file's lifetime a cache would store a 412
+# or 416 for as long (RFC 9111, section 3); validators belong to the selected representation (RFC
+# 9110, section 8.8), which an error is not.
 _OF_THE_FILE = frozenset(
     {"etag", "last-modified", "cache-control", "expires", "cdn-cache-control", "surrogate-control"}
     | {"content-disposition", "content-location"}
 )
-# What a 206 says of its part alone: these were computed over the whole.
+# Headers computed over the whole content, which a 206 must not repeat for its part.
 _OF_THE_WHOLE = frozenset({"content-length", "content-md5", "content-digest"})
-# Of an answer without a text. RFC 9110 (section 8.3) asks for a type only where there is one,
-# wsgiref.validate wherever there may be one.
+# For an answer with an empty body. RFC 9110 (section 8.3) asks for a Content-Type only if there is
+# content, wsgiref.validate for every status that may have some.
 NO_TEXT: tuple[Header, ...] = (
     ("Content-Type", "text/plain; charset=utf-8"),
     ("Content-Length", "0"),
@@ -52,9 +53,9 @@ _STATUS_LINES[416] = "416 Range Not Satisfiable"  # Python before 3.13 has an ol
 
 
 class RequestFacts(NamedTuple):
-    """What of a request decides how a file is answered: its method and eight headers' values.
+    """The method and headers of a request that decide how a file is answered.
 
-    None stands for a header that was not sent. The values need not be well formed.
+    None stands for a header that was not sent. The values may be malformed.
     """
 
     method: str = "GET"
@@ -67,19 +68,19 @@ class RequestFacts(NamedTuple):
     if_modified_since: str | None = None
 
 
-# What most requests have behind their method and their Accept-Encoding.
+# Most requests have no other header than Accept-Encoding.
 _NOTHING_ELSE = (None,) * 6
 
 
 class Plan:
-    """An answer, as data: sending it is the adapter's work.
+    """An answer as data, for an adapter to send.
 
     :ivar status: the code.
-    :ivar status_line: the code and its phrase, as WSGI's start_response takes them.
+    :ivar status_line: the code and its reason phrase, as for WSGI's start_response.
     :ivar headers: complete, with Content-Length where the status has one. Shared between answers:
-        hand a server `list(plan.headers)`, since wsgiref and others write into it.
-    :ivar segments: the body, in order: bytes, and runs of the representation's file. Empty for HEAD
-        and for a status without a body.
+        give a server `list(plan.headers)`, since wsgiref and others change it.
+    :ivar segments: the body, in order: bytes, and ranges of the representation's file. Empty for
+        HEAD and for a status without a body.
     """
 
     def __init__(
@@ -95,16 +96,16 @@ class Plan:
 
     @cached_property
     def raw_headers(self) -> list[tuple[bytes, bytes]]:
-        """The headers as ASGI takes them: latin-1, names in lower case. Shared: copy to change."""
+        """The headers for ASGI: latin-1, names in lower case. Shared: copy before changing."""
         return [
             (name.lower().encode("latin-1"), value.encode("latin-1"))
             for name, value in self.headers
         ]
 
     def segments_of(self, fd: int, start: int = 0) -> list[bytes | FileSegment]:
-        """The body, its runs as runs of an open file.
+        """Return the body, its ranges as segments of an open file.
 
-        :param start: where in the file the representation begins, in bytes.
+        :param start: the offset in the file at which the representation begins.
         """
         return [
             segment
@@ -118,16 +119,16 @@ class Plan:
 
 
 class Representation:
-    """A file as it is sent in one encoding (RFC 9110, section 3.2), with the headers of its 200.
+    """A file in one encoding (RFC 9110, section 3.2), with the headers of its 200.
 
-    Answers that depend on nothing else in the request are made once and kept.
+    Plans that do not depend on the values of Range are made once and cached.
 
-    :param size: bytes; the Content-Length among `headers`, if there is one, says the same.
-    :param headers: of the whole 200 answer. A Content-Length is added where there is none.
-    :param etag: as sent, quotes and `W/` included; default: what the headers say. One that section
-        8.8.3 does not allow counts as none.
-    :param modified: seconds since 1970 (UTC); default: what the Last-Modified header says.
-    :param body: the bytes, if they are at hand: plans then hold bytes and no runs of a file.
+    :param size: bytes; a Content-Length among `headers` has to agree.
+    :param headers: those of the 200. Content-Length is added if it is missing.
+    :param etag: as sent, with quotes and any `W/`; by default the one among the headers. One that
+        section 8.8.3 does not allow is not used.
+    :param modified: seconds since 1970 (UTC); by default that of the Last-Modified header.
+    :param body: the bytes, if they are in memory: plans then have bytes in place of ranges.
     """
 
     def __init__(
@@ -163,9 +164,9 @@ class Representation:
         self.modified = modified
 
     def plan(self, facts: RequestFacts, *, boundary: Callable[[], str] = new_boundary) -> Plan:
-        """Plan the answer to a GET or HEAD; other methods are the caller's to refuse.
+        """Plan the answer to a GET or HEAD; the caller refuses other methods.
 
-        :param boundary: makes the boundary between the parts of a multi-range answer.
+        :param boundary: returns the boundary of a multipart answer.
         """
         if facts[2:] == _NOTHING_ELSE:
             return self._head if facts.method == "HEAD" else self._whole
@@ -197,7 +198,7 @@ class Representation:
         if len(ranges) == 1:
             return self._partial(ranges[0])
         if self.content_encoding is not None:
-            # Its Content-Encoding would be taken for the multipart body's own.
+            # Its Content-Encoding would apply to the multipart body.
             return self._whole
         return self._multipart(ranges, boundary())
 
@@ -208,14 +209,15 @@ class Representation:
 
     @cached_property
     def _head(self) -> Plan:
-        """200 with the same headers and no body (section 9.3.2)."""
+        """200 with the same headers, to HEAD (section 9.3.2)."""
         return Plan(200, self.headers)
 
     @cached_property
     def _not_modified(self) -> Plan:
-        """304, with all headers but those of the body (section 15.4.5)."""
+        """304 with all headers but those about the content (section 15.4.5)."""
+        # Last-Modified is for clients that have no entity tag.
         dropped = _OF_THE_BODY | {"last-modified"} if self.etag else _OF_THE_BODY
-        return Plan(304, self._headers_without(dropped))  # the tag says more than the date
+        return Plan(304, self._headers_without(dropped))
 
     @cached_property
     def _precondition_failed(self) -> Plan:
@@ -224,7 +226,7 @@ class Representation:
 
     @cached_property
     def _unsatisfiable(self) -> Plan:
-        """416, which tells the size (section 15.5.17)."""
+        """416 with the size (section 15.5.17)."""
         kept = self._headers_without(_OF_THE_BODY | _OF_THE_FILE)
         return Plan(416, [*kept, ("Content-Range", f"bytes */{self.size}"), *NO_TEXT])
 
@@ -274,19 +276,18 @@ def describe(
     headers: Iterable[Header] = (),
     body: bytes | None = None,
 ) -> Representation:
-    """Describe a file on disk, with the headers that a file server sends.
+    """Return the representation of a file on disk, with the headers that a file server sends.
 
     :param size: bytes.
-    :param mtime_ns: nanoseconds since 1970 (UTC), as stat() says; below 2 s is "not known".
-    :param now: seconds since 1970 (UTC). A Last-Modified in the future is not allowed (RFC 9110,
-        section 8.8.2.1): a file from there is said to be of now. Date conditions look at its own
-        time all the same, so that none holds for it.
+    :param mtime_ns: st_mtime_ns: nanoseconds since 1970 (UTC); less than 2 s means not known.
+    :param now: seconds since 1970 (UTC). A Last-Modified must not be in the future (RFC 9110,
+        section 8.8.2.1), and is `now` for such a file. Preconditions use the file's own time, so
+        that no date matches.
     :param etag: see `stat_etag` and `content_etag`; None sends none.
     :param coding: the content coding of an encoded sibling, in lower case.
-    :param negotiated: the file has encoded siblings, or is one.
-    :param headers: more headers, Content-Type among them. One of a name that is also made here
-        stands instead of it.
-    :param body: the bytes, if they are at hand.
+    :param negotiated: whether the file has encoded siblings, or is one.
+    :param headers: further headers, such as Content-Type. They replace those made here.
+    :param body: the bytes, if they are in memory.
     """
     given = tuple(headers)
     names = {name.lower() for name, _ in given}
@@ -302,5 +303,5 @@ def describe(
     if negotiated:
         own.append(("Vary", "Accept-Encoding"))
     if "last-modified" in names:
-        modified = None  # theirs counts
+        modified = None  # that of the header
     return Representation(size, (*own, *given), modified=modified, body=body)

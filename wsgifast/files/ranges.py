@@ -20,11 +20,10 @@ __all__ = [
     "parse_range",
 ]
 
-# Ranges in one request; with more, the header is ignored, as section 14.2 allows. Readers of PDF
-# files ask for some dozens; Apache's limit is 200. Each part costs about 150 bytes of heads.
+# A Range header with more ranges is ignored, as section 14.2 allows. PDF viewers ask for some
+# dozens; Apache's limit is 200. Each part adds about 150 bytes of heads.
 MAX_RANGES = 64
-# No file has a size with more digits than 2**63. int() refuses very long numbers with an error and
-# takes time that grows with the square of the shorter ones.
+# 2**63 has 19 digits. int() refuses very long numbers, and takes quadratic time.
 _MAX_DIGITS = 19
 
 # first-pos "-" [last-pos], or "-" suffix-length. ASCII digits: int() would take "+1" and "1_0".
@@ -32,18 +31,18 @@ _SPEC = re.compile(r"([0-9]*)-([0-9]*)")
 
 
 class ByteRange(NamedTuple):
-    """A run of a representation's bytes: what an adapter sends by sendfile, or reads."""
+    """A range of a representation's bytes, which an adapter sends by sendfile or reads."""
 
     offset: int
     size: int
 
 
 def parse_range(header: str, size: int) -> list[ByteRange] | None:
-    """Return the ranges that a Range header asks of a representation of `size` bytes.
+    """Return the ranges that a Range header selects of a representation of `size` bytes.
 
-    Ranges that overlap or touch are merged (section 15.3.7.2 lets a server do so) and stand where
-    the first of them was asked for; otherwise the order is the client's. Unsatisfiable ranges among
-    satisfiable ones are left out.
+    Ranges that overlap or touch are merged (section 15.3.7.2 allows that) and take the place of the
+    first of them; otherwise the order is the client's. Unsatisfiable ranges among satisfiable ones
+    are left out.
 
     :param size: the length of the whole representation, in bytes.
     :returns: an empty list if no range can be satisfied (the answer is 416). None if the header is
@@ -97,14 +96,14 @@ def content_range(part: ByteRange, size: int) -> str:
 
 
 def new_boundary() -> str:
-    """Return a boundary that no file holds but by a chance of 2**-128, and no uploader guesses."""
+    """Return 128 random bits in hex, which nobody can place in a file beforehand."""
     return secrets.token_hex(16)
 
 
 def multipart_heads(
     parts: Sequence[ByteRange], size: int, content_type: str | None, boundary: str
 ) -> list[bytes]:
-    """Return what stands before each part of a multipart/byteranges body, and after the last.
+    """Return the bytes before each part of a multipart/byteranges body, and after the last one.
 
     The body is head, part, head, part, ..., end (RFC 9110, section 14.6; RFC 2046, section 5.1.1).
 
@@ -117,14 +116,14 @@ def multipart_heads(
         f"\r\n--{boundary}\r\n{type_line}Content-Range: {content_range(part, size)}\r\n\r\n"
         for part in parts
     ]
-    heads[0] = heads[0][2:]  # the line break belongs to a boundary that something stands before
+    heads[0] = heads[0][2:]  # the first boundary has no line break before it
     heads.append(f"\r\n--{boundary}--\r\n")
     return [head.encode("latin-1") for head in heads]
 
 
 def _number(digits: str) -> int:
     if len(digits) > _MAX_DIGITS:
-        # Still longer than any file when cut to one digit more than the longest size has.
+        # With one digit more than any file size it is still beyond the end of any file.
         digits = digits.lstrip("0")[: _MAX_DIGITS + 1] or "0"
     return int(digits)
 

@@ -1,4 +1,4 @@
-"""Which headers a served file has, by its name: type, caching, CORS, and the operator's own."""
+"""The headers of a file by its name: Content-Type, Cache-Control, CORS, and the user's own."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .plan import Header
 
 __all__ = ["AddHeaders", "HeaderRules", "ImmutableTest"]
 
-# (headers to change, the file's absolute path, the URL path that it was asked by)
+# Called with the headers to change, the file's absolute path and its URL path.
 AddHeaders = Callable[[Headers, str, str], None]
-# (the file's absolute path, the URL path): whether the content of this name never changes
+# Called with the file's absolute path and its URL path: whether the file never changes.
 ImmutableTest = Callable[[str, str], bool]
 
-# One year: a cache keeps nothing longer in practice, and HTTP's older edition asked for no more.
+# One year: RFC 2616 (section 14.21) allowed no more, and caches keep nothing longer.
 _IMMUTABLE_AGE_S = 365 * 24 * 60 * 60
 
-# Types that the web relies on and Python's own table lacks, or has otherwise in some versions. The
-# system's mime.types is not read: the same files have the same types on every host.
+# Types that Python's table lacks, or has differently in some versions. The system's mime.types is
+# not read, so that the same file has the same type on each host.
 _TYPES = {
     ".3gp": "video/3gpp",
     ".7z": "application/x-7z-compressed",
@@ -77,8 +77,8 @@ _TYPES = {
     ".zst": "application/zstd",
     "apple-app-site-association": "application/json",
 }
-# Compressed files that are asked for by their own name are sent as what they are: with a
-# Content-Encoding, a browser would save them unpacked.
+# Compressed files that are requested by their own name are sent as such: with a Content-Encoding a
+# browser would save them decompressed.
 _ENCODED_TYPES = {
     "gzip": "application/gzip",
     "bzip2": "application/x-bzip2",
@@ -124,7 +124,7 @@ class HeaderRules:
         self._allow_all_origins = allow_all_origins
 
     def headers(self, path: str, url: str) -> list[Header]:
-        """The headers of a file that do not come from its facts."""
+        """Return the headers of a file that depend on its name only."""
         own: list[Header] = [("Content-Type", self.content_type(path))]
         if self._is_immutable is not None and self._is_immutable(path, url):
             own.append(("Cache-Control", f"max-age={_IMMUTABLE_AGE_S}, public, immutable"))
@@ -158,7 +158,7 @@ def _immutable_test(rule: ImmutableTest | str | re.Pattern[str] | None) -> Immut
         return rule
     try:
         pattern = re.compile(rule)
-        pattern.search("")  # one for bytes compiles as well
+        pattern.search("")  # fails for a pattern of bytes
     except (re.error, TypeError) as error:
         raise ConfigurationError(
             f"immutable={rule!r}: a regular expression for URL paths, or a function of "

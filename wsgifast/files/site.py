@@ -1,9 +1,9 @@
-"""What a StaticFiles serves, whichever protocol asks: URL path and request facts in, answer out.
+"""StaticFiles without a protocol: a URL path and a request's facts in, an answer out.
 
-A file is looked up once and kept: its facts, the headers of every answer for it, and the bytes of a
-small one. A kept file is served after a stat() has found it unchanged (and, for a client that takes
-encodings, its directory, where encoded siblings come and go). What is not kept is opened, and
-described by what fstat() says of the descriptor that is sent.
+A file is looked up once and cached: its metadata, the headers of its answers, and the bytes of a
+small file. It is served from the cache if stat() finds it unchanged (and, for a client that accepts
+encodings, its directory, where encoded siblings come and go). A file that is not cached is opened,
+and described by fstat() of the descriptor that is sent.
 """
 
 from __future__ import annotations
@@ -28,22 +28,21 @@ from .rules import AddHeaders, HeaderRules, ImmutableTest
 __all__ = ["DEFAULT_CACHE_BYTES", "Answer", "StaticFilesBase"]
 
 DEFAULT_CACHE_BYTES = 32 * 1024 * 1024
-# Up to this size a copy from memory costs a server less than opening the file and a sendfile of its
-# own, and beyond it the copy starts to count.
+# Up to this size a copy from memory is cheaper than opening the file and a call of sendfile.
 _MEMORY_FILE_BYTES = 128 * 1024
-# No file may take more than this share of the cache: it would drive out too many others.
+# A file may take this fraction of the cache, lest it evict too many others.
 _MEMORY_FILE_SHARE = 8
 
 AppT = TypeVar("AppT")
 
-# A plan, and the descriptor that the runs in its segments are of: whoever takes it closes it.
+# A plan, and the descriptor of the file that its ranges are of, which the caller closes.
 Answer = tuple[Plan, int | None]
 
 
 class StaticFilesBase(Generic[AppT]):
-    """A directory, or several, that files are served from; protocols are added by subclasses."""
+    """One or several directories that files are served from; subclasses add the protocol."""
 
-    # How a path becomes a file; for files that are found in another way than by directory.
+    # For files that are not found by directory.
     lookup_class: type[Lookup] = Lookup
 
     def __init__(
@@ -67,40 +66,39 @@ class StaticFilesBase(Generic[AppT]):
         etag: str | None = "stat",
         recheck_s: float = 0,
     ) -> None:
-        """Check the options; but for a fallback, nothing is looked for before it is asked for.
+        """Check the options. Files are looked up when they are requested.
 
-        :param app: asked for everything that is no file here; None to answer 404 instead.
-        :param directory: one directory or a sequence of them; the first that has a file wins.
-        :param prefix: the URL path under which the directory's files are.
-        :param index: the file that stands for its directory. `/docs` is redirected to `/docs/`
-            (302) if there is an index (or a listing); `/docs/index.html` is served as well. None
-            for none.
-        :param max_age: seconds for which caches may use a file unasked; None sends no
+        :param app: gets every request for which there is no file here; None to answer 404.
+        :param directory: one directory or a sequence of them; the first one that has a file wins.
+        :param prefix: the URL path of the directory.
+        :param index: the file that is served for its directory. `/docs` is redirected to `/docs/`
+            (302) if there is an index or a listing; `/docs/index.html` is served too. None: no
+            index.
+        :param max_age: seconds for which caches may use a file without revalidation; None sends no
             Cache-Control.
-        :param immutable: which files never change under their name, so that caches need not ask for
-            a year: a regular expression searched in the URL path, or a function of (path, url).
-        :param mimetypes: types by extension (".js") or by a file's whole name; they go before the
-            built-in ones.
-        :param charset: of every `text/` type; None sends none.
-        :param add_headers: called as (headers, path, url) when a file is looked up, to change the
-            headers of its answers; `headers` is a wsgiref.headers.Headers. If it raises, the
-            request fails.
+        :param immutable: which files never change under their name, so that caches may keep them
+            for a year: a regular expression searched in the URL path, or a function of (path, url).
+        :param mimetypes: types by extension (".js") or by whole file name; they take precedence
+            over the built-in ones.
+        :param charset: of `text/` types; None sends none.
+        :param add_headers: called as add_headers(headers, path, url) when a file is looked up, to
+            change the headers of its answers; `headers` is a wsgiref.headers.Headers. If it raises,
+            the request fails.
         :param allow_all_origins: send `Access-Control-Allow-Origin: *`.
-        :param follow_symlinks: follow links out of the directory. Those that stay in it always
+        :param follow_symlinks: follow links out of the directory. Links that stay inside always
             work.
         :param hidden_files: serve names that begin with a dot. `/.well-known/` is never hidden.
-        :param fallback: a file that is there, such as "index.html"; it answers 200 for every path
-            without a file and without a dot in its last segment (a single-page app's routes).
-        :param listing: show a directory without an index as a page of links.
-        :param cache_bytes: bound on the memory for small files and everything kept about files; 0
-            to keep nothing.
+        :param fallback: an existing file, such as "index.html", that answers 200 for every path
+            without a file and without a dot in its last segment (the routes of a single-page app).
+        :param listing: answer for a directory without an index with a page of links.
+        :param cache_bytes: bound on the memory for cached files and metadata; 0 caches nothing.
         :param etag: "stat" makes entity tags of size and modification time; "content" of the bytes,
-            which are read once a lookup, for hosts whose copies have different times; None sends
+            which are read at each lookup, for hosts whose copies have different times; None sends
             none.
-        :param recheck_s: seconds for which a look at the disk is good; 0 looks at each request. For
-            file systems on which stat() is slow.
+        :param recheck_s: seconds for which a cached file is taken to be unchanged, for file systems
+            on which stat() is slow; 0 checks at each request.
         :raises ConfigurationError: if a directory does not exist or cannot be read, or an option
-            has a value that cannot work.
+            has an invalid value.
         """
         if app is not None and not callable(app):
             raise ConfigurationError(
@@ -174,17 +172,18 @@ class StaticFilesBase(Generic[AppT]):
         self._cache: MemoryCache[Found] = MemoryCache(cache_bytes)
 
     def _check_app(self, app: AppT) -> None:
-        """Refuse an app of another interface; subclasses know theirs."""
+        """Refuse an app of another interface; for subclasses."""
 
     @property
     def cached_bytes(self) -> int:
-        """Memory that the cache accounts for at this moment; never more than `cache_bytes`."""
+        """The memory that the cache uses now; at most `cache_bytes`."""
         return self._cache.used_bytes
 
     def answer_kept(self, facts: RequestFacts, path: str) -> Answer | None:
-        """Answer a GET or HEAD from what was looked up before; None to ask :meth:`look_up`.
+        """Answer a GET or HEAD from the cache; None if :meth:`look_up` has to be called.
 
-        Nothing is read here, and the system has in memory what is looked at: for an event loop.
+        It reads no file, and calls stat() and open() only for paths that the kernel has cached: it
+        may be called on an event loop.
 
         :param path: the URL path, decoded; bytes that are not UTF-8 as surrogates, as os.fsdecode
             makes them.
@@ -206,7 +205,7 @@ class StaticFilesBase(Generic[AppT]):
     def look_up(self, facts: RequestFacts, path: str, query: str = "") -> Answer | None:
         """Answer a GET or HEAD from the disk; None if there is no such file.
 
-        :param query: the query string, as sent, for a redirect to carry on.
+        :param query: the query string as sent, for redirects.
         :raises OSError: if the system fails; not for a file that is missing or may not be read.
         """
         found = self._lookup.locate(path)
@@ -218,13 +217,13 @@ class StaticFilesBase(Generic[AppT]):
         return (plan if facts.method == "GET" else Plan(plan.status, plan.headers)), None
 
     def refusal(self, method: str) -> Plan:
-        """What a site without an app says where it has no file: 404, to other methods 405."""
+        """Return the answer of a site without an app for a missing file: 404, or 405."""
         if method == "GET":
             return _MISSING
         return _MISSING_HEAD if method == "HEAD" else _NOT_ALLOWED
 
     def _answer_found(self, facts: RequestFacts, path: str, file: FoundFile) -> Answer:
-        """Answer with what is open: the file that is sent is the one that was described."""
+        """Answer with an open file: the one that was described is the one that is sent."""
         try:
             found = self._lookup.describe(file, path)
             if found.cost:
@@ -264,8 +263,7 @@ def _directories(
     if not paths:
         raise ConfigurationError("directory=[]: name at least one directory")
     if "" in paths:
-        # The system would take it for the working directory: all of the project, by a variable
-        # that is not set.
+        # It would be the working directory: an unset variable would publish the whole project.
         raise ConfigurationError(
             "directory='': name one, as in StaticFiles(directory='site'); '.' is the working one"
         )
@@ -273,11 +271,11 @@ def _directories(
 
 
 def _redirect(path: str, query: str) -> Plan:
-    """To the same path with a slash: relative, since a proxy may serve the site elsewhere."""
+    """Redirect to the path with a slash, relatively: a proxy may serve the site under a prefix."""
     last = path.rpartition("/")[2].encode("utf-8", "surrogateescape")
-    location = f"./{quote(last)}/"  # "./": "a:b" would be taken for a scheme
+    location = f"./{quote(last)}/"  # "./": "a:b" would be a URL with a scheme
     if query:
-        # WSGI and ASGI adapters hand over latin-1; some servers leave UTF-8 of a client decoded.
+        # The query is latin-1 by PEP 3333 and in ASGI; some servers decode it as UTF-8.
         encoding = "latin-1" if max(query) <= "\xff" else "utf-8"
         location += "?" + quote(query, "%/?:@!$&'()*+,;=[]", encoding, "surrogateescape")
     return Plan(302, [("Location", location), *NO_TEXT])

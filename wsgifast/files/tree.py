@@ -1,7 +1,7 @@
-"""Reading and writing in a tree that others may change meanwhile.
+"""Read and write files in a tree that others may change at the same time.
 
-Each name is walked from the tree's root on, no link is followed, and what is read, written and
-removed is named relative to a directory that is open.
+Paths are walked name by name from the root without following links, and files are opened, created
+and removed relative to an open directory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = [
     "MAX_FILE_BYTES", "File", "facts_of", "folder_of", "is_regular", "read_file", "write_file",
 ]  # fmt: skip
 
-# Files are compressed in memory, one in each thread.
+# Files are compressed in memory, one per thread.
 MAX_FILE_BYTES = 256 * 1024 * 1024
 
 
@@ -31,7 +31,7 @@ class File(NamedTuple):
 
 @contextlib.contextmanager
 def folder_of(root: Path, path: str) -> Iterator[tuple[int, str]]:
-    """Open the directory that a file is in; what comes is its descriptor and the file's name."""
+    """Open the directory of a file; yields its descriptor and the file's name."""
     *folders, name = path.split("/")
     folder = open_folder(root, folders)
     try:
@@ -41,7 +41,7 @@ def folder_of(root: Path, path: str) -> Iterator[tuple[int, str]]:
 
 
 def facts_of(name: str, folder: int | None = None) -> os.stat_result | None:
-    """Of the name itself, where it is a link; None if there is nothing."""
+    """Return the lstat() of a name; None if it does not exist."""
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError:
@@ -53,13 +53,13 @@ def is_regular(facts: os.stat_result | None) -> bool:
 
 
 def read_file(folder: int, name: str) -> File | None:
-    """Read a regular file; None for anything else, a link too.
+    """Read a regular file; None for anything else, such as a link.
 
-    :raises OSError: if it is not there, or cannot be read.
+    :raises OSError: if it does not exist, or cannot be read.
     """
     facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
     if not is_regular(facts):
-        return None  # opening a device can do something
+        return None  # before open(): opening a device may have effects
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open(os.open(name, flags, dir_fd=folder), "rb") as file:
         facts = os.fstat(file.fileno())
@@ -69,11 +69,11 @@ def read_file(folder: int, name: str) -> File | None:
 
 
 def write_file(folder: int, name: str, content: bytes, like: os.stat_result | None = None) -> None:
-    """Write a file in one step.
+    """Write a file atomically.
 
-    :param like: of a file whose permissions and modification time it gets.
+    :param like: the stat() of a file whose permissions and modification time it gets.
     """
-    # 100 characters: with its suffix it is to stay shorter than a name can be.
+    # 100 characters: with the suffix it must not exceed the longest name.
     temporary = f".{name[:100]}.{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o600, dir_fd=folder)

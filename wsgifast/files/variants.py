@@ -1,4 +1,4 @@
-"""Accept-Encoding: which of a file's encodings to send (RFC 9110, section 12.5.3)."""
+"""Accept-Encoding: the choice among a file's encodings (RFC 9110, section 12.5.3)."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ from ..http.syntax import TOKEN
 
 __all__ = ["preferred_coding"]
 
-# Different headers that are remembered, for each set of encodings that a file may have. Browsers
-# send a handful of them; longer ones than this many characters are parsed each time, so that a
-# client cannot fill the memory.
+# Parsed headers that are remembered. Browsers send a handful of them; longer ones are parsed each
+# time, so that a client cannot fill the memory.
 _REMEMBERED_HEADERS = 512
 _REMEMBERED_CHARACTERS = 128
 
-# A coding or `*`, and its weight in thousandths at the finest. What does not look so is skipped.
+# A coding or `*`, and its weight with up to three decimals. Malformed members are skipped.
 _MEMBER = re.compile(rf"({TOKEN})(?:[ \t]*;[ \t]*[qQ]=(0(?:\.[0-9]{{0,3}})?|1(?:\.0{{0,3}})?))?")
 # Names that mean the same (section 8.4.1).
 _ALIASES = {"x-gzip": "gzip", "x-compress": "compress"}
 
 
 def preferred_coding(accept_encoding: str, available: tuple[str, ...]) -> str | None:
-    """Return the coding that the client likes best, or None to send the file as it is.
+    """Return the coding that the client prefers, or None to send the file as it is.
 
-    :param accept_encoding: the header's value. A request without the header takes any coding
-        (section 12.5.3), and is best sent none: do not ask.
-    :param available: codings in lower case, the server's favourite first: it decides between those
-        of the same weight.
+    A client that refuses identity and every available coding gets identity all the same, as section
+    12.4.1 allows: the file is more useful than a 406.
 
-    A client that refuses identity and every coding available gets identity all the same, which
-    section 12.4.1 allows: the file is of more use than a 406.
+    :param accept_encoding: the header's value. Without the header any coding is acceptable (section
+        12.5.3), but identity is the safe choice: do not call this.
+    :param available: codings in lower case, those that the server prefers first: they decide
+        between equal weights.
     """
     if len(accept_encoding) > _REMEMBERED_CHARACTERS:
         return _preferred(accept_encoding, available)
@@ -46,9 +45,8 @@ def _preferred(accept_encoding: str, available: Sequence[str]) -> str | None:
             coding = match[1].lower()
             weights[_ALIASES.get(coding, coding)] = float(match[2] or 1)
     others = weights.get("*", 0.0)
-    # At the same weight, a coding that the client names goes before the file itself, which is
-    # larger, and that before a coding that only `*` lets pass: who sends `*` alone is as a rule a
-    # program that decodes nothing.
+    # At equal weights, a coding that the client names comes before identity, which is larger, and
+    # identity before a coding that only `*` matches: clients that send `*` alone often decode none.
     choices = [*(c for c in available if c in weights), "identity"]
     choices += (c for c in available if c not in weights)
     best = max(choices, key=lambda coding: weights.get(coding, others))

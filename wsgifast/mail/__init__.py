@@ -1,7 +1,7 @@
-"""Mail at the speed of the socket: clients that take the place of smtplib's and imaplib's.
+"""Fast SMTP and IMAP clients, to be used in place of smtplib's and imaplib's.
 
 The server (:mod:`wsgifast.mail.server`, on aiosmtpd) and the Django e-mail backend
-(:mod:`wsgifast.mail.django`) are imported by their own names: each needs a package more.
+(:mod:`wsgifast.mail.django`) are modules of their own, since each needs another package.
 """
 
 from .imap import IMAP4, IMAP4_SSL

@@ -1,4 +1,4 @@
-"""A received message's content: in memory, or in a temporary file once it is long."""
+"""The content of a received message: in memory, or in a temporary file if it is long."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Content"]
 
 
 class Content:
-    """What a message's data brings, block after block; closed when the message is done with.
+    """The content of a message, to which blocks are added; closed after the message's delivery.
 
-    :param loop: whose threads write to the file.
+    :param loop: its executor writes to the file.
     :param limit: the most octets in memory; None: any number.
-    :param folder: where the file is made; None: the system's temporary folder.
+    :param folder: of the file; None: the system's temporary folder.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Content:
         self._loop = loop
         self._limit = limit
         self._folder = folder
-        # One buffer: a message of many chunks is not held twice to be joined.
+        # One buffer, so that joining many chunks does not need twice the memory.
         self._memory = io.BytesIO()
         self._closed = False
 
@@ -42,13 +42,13 @@ class Content:
         self.close()
 
     async def add(self, data: bytes) -> None:
-        """Append; a write to the file is done by a thread.
+        """Append a block; a thread writes to the file.
 
         :raises OSError: if the file cannot be written.
         """
         if self._memory.tell():
             self._memory.write(data)
-        else:  # shares the bytes until more is written
+        else:  # BytesIO shares the bytes until more is written
             self._memory = io.BytesIO(data)
             self._memory.seek(0, os.SEEK_END)
         self.size += len(data)
@@ -57,16 +57,16 @@ class Content:
             await self._loop.run_in_executor(None, self._write, memory.getvalue())
 
     def joined(self) -> bytes:
-        """The content of a message that is not in a file; without a copy if it came at once."""
+        """Return content that is not in a file; without a copy if it was one block."""
         return self._memory.getvalue()
 
     def close(self) -> None:
-        """Forget the content; what could not be written is no error any more."""
+        """Drop the content."""
         self._closed = True
         self._memory = io.BytesIO()
         if self.file is not None:
-            # What the full disk did not take is still in the file's buffer, and close() tries it
-            # again: it raises, but the descriptor is closed.
+            # After a full disk the file's buffer is not empty, and close() writes it: it raises,
+            # but the descriptor is closed.
             with contextlib.suppress(OSError):
                 self.file.close()
 
@@ -75,5 +75,5 @@ class Content:
             self.file = tempfile.TemporaryFile(dir=self._folder)  # closed by close()
         self.file.write(data)
         self.file.flush()
-        if self._closed:  # the client left meanwhile, before there was a file to close
+        if self._closed:  # the client left before the file was made
             self.close()

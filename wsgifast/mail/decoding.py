@@ -1,13 +1,13 @@
-r"""The receiving side of DATA and BDAT: find the end, undo the dots, keep the limits. No I/O.
+r"""Decode DATA and BDAT: find the end, remove the added dots, enforce the limits. No I/O.
 
-Theory of operation. The stream is looked at in blocks as large as the socket gave them, never line
-by line. In front of the first block an imagined CR LF is put, so that every line starts after one,
-and the end of the data is always ``CR LF . CR LF``, wherever the borders of the blocks fall: a
-block's end that may still become that sequence is carried over into the next block. So no CR LF
-and no line-starting dot is ever split, and both are searched for and replaced in whole blocks.
+Theory of operation. Blocks are decoded as they come from the socket, not line by line. A CR LF is
+imagined before the first block, so that each line starts after one and the end of the data is
+always ``CR LF . CR LF``. The end of a block that may be the beginning of that sequence is carried
+over to the next block. So no CR LF and no dot at the start of a line is ever split, and both are
+found and replaced in whole blocks.
 
-Only CR LF ends a line (RFC 5321, 2.3.8). A bare LF or bare CR beside a dot, which some servers take
-for the end of the data (SMTP smuggling), is content here, or a reason to refuse the message.
+Only CR LF ends a line (RFC 5321, 2.3.8). A bare LF or CR beside a dot, which some servers take for
+the end of the data (SMTP smuggling), is content here, or a reason to refuse the message.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .wire import CRLF, END_OF_DATA, find_end_of_data, find_line_dot, replace_in
 
 __all__ = ["ChunkDecoder", "DataDecoder", "Intake", "Refusal", "SmugglingCheck"]
 
-# What another server may take for the end of the data. A quick look for a part of it comes first:
-# CR LF . CR LF has one too, but only in chunks.
+# What another server may take for the end of the data, and the parts that a quick search looks for
+# first; CR LF . CR LF, which contains one of them, occurs in chunks only.
 _BARE_AROUND_DOT = re.compile(rb"[^\r]\n\.[\r\n]|\r\.[\r\n]|\r\n\.(?:\n|\r[^\n])")
 _PARTS_OF_IT = (b"\n.\n", b"\n.\r", b"\r.\n", b"\r.\r")
 _BEFORE_LAST_OCTET = 4  # octets of the longest match that may stand in an earlier block
 
 
 class Refusal(enum.Enum):
-    """Why a message will not be taken."""
+    """Why a message is refused."""
 
     LINE_TOO_LONG = enum.auto()
     TOO_MUCH = enum.auto()
@@ -37,13 +37,13 @@ class Refusal(enum.Enum):
 
 
 class SmugglingCheck:
-    """Looks for a dot on a line of its own whose line end, on either side, is not CR LF."""
+    """Finds a dot on a line of its own with a line end before or after it that is not CR LF."""
 
     def __init__(self) -> None:
         self._before = CRLF  # the last octets so far; the start of a message starts a line
 
     def finds(self, block: bytes) -> bool:
-        """Whether there is one in this block, or where it meets those before."""
+        """Whether there is one in this block, or across its border with those before."""
         seam = self._before + block[:_BEFORE_LAST_OCTET]
         self._before = (self._before + block[-_BEFORE_LAST_OCTET:])[-_BEFORE_LAST_OCTET:]
         return self._is_in(seam) or self._is_in(block)
@@ -58,27 +58,27 @@ class SmugglingCheck:
 
 
 class Intake:
-    """What a message's data goes through as it comes from the socket.
+    """Decodes a message's data.
 
-    ``refusal`` says whether a limit was broken: then the content is dropped and the rest only read
-    through. ``rest`` is what followed the data; None until its end was seen.
+    :ivar refusal: why the message is refused: the content is dropped and the rest only read.
+    :ivar rest: what followed the data; None until its end was found.
     """
 
     def __init__(self, smuggling_check: SmugglingCheck | None = None) -> None:
         self.refusal: Refusal | None = None
         self._smuggling_check = smuggling_check
         self.rest: bytes | None = None
-        # One buffer, and not a list of blocks: the memory of each block is free for the next one
-        # while it is still in the cache, and getvalue() hands the buffer out without a copy.
+        # One buffer in place of a list: each block's memory is reused while it is in the cache, and
+        # getvalue() makes no copy.
         self._content = io.BytesIO()
 
     @property
     def held(self) -> int:
-        """Octets of content that :meth:`take` would return."""
+        """The octets of content that :meth:`take` would return."""
         return self._content.tell()
 
     def feed(self, data: bytes) -> None:
-        """Take what came from the socket; not to be called once ``rest`` is set."""
+        """Decode a block; not to be called once `rest` is set."""
         raise NotImplementedError
 
     def take(self) -> bytes:
@@ -87,15 +87,15 @@ class Intake:
         return content.getvalue()
 
     def refuse(self, reason: Refusal) -> None:
-        """Drop the content: a message that is refused must not hold memory."""
+        """Refuse the message, and drop its content."""
         self.refusal = reason
         self._content = io.BytesIO()
 
 
 class ChunkDecoder(Intake):
-    """One chunk of BDAT: so many octets, whatever they are (RFC 3030, 2).
+    """Decodes one chunk of BDAT, a number of octets (RFC 3030, 2).
 
-    :param smuggling_check: what refuses the message; the same for all chunks of it.
+    :param smuggling_check: shared by all chunks of the message.
     """
 
     def __init__(self, size: int, smuggling_check: SmugglingCheck | None = None) -> None:
@@ -115,11 +115,11 @@ class ChunkDecoder(Intake):
 
 
 class DataDecoder(Intake):
-    """The data of DATA.
+    """Decodes the data of DATA.
 
-    :param size_limit: the most octets of data, dots that were doubled included; None or 0: any.
-    :param line_limit: the most octets in one line, its CR LF included (RFC 5321, 4.5.3.1.6).
-    :param smuggling_check: what refuses the message; its own.
+    :param size_limit: the most octets of data, including added dots; None or 0: any number.
+    :param line_limit: the most octets in a line, including its CR LF (RFC 5321, 4.5.3.1.6).
+    :param smuggling_check: for this message alone.
     """
 
     def __init__(
@@ -133,9 +133,9 @@ class DataDecoder(Intake):
         self._size_limit = size_limit
         self._line_limit = line_limit
         self._carried = CRLF
-        # Octets in the blocks before this one: so the imagined CR LF starts at -2 of the data.
+        # The octets in the blocks before this one; the imagined CR LF is at offset -2.
         self._offset = -len(CRLF)
-        # Octets before this block since the last CR LF began: none, as it begins the first block.
+        # The octets from the last CR LF to this block.
         self._since_line_end = 0
 
     def feed(self, data: bytes) -> None:
@@ -165,7 +165,7 @@ class DataDecoder(Intake):
 
     def _check(self, block: bytes) -> None:
         line_end, whole = self._last_line_end(block)
-        # Where the line after that line end starts in the data: so many octets are whole lines.
+        # Where the line after that line end starts in the data.
         line_start = self._offset + line_end + len(CRLF)
         if self._size_limit and line_start > self._size_limit:
             self.refuse(Refusal.TOO_MUCH)
@@ -175,11 +175,11 @@ class DataDecoder(Intake):
             self.refuse(Refusal.SMUGGLING)
 
     def _last_line_end(self, block: bytes) -> tuple[int, bool]:
-        """Return where the last CR LF begins (negative: in a block before this one), and True;
-        or the one before a line that is too long, and False.
+        """Return where the last CR LF begins (negative: in an earlier block), and True; or the one
+        before a line that is too long, and False.
 
-        From each line end it leaps to the last one that the limit allows: about one search for
-        a thousand octets, each over the little that follows the line end found.
+        From each line end it goes on to the last one within the limit: one short search for about
+        every thousand octets.
         """
         reach = self._line_limit + len(CRLF)
         line_end = -self._since_line_end
@@ -196,7 +196,7 @@ class DataDecoder(Intake):
 
 
 def _could_become_end(data: bytes) -> int:
-    """How many octets at the end of the data may be the beginning of the end of the data."""
+    """Return how many octets at the end may be the beginning of END_OF_DATA."""
     for size in range(len(END_OF_DATA) - 1, 0, -1):
         if data.endswith(END_OF_DATA[:size]):
             return size

@@ -1,6 +1,6 @@
 """Django's SMTP e-mail backend on the fast client.
 
-In the settings, with all else as it is:
+In the settings:
 
     EMAIL_BACKEND = "wsgifast.mail.django.EmailBackend"                     # up to Django 6.0
     MAILERS = {"default": {"BACKEND": "wsgifast.mail.django.EmailBackend", ...}}  # from 6.1 on

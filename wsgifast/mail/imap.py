@@ -1,6 +1,6 @@
-"""imaplib's clients with TCP_NODELAY and an APPEND that leaves in one send.
+"""imaplib's clients with TCP_NODELAY, and APPEND in one send.
 
-imaplib sends a literal and the CR LF after it in two small writes: the second waits for the
+imaplib sends a literal and the CR LF after it in two writes. The second one waits for the
 acknowledgement of the first (Nagle's algorithm, RFC 896), which the server delays by about 40 ms.
 """
 
@@ -15,10 +15,9 @@ from .wire import CRLF, with_crlf
 
 __all__ = ["IMAP4", "IMAP4_SSL"]
 
-# A longer literal is not copied to be joined: only so much of its start and of its end leaves
-# together with what stands around it.
+# Of a long literal, only this much of its start and end is joined with what is before and after it.
 _JOINED_BYTES = 256 * 1024
-# RFC 7888, 5: LITERAL- allows a literal without waiting up to this size, LITERAL+ any.
+# RFC 7888, 5: LITERAL- allows non-synchronizing literals up to this size, LITERAL+ of any size.
 _LITERAL_MINUS_BYTES = 4096
 _LINE_BREAKING = re.compile(rb"[\0\r\n]")
 
@@ -26,18 +25,17 @@ _LINE_BREAKING = re.compile(rb"[\0\r\n]")
 class IMAP4(imaplib.IMAP4):
     """imaplib.IMAP4, to be used in its place.
 
-    Where the server offers LITERAL+ or LITERAL- (RFC 7888), APPEND does not wait for its leave to
-    send the message: the command, the message and the line end are one round trip, and one send
-    unless the message is long. A message whose line ends are CR LF is not copied.
-    ``capabilities`` is what says so: after a login, imaplib asks for it anew only if told to.
+    If the server offers LITERAL+ or LITERAL- (RFC 7888), APPEND does not wait for a continuation
+    response before the message: the command, the message and the line end take one round trip, and
+    one send unless the message is long. A message whose line ends are CR LF is not copied. The
+    attribute ``capabilities`` decides; imaplib does not update it after a login by itself.
     """
 
-    # The message of an APPEND that imaplib is about to write.
+    # The message of the current APPEND.
     _message: bytes | None = None
-    # What is to leave together with the next line that imaplib sends.
+    # Sent together with the next line that imaplib sends.
     _appendix: bytes | None = None
-    # A literal that imaplib is about to send by itself, and then: its line end follows in the next
-    # call.
+    # The literal that imaplib is about to send; then held until imaplib sends the line end.
     _literal: bytes | None = None
     _held: bytes | None = None
 
@@ -46,7 +44,7 @@ class IMAP4(imaplib.IMAP4):
         set_nodelay(self)
 
     def send(self, data: Any) -> None:
-        """Send bytes, together with what belongs to them."""
+        """Send bytes, joined with the literal that they belong to."""
         if self._literal is not None and data is self._literal:
             self._held, self._literal = self._literal, None
             return
@@ -60,7 +58,7 @@ class IMAP4(imaplib.IMAP4):
             super().send(data)
 
     def _send_around(self, before: bytes, literal: bytes, after: bytes) -> None:
-        """Send a literal and what stands around it: in one send, or three if it is long."""
+        """Send a literal with what is before and after it, in one send, or three if it is long."""
         view = memoryview(literal)
         start, end = _JOINED_BYTES, len(view) - _JOINED_BYTES
         if start < end:
@@ -91,10 +89,10 @@ class IMAP4(imaplib.IMAP4):
             self._message = self._appendix = self._literal = self._held = None
 
     def _command(self, name: str, *args: str | bytes | None) -> bytes:
-        """Send a command, as every method of imaplib's does by this one.
+        """Send a command; every method of imaplib's calls this.
 
-        :raises ValueError: if an argument would end the line and begin a command of its own
-            (RFC 9051, 4.3). Nothing has been sent then.
+        :raises ValueError: if an argument contains a line end, after which the server would read
+            another command (RFC 9051, 4.3). Nothing was sent then.
         """
         if any(_LINE_BREAKING.search(_octets(argument)) for argument in args if argument):
             self.literal = None

@@ -1,4 +1,4 @@
-"""A message that is to be sent, in whichever form it comes."""
+"""A message to send, in any form that sendmail() accepts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["Body", "Message", "gathered"]
 Message: TypeAlias = "str | bytes | bytearray | memoryview | IO[bytes] | Iterable[bytes | str]"
 """What :meth:`SMTP.sendmail` takes: see there."""
 
-# Read from a file, and gathered from an iterable, before it is sent.
+# The size of reads from a file, and of the blocks that are joined from an iterable.
 _BLOCK_BYTES = 256 * 1024
 
 
 class Body:
-    """A message to send: in memory, in a file that the kernel can send, or in blocks."""
+    """A message to send: in memory, in a file for sendfile, or in blocks."""
 
     def __init__(self, message: Message, *, wire_ready: bool = False) -> None:
         self.wire_ready = wire_ready
@@ -31,7 +31,7 @@ class Body:
             self.data = with_crlf(message.encode("ascii"))
         elif isinstance(message, (bytes, bytearray, memoryview)):
             self.data = bytes(message)
-        elif isinstance(message, email.message.Message):  # it iterates, over its headers' names
+        elif isinstance(message, email.message.Message):  # an iterable of its headers' names
             raise TypeError("sendmail takes a message's bytes: use send_message for the object")
         elif hasattr(message, "read") or isinstance(message, Iterable):
             self.segment = file_segment(message)
@@ -44,18 +44,18 @@ class Body:
 
     @property
     def size(self) -> int | None:
-        """Octets in the message, as SIZE counts them (RFC 1870, 3); None where not known."""
+        """The octets in the message, as for SIZE (RFC 1870, 3); None if not known."""
         if self.data is not None:
             return len(self.data)
         return None if self.segment is None else self.segment.size
 
     def as_last_chunk(self) -> bytes:
-        """The data as the only chunk of its message."""
+        """Return the command and data of the message as a single chunk."""
         data = (self.data or b"") + self.missing_line_end()
         return b"BDAT %d LAST\r\n" % len(data) + data
 
     def missing_line_end(self) -> bytes:
-        """What a message of known size needs to end with a whole line."""
+        """Return the line end that a message of known size lacks, if any."""
         if self.segment is not None:
             fd, offset, size = self.segment
             last = os.pread(fd, min(size, len(CRLF)), offset + max(0, size - len(CRLF)))
@@ -64,10 +64,7 @@ class Body:
         return b"" if last.endswith(CRLF) else CRLF
 
     def blocks(self) -> Iterator[bytes | str]:
-        """Read the file or the iterable; or cut what is in memory.
-
-        While one block is on its way to the server and worked on there, the next one is quoted.
-        """
+        """Yield the message in blocks: one is quoted while the server handles the one before."""
         if self.data is not None:
             for start in range(0, len(self.data), _BLOCK_BYTES):
                 yield self.data[start : start + _BLOCK_BYTES]

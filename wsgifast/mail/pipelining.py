@@ -1,4 +1,4 @@
-"""Replies to pipelined commands leave together (RFC 2920, 3.2)."""
+"""Send the replies to pipelined commands together (RFC 2920, 3.2)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ with needs("wsgifast.mail.server", "aiosmtpd", "mail"):
 
 __all__ = ["PipelinedSMTP"]
 
-# Replies held back for the next loop turn are let go beyond this: a client may pipeline much.
+# Beyond this, held replies are sent at once: a client may pipeline any number of commands.
 _HELD_REPLIES_BYTES = 16 * 1024
 
 
 class PipelinedSMTP(_smtp.SMTP):
-    """aiosmtpd.smtp.SMTP, which holds back the replies to MAIL and RCPT for the next one."""
+    """aiosmtpd.smtp.SMTP with the replies to MAIL and RCPT sent together with the next one."""
 
-    session: _smtp.Session  # None between connections only; no command runs then
+    session: _smtp.Session  # None only while no command runs
 
     def __init__(self, handler: object, **options: Any) -> None:
         super().__init__(handler, **options)
@@ -39,10 +39,10 @@ class PipelinedSMTP(_smtp.SMTP):
             await super().smtp_RCPT(arg)
 
     async def push(self, status: str | bytes) -> None:
-        """Send a reply; those to MAIL and RCPT leave with the next one, or in the next loop turn.
+        """Send a reply; one to MAIL or RCPT with the next reply, or in the loop's next iteration.
 
-        Pipelined commands stand in the reader and are worked off in one turn of the loop: so their
-        replies leave together, and a reply to a command by itself leaves as soon as ever.
+        Pipelined commands are buffered in the reader and handled in one iteration of the loop: so
+        their replies are sent together, and the reply to a single command is not delayed.
         """
         if not self._holding_replies:
             self._release_replies()

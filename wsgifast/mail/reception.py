@@ -1,4 +1,4 @@
-"""A message's data on its way from the transport, through its decoder, into its content."""
+"""Move a message's data from the transport, through its decoder, into its content."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["Reception"]
 
 logger = logging.getLogger("mail.log")  # aiosmtpd's own
 
-# Spooled content is written in pieces of this size: few hand-overs to a thread, little held.
+# Spooled content is written in blocks of this size: few calls in a thread, little in memory.
 _SPOOL_BLOCK_BYTES = 1 << 20
 
 
 class Reception:
-    """One run of data: fed by the protocol with what comes, until the decoder has all of it.
+    """The data of one DATA or BDAT, fed by the protocol until the decoder has found its end.
 
-    The transport is paused while a piece is spooled, and behind the end of the data.
+    The transport is paused while a block is spooled, and at the end of the data.
 
-    :param peer: the client, as the log says it.
-    :param spools: whether the content may go to a file: then it gets pieces, and else all at once.
+    :param peer: the client, for the log.
+    :param spools: whether the content may go to a file: then it gets blocks, otherwise the whole.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class Reception:
         self._peer = peer
         self._spools = spools
         self._is_paused = False
-        # Set when the decoder has all, or holds as much as is to be spooled at once.
+        # Set when the decoder has found the end, or holds a block to spool.
         self._ready: asyncio.Future[None] | None = None
 
     def feed(self, data: bytes) -> None:
-        """Take in what the transport has given."""
+        """Decode what the transport has received."""
         decoder = self._decoder
         if decoder.rest is not None:
-            decoder.rest += data  # a transport that could not pause at once
+            decoder.rest += data  # the transport could not pause at once
             return
         decoder.feed(data)
         if self._has_enough():
@@ -58,7 +58,7 @@ class Reception:
                 self._ready.set_result(None)
 
     async def to_the_end(self) -> None:
-        """Wait until all has come, and has been handed to the content."""
+        """Wait until all data has come, and add it to the content."""
         is_whole = False
         while not is_whole:
             if not self._has_enough():
@@ -82,6 +82,6 @@ class Reception:
         try:
             await self._content.add(decoder.take())
         except OSError:
-            # The data goes on coming and must be read to its end: no line of it is a command.
+            # The rest of the data still has to be read: it is not commands.
             logger.exception("%r cannot spool a message", self._peer)
             decoder.refuse(Refusal.NO_STORAGE)

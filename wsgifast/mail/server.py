@@ -1,4 +1,4 @@
-"""A fast SMTP server: aiosmtpd's controllers, of our :class:`SMTPServer`."""
+"""A fast SMTP server: aiosmtpd's controllers with :class:`SMTPServer`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = [
 
 
 class _FastFactory:
-    """Makes a controller of aiosmtpd start our server; its options reach it by keyword.
+    """Makes a controller of aiosmtpd start an SMTPServer, with options given by keyword.
 
-    They are checked when the controller is made: one that fails to start keeps its port bound.
+    They are checked here, since a controller that fails to start keeps its port bound.
     """
 
     handler: Any
@@ -43,9 +43,9 @@ class _FastFactory:
 
 
 class Controller(_FastFactory, _controller.Controller):
-    """aiosmtpd's Controller, of an :class:`SMTPServer`, whose options it takes too.
+    """aiosmtpd's Controller with an :class:`SMTPServer`, in a thread of its own, on a TCP port.
 
-    It serves in a thread of its own, on a TCP port.
+    It takes the options of both.
     """
 
 

@@ -1,13 +1,13 @@
-"""A session of the SMTP server: aiosmtpd's, with another way through DATA, and with BDAT.
+"""A session of the SMTP server: aiosmtpd's, with a faster DATA, and with BDAT.
 
-aiosmtpd reads the data line by line through a StreamReader whose limit is one line, so the
-transport is paused and resumed for every 2 KiB. Here the protocol's data_received() hands what the
-socket gave (up to 256 KiB) to a decoder that looks at whole blocks. Commands, replies, limits,
-handlers and hooks are aiosmtpd's own.
+aiosmtpd reads the data line by line through a StreamReader whose limit is one line, so that the
+transport is paused and resumed for every 2 KiB. Here data_received() passes whole blocks, as large
+as the socket returns them, to a decoder. Commands, replies, limits, handlers and hooks are
+aiosmtpd's own.
 
-Who has the stream: commands are read by aiosmtpd through its StreamReader. When data begins, the
-reader is emptied and ``_reception`` set; from then on data_received() feeds it. When that has all,
-what came behind it (pipelined commands) goes to the reader, and so does everything after.
+Theory of operation. aiosmtpd reads commands through its StreamReader. When data begins, the reader
+is emptied and ``_reception`` set; from then on data_received() feeds that. After the end of the
+data, the rest (pipelined commands) and all further input go to the reader again.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ with needs("wsgifast.mail.server", "aiosmtpd", "mail"):
 
 __all__ = ["Envelope", "SMTPServer", "check_options"]
 
-# More octets than a reader ever holds: empties it in one call.
+# More octets than a reader ever holds, to empty it in one call.
 _WHOLE_BUFFER = 1 << 40
 
-# RFC 3030, 2. Twenty digits hold any 64-bit size.
+# RFC 3030, 2. 64-bit sizes have at most twenty digits.
 _BDAT_ARGUMENT = re.compile(r"(?P<size>[0-9]{1,20})(?P<last> +LAST)?", re.ASCII | re.IGNORECASE)
 
-# An address as nearly all are, in ASCII: dot-atom "@" domain in angle brackets (RFC 5321, 4.1.2),
-# and parameters. The parser of the email package takes far longer.
+# Most addresses: in ASCII, dot-atom "@" domain in angle brackets (RFC 5321, 4.1.2), and parameters.
+# The email package's parser takes far longer.
 _PLAIN_ADDRESS = re.compile(
     r"<(?P<address>[\w!#$%&'*+/=?^`{|}~-]+(?:\.[\w!#$%&'*+/=?^`{|}~-]+)*"
     r"@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*)>(?: +(?P<rest>[A-Za-z0-9][!-~ ]*))?",
@@ -48,39 +48,39 @@ _PLAIN_ADDRESS = re.compile(
 _REPLIES = {
     Refusal.LINE_TOO_LONG: "500 Line too long (see RFC5321 4.5.3.1.6)",
     Refusal.TOO_MUCH: "552 Error: Too much mail data",
-    # Enhanced codes (RFC 3463): 4.3.1 mail system full, for now; 5.6.0 something in the content.
+    # Enhanced codes (RFC 3463): 4.3.1 mail system full; 5.6.0 other media error.
     Refusal.NO_STORAGE: "452 4.3.1 Error: insufficient system storage",
     Refusal.SMUGGLING: "554 5.6.0 Error: bare CR or LF around a dot (see RFC5321 2.3.8)",
 }
 
 
 class Envelope(_smtp.Envelope):
-    """aiosmtpd's Envelope, and the file that a long message was spooled to."""
+    """aiosmtpd's Envelope, with the file that a long message was spooled to."""
 
     content_file: IO[bytes] | None = None
-    """The content of a spooled message, from its start, open until handle_DATA returns; ``content``
-    and ``original_content`` are then None."""
+    """The content of a spooled message, at its start, open until handle_DATA returns; ``content``
+    and ``original_content`` are None then."""
 
 
 class SMTPServer(PipelinedSMTP):
-    """aiosmtpd.smtp.SMTP with a fast way for data; all its options apply.
+    """aiosmtpd.smtp.SMTP with fast data; all its options apply.
 
-    ``timeout`` is how long a client may be silent, within a message too; in aiosmtpd a whole
-    message must come within that time.
+    ``timeout`` is how long a client may be silent, also within a message; in aiosmtpd it is the
+    limit for a whole message.
 
     :param handler: as for aiosmtpd.
-    :param spool_bytes: content longer than this goes to a temporary file in place of memory, and
-        the handler finds it in ``envelope.content_file``. None: all content is held in memory.
-    :param spool_dir: where that file is made; None: the system's temporary folder.
-    :param refuse_smuggling: refuse (554) a message that has a dot on a line of its own whose line
-        end, on either side, is a bare LF or CR. Without it such a dot is content, as in aiosmtpd;
-        in no case does it end the data.
-    :param pipelining: offer PIPELINING (RFC 2920), which aiosmtpd does but does not say.
-    :param chunking: offer CHUNKING, that is BDAT (RFC 3030).
-    :raises ConfigurationError: if an option cannot work.
+    :param spool_bytes: content longer than this goes to a temporary file, and the handler finds it
+        in ``envelope.content_file``. None: all content is held in memory.
+    :param spool_dir: the folder of that file; None: the system's temporary folder.
+    :param refuse_smuggling: refuse (554) a message that has a dot on a line of its own with a bare
+        LF or CR before or after it. Otherwise such a dot is content, as in aiosmtpd; it never ends
+        the data.
+    :param pipelining: announce PIPELINING (RFC 2920), which aiosmtpd supports without saying so.
+    :param chunking: support CHUNKING, that is BDAT (RFC 3030).
+    :raises ConfigurationError: if an option has an invalid value.
     """
 
-    # None between connections only; no command runs then.
+    # None only while no command runs.
     envelope: Envelope
     transport: asyncio.Transport
     _handler_coroutine: asyncio.Task[None]
@@ -112,19 +112,19 @@ class SMTPServer(PipelinedSMTP):
         if not chunking:
             del self._smtp_methods["BDAT"]
         self._reception: Reception | None = None
-        # What the BDAT commands of this transaction have brought so far.
+        # The content of this transaction's BDAT commands so far.
         self._chunks: Content | None = None
         self._chunks_check: SmugglingCheck | None = None
         if self._ehlo_hook_ver is None:
-            self._ehlo_hook_ver = "new"  # _call_handler_hook adds to the answer
+            self._ehlo_hook_ver = "new"  # _call_handler_hook adds extensions
 
     def data_received(self, data: bytes) -> None:
-        """Called by the transport with what the socket gave."""
+        """Called by the transport."""
         if self._reception is None:
             super().data_received(data)
             return
-        # aiosmtpd's timeout begins with the command: a long message over a slow link would never
-        # arrive. Postfix and Exim wait so long for the next octets, too.
+        # aiosmtpd's timeout is for the whole message, which is too short on a slow link. That of
+        # Postfix and Exim is for the next octets too.
         self._reset_timeout()
         self._reception.feed(data)
 
@@ -163,11 +163,11 @@ class SMTPServer(PipelinedSMTP):
     async def smtp_BDAT(self, arg: str | None) -> None:
         syntax = _BDAT_ARGUMENT.fullmatch(arg or "")
         if syntax is None:
-            # How much data follows is not known, and none of it may be taken for commands.
+            # The size of the data is not known, and it must not be read as commands.
             await self.push("501 Syntax: BDAT <size> [LAST]")
             self.transport.close()
             self._handler_coroutine.cancel()
-            await asyncio.sleep(0)  # here the cancellation arrives: no further line is looked at
+            await asyncio.sleep(0)  # raises CancelledError: no further line is read
             return
         size, last = int(syntax["size"]), syntax["last"] is not None
         if self._chunks is None:
@@ -179,7 +179,7 @@ class SMTPServer(PipelinedSMTP):
         if not self.envelope.rcpt_tos or (
             self.data_size_limit and content.size + size > self.data_size_limit
         ):
-            decoder.refuse(Refusal.TOO_MUCH)  # its octets are read all the same, and dropped
+            decoder.refuse(Refusal.TOO_MUCH)  # its octets are read and dropped
         try:
             if size:
                 await self._receive(decoder, content)
@@ -206,9 +206,9 @@ class SMTPServer(PipelinedSMTP):
         return plain["address"], plain["rest"] or ""
 
     async def _receive(self, decoder: Intake, content: Content) -> None:
-        """Take the stream until the decoder has all of its data, and hand that to the content."""
+        """Read data up to the end that the decoder finds, and add it to the content."""
         try:
-            # Returns as soon as there is anything, and takes all of it: the reader is empty then.
+            # Returns as soon as there is input, and empties the reader.
             decoder.feed(await self._reader.read(_WHOLE_BUFFER))
             self._reception = Reception(
                 decoder,
@@ -228,7 +228,7 @@ class SMTPServer(PipelinedSMTP):
             super().data_received(decoder.rest)
 
     async def _deliver(self, content: Content) -> None:
-        """Hand the message to the handler, and its answer to the client."""
+        """Call the handler with the message, and send its reply."""
         if content.file is not None:
             content.file.seek(0)
             self.envelope.content_file = content.file
@@ -252,7 +252,7 @@ class SMTPServer(PipelinedSMTP):
         await self.push("250 OK" if status is _smtp.MISSING else status)
 
     async def _process_message(self) -> Any:
-        """What aiosmtpd calls where a handler has no handle_DATA."""
+        """As aiosmtpd for a handler without handle_DATA."""
         warnings.warn(
             "Use handler.handle_DATA() instead of .process_message()",
             DeprecationWarning,
@@ -270,7 +270,7 @@ class SMTPServer(PipelinedSMTP):
         if command != "EHLO" or self._ehlo_hook_ver != "new":
             return await super()._call_handler_hook(command, *args)
         hostname, responses = args
-        responses[-1:-1] = self._offered()  # the last line has no hyphen behind its code
+        responses[-1:-1] = self._offered()  # before the last line, which has no hyphen
         if "EHLO" in self._handle_hooks:
             return await super()._call_handler_hook(command, hostname, responses)
         self.session.host_name = hostname
@@ -278,7 +278,7 @@ class SMTPServer(PipelinedSMTP):
 
     def _offered(self) -> list[str]:
         offered = ["250-PIPELINING"] if self._pipelining else []
-        # A server that insists on STARTTLS refuses BDAT without reading its data.
+        # With require_starttls, aiosmtpd refuses BDAT without reading its data.
         if self._chunking and not (self.require_starttls and not self._tls_protocol):
             offered.append("250-CHUNKING")
         return offered
@@ -310,7 +310,7 @@ def check_options(
     chunking: object = True,
     **options: object,
 ) -> None:
-    """:raises ConfigurationError: if an option of SMTPServer cannot work."""
+    """:raises ConfigurationError: if an option of SMTPServer has an invalid value."""
     check_switches(refuse_smuggling=refuse_smuggling, pipelining=pipelining, chunking=chunking)
     if spool_bytes is not None and not is_count(spool_bytes):
         raise ConfigurationError(f"spool_bytes is {spool_bytes!r}; it must be None, 0 or more")

@@ -1,11 +1,12 @@
-"""smtplib's clients, faster: fewer round trips, and nothing done to data that is ready.
+"""smtplib's clients with fewer round trips and fewer copies.
 
-What smtplib does in one way is done in the quickest that the server offers:
+They use what the server offers:
 
-- PIPELINING (RFC 2920): MAIL, every RCPT and DATA leave together, their replies are read together.
-- CHUNKING (RFC 3030): BDAT says how long the message is, so that no dot needs doubling and a file
-  goes out by sendfile. A small message leaves with its envelope: one round trip for all.
-- Otherwise DATA, its dots doubled only where there are any.
+- PIPELINING (RFC 2920): MAIL, every RCPT and DATA are sent together, and their replies read
+  together.
+- CHUNKING (RFC 3030): BDAT announces the size of the message, so that no dots are doubled and a
+  file is sent by sendfile. A small message is sent with its envelope, in one round trip.
+- Otherwise DATA; the message is copied only if there are dots to double.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ __all__ = ["SMTP", "SMTP_SSL"]
 
 Reply: TypeAlias = "tuple[int, bytes]"
 
-# Commands sent before their replies are read. RFC 2920, 3.1: replies that nobody reads must not
-# fill the connection's buffers; a hundred of them are some 10 KiB.
+# Commands sent before their replies are read. RFC 2920, 3.1: unread replies must not fill the
+# connection's buffers; a hundred of them are some 10 KiB.
 _PIPELINED_COMMANDS = 100
-# BDAT commands sent before a reply is read, where the length of the message is not known.
+# BDAT commands sent before a reply is read, if the size of the message is not known.
 _PIPELINED_CHUNKS = 8
-# A message up to this size leaves with its envelope, before the server has said that it takes the
-# recipients: what is sent in vain if it does not costs less than the round trip. It is also joined
-# with what stands around it, so that all leaves in one packet.
+# A message up to this size is sent with its envelope, before the server has accepted any recipient:
+# if it accepts none, that costs less than the round trip would have. It is also joined with what is
+# before and after it.
 _SMALL_MESSAGE_BYTES = 64 * 1024
 
 
 class SMTP(smtplib.SMTP):
     """smtplib.SMTP, to be used in its place: same methods, replies and errors.
 
-    sendmail() and send_message() go their own way to the server: a subclass that overrides mail(),
-    rcpt() or data() finds these methods not called by them.
+    sendmail() and send_message() do not call mail(), rcpt() and data(): overriding these in a
+    subclass has no effect on them.
 
-    ``pipelining`` and ``chunking`` can be set to False, on an object or a subclass, for a server
-    that offers what it does not do well.
+    Set ``pipelining`` or ``chunking`` to False, on an object or a subclass, for a server whose
+    support for it is broken.
     """
 
     pipelining = True
@@ -64,25 +65,23 @@ class SMTP(smtplib.SMTP):
     ) -> dict[str, Reply]:
         """Send a message, as smtplib's sendmail does.
 
-        :param msg: the message. A str must be ASCII, and its line ends become CR
-            LF; bytes go out as they are, with dots doubled as DATA needs. A binary file is sent
-            from its position to its end; an iterable of bytes or str, block by block: neither is
-            held in memory. Of bytes no copy is made; of a str one, and a second one if its line
-            ends are not CR LF.
-        :param wire_ready: the caller's word that the message is as DATA sends it: its lines end in
-            CR LF, the last one too, and a dot at the start of a line is doubled already. It is then
-            not looked at, and sent by DATA: with the wrong data, a recipient may see another
-            message than the one that was meant.
-        :returns: the recipients that were refused, each with the server's reply.
+        :param msg: the message. A str must be ASCII, and its line ends become CR LF; bytes are sent
+            as they are, with dots doubled for DATA. A binary file is sent from its position to its
+            end, an iterable of bytes or str block by block: neither is held in memory. Bytes are
+            not copied; a str is copied once, and again if its line ends are not CR LF.
+        :param wire_ready: the message is in the form of DATA already: every line ends in CR LF, and
+            a dot at the start of a line is doubled. It is sent by DATA without a check: if it is
+            not in that form, recipients may get another message.
+        :returns: the refused recipients, each with the server's reply.
         :raises smtplib.SMTPSenderRefused: if the server refuses the sender.
         :raises smtplib.SMTPRecipientsRefused: if it refuses all recipients.
         :raises smtplib.SMTPDataError: if it refuses the data.
         :raises smtplib.SMTPServerDisconnected: if the connection is lost, or the server did not
             take the message before the timeout.
-        :raises ValueError: if an address contains a line end. Nothing has been sent then.
+        :raises ValueError: if an address contains a line end. Nothing was sent then.
         :raises TypeError: if the message is none of the above.
 
-        An error of the file or the iterable is raised as it is; the message is not delivered.
+        An error from reading the file or iterable is raised, and the message is not delivered.
         """
         self.ehlo_or_helo_if_needed()
         body = Body(msg, wire_ready=wire_ready)
@@ -163,7 +162,7 @@ class SMTP(smtplib.SMTP):
         return line.encode(self.command_encoding) + CRLF
 
     def _give_up(self, code: int, dialogue: _Dialogue) -> None:
-        """Leave the transaction, so that the next one can begin; or the connection, after 421."""
+        """Reset the transaction, so that another can begin; after 421, close the connection."""
         if code == 421:
             self.close()
             return
@@ -171,7 +170,7 @@ class SMTP(smtplib.SMTP):
             dialogue.abandon()
             self.rset()
         except smtplib.SMTPServerDisconnected:
-            pass  # the caller learns of it by the next command; what counts now is the refusal
+            pass  # the next command raises it; now the refusal is to be raised
 
     def _send_data(self, body: Body) -> Reply:
         """Send a message after a 354, and its end; return the reply."""
@@ -190,14 +189,14 @@ class SMTP(smtplib.SMTP):
                     self.send(block)
                 end = quoter.finish()
         except BaseException:
-            # With the end of the data, half a message would be delivered as a whole one.
+            # After the end of the data, half a message would be delivered.
             self.close()
             raise
         self.send(end + b"." + CRLF)
         return self.getreply()
 
     def _send_chunks(self, body: Body, window: int) -> Reply:
-        """Send a message by BDAT; return the reply to the last chunk, or the first refusal."""
+        """Send a message by BDAT; return the reply to the last chunk, or the first negative one."""
         if body.size is None:
             return self._send_unmeasured_chunks(body, window)
         end = body.missing_line_end()
@@ -237,21 +236,21 @@ class SMTP(smtplib.SMTP):
         while awaited:
             awaited -= 1
             later = self.getreply()
-            if code == 250:  # the first refusal is the one that tells why
+            if code == 250:  # the first negative reply has the reason
                 code, response = later
         return code, response
 
     def _take_back(self, awaited: int) -> None:
-        """Read the replies to the chunks sent so far, and drop them all."""
+        """Read the replies to the chunks sent so far, and reset the transaction."""
         try:
             for _ in range(awaited):
                 self.getreply()
             self.rset()
         except smtplib.SMTPServerDisconnected:
-            pass  # nothing was delivered: the chunk that says LAST was not sent
+            pass  # nothing is delivered without the last chunk
 
     def _send_whole(self, body: Body) -> None:
-        """Send a message of known size as it is; the caller closes where this fails."""
+        """Send a message of known size as it is; after an error the caller has to close()."""
         if body.data is not None:
             self.send(body.data)
         elif body.segment is not None and self.sock is not None:
@@ -268,7 +267,7 @@ class SMTP_SSL(SMTP, smtplib.SMTP_SSL):
 
 
 class _Dialogue:
-    """Commands sent in groups, their replies read one by one.
+    """Sends commands in groups, and reads their replies one by one.
 
     :param window: the most commands in a group.
     """
@@ -281,7 +280,7 @@ class _Dialogue:
         self._awaited = 0
 
     def reply(self) -> Reply:
-        """Return the next command's reply; its group is sent first if it was not."""
+        """Return the next command's reply, after sending its group if necessary."""
         if not self._awaited:
             group = self._commands[self._sent : self._sent + self._window]
             self._client.send(b"".join(group))
@@ -291,10 +290,10 @@ class _Dialogue:
         return self._client.getreply()
 
     def abandon(self) -> None:
-        """Read the replies that are under way.
+        """Read the outstanding replies.
 
-        RFC 2920, 3.1: a server may answer DATA with 354 though it took no recipient; it is then
-        waiting for data, and gets a lone dot.
+        RFC 2920, 3.1: a server may answer DATA with 354 although it has accepted no recipient. It
+        waits for data then, and gets a single dot.
         """
         code = 0
         while self._awaited:
