@@ -1,1 +1,1 @@
-"""The core of FastWorker: connections, the pool of threads, the output queues."""
+"""The core of FastWorker: connections, the thread pool, output queues. It knows no gunicorn."""

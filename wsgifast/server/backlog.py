@@ -1,7 +1,7 @@
-"""What waits for one client, in its order: bytes in memory, runs of files, and their cost.
+"""What waits for one client, in order: bytes in memory and runs of files.
 
-A plain structure: it knows no socket and waits for nothing. Every call needs its queue's lock, but
-for :meth:`Backlog.spill`.
+A plain data structure without a socket. Every call needs the queue's lock, except for
+:meth:`Backlog.spill`.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from .output_memory import OutputMemory, SpillFile
 
 __all__ = ["Backlog"]
 
-# So much of a connection's output stays in memory in any case: an answer of the usual size.
+# This much of each connection's output stays in memory in any case: a response of usual size.
 _ALWAYS_IN_MEMORY_BYTES = 16 * 1024
-# Smaller buffers are joined: each costs some hundred bytes of memory beside its own.
+# Smaller buffers are joined: each has an overhead of some hundred bytes.
 _JOINED_BYTES = 4 * 1024
-# Buffers given to one send; small chunks of a generator come in such bundles.
+# The most buffers of one send.
 _BUFFERS = 64
 
 
 class Backlog:
-    """Buffers and files, sent from the front.
+    """A queue of buffers and runs of files.
 
-    :param memory: counts what lies in memory here for longer than a send takes.
+    :param memory: counts what stays in memory for longer than one send.
     :ivar size: bytes that wait.
-    :ivar in_memory: bytes of the buffers; one stays whole until its end is sent.
-    :ivar file_sent: bytes of the first item that have been taken, if it is a file.
-    :ivar by_sendfile: bytes of files that the kernel has sent by itself.
+    :ivar in_memory: bytes of memory that buffers use; a buffer is freed when its last byte is sent.
+    :ivar file_sent: bytes sent of the first item, if it is a file.
+    :ivar by_sendfile: bytes sent by sendfile.
     :ivar waited_s: seconds that the writer has waited for its client.
     """
 
@@ -57,11 +57,10 @@ class Backlog:
         self._items: deque[memoryview | FileSegment] = deque()
         self._memory = memory
         self.in_memory = 0
-        self._reserved = 0  # how many of them are counted
+        self._reserved = 0  # how many of them `memory` has counted
         self._spill_file: SpillFile | None = None
         self._spill_is_used = False
-        # How often each descriptor of ours is in use; the last use closes it.
-        self._uses: dict[int, int] = {}
+        self._uses: dict[int, int] = {}  # reference counts of descriptors; the last use closes one
 
     # Adding
 
@@ -69,7 +68,7 @@ class Backlog:
         items = self._items
         self.size += len(buffer)
         if len(items) > 1 and len(buffer) < _JOINED_BYTES:
-            # Not the one in front: it may have been shown to the kernel.
+            # Not the first one: TLS may need the same buffer again.
             last = items[-1]
             if not isinstance(last, FileSegment) and len(last) < _JOINED_BYTES:
                 items.pop()
@@ -80,12 +79,12 @@ class Backlog:
         self.in_memory += _bytes_in_memory(view)
 
     def append_file(self, segment: FileSegment) -> None:
-        """Add a run of a file, by a descriptor of its own that is closed behind it."""
+        """Add a run of a file; its descriptor is closed once it is sent."""
         items = self._items
         last = items[-1] if items else None
         self.size += segment.size
         if isinstance(last, FileSegment) and last.fd == segment.fd:
-            # What is spilled piece by piece is one run.
+            # A temporary file that grew.
             items[-1] = last._replace(size=last.size + segment.size)
         else:
             items.append(segment)
@@ -94,7 +93,7 @@ class Backlog:
                 self._share_spill_file(segment.fd)
 
     def reserve_memory(self) -> bool:
-        """Have what lies in memory counted; False, and no more than before, if it is too much."""
+        """Count what is in memory; False, and nothing more is counted, if that is too much."""
         more = self.in_memory - self._reserved
         if more > 0:
             if self.in_memory <= _ALWAYS_IN_MEMORY_BYTES:
@@ -105,9 +104,11 @@ class Backlog:
         return True
 
     def take_back(self, *, keep: int | None = None) -> list[memoryview]:
-        """Remove buffers from the end, until no more than so many bytes are in memory.
+        """Remove buffers from the end until at most `keep` bytes are in memory.
 
-        :param keep: None for as many as are counted. What lies before a file stays in any case.
+        Buffers before a file stay in any case.
+
+        :param keep: by default, what has been counted.
         """
         if keep is None:
             keep = self._reserved
@@ -126,10 +127,10 @@ class Backlog:
         return taken
 
     def may_spill(self, limit: int) -> bool:
-        """Whether its temporary file may take more.
+        """Whether more may be written to a temporary file.
 
-        :param limit: bytes of the file. There is a new one once all of it has been sent; it cannot
-            be written over, since what sendfile has sent of it may be on its way still.
+        :param limit: the most bytes of one file. When all of a full file has been sent, a new one
+            takes its place; it cannot be overwritten, because its pages may still be in the socket.
         """
         spill = self._spill_file
         if spill is None:
@@ -142,16 +143,16 @@ class Backlog:
         return True
 
     def spill(self, buffers: list[memoryview]) -> FileSegment:
-        """Write buffers to a temporary file; by the thread that adds, without the lock.
+        """Write buffers to a temporary file; called by the writer, without the lock.
 
-        :raises OSError: if that cannot be.
+        :raises OSError: if that is not possible.
         """
         if self._spill_file is None:
             self._spill_file = SpillFile(self._memory.disk)
         return self._spill_file.append(buffers)
 
     def _share_spill_file(self, fd: int) -> None:
-        """More may be written to it behind what has been sent: that is a use of its own."""
+        """Keep the temporary file open while more may be written to it."""
         if not self._spill_is_used:
             self._spill_is_used = True
             self.use(fd)
@@ -163,7 +164,7 @@ class Backlog:
         return self._items[0] if self._items else None
 
     def buffers(self) -> tuple[list[memoryview], bool]:
-        """The buffers in front, as many as one send is given; and whether a file follows them."""
+        """Return the first buffers, as many as one send takes, and whether a file follows them."""
         buffers: list[memoryview] = []
         for item in islice(self._items, _BUFFERS):
             if isinstance(item, FileSegment):
@@ -172,7 +173,7 @@ class Backlog:
         return buffers, False
 
     def replace_buffers(self, count: int, left: Sequence[bytes | memoryview]) -> int:
-        """Put what a send has left of the first buffers in their place; return what it has sent."""
+        """Replace the first buffers by what a send has left; returns how many bytes were sent."""
         sent = 0
         for _ in range(count):
             buffer = self._items.popleft()
@@ -188,7 +189,7 @@ class Backlog:
         return sent
 
     def advance_file(self, size: int, *, by_kernel: bool) -> None:
-        """So many bytes of the file in front have been sent.
+        """Some bytes of the first file have been sent.
 
         :param by_kernel: by sendfile.
         """
@@ -198,7 +199,7 @@ class Backlog:
         self._take_from_file(size)
 
     def insert_read(self, data: bytes) -> None:
-        """The next bytes of the file in front have been read: they are to be sent first."""
+        """The next bytes of the first file have been read: send them first."""
         self._take_from_file(len(data))
         self._items.appendleft(memoryview(data))
         self.in_memory += len(data)
@@ -220,13 +221,13 @@ class Backlog:
     # Ends
 
     def release_memory(self) -> None:
-        """Have what is in memory no more counted no more."""
+        """Stop counting what is no longer in memory."""
         if self.in_memory < self._reserved:
             self._memory.count(self.in_memory - self._reserved)
             self._reserved = self.in_memory
 
     def clear(self) -> None:
-        """Drop everything, but for a temporary file that its writer may be writing to."""
+        """Drop everything, except a temporary file to which the writer may be writing."""
         for item in self._items:
             if isinstance(item, FileSegment):
                 self.release(item.fd)
@@ -235,7 +236,7 @@ class Backlog:
         self.release_memory()
 
     def close(self) -> None:
-        """Drop everything; nobody writes any more."""
+        """Drop everything; the writer is done."""
         self.clear()
         self._close_spill_file()
 
@@ -249,7 +250,7 @@ class Backlog:
             self.release(spill.fd)
 
     def use(self, fd: int) -> None:
-        """Keep a descriptor open until :meth:`release`, whatever becomes of its file here."""
+        """Keep a descriptor open until :meth:`release`."""
         self._uses[fd] = self._uses.get(fd, 0) + 1
 
     def release(self, fd: int) -> None:

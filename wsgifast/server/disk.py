@@ -1,11 +1,11 @@
-"""Threads for what may wait for a disk, so that the thread that serves all clients never does.
+"""Threads that may wait for a disk, so that the thread which serves all clients never has to.
 
 Theory of operation
 -------------------
-A job is one read, or one sendfile, of a file that is not known to be in memory. Each device has a
-queue of its own and at most a few threads in it at a time: a disk that is slow, or a network file
-system that hangs, keeps its own files waiting and leaves other devices their threads. Among devices
-with work the threads take turns. They are started when they are needed, and end when they are not.
+A job is one read, or one sendfile, of a file that may not be in the page cache. Each device has a
+queue of its own, and only a few threads work on it at a time. So a slow disk, or a network file
+system that hangs, delays only its own files. The threads serve the devices in turn; they are
+started when needed and end when idle.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Callable
 
 __all__ = ["DiskThreads"]
 
-# Reads of one device at a time: a disk that seeks gains by choosing among some, and a network file
-# system by having some under way.
+# Concurrent reads of one device: enough for a disk to order its seeks, and for a network file
+# system to hide its latency.
 _PER_DEVICE = 4
-# All devices together; reached only where several of them hang.
+# All devices together; reached only if several of them hang.
 _MOST = 32
-# A thread without work for so long ends.
+# A thread that is idle for this long ends.
 _IDLE_S = 5.0
 
 Job = Callable[[], object]
@@ -31,21 +31,21 @@ Job = Callable[[], object]
 class DiskThreads:
     """Runs jobs that may wait for a disk.
 
-    :param on_error: called in the job's thread for an exception of a job, which is a defect.
+    :param on_error: called in the job's thread if a job raises, which is a bug.
     """
 
     def __init__(self, on_error: Callable[[BaseException], object]) -> None:
         self._on_error = on_error
         self._came = threading.Condition()
-        self._devices: dict[int, _Device] = {}  # the one in front is next
+        self._devices: dict[int, _Device] = {}  # the next one first
         self._threads = 0
         self._idle = 0
 
     def submit(self, device: int, job: Job) -> None:
-        """Have a job done, behind those of the same device.
+        """Queue a job.
 
-        :param device: os.stat_result.st_dev of the file.
-        :raises OSError: if there is no thread, and none can be started.
+        :param device: st_dev of the file.
+        :raises OSError: if there is no thread and none can be started.
         """
         with self._came:
             known = self._devices.setdefault(device, _Device())
@@ -62,7 +62,7 @@ class DiskThreads:
                     raise OSError(errno.ENOMEM, f"no thread for the disk: {error}") from error
 
     def _ready(self) -> int:
-        """How many jobs could begin now, if there were threads."""
+        """How many jobs could start now, given enough threads."""
         return sum(
             min(len(device.jobs), _PER_DEVICE - device.running) for device in self._devices.values()
         )
@@ -83,12 +83,12 @@ class DiskThreads:
                 device.running -= 1
 
     def _take(self) -> tuple[_Device, Job] | None:
-        """Wait for a job that may begin; None if there was none for long."""
+        """Wait for a job that may start; None after being idle for long."""
         with self._came:
             while True:
                 for number, device in self._devices.items():
                     if device.jobs and device.running < _PER_DEVICE:
-                        # To the end: the others come first now.
+                        # To the end: the other devices are next.
                         self._devices[number] = self._devices.pop(number)
                         device.running += 1
                         return device, device.jobs.popleft()
@@ -101,7 +101,7 @@ class DiskThreads:
 
 
 class _Device:
-    """The jobs of one device that wait, and how many run."""
+    """The queued jobs of one device, and how many run."""
 
     __slots__ = ("jobs", "running")
 

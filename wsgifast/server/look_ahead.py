@@ -1,8 +1,8 @@
-"""How far a file may be sent without waiting for its disk: what was seen of it in memory just now.
+"""How far a file can be sent without waiting for its disk.
 
-To look costs a good part of what sending costs. So a file is looked at once for all connections
-that send it, and further ahead the longer it is sent; after a while it is looked at again, since it
-may be gone from memory.
+Asking what the page cache has of a file costs a good part of sending it. So the answer is shared by
+all connections that send the file, covers more of it the longer a connection sends, and is trusted
+only for a short time, because pages may be evicted.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from ..sockets.page_cache import cached_bytes
 
 __all__ = ["LookAhead", "SeenInMemory"]
 
-# As far ahead a file is looked for in memory: at first, and at most. It is twice as far each time
-# that the client has taken all of it soon; a slow one takes less before it is looked for again.
+# How far ahead to ask: at first, and at most. The distance doubles each time that a client has
+# taken all of it while it was trusted.
 _FIRST_BYTES = 512 * 1024
 _MOST_BYTES = 4 * 1024 * 1024
-# How long what was seen in memory is taken to be there.
+# How long an answer is trusted.
 _TRUSTED_FOR_S = 0.5
-# So many files are remembered; beyond, all are forgotten.
+# Files remembered; when there are more, all are forgotten.
 _MOST_FILES = 1000
 
-# A file system and an inode of it.
+# st_dev and st_ino.
 _File = tuple[int, int]
 
 
 class _Run(NamedTuple):
-    """A run of a file that is in memory: offsets, and until when that is trusted; monotonic."""
+    """A cached run of a file: two offsets, and until when to trust it (monotonic)."""
 
     begin: int
     end: int
@@ -37,18 +37,18 @@ class _Run(NamedTuple):
 
 
 class SeenInMemory:
-    """What was seen of large files; shared by all connections, and their threads."""
+    """The cached runs of large files; shared by all connections and threads."""
 
     def __init__(self) -> None:
         self._runs: dict[_File, _Run] = {}
 
     def find(self, file: _File, place: int, now: float) -> _Run | None:
-        """A run that is trusted still, and that an offset is in."""
+        """Return the run around an offset, if it is still trusted."""
         run = self._runs.get(file)
         return run if run and run.begin <= place < run.end and now <= run.until else None
 
     def add(self, file: _File, seen: _Run, now: float) -> None:
-        """Remember a run, together with the one that it goes on from."""
+        """Remember a run, merged with the one that it continues."""
         before = self._runs.get(file)
         if before and before.begin <= seen.begin <= before.end and now <= before.until:
             seen = _Run(before.begin, max(before.end, seen.end), before.until)
@@ -64,14 +64,15 @@ class LookAhead:
 
     def __init__(self, seen: SeenInMemory) -> None:
         self._seen = seen
-        self._file: _File | None = None  # one that is worth remembering
+        self._file: _File | None = None  # only if it is large
         self._run = _Run(0, 0, 0.0)
-        self._look = 0  # bytes looked for last
+        self._look = 0  # bytes asked for last
 
     def cached_bytes(self, fd: int, place: int, left: int, *, begin: bool) -> int:
-        """How far a file, of which so much is left, may be sent without waiting for its disk.
+        """Return how many bytes can be sent from `place` on without waiting for the disk.
 
-        :param begin: it is sent from here on; before, it was another file.
+        :param left: bytes of the file that are left to send.
+        :param begin: this is the first call for this file.
         """
         now = time.monotonic()
         run = self._run

@@ -1,22 +1,22 @@
-"""What a connection has still to send: bytes and runs of files, in order; the writer's side.
+"""The writing end of an output queue: what the app's thread calls.
 
 Theory of operation
 -------------------
-A writer (the thread in the app, or whoever answers an error) hands over bytes and file segments.
-They are sent at once as far as the kernel takes them; the rest goes on by itself (send_queue.py),
-and the writer does not wait for it.
+The writer, which is the app's thread or the one that answers an error, hands over bytes and runs of
+files, in order. They are sent at once as far as the kernel takes them. The rest is sent by other
+threads (send_queue.py), and the writer does not wait for it.
 
-*Coalescing*: a generator's chunk that comes right behind another waits for the next, at most until
-the monitor's next tick, in which another thread sends it while the app works on (PEP 3333,
-"Buffering and Streaming"). The chunks of a stream are gathered without the lock, since each is a
-moment's work, and framed together: whoever takes the lock next puts them behind what waits. A
-writer that is more than `ahead_bytes` before its client waits.
+*Coalescing.* A generator's block that closely follows another is held back for the next one, until
+the monitor's next tick at most, which sends it while the app goes on (PEP 3333, "Buffering and
+Streaming"). Blocks of a stream that has begun are gathered without the lock, and framed together:
+the thread that takes the lock next adds them to the backlog.
 
-    empty --write_more, write_next, behind another--> coalescing --tick, or enough--> sent
+    empty --write_more or write_next, soon after another--> coalescing --tick, or enough--> sent
 
-*Memory*: what all queues hold is limited; beyond it a writer puts the rest into a temporary file,
-outside of the lock. So does a writer that *may run ahead* of its client, in place of waiting: then
-a slow client does not keep the app's thread (nginx's proxy_buffering is the example).
+*Running ahead.* A writer that is more than `ahead_bytes` ahead of its client waits, or, if it *may
+run ahead*, goes on into a temporary file, so that a slow client does not hold the app's thread (as
+with nginx's proxy_buffering). A temporary file is also used when all queues together hold too much
+memory. It is written without the lock.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from .transport import WOULD_BLOCK
 
 __all__ = ["OutputOwner", "OutputQueue", "Sends"]
 
-# A block that comes so soon after the one before waits for more, until the next tick at most.
+# A block is held back if it follows another one this soon.
 _COALESCE_S = 0.0005
-# Blocks are coalesced up to so many bytes: larger writes are no cheaper per byte.
+# Blocks are coalesced up to this size: larger writes are no cheaper per byte.
 _COALESCED_BYTES = 64 * 1024
 
 
 class OutputQueue(SendQueue):
-    """The output side of one connection, or of a stream of HTTP/2.
+    """The output of one connection, or of one stream of HTTP/2.
 
-    :ivar frame: what goes around the blocks of a stream that leave together; None: nothing.
-    :ivar may_run_ahead: what is more than `ahead_bytes` may wait in a temporary file.
+    :ivar frame: frames blocks that are sent together, as one chunk; None for no framing.
+    :ivar may_run_ahead: what is more than `ahead_bytes` may go to a temporary file.
     """
 
     __slots__ = ("_gathered", "_last_block", "_send_now", "frame", "may_run_ahead")
@@ -64,7 +64,7 @@ class OutputQueue(SendQueue):
         self._send_now = sender.send
 
     def reset(self) -> None:
-        """Begin a new response; the queue is empty."""
+        """Prepare for the next response; the queue is empty."""
         self.frame = None
         self._dropped = 0
         self.closing = False
@@ -74,7 +74,7 @@ class OutputQueue(SendQueue):
             self.backlog = None
 
     def close(self) -> None:
-        """The connection is about to be closed; nobody writes any more."""
+        """The connection is about to be closed, and its writer is done."""
         self._rules.coalescing.queues.discard(self)
         with self.lock:
             self._fail(ClientGone("closed"))
@@ -82,13 +82,13 @@ class OutputQueue(SendQueue):
                 self.backlog.close()
 
     def may_hold_blocks(self) -> bool:
-        """Whether something of the writer's may be left that no event and no disk thread sends."""
+        """Whether blocks may be held back, which :meth:`flush` would send."""
         return self.backlog is not None or bool(self._gathered.blocks)
 
-    # Writers
+    # Called by the writer
 
     def write(self, data: bytes) -> None:
-        """Send bytes, or queue what the kernel does not take; wait while too far ahead.
+        """Send bytes, and queue what the kernel does not take; may wait for the client.
 
         :raises ClientGone: if the client has gone.
         """
@@ -115,15 +115,15 @@ class OutputQueue(SendQueue):
         self.write_all((rest,))
 
     def write_more(self, block: bytes) -> None:
-        """As :meth:`write`, for a block that others may follow at once."""
+        """As :meth:`write`, but the block may be held back for the next one."""
         now = time.monotonic()
         behind = now - self._last_block < _COALESCE_S
         self._last_block = now
-        if not (behind and self._rules.coalescing.request_tick() and self._leave(block)):
+        if not (behind and self._rules.coalescing.request_tick() and self._hold_back(block)):
             self.write(block)
 
-    def _leave(self, block: bytes) -> bool:
-        """Leave a block for the next one, or the next tick; False where that would win nothing."""
+    def _hold_back(self, block: bytes) -> bool:
+        """Hold a block back until the next one or the next tick; False if that is useless."""
         with self.lock:
             self._queue_gathered()
             if self.draining or self.bytes_queued + len(block) >= _COALESCED_BYTES:
@@ -134,7 +134,7 @@ class OutputQueue(SendQueue):
         return True
 
     def write_next(self, block: bytes) -> None:
-        """As :meth:`write_more`, for a block of a stream that has begun: `frame` is put around it.
+        """As :meth:`write_more`, for a stream that has begun, whose blocks are framed here.
 
         :raises ClientGone: if the client has gone.
         """
@@ -142,8 +142,8 @@ class OutputQueue(SendQueue):
         behind = now - self._last_block < _COALESCE_S
         self._last_block = now
         gathered = self._gathered
-        # In this order: whoever has taken the gathered blocks before this one has taken the queue
-        # out of those that the next tick sends.
+        # Append first. A tick removes the queue from `coalescing.queues` and then takes the blocks:
+        # if it came too early for this block, the check below finds the queue missing.
         gathered.blocks.append(block)
         gathered.size = size = gathered.size + len(block)
         if behind and size < _COALESCED_BYTES and not self.draining and self.error is None:
@@ -162,10 +162,10 @@ class OutputQueue(SendQueue):
         coalescing = self._rules.coalescing
         coalescing.queues.add(self)
         if not coalescing.request_tick():
-            self.flush()  # the last tick came meanwhile: nobody else would send it
+            self.flush()  # the monitor has stopped meanwhile
 
     def write_all(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """Send several buffers in one call of the kernel where it takes them; never wait.
+        """Send several buffers, in one system call if possible; never waits for the client.
 
         :raises ClientGone: if the client has gone.
         """
@@ -185,7 +185,7 @@ class OutputQueue(SendQueue):
                 rest = backlog.take_back(keep=self._rules.ahead_bytes)
             else:
                 return
-        # Without the lock: a disk that is slow to write holds nobody else up.
+        # Without the lock: a slow disk must not hold up the thread that sends.
         spilled = None
         try:
             spilled = backlog.spill(rest)
@@ -202,14 +202,14 @@ class OutputQueue(SendQueue):
             self._send_or_raise()
 
     def write_file(self, head: bytes, fd: int, offset: int, size: int) -> None:
-        """Send a head (may be empty) and a run of a file; the rest is sent from a dup of `fd`.
+        """Send a head, which may be empty, and a run of a file, through a duplicate of `fd`.
 
         :raises ClientGone: if the client has gone.
-        :raises OSError: if no descriptor is left for the dup; nothing was sent.
+        :raises OSError: if no descriptor is left; nothing was sent.
         """
         with self.lock:
             self._check()
-            # Before the head is queued: without a descriptor the answer is still a 500.
+            # First of all: if no descriptor is left, the app's answer can still be a 500.
             segment = FileSegment(os.dup(fd), offset, size) if size > 0 else None
             self._queue_gathered()
             backlog = self._begin_backlog()
@@ -220,10 +220,10 @@ class OutputQueue(SendQueue):
             self._send_or_raise()
 
     def flush(self, *, wait: bool = True) -> bool:
-        """Send what was left for more to come.
+        """Send the blocks that are held back.
 
-        :param wait: for a thread that is sending.
-        :returns: False if another thread was sending.
+        :param wait: whether to wait for the lock.
+        :returns: False if another thread has it.
         """
         self._rules.coalescing.queues.discard(self)
         if not self.lock.acquire(blocking=wait):
@@ -237,14 +237,14 @@ class OutputQueue(SendQueue):
         return True
 
     def bytes_left(self) -> int:
-        """What has not been handed to the kernel; bytes that an error made pointless included."""
+        """Bytes that the kernel has not taken, including those that an error has dropped."""
         with self.lock:
             return self._dropped + self._gathered.size + self.bytes_queued
 
-    # With the lock held.
+    # Needs the lock
 
     def _queue_gathered(self) -> None:
-        """Put what was gathered behind what waits, framed; after an error it is dropped."""
+        """Frame the gathered blocks and add them to the backlog; after an error, drop them."""
         data = self._gathered.take()
         if not data:
             return
@@ -254,7 +254,7 @@ class OutputQueue(SendQueue):
             self._begin_backlog().append(data if self.frame is None else self.frame(data))
 
     def _runs_ahead(self) -> bool:
-        """Whether a writer need not wait for its client."""
+        """Whether the writer need not wait for the client."""
         if not self.may_run_ahead:
             return False
         return self.backlog is None or self.backlog.may_spill(self._rules.response_on_disk_bytes)
@@ -265,13 +265,13 @@ class OutputQueue(SendQueue):
 
 
 class _Gathered:
-    """Blocks of a stream that wait for each other, in their order.
+    """Unframed blocks of a stream that are held back.
 
-    Who makes them appends, and is alone in that; whoever takes has the queue's lock. The two need
-    no lock between them: a list is copied in one step, and what comes after that stays.
+    Only the writer appends; the thread that takes them has the queue's lock. The two need no lock
+    between them: CPython copies a list in one step, and what is appended later stays.
 
-    :ivar blocks: not empty; none of them framed.
-    :ivar size: bytes of them. It may be wrong for a moment, as it is for a bound and for the log.
+    :ivar blocks: none of them empty.
+    :ivar size: their bytes; it may be wrong for a moment, which a limit and a log tolerate.
     """
 
     __slots__ = ("blocks", "size")
@@ -281,7 +281,7 @@ class _Gathered:
         self.size = 0
 
     def take(self) -> bytes:
-        """All blocks as one; b"" if there are none."""
+        """Remove all blocks, and return them joined."""
         taken = self.blocks[:]
         del self.blocks[: len(taken)]
         self.size = 0

@@ -1,4 +1,4 @@
-"""What all connections of a worker hold in memory for their clients, and the files for the rest."""
+"""The output of all connections: how much may be in memory, and temporary files for the rest."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from .limits import DiskBudget
 
 __all__ = ["OutputMemory", "SpillFile"]
 
-# What output leaves free on the file system of the temporary files.
+# Free space that is left on the file system of the temporary files.
 _LEFT_FREE_BYTES = 64 * 1024 * 1024
-# That no temporary file takes it is said again after so long: a log may be on the same disk.
+# The least time between two warnings about a failed spill: the log may be on the same disk.
 _SAY_AGAIN_S = 10.0
 
 
 class OutputMemory:
-    """Counts the bytes that wait in memory for clients that do not take them yet.
+    """Counts the output in memory that waits for clients; thread-safe.
 
-    :param limit_bytes: from which on output goes to temporary files.
-    :param disk: counts the bytes of those.
-    :param warn: is told, as logging's functions are, when that happens for the first time, and now
-        and then that it cannot be.
+    :param limit_bytes: beyond it, output goes to temporary files.
+    :param disk: counts the bytes of these.
+    :param warn: a logging function.
     """
 
     def __init__(self, limit_bytes: int, disk: DiskBudget, warn: Callable[..., object]) -> None:
@@ -43,7 +42,7 @@ class OutputMemory:
         return self.used_bytes >= self._limit_bytes
 
     def reserve(self, size: int) -> bool:
-        """Count so many bytes more, if there is room for them."""
+        """Count `size` more bytes; False, and nothing counted, if there is no room for them."""
         with self._lock:
             if self.used_bytes + size <= self._limit_bytes:
                 self.used_bytes += size
@@ -59,7 +58,7 @@ class OutputMemory:
         return False
 
     def warn_of_failed_spill(self, error: OSError) -> None:
-        """Output stays in memory, although it should not."""
+        """Log, now and then, that output stays in memory beyond the limit."""
         now = time.monotonic()
         with self._lock:
             if now - self._refused_at < _SAY_AGAIN_S:
@@ -68,18 +67,18 @@ class OutputMemory:
         self._warn("Output stays in memory: no temporary file takes it: %s", error)
 
     def count(self, size: int) -> None:
-        """Count so many bytes more, or, where it is negative, fewer."""
+        """Count `size` more bytes, or fewer if it is negative."""
         with self._lock:
             self.used_bytes += size
 
 
 class SpillFile:
-    """Output in an unnamed temporary file, in the order in which it was written.
+    """Output in an unnamed temporary file.
 
     :param disk: counts its bytes.
-    :ivar fd: its descriptor, open for reading too; whoever made the file closes it.
-    :ivar written: its bytes.
-    :raises OSError: if there is no descriptor for it, or no folder.
+    :ivar fd: its descriptor, for reading and writing; the creator closes it.
+    :ivar written: bytes written.
+    :raises OSError: if it cannot be created.
     """
 
     __slots__ = ("_disk", "fd", "written")
@@ -91,9 +90,9 @@ class SpillFile:
         self._disk = disk
 
     def append(self, buffers: Iterable[memoryview]) -> FileSegment:
-        """Write buffers behind what is there; return where they are.
+        """Append buffers; returns the run that they take up.
 
-        :raises OSError: if the disk is full, or the budget; then nothing was appended.
+        :raises OSError: if the disk or its budget is full; nothing was appended.
         """
         data = memoryview(b"".join(buffers))
         size = len(data)
@@ -113,5 +112,5 @@ class SpillFile:
         return FileSegment(self.fd, begin, size)
 
     def give_back(self) -> None:
-        """It is about to be closed."""
+        """Return its bytes to the budget; it is about to be closed."""
         self._disk.give_back(self.written)

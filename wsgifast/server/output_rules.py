@@ -1,4 +1,4 @@
-"""What all output queues of a worker share: their limits, and who sends at the next tick."""
+"""What all output queues of a worker share: limits, helpers, and the queues of the next tick."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["Coalescing", "OutputRules"]
 
 
 class Flushes(Protocol):
-    """A queue whose last blocks are coalesced."""
+    """A queue that holds blocks back."""
 
     def flush(self, *, wait: bool = True) -> bool:
-        """Send them; False if another thread is sending, and it is not to be waited for."""
+        """Send them; False if another thread has the lock and `wait` is False."""
 
 
 class Coalescing:
-    """The queues whose last blocks wait for company, at most until the next tick.
+    """The queues that hold blocks back until the monitor's next tick at most.
 
-    :param request_tick: whether one comes soon; it does if it can be brought about.
+    :param request_tick: see :meth:`.Monitor.request_tick`.
     """
 
     def __init__(self, request_tick: Callable[[], bool]) -> None:
@@ -34,7 +34,7 @@ class Coalescing:
         self.queues: set[Flushes] = set()
 
     def tick(self) -> bool:
-        """Send what waits; whether there was anything. Waits for nobody: the monitor calls it."""
+        """Send what is held back; returns whether there was anything. Never blocks."""
         queues = self.queues
         if not queues:
             return False
@@ -43,7 +43,7 @@ class Coalescing:
             try:
                 queue = queues.pop()
             except KeyError:
-                break  # its own thread was quicker
+                break  # its writer was quicker
             if not queue.flush(wait=False):
                 later.append(queue)
         queues.update(later)
@@ -54,16 +54,16 @@ class Coalescing:
 class OutputRules:
     """How responses are sent.
 
-    :ivar ahead_bytes: bytes in a queue from which on the next write has to wait, or goes to a
-        temporary file.
-    :ivar response_on_disk_bytes: the most of such a file.
-    :ivar timeout_s: within so many seconds a client must take something.
-    :ivar least_bytes_per_s: on average, from `timeout_s` on; 0 for any rate.
-    :ivar sendfile: whether the kernel may send files by itself.
-    :ivar memory: what all queues hold.
-    :ivar disk: for files that are not in memory.
-    :ivar seen: which are.
-    :ivar counters: of the server.
+    :ivar ahead_bytes: with more bytes in its queue, a writer waits, or uses a temporary file.
+    :ivar response_on_disk_bytes: the most bytes of such a file.
+    :ivar timeout_s: how long a client may take nothing.
+    :ivar least_bytes_per_s: the least average rate once `timeout_s` has passed; 0 for any.
+    :ivar sendfile: whether to use sendfile.
+    :ivar memory: counts the output in memory.
+    :ivar disk: the threads for files that are not in the page cache.
+    :ivar seen: what the page cache has of files.
+    :ivar coalescing: the queues that hold blocks back.
+    :ivar counters: the server's.
     :ivar share_work: called during a long turn that releases the GIL: other threads go on with the
         rest of the work.
     """
@@ -90,7 +90,7 @@ class OutputRules:
         share_work: Callable[[], object],
         log: Any,
     ) -> OutputRules:
-        """The rules of a server with these options."""
+        """Make the rules of a server with these options."""
         on_disk = DiskBudget(options.responses_on_disk_bytes)
         return cls(
             ahead_bytes=options.output_ahead_bytes,
@@ -107,5 +107,5 @@ class OutputRules:
         )
 
     def time_left_s(self, waited_s: float, taken: int) -> float:
-        """For how many more seconds a client is waited for that has taken so many bytes."""
+        """Return for how many more seconds to wait; see :func:`.limits.time_left_s`."""
         return time_left_s(self.timeout_s, self.least_bytes_per_s, taken, waited_s)

@@ -1,24 +1,25 @@
-"""What waits for one client, and who sends it.
+"""The reading end of an output queue: what waits for one client, and which thread sends it.
 
 Theory of operation
 -------------------
-What is queued is sent at once as far as the kernel takes it (sending.py); with a rest, the queue is
-*draining*: the thread that is told of room in the kernel goes on. From then on two threads may meet
-here, so everything is done under the connection's lock; TLS needs it too, since one TLS object must
-not be used by two threads at once.
+What is queued is sent at once as far as the kernel takes it (sending.py). If something is left, the
+queue is *draining*: the thread that gets the socket's next event goes on. From then on two threads
+may use the queue, so everything happens under its lock. TLS needs the lock too: two threads must
+not use one TLS object at once.
 
-    empty --add and send--> (sent at once) empty
-                            (kernel full)  draining --writable--> draining | empty
-                            (file not in memory)  draining --disk thread--> draining | empty
+    empty --add and send--> (all was sent)      empty
+                            (socket full)       draining --writable--> draining | empty
+                            (file not cached)   draining --disk thread--> draining | empty
 
-*Disk*: a run of a file is sent by the thread that has the event only as far as it is in memory.
-What is not, or not known to be, is a disk thread's: it makes one step, outside of the lock, and
-waits for room in its turn. While it does, nobody else sends.
+*Disk.* An event's thread sends a file only as far as the page cache has it. For the rest, a disk
+thread makes one step without the lock, and waits for the socket again. No other thread sends
+meanwhile.
 
-An error is final: what is queued is dropped, file descriptors are closed, writers are told.
+An error is final: what is queued is dropped, files are closed, and the writer's next call raises
+:class:`ClientGone`.
 
-When the kernel has no memory left for TCP, a socket is writable and takes nothing. To wait for
-writability again would spin, so the queue is *tried again* some time later.
+When the kernel is out of memory for TCP, a socket is writable and takes nothing. Waiting until it
+is writable would spin, so the queue *retries* after some time.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ __all__ = ["OutputOwner", "SendQueue", "Sends"]
 
 
 class OutputOwner(Protocol):
-    """What a queue asks of its connection; called under the queue's lock."""
+    """What a queue needs of its connection or stream; called under the queue's lock."""
 
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
         """Have :meth:`SendQueue.on_writable` called once the socket is writable.
 
-        :param deadline: monotonic; when the client is to be given up.
+        :param deadline: when to give up on the client; monotonic.
         :param retry: have it called some time later instead, writable or not.
-        :raises OSError, ValueError: if the kernel can watch no more; it ends the queue.
+        :raises OSError, ValueError: if the kernel cannot watch the socket; it ends the queue.
         """
 
     def resume_sending(self) -> None:
@@ -54,48 +55,53 @@ class OutputOwner(Protocol):
 
 
 class Sends(Protocol):
-    """What a queue sends by: a socket's :class:`Sender`, or a stream's of HTTP/2.
+    """Sends on a socket (:class:`~.sending.Sender`) or on an HTTP/2 stream (`StreamSender`).
 
-    Called under the queue's lock, but for a disk's step.
+    Called under the queue's lock, except for :meth:`step_from_disk`.
     """
 
     @property
     def send(self) -> Callable[[bytes], int]:
-        """Sends what it can of a block right now, and returns how many bytes that were.
+        """Sends as much of a block as possible without waiting, and returns how many bytes.
 
-        It raises as :meth:`take_turn`, or what says that it would block.
+        Raises as :meth:`take_turn` does, or an error of `WOULD_BLOCK`.
         """
 
     def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
-        """Send until no more is taken, the turn is over, or the disk is needed.
+        """Send until nothing more is taken, the turn is over, or a disk is needed.
 
         :raises OSError: if the client has gone, or a file cannot be read.
         """
 
     def wait_until(self, *, again: bool) -> float:
-        """When the client is to be given up, if it is waited for from now on."""
+        """Return when to give up on a client that is waited for from now on (monotonic).
+
+        :param again: the wait goes on; the client has had no chance to end it.
+        """
 
     def pace(self, now: float) -> tuple[float, int] | None:
-        """For how long the client has been waited for, and what it has taken since; any thread.
+        """Return for how long the client has been waited for, and the bytes taken since.
 
-        :param now: the monotonic clock.
-        :returns: None if it is not waited for; a stream waits for its client's windows alone.
+        For any thread. A stream waits for its client only while its window is used up.
+
+        :param now: monotonic.
+        :returns: None if the client is not waited for.
         """
 
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
-        """Send or read the next bytes of the file in front, and wait for its disk."""
+        """Send or read the next bytes of the first file; may wait for its disk."""
 
     def note_file(self, backlog: Backlog, done: int | bytes) -> None:
-        """Take note of what `step_from_disk` has done."""
+        """Record the result of `step_from_disk`."""
 
 
 class SendQueue:
-    """What is left to send on one connection, or on a stream of HTTP/2.
+    """What is left to send on one connection, or on one stream of HTTP/2.
 
     :param lock: by default one of its own.
-    :ivar backlog: what is left to send; None as long as nothing of a response ever was.
-    :ivar draining: somebody will go on sending: whoever has the socket's event, or a disk thread.
-    :ivar closing: the response is whole: whoever sends its last byte finishes it.
+    :ivar backlog: what is left to send; None while every response was sent at once.
+    :ivar draining: an event's thread, or a disk thread, will go on sending.
+    :ivar closing: the response is complete: the thread that sends its last byte finishes it.
     :ivar error: why nothing can be sent any more.
     """
 
@@ -123,8 +129,8 @@ class SendQueue:
         self.draining = False
         self.closing = False
         self.error: BaseException | None = None
-        self.backlog: Backlog | None = None  # most responses need none
-        self._dropped = 0  # bytes that were queued when an error came
+        self.backlog: Backlog | None = None
+        self._dropped = 0  # bytes that an error has dropped
         self._owner = owner
         self._rules = rules
         self._sender = sender
@@ -135,10 +141,11 @@ class SendQueue:
         return 0 if self.backlog is None else self.backlog.size
 
     def on_writable(self) -> bool:
-        """Go on; the event's owner calls it.
+        """Go on sending; called by the owner of the socket's event.
 
-        :returns: True if the response is whole and its last byte has been sent, or never will be:
-            the caller finishes it. Decided under the lock, or the app's thread could do so too.
+        :returns: True if the response is complete and its last byte has been sent, or never will
+            be: the caller finishes it. This is decided under the lock, so that the app's thread
+            does not finish it as well.
         """
         with self.lock:
             self.draining = False
@@ -149,7 +156,7 @@ class SendQueue:
             return self.closing and not self.draining
 
     def fail(self, error: BaseException) -> None:
-        """Drop everything and tell the writer."""
+        """Drop everything; the writer's next call raises."""
         with self.lock:
             self._fail(error)
 
@@ -157,7 +164,7 @@ class SendQueue:
         """See :meth:`Sends.pace`."""
         return self._sender.pace(now)
 
-    # Everything below is called with the lock held, unless it says otherwise.
+    # Everything below needs the lock, unless it says otherwise.
 
     def _check(self) -> None:
         if self.error is not None:
@@ -172,7 +179,7 @@ class SendQueue:
         if self._room is None:
             self._room = threading.Condition(self.lock)
         began = time.monotonic()
-        # Ends in any case: a client that takes nothing is dropped by the sweep.
+        # The sweep ends this if the client takes nothing.
         while self.draining and self.bytes_queued > self._rules.ahead_bytes // 2:
             self._room.wait()
         if self.backlog is not None:
@@ -219,7 +226,7 @@ class SendQueue:
         segment = backlog.first
         assert isinstance(segment, FileSegment)
         self.draining = True
-        backlog.use(segment.fd)  # whatever becomes of the connection meanwhile
+        backlog.use(segment.fd)  # stays open even if the connection fails meanwhile
         try:
             device = os.fstat(segment.fd).st_dev
             self._rules.disk.submit(device, lambda: self._go_on_from_disk(backlog, segment))
@@ -228,9 +235,9 @@ class SendQueue:
             self._fail(error)
 
     def _go_on_from_disk(self, backlog: Backlog, segment: FileSegment) -> None:
-        """Make one step of a file that may wait for its disk; in a disk thread, without the lock.
+        """Make one step of sending a file; runs in a disk thread, without the lock.
 
-        Nobody else sends while it runs: the queue is draining, and no event is waited for.
+        No other thread sends meanwhile: the queue is draining, and waits for no event.
         """
         done: int | bytes = 0
         failure: OSError | None = None
@@ -247,4 +254,4 @@ class SendQueue:
                 self._start_draining()
             backlog.release(segment.fd)
             if self.error is not None and self.closing:
-                self._owner.resume_sending()  # who sees that it is over, and finishes
+                self._owner.resume_sending()  # to finish the response

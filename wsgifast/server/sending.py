@@ -1,13 +1,13 @@
-"""Sends what waits for one client on its socket, a turn at a time, and says how long it may wait.
+"""Sends a connection's backlog on its socket, one turn at a time, plain or with TLS.
 
-A file is sent only as far as it is in memory; what comes next of it is a disk thread's to bring.
-Where the kernel cannot send it by itself, as with TLS, a piece of it is read into one buffer of the
-thread and sent from there. What is not taken stays in no memory: it is read again. TLS may have
-begun to send a piece that it refuses, and wants the same bytes then.
+A file is sent only as far as the page cache has it; a disk thread does the rest. Where sendfile
+does not work, as with TLS, a piece of the file is read into a buffer of the thread and sent from
+there. If the socket does not take it, it is not kept but read again later. TLS may have sent a part
+of a piece that it refuses; it must then be given the same bytes again.
 
-The send buffer of a near client starts small and grows when the client is quick: what slow clients
-leave lying there comes out of the memory that the kernel has for all TCP connections, and when
-that is gone, every connection of the host stands still.
+The socket's send buffer is small at first and grows if the client is fast. Bytes that slow clients
+leave in it count against the kernel's memory for all TCP connections; when that is used up, every
+connection of the host stalls.
 """
 
 from __future__ import annotations
@@ -44,41 +44,41 @@ from .transport import WOULD_BLOCK
 
 __all__ = ["LONG_TURN_BYTES", "Sender", "Turn"]
 
-# One turn for one connection: beyond it, the others get theirs first.
+# What a connection sends before the others have their turn.
 _TURN_BYTES = 4 * 1024 * 1024
-# What a disk is asked for before other files have their turn.
+# What is read from a disk before other files have their turn.
 _DISK_STEP_BYTES = 1024 * 1024
-# What TLS encrypts at once, and what is read at once of a file that the kernel does not send by
-# itself. Always the same: what was refused is offered again with no byte less.
+# What TLS encrypts in one call, and what is read of a file without sendfile. It is constant because
+# TLS must be given what it has refused again, without a byte less.
 _PIECE_BYTES = 128 * 1024
-# A turn with TLS, which costs several times as much for each byte; and after how much of one the
-# others do not wait for its end: a slow client has no such turns.
+# The same for TLS, which costs several times as much per byte; and after how many bytes another
+# thread takes over the remaining work. Slow clients have no turns as long as that.
 _TLS_TURN_BYTES = 2 * 1024 * 1024
 LONG_TURN_BYTES = 512 * 1024
-# TLS may have sent records of a piece that it refuses, with each event one at least; or it wants
-# something else than room. After so many refusals in a row there is no room.
+# How many refusals in a row mean that the kernel is out of memory. TLS may refuse a piece although
+# it has sent at least one of its records.
 _TLS_REFUSALS = 4 * _PIECE_BYTES // (16 * 1024)
-# The send buffer of a quick client with TLS: the encryption goes through more of the cache than the
-# kernel does, and every time that the buffer is full costs more than a larger one.
+# The send buffer of a fast client with TLS: each time that it is full costs more than with plain
+# sockets, because encryption uses more of the processor's cache.
 _TLS_SEND_BUFFER_BYTES = 1024 * 1024
 
 
 class Turn(enum.Enum):
-    """How a turn has ended."""
+    """How a turn ended."""
 
     DONE = "nothing is left"
-    FULL = "the kernel takes no more, or it is other connections' turn"
-    AGAIN = "the kernel takes nothing, although its event has told of room"
-    DISK = "the next bytes may have to come from a disk"
+    FULL = "the socket is full, or it is other connections' turn"
+    AGAIN = "the socket takes nothing although it is writable: the kernel is out of memory"
+    DISK = "the next bytes of a file may not be in the page cache"
 
 
 class Sender:
-    """The sending end of one connection; called under its queue's lock, but for a disk's step.
+    """Sends on one socket; implements :class:`~.send_queue.Sends`.
 
     :param sock: non-blocking, plain or TLS.
-    :ivar send: sends a block as far as the kernel takes it.
-    :ivar encrypts: whether that is TLS.
-    :ivar sends_files: whether the kernel sends files by itself; with TLS it never does.
+    :ivar send: sends as much of a block as the socket takes.
+    :ivar encrypts: whether the socket is TLS.
+    :ivar sends_files: whether sendfile works; never with TLS.
     """
 
     __slots__ = (
@@ -105,21 +105,21 @@ class Sender:
         self.encrypts = isinstance(sock, ssl.SSLSocket)
         self.send = partial(_encrypt, sock) if self.encrypts else sock.send
         self.sends_files = rules.sendfile and not self.encrypts and hasattr(os, "sendfile")
-        self._sized = False  # whether the send buffer has been chosen
-        self._may_grow = False  # it is the small one
+        self._sized = False  # whether the send buffer's size has been set
+        self._may_grow = False  # whether it is the small one
         self._full_since = 0.0
-        self._is_full = False  # the kernel has taken less than it was last given
+        self._is_full = False  # the socket has taken only a part of the last send
         self._ahead: LookAhead | None = None  # made for the first file
-        self._refused = 0  # bytes of a file that would have blocked: TLS takes no fewer then
-        self._refusals = 0  # events in a row that have told of room, and nothing was taken
-        self._waiting_since: float | None = None  # for the client, with something left to send
+        self._refused = 0  # bytes of a file that TLS has refused, and must be given again
+        self._refusals = 0  # writable events in a row after which nothing was taken
+        self._waiting_since: float | None = None  # for the client
         self._taken = 0  # bytes, since then
         self._deadline = 0.0
 
     def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
-        """Send until the kernel is full, the turn is over, or the disk is needed.
+        """Send until the socket is full, the turn is over, or a disk is needed.
 
-        :param after_event: the socket was writable just now.
+        :param after_event: the socket has just been reported writable.
         :raises FileTruncated: if a file ends early.
         :raises OSError: if the client has gone, or a file cannot be read.
         """
@@ -156,10 +156,7 @@ class Sender:
         return Turn.DONE
 
     def wait_until(self, *, again: bool) -> float:
-        """The client is waited for from now on; when it is to be given up, by the monotonic clock.
-
-        :param again: as it was before: it is not the client that keeps us waiting.
-        """
+        """See :class:`~.send_queue.Sends`."""
         self._limit_buffer()
         now = time.monotonic()
         if self._may_grow:
@@ -173,7 +170,7 @@ class Sender:
         return self._deadline
 
     def pace(self, now: float) -> tuple[float, int] | None:
-        """See :meth:`~.output.Sends.pace`."""
+        """See :class:`~.send_queue.Sends`."""
         since, taken = self._waiting_since, self._taken
         return None if since is None else (now - since, taken)
 
@@ -182,7 +179,7 @@ class Sender:
     def _send_buffers(self, backlog: Backlog) -> None:
         buffers, file_follows = backlog.buffers()
         if self.encrypts:
-            # After a refusal TLS wants the same bytes again: a backlog's front only ever shrinks.
+            # After a refusal TLS needs the same bytes, which the front of the backlog still has.
             del buffers[1:]
             rest = buffers[0][self.send(buffers[0]) :]
             self._is_full = False
@@ -196,11 +193,9 @@ class Sender:
     # Files
 
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
-        """Send or read the next bytes of the file in front, and wait for its disk.
+        """Send or read the next bytes of the first file; in a disk thread, without the lock.
 
-        In a disk thread, and without the lock: nobody else may send meanwhile.
-
-        :returns: what :meth:`note_file` is to be told, with the lock.
+        :returns: an argument for :meth:`note_file`.
         :raises OSError: as :meth:`take_turn`.
         """
         began = time.monotonic()
@@ -209,14 +204,14 @@ class Sender:
         except WOULD_BLOCK:
             return 0
         finally:
-            if self._waiting_since is not None:  # what the disk took is not the client's time
+            if self._waiting_since is not None:  # the client is not to blame for the disk
                 self._waiting_since += time.monotonic() - began
 
     def note_file(self, backlog: Backlog, done: int | bytes) -> None:
-        """Take note of what was sent of the file in front, or read of it, to be sent next."""
+        """Record how many bytes of the first file were sent, or what was read to be sent next."""
         if isinstance(done, bytes):
             backlog.insert_read(done)
-            self._refused = 0  # it stands in front from now on, and stays until it is taken
+            self._refused = 0  # from now on it is kept until it is sent
             return
         self._taken += done
         if self.sends_files:
@@ -229,9 +224,8 @@ class Sender:
         """Send the next bytes of a file.
 
         :param may_wait: for the disk.
-        :returns: how many bytes the kernel has taken; what was read in their place, where the disk
-            was waited for and the kernel cannot send files; None if the disk must be waited for, or
-            may have to be.
+        :returns: the number of bytes sent; or, without sendfile and if it may wait, the bytes read;
+            None if it must not wait and the disk may be needed.
         """
         fd, offset, whole = segment
         place = offset + backlog.file_sent
@@ -252,7 +246,7 @@ class Sender:
             except SendfileUnavailable:
                 self.sends_files = False
         if result is None:
-            # What is not taken is read again, from memory: a slow client's keeps none.
+            # A piece that is not taken is read again, so that slow clients use no memory.
             size = min(left, _PIECE_BYTES)
             if not may_wait:
                 result = self._send_cached(fd, place, size)
@@ -263,7 +257,7 @@ class Sender:
         return result
 
     def _send_cached(self, fd: int, place: int, size: int) -> int | None:
-        """Read a piece of a file from memory and send it; None if not all of it is there."""
+        """Read a piece of a file from the page cache and send it; None if it is not all there."""
         data = view_cached(fd, place, size)
         if data is None or 0 < len(data) < size:
             return None
@@ -275,20 +269,20 @@ class Sender:
         self._is_full = sent < len(data)
         return sent
 
-    # The kernel's buffer
+    # The socket's send buffer
 
     def _limit_buffer(self) -> None:
-        """Choose the send buffer, once: more is to be sent than an answer of the usual size."""
+        """Set the size of the send buffer, once: this response is larger than most."""
         if not self._sized:
             self._sized = True
-            # Reset just now: the next send says so.
+            # If the client has gone, the next send fails.
             with contextlib.suppress(OSError):
                 self._may_grow = limit_send_buffer(
                     cast(SocketLike, self._sock), FIRST_SEND_BUFFER_BYTES
                 )
 
     def _note_writable(self) -> None:
-        """The client has made room; a quick one is given a larger buffer."""
+        """The socket is writable again; give a fast client a larger buffer."""
         if self._may_grow and time.monotonic() - self._full_since < QUICK_S:
             self._may_grow = False
             with contextlib.suppress(OSError):  # as above
@@ -299,5 +293,5 @@ class Sender:
 
 
 def _encrypt(sock: socket.socket, data: bytes | memoryview) -> int:
-    """Send the first piece of some bytes with TLS, which takes all of it or would block."""
+    """Send the first piece of some bytes with TLS, which takes it whole or not at all."""
     return sock.send(data if len(data) <= _PIECE_BYTES else memoryview(data)[:_PIECE_BYTES])

@@ -1,4 +1,4 @@
-"""Request bodies that the app's thread reads from its client, where they are not buffered."""
+"""Request bodies that are not buffered: the app's thread reads them from the socket."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = ["DRAIN_BYTES", "StreamedBody", "receive_blocking"]
 
-# One receive: at least, however little the app asks for, and at most.
+# Bytes of one receive: at least, however little the app asks for; and at most.
 _LEAST_BYTES = 16 * 1024
 _MOST_BYTES = 256 * 1024
-# The most that is thrown away of a body which the app has not read, to keep the connection: a
-# client that sends as fast as it is read would otherwise keep the server busy as long as it likes.
+# The most that is discarded of a body that the app has not read, in order to keep the connection: a
+# client could otherwise keep the server busy for as long as it likes.
 DRAIN_BYTES = 1024 * 1024
 
 
@@ -33,15 +33,14 @@ class StreamedBody(io.RawIOBase):
     """The raw stream under `wsgi.input`; wrap it in an io.BufferedReader.
 
     :param sock: non-blocking.
-    :param lock: the output queue's, which may use the same TLS object.
-    :param length: bytes; None for chunks.
-    :param decoder: of the chunks.
-    :param take_trailers: called with what has come behind the last of them.
-    :param data: what has come with the head.
-    :param timeout_s: the longest wait for a byte; and for all of them together, beside one second
-        for each 500 of them.
-    :ivar failure: what has kept the body from being read to its end; whatever comes next on the
-        connection is no request.
+    :param lock: the output queue's, because both directions share one TLS object.
+    :param length: bytes; None for a chunked body.
+    :param decoder: for a chunked body.
+    :param take_trailers: called with its trailers.
+    :param data: what was received with the head.
+    :param timeout_s: see :func:`.limits.time_left_s`.
+    :ivar failure: why the body cannot be read to its end; the connection is then out of step, and
+        no other request can follow.
     """
 
     def __init__(
@@ -64,19 +63,19 @@ class StreamedBody(io.RawIOBase):
         self._timeout_s = timeout_s
         self._received = 0
         self._waited_s = 0.0
-        self._content = memoryview(b"")  # decoded, and not read
-        self._rest = data  # received, and not decoded
+        self._content = memoryview(b"")  # decoded, and not read yet
+        self._rest = data  # received, and not decoded yet
         self._is_over = False
-        self._skipped = 0  # bytes that have come and the app has not read
+        self._skipped = 0  # bytes received that the app has not read
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """:raises RequestError: if the client sends nothing for too long, or no chunks.
+        """:raises RequestError: if the client is too slow, or its chunks are malformed.
 
         :raises ClientGone: if the connection ends before the body does.
-        :raises ValueError: if the request has been answered.
+        :raises ValueError: after the response has ended.
         """
         if self._is_over:
             raise ValueError("this request is over: read its body before the response ends")
@@ -95,10 +94,10 @@ class StreamedBody(io.RawIOBase):
         return size
 
     def skip(self) -> bytes | None:
-        """Cut the app off, and throw away what it has not read, as far as that has come.
+        """End the app's access, and discard what it has not read, as far as it was received.
 
-        :returns: what has come behind the body; None if its end has not come, or never will: then
-            :attr:`failure` says so. Else it may be called again when more has come.
+        :returns: what was received after the body. None if the body has not ended: call this again
+            when more arrives, unless :attr:`failure` is set.
         """
         self._is_over = True
         if self.failure is not None:
@@ -116,7 +115,7 @@ class StreamedBody(io.RawIOBase):
             return self._rest
         except WOULD_BLOCK:
             pass
-        except Exception as error:  # noqa: BLE001 - lost or malformed: no next request is found
+        except Exception as error:  # noqa: BLE001 - lost or malformed: there is no next request
             self.failure = error
         return None
 
@@ -124,7 +123,7 @@ class StreamedBody(io.RawIOBase):
         return self._decoder.done if self._left is None else not self._left
 
     def _take(self, data: bytes) -> None:
-        """Decode what has come; the end of the connection is b""."""
+        """Decode what was received; b"" is the end of the connection."""
         if not data:
             raise ClientGone("the client has left in the middle of its request body")
         if self._left is None:
@@ -154,12 +153,12 @@ class StreamedBody(io.RawIOBase):
 def receive_blocking(
     sock: socket.socket, lock: threading.Lock | threading.RLock, size: int, timeout_s: float
 ) -> bytes:
-    """Receive once from a non-blocking socket, and wait until something has come.
+    """Wait until a non-blocking socket has data, and receive once.
 
-    :param lock: held while the socket is asked.
+    :param lock: held while receiving, not while waiting.
     :param size: the most bytes.
     :returns: b"" at the end of the connection.
-    :raises RequestError: if nothing has come in time.
+    :raises RequestError: if nothing arrives in time.
     :raises ClientGone: if the connection is lost.
     """
     deadline = time.monotonic() + timeout_s
@@ -169,7 +168,7 @@ def receive_blocking(
         try:
             with lock:
                 return sock.recv(size)
-        except ssl.SSLWantWriteError:  # TLS has something of its own to send first
+        except ssl.SSLWantWriteError:  # TLS has to send something first
             awaited = select.POLLOUT
         except WOULD_BLOCK:
             pass
