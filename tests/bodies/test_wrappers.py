@@ -18,7 +18,7 @@ from werkzeug.wrappers import Response
 from werkzeug.wsgi import ClosingIterator
 
 from tests.support import django_project
-from tests.test_middleware import Server, new_environ
+from tests.support.wsgi import Server, new_environ
 from wsgifast import WSGIFast
 from wsgifast.bodies.segments import SegmentedBody
 from wsgifast.sockets import FileSegment

@@ -19,7 +19,7 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.test import override_settings
 
 from tests.support import django_project
-from tests.test_middleware import Server, new_environ
+from tests.support.wsgi import Server, new_environ
 
 __all__ = ["DATE", "REQUESTS", "as_markdown", "differences", "tree"]
 

@@ -23,7 +23,7 @@ from django.test import override_settings
 from django.urls import path as url
 
 from tests.asgi.support import call, scope_of
-from tests.test_middleware import Server, new_environ
+from tests.support.wsgi import Server, new_environ
 from wsgifast.django import get_asgi_application, get_wsgi_application
 
 CONTENT = os.urandom(700_000)

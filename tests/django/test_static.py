@@ -20,7 +20,7 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.test import AsyncClient, Client, override_settings
 
 from tests.asgi.support import call, scope_of
-from tests.test_middleware import Server, new_environ
+from tests.support.wsgi import Server, new_environ
 from wsgifast import ConfigurationError
 from wsgifast.django import StaticFilesMiddleware, get_asgi_application, get_wsgi_application
 

@@ -1,0 +1,320 @@
+"""Bodies and their framing, over every kind of development server."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.http import Connection
+from wsgifast import WSGIFast
+from wsgifast.bodies.files import FileSlice
+from wsgifast.bodies.segments import Segment, SegmentedBody
+from wsgifast.sockets.sendfile import FileSegment
+
+from .apps import answering, assert_alive, each_kind, path_of, router
+from .serving import KINDS, serve
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+
+@each_kind
+@pytest.mark.parametrize("body", [list, tuple, iter])
+def test_no_body_where_none_belongs(kind: str, body: Any) -> None:
+    statuses = ["204 No Content", "304 Not Modified", "205 Reset Content"]
+    apps = {
+        status[:3]: answering(lambda _: body([b"some", b" ", b"body"]), status, [])
+        for status in statuses
+    }
+    with serve(router(**apps), kind) as served, Connection(served.address) as client:
+        for code in apps:
+            response = client.request(f"/{code}")
+            assert response.status == int(code)
+            assert response.header("Content-Length") == ("0" if code == "205" else None), code
+            assert response.header("Transfer-Encoding") is None, code
+            assert_alive(client)
+
+
+@each_kind
+def test_head_has_the_head_of_get_and_no_body(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100_000)
+    apps = {
+        "list": answering(lambda _: [b"12345"]),
+        "iterator": answering(lambda _: iter([b"12345"])),
+        "stream": answering(lambda _: (block for block in [b"12345"])),
+        "file": answering(lambda environ: environ["wsgi.file_wrapper"](path.open("rb"))),
+        "declared": answering(lambda _: [], headers=[("Content-Length", "77")]),
+    }
+    lengths = {"list": "5", "iterator": "5", "stream": None, "file": "100000", "declared": "77"}
+    with serve(router(**apps), kind) as served, Connection(served.address) as client:
+        for name, length in lengths.items():
+            response = client.request(f"/{name}", method="HEAD")
+            assert response.header("Content-Length") == length
+            assert_alive(client)
+
+
+@each_kind
+def test_an_empty_body_has_length_0(kind: str) -> None:
+    apps = {
+        "list": answering(lambda _: []),
+        "block": answering(lambda _: [b""]),
+        "stream": answering(lambda _: (b"" for _ in range(2))),
+        "iterator": answering(lambda _: iter([b"", b""])),
+        "file": answering(lambda environ: environ["wsgi.file_wrapper"](io.BytesIO())),
+    }
+    with serve(router(**apps), kind) as served, Connection(served.address) as client:
+        for name in apps:
+            response = client.request(f"/{name}")
+            assert (response.body, response.header("Content-Length")) == (b"", "0")
+        assert_alive(client)
+
+
+@each_kind
+def test_a_body_of_unknown_length_is_chunked_for_who_understands(kind: str) -> None:
+    app = answering(lambda _: (block for block in [b"one ", b"", b"two"]))
+    with serve(router(stream=app), kind) as served:
+        with Connection(served.address) as client:
+            response = client.request("/stream")
+            assert response.header("Transfer-Encoding") == "chunked"
+            assert response.body == b"one two"
+            assert_alive(client)
+        with Connection(served.address) as client:
+            headers = [("Connection", "keep-alive")]
+            response = client.request("/stream", version="1.0", headers=headers)
+            assert response.header("Transfer-Encoding") is None
+            assert response.header("Connection") == "close"
+            assert response.body == b"one two"
+
+
+@each_kind
+def test_what_exceeds_the_content_length_is_cut_and_logged(kind: str) -> None:
+    length = [("Content-Length", "4")]
+    apps = {
+        "list": answering(lambda _: [b"12", b"345678"], headers=length),
+        "stream": answering(lambda _: (b for b in [b"12", b"3456", b"78"]), headers=length),
+    }
+    with serve(router(**apps), kind) as served, Connection(served.address) as client:
+        for name in apps:
+            assert client.request(f"/{name}").body == b"1234"
+            assert_alive(client)
+    assert served.log.count("longer than its Content-Length") == 2
+
+
+@each_kind
+@pytest.mark.parametrize("body", [list, iter])
+def test_what_falls_short_of_the_content_length_ends_the_connection(kind: str, body: Any) -> None:
+    app = answering(lambda _: body([b"12", b"34"]), headers=[("Content-Length", "5")])
+    with (
+        serve(app, kind) as served,
+        Connection(served.address) as client,
+        pytest.raises(EOFError, match="4 of 5"),
+    ):
+        client.request("/")
+    assert "the body has 4 bytes" in served.log
+
+
+def sized_file(folder: Path, size: int) -> tuple[Path, bytes]:
+    content = os.urandom(size)
+    path = folder / f"file-{size}"
+    path.write_bytes(content)
+    return path, content
+
+
+@each_kind
+@pytest.mark.parametrize("sendfile", [True, False])
+@pytest.mark.parametrize("size", [1, 16 * 1024, 3_000_000])
+def test_files_arrive_whole_from_where_they_stand(
+    kind: str, sendfile: bool, size: int, tmp_path: Path
+) -> None:
+    path, content = sized_file(tmp_path, size)
+    files = []
+
+    def wrapped(environ: WSGIEnvironment) -> Any:
+        files.append(path.open("rb"))
+        files[-1].read(size // 3)
+        return environ["wsgi.file_wrapper"](files[-1])
+
+    with (
+        serve(router(file=answering(wrapped)), kind, use_sendfile=sendfile) as served,
+        Connection(served.address) as client,
+    ):
+        for _ in range(2):
+            response = client.request("/file")
+            assert response.body == content[size // 3 :]
+            assert response.header("Content-Length") == str(size - size // 3)
+        assert_alive(client)
+    assert all(file.closed for file in files)
+    assert f" 200 {size - size // 3}" in served.log
+
+
+@each_kind
+def test_an_open_file_is_sent_whole_without_a_wrapper(kind: str, tmp_path: Path) -> None:
+    path, content = sized_file(tmp_path, 300_000)
+    app = answering(lambda _: path.open("rb"))
+    with serve(router(file=app), kind) as served, Connection(served.address) as client:
+        response = client.request("/file")
+        assert response.body == content
+        assert response.header("Content-Length") == "300000"
+        assert_alive(client)
+
+
+@each_kind
+def test_a_file_after_write_is_framed_too(kind: str, tmp_path: Path) -> None:
+    path, content = sized_file(tmp_path, 50_000)
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [])(b"written ")
+        return environ["wsgi.file_wrapper"](path.open("rb"))
+
+    with serve(router(file=app), kind) as served, Connection(served.address) as client:
+        assert client.request("/file").body == b"written " + content
+        assert_alive(client)
+
+
+@each_kind
+def test_a_file_slice_and_segments_are_sent_as_runs(kind: str, tmp_path: Path) -> None:
+    path, content = sized_file(tmp_path, 100_000)
+    closed = []
+
+    def sliced(environ: WSGIEnvironment) -> Any:
+        file = path.open("rb")
+        return environ["wsgi.file_wrapper"](FileSlice(FileSegment(file.fileno(), 10, 70_000), file))
+
+    def segmented(environ: WSGIEnvironment) -> Any:
+        fd = os.open(path, os.O_RDONLY)
+        parts: list[Segment] = [b"<", FileSegment(fd, 5, 60_000), b"|", FileSegment(fd, 0, 7), b">"]
+
+        def close() -> None:
+            os.close(fd)
+            closed.append(fd)
+
+        return SegmentedBody(parts, close)
+
+    apps = {"slice": answering(sliced), "segments": answering(segmented)}
+    with serve(router(**apps), kind) as served, Connection(served.address) as client:
+        assert client.request("/slice").body == content[10:70_010]
+        response = client.request("/segments")
+        assert response.body == b"<" + content[5:60_005] + b"|" + content[:7] + b">"
+        assert response.header("Content-Length") == "60010"
+        assert_alive(client)
+    assert len(closed) == 1
+    assert " 200 60010" in served.log
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "blocks",
+    [[b"x"] * 100_000, [b"y" * 20_000] * 100, [b"", b"z" * 2_000_000, b"1"], (b"a", b"b")],
+)
+def test_a_list_of_blocks_is_one_sized_body(kind: str, blocks: Any) -> None:
+    with serve(answering(lambda _: blocks), kind) as served, Connection(served.address) as client:
+        response = client.request("/")
+        assert response.body == b"".join(blocks)
+        assert response.header("Content-Length") == str(len(response.body))
+
+
+class CountingSocket(socket.socket):
+    """Keeps what each send was given."""
+
+    sends: list[tuple[int, int]]
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        self.sends.append((len(data), flags))
+        return super().send(data, flags)
+
+    def sendmsg(self, buffers: Any, ancillary: Any = (), flags: int = 0, *rest: Any) -> int:
+        self.sends.append((sum(map(len, buffers)), flags))
+        return super().sendmsg(buffers, ancillary, flags, *rest)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_and_its_first_block_leave_in_one_send(kind: str, tmp_path: Path) -> None:
+    small, content = sized_file(tmp_path, 1000)
+    large, _ = sized_file(tmp_path, 100_000)
+    apps = {
+        "list": answering(lambda _: [b"x" * 10, b"y" * 20_000]),
+        "stream": answering(lambda _: (b"x" * 10 for _ in range(1))),
+        "small": answering(lambda environ: environ["wsgi.file_wrapper"](small.open("rb"))),
+        "large": answering(lambda environ: environ["wsgi.file_wrapper"](large.open("rb"))),
+    }
+    sends: list[tuple[int, int]] = []
+    with serve(router(**apps), kind) as served:
+        accept = served.server.get_request
+
+        def get_request() -> Any:
+            accepted, address = accept()
+            counting = CountingSocket(fileno=accepted.detach())
+            counting.sends = sends
+            return counting, address
+
+        served.server.get_request = get_request
+        with Connection(served.address) as client:
+            received = {}
+            for name in apps:
+                before = len(sends)
+                response = client.request(f"/{name}")
+                received[name] = (response, sends[before:])
+    for name in ("list", "small"):
+        response, made = received[name]
+        assert len(made) == 1, name
+        assert made[0][0] > len(response.body)
+    assert [flags for _, flags in received["stream"][1]] == [0, 0]  # the head's, the last chunk's
+    # The head waits for the file, which another call brings.
+    assert received["large"][1][0][1] == getattr(socket, "MSG_MORE", 0)
+    assert received["small"][0].body == content
+
+
+@each_kind
+def test_small_writes_are_not_delayed(kind: str) -> None:
+    seen = []
+
+    def look(environ: WSGIEnvironment) -> list[bytes]:
+        # The server's side of the connection, found by its descriptor: both ends are in here.
+        for frame in sys._current_frames().values():
+            handler: Any = frame
+            while handler is not None:
+                connection = getattr(handler.f_locals.get("self"), "connection", None)
+                if isinstance(connection, socket.socket):
+                    seen.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+                handler = handler.f_back
+        return [b"ok"]
+
+    with serve(answering(look), kind) as served, Connection(served.address) as client:
+        client.request("/")
+    assert seen
+    assert all(seen)
+
+
+@each_kind
+def test_wrapped_apps(kind: str, tmp_path: Path) -> None:
+    path, content = sized_file(tmp_path, 300_000)
+    apps = {
+        "text": answering(lambda _: "text"),
+        "file": answering(lambda _: path.open("rb")),
+        "wrapper": answering(lambda environ: environ["wsgi.file_wrapper"](path.open("rb"))),
+    }
+    with serve(WSGIFast(router(**apps)), kind) as served, Connection(served.address) as client:
+        assert client.request("/text").body == b"text"
+        for name in ("file", "wrapper"):
+            response = client.request(f"/{name}")
+            assert response.body == content
+            assert response.header("Content-Length") == "300000"
+        assert_alive(client)
+
+
+@each_kind
+def test_responses_can_be_read_by_others(kind: str) -> None:
+    with serve(answering(path_of), kind) as served:
+        client = http.client.HTTPConnection(*served.address, timeout=60)
+        for number in range(3):
+            client.request("GET", f"/{number}")
+            assert client.getresponse().read() == b"/%d" % number
+        client.close()

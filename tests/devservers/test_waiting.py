@@ -1,0 +1,140 @@
+"""Idle, silent and stalled connections, over every kind of development server."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.http import Connection
+from tests.support.servers import PATIENCE_S, wait_for
+from wsgifast.devservers import connection
+
+from .apps import answering, assert_alive, each_kind, each_threaded, path_of
+from .serving import Served, serve
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import WSGIEnvironment
+
+
+@pytest.mark.parametrize("kind", ["wsgiref-single", "werkzeug-single"])
+def test_an_idle_connection_does_not_lock_others_out(kind: str) -> None:
+    with (
+        serve(answering(path_of), kind, keep_alive_timeout=60.0) as served,
+        Connection(served.address) as idle,
+    ):
+        assert idle.request("/").keep_alive
+        with Connection(served.address) as other:
+            assert_alive(other)
+        assert idle.read_to_end() == b""
+
+
+@pytest.mark.parametrize("kind", ["wsgiref-single", "werkzeug-single"])
+def test_a_silent_connection_is_sent_away_after_a_grace(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "FRESH_GRACE_S", 0.05)
+    with (
+        serve(answering(path_of), kind) as served,
+        Connection(served.address) as silent,
+        Connection(served.address) as other,
+    ):
+        assert_alive(other)
+        assert silent.read_to_end() == b""
+
+
+@pytest.mark.parametrize("kind", ["wsgiref-single", "werkzeug-single"])
+def test_who_has_just_connected_gets_an_answer_although_others_wait(kind: str) -> None:
+    with serve(answering(path_of), kind) as served:
+        clients = [Connection(served.address) for _ in range(3)]
+        for client in clients:
+            assert_alive(client)
+            client.close()
+
+
+@pytest.mark.parametrize("kind", ["wsgiref-single", "werkzeug-single"])
+def test_a_busy_connection_ends_when_others_wait(kind: str) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def app(environ: WSGIEnvironment) -> list[bytes]:
+        inside.set()
+        assert go_on.wait(PATIENCE_S)
+        return path_of(environ)
+
+    with serve(answering(app), kind) as served, Connection(served.address) as busy:
+        busy.send_request("/busy")
+        assert inside.wait(PATIENCE_S)
+        with Connection(served.address) as other:
+            go_on.set()
+            assert busy.read_response().header("Connection") == "close"
+            assert_alive(other)
+
+
+@each_kind
+def test_an_idle_connection_is_closed_in_time(kind: str) -> None:
+    with (
+        serve(answering(path_of), kind, keep_alive_timeout=0.05) as served,
+        Connection(served.address) as client,
+    ):
+        assert client.request("/").keep_alive
+        assert client.read_to_end() == b""
+    assert "out" not in served.log  # nothing went wrong
+
+
+def is_timed_out(served: Served, sent: bytes) -> bool:
+    """Whether a client that stalls behind these bytes is told 408, and nothing else.
+
+    False for one that has stalled before them, on a busy machine: it is told nothing.
+    """
+    with Connection(served.address) as client, contextlib.suppress(ConnectionError):
+        client.send(sent)
+        if answer := client.read_to_end():
+            assert answer.startswith(b"HTTP/1.1 408 "), answer
+            return True
+    return False
+
+
+@each_kind
+def test_a_stalled_head_is_answered_with_408(kind: str) -> None:
+    with serve(answering(path_of), kind, timeout=0.1) as served:
+        sent = b"GET / HTTP/1.1\r\nHost:"
+        wait_for(lambda: is_timed_out(served, sent), "408 is answered")
+
+
+@each_kind
+def test_a_stalled_request_body_is_answered_with_408(kind: str) -> None:
+    app = answering(lambda environ: [environ["wsgi.input"].read(5)])
+    for head in (b"Content-Length: 5", b"Transfer-Encoding: chunked"):
+        with serve(app, kind, timeout=0.1) as served:
+            sent = b"POST / HTTP/1.1\r\nHost: a\r\n" + head + b"\r\n\r\n3"
+            wait_for(functools.partial(is_timed_out, served, sent), "408 is answered")
+        assert "Traceback" not in served.log
+
+
+@each_threaded
+def test_a_response_ends_its_connection_while_the_server_stops(kind: str) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def app(environ: WSGIEnvironment) -> list[bytes]:
+        inside.set()
+        assert go_on.wait(PATIENCE_S)
+        return [b"whole"]
+
+    def closed_listener(served: Any) -> bool:
+        return bool(served.server.fileno() < 0)
+
+    with serve(answering(app), kind) as served, Connection(served.address) as client:
+        client.send_request("/")
+        assert inside.wait(PATIENCE_S)
+        closer = threading.Thread(target=served.server.server_close)
+        served.server.shutdown()
+        closer.start()
+        wait_for(lambda: closed_listener(served), "the server stops listening")
+        go_on.set()
+        response = client.read_response()
+        assert (response.body, response.header("Connection")) == (b"whole", "close")
+        closer.join(PATIENCE_S)
+        assert not closer.is_alive()

@@ -1,0 +1,191 @@
+"""WSGIFast's routes, with wsgiref.validate on both sides."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import wsgiref.util
+import wsgiref.validate
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support import shapes
+from tests.support.wsgi import Server, new_environ, returning, serve
+from wsgifast import WSGIFast
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+
+# Every shape, with wsgiref.validate on both sides
+
+
+@pytest.mark.filterwarnings("ignore:Unknown REQUEST_METHOD")
+@pytest.mark.parametrize("name", shapes.SHAPES)
+def test_what_the_server_gets_is_valid(name: str) -> None:
+    shape = shapes.SHAPES[name]
+    for method, coalesce in itertools.product(["GET", "HEAD"], [False, True]):
+        app = wsgiref.validate.validator(WSGIFast(shape.view, coalesce=coalesce))
+        environ = new_environ(method, f"/{name}")
+        environ["wsgi.file_wrapper"] = wsgiref.util.FileWrapper
+        server = Server(app, environ)
+        sent = server.finish()
+        assert sent == (shape.expected if method == "GET" else b""), (method, coalesce)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one-chunk", "empty-list", "crumbs", "generator", "generator-with-empty-chunks",
+        "empty-generator", "wsgiref-wrapper", "werkzeug-wrapper", "declared-length",
+        "servers-own-wrapper", "sized-iterable",
+    ],
+)  # fmt: skip
+def test_the_middleware_is_a_valid_server_to_the_app(name: str) -> None:
+    shape = shapes.SHAPES[name]
+    app = WSGIFast(wsgiref.validate.validator(shape.view))
+    server = Server(wsgiref.validate.validator(app), new_environ(path=f"/{name}"))
+    assert server.finish() == shape.expected
+
+
+# Routes
+
+
+@pytest.mark.parametrize(
+    ("body", "route"),
+    [
+        ([b"one"], "as-is"),
+        ([], "as-is"),
+        ([b"x" * 100_000, b"y" * 100_000], "as-is"),
+        ("text", "rescued"),
+        (["text"], "rescued"),
+        (bytearray(b"array"), "rescued"),
+        ([b"a", b"b"], "joined"),
+        (("a", b"b"), "joined"),
+        (io.BytesIO(b"file"), "file"),
+        (iter([b"a"]), "stream"),
+    ],
+)
+def test_the_route_is_in_the_environ(body: object, route: str) -> None:
+    extra: dict[str, Any] = {"wsgi.file_wrapper": wsgiref.util.FileWrapper}
+    assert serve(body, **extra).environ["wsgifast.route"] == route
+
+
+def test_routes_that_depend_on_more_than_the_body() -> None:
+    assert serve(io.BytesIO(b"x")).environ["wsgifast.route"] == "blocks"
+    assert serve([b"x"], method="HEAD").environ["wsgifast.route"] == "no-body"
+    assert serve([b"x"], status="204 No Content").environ["wsgifast.route"] == "no-body"
+    coalescing = Server(WSGIFast(returning(iter([b"x"])), coalesce=True))
+    coalescing.finish()
+    assert coalescing.environ["wsgifast.route"] == "coalesced"
+
+
+def _blocks(size: int, block: int) -> tuple[bytes, ...]:
+    return tuple(bytes(min(block, size - begin)) for begin in range(0, size, block))
+
+
+@pytest.mark.parametrize(
+    ("body", "route", "chunks"),
+    [
+        ([b"one"], "as-is", 1),
+        ([], "as-is", 0),
+        ([b"x" * 100_000] * 3, "as-is", 3),
+        ("text", "rescued", 1),
+        ([b"x"] * 20_000, "joined", 20_000),
+        ((), "stream", 0),
+        ((b"", b"page" * 5000), "stream", 1),
+        ((b"x" * 50_000, b"y" * 30_000, b"z" * 70_000), "stream", 3),
+        ((b"x",) * 20_000, "stream-small", 20_000),
+        (_blocks(10 << 20, 8192), "stream-blocks", 1280),
+        (_blocks((10 << 20) + 1, 8192), "stream-blocks", 1281),
+        (_blocks(8193, 4096), "stream-blocks", 3),
+        (_blocks(100_000, 10_000), "stream", 10),
+        ((bytes(4096), bytes(8192)), "stream", 2),
+    ],
+)
+@pytest.mark.parametrize("declared", [False, True])
+def test_the_log_tells_what_a_stream_was(
+    body: Any, route: str, chunks: int, declared: bool
+) -> None:
+    if not isinstance(body, (list, str)):
+        whole = list(body)
+        header = ("Content-Length", str(sum(map(len, whole))))
+        server = serve(iter(whole), *[header] * declared)
+    else:
+        server = serve(body)
+    server.finish()
+    assert (server.environ["wsgifast.route"], server.environ["wsgifast.chunks"]) == (route, chunks)
+
+
+def test_the_log_tells_of_a_stream_that_broke_off() -> None:
+    def broken() -> Iterator[bytes]:
+        yield from [b"crumb"] * 10
+        raise LookupError
+
+    for client_leaves in (False, True):
+        server = serve(broken())
+        chunks = iter(server.result)
+        for _ in range(10):
+            next(chunks)
+        if client_leaves:
+            chunks.close()  # type: ignore[attr-defined]
+        else:
+            with pytest.raises(LookupError):
+                next(chunks)
+        assert server.environ["wsgifast.route"] == "stream-small"
+        assert server.environ["wsgifast.chunks"] == 10
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        ("Content-Type", "text/event-stream; charset=utf-8"),
+        ("Content-Type", "multipart/x-mixed-replace;boundary=x"),
+        ("X-Accel-Buffering", "no"),
+    ],
+)
+def test_event_streams_are_never_coalesced(header: tuple[str, str]) -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [header])
+        return iter([b"x"] * 100)
+
+    server = Server(WSGIFast(app, coalesce=True))
+    assert len(list(server.result)) == 100
+    assert server.environ["wsgifast.route"] == "stream"
+
+
+@pytest.mark.parametrize(
+    "header", [("X-Accel-Buffering", "yes"), ("X-Other", "no"), ("Content-Type", "text/plain")]
+)
+def test_other_streams_are_coalesced_when_asked(header: tuple[str, str]) -> None:
+    server = Server(WSGIFast(returning(iter([b"x"] * 100), header), coalesce=True))
+    server.finish()
+    assert server.environ["wsgifast.route"] == "coalesced"
+
+
+def test_the_event_stream_of_a_lazy_app_is_not_coalesced_either() -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [("Content-Type", "text/event-stream")])
+        yield from [b"data: event\n\n"] * 100
+
+    server = Server(WSGIFast(app, coalesce=True))
+    assert len(list(server.result)) == 100
+    assert server.environ["wsgifast.route"] == "stream"
+
+
+def test_a_length_in_chunks_is_exact_or_absent() -> None:
+    """Servers make a Content-Length of the first chunk where there is one."""
+    for body in (
+        *([b"a", b"b"], ("a",), [b"x" * 70_000] * 3, [b"x" * 1000] * 2000, "text", b"", []),
+        *(iter([b"a", b"b"]), shapes.Lines(), io.BytesIO(b"file")),
+    ):
+        result: Any = serve(body).result
+        if hasattr(result, "__len__"):
+            assert len(result) == len(list(result)), body
+
+
+def test_a_list_that_is_right_is_the_same_object_to_the_server() -> None:
+    body = [b"one chunk"]
+    assert serve(body, ("Content-Length", "9")).result is body

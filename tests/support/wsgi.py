@@ -1,0 +1,74 @@
+"""A WSGI server in process: what it is given, and what it would send."""
+
+from __future__ import annotations
+
+import wsgiref.util
+import wsgiref.validate
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from wsgifast import WSGIFast
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+Head = tuple[str, list[tuple[str, str]]]
+
+
+def new_environ(method: str = "GET", path: str = "/", **extra: object) -> dict[str, Any]:
+    environ: dict[str, Any] = {
+        "REQUEST_METHOD": method, "SCRIPT_NAME": "", "PATH_INFO": path, "QUERY_STRING": "",
+    }  # fmt: skip
+    wsgiref.util.setup_testing_defaults(environ)
+    environ.update(extra)
+    return environ
+
+
+class Server:
+    """The server's side of one request: what start_response and write() were called with."""
+
+    def __init__(self, app: WSGIApplication, environ: dict[str, Any] | None = None) -> None:
+        self.environ = new_environ() if environ is None else environ
+        self.heads: list[Head] = []
+        self.sent: list[bytes] = []
+        self.result = app(self.environ, self.start_response)
+
+    def start_response(
+        self, status: str, headers: list[tuple[str, str]], exc_info: Any = None, /
+    ) -> Callable[[bytes], object]:
+        if exc_info is not None and self.sent:
+            raise exc_info[1]
+        self.heads.append((status, headers))
+        return self.sent.append
+
+    @property
+    def head(self) -> Head:
+        return self.heads[-1]
+
+    def header(self, name: str) -> str | None:
+        values = [value for key, value in self.head[1] if key.lower() == name.lower()]
+        assert len(values) <= 1, self.head
+        return values[0] if values else None
+
+    def finish(self) -> bytes:
+        for chunk in self.result:
+            assert type(chunk) is bytes
+            self.sent.append(chunk)
+        close = getattr(self.result, "close", None)
+        if close is not None:
+            close()
+        return b"".join(self.sent)
+
+
+def returning(body: object, *headers: tuple[str, str], status: str = "200 OK") -> WSGIApplication:
+    """An app that returns one given body."""
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response(status, [("Content-Type", "text/plain"), *headers])
+        return body
+
+    return app
+
+
+def serve(body: object, *headers: tuple[str, str], status: str = "200 OK", **extra: Any) -> Server:
+    return Server(WSGIFast(returning(body, *headers, status=status)), new_environ(**extra))
