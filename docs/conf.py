@@ -41,6 +41,17 @@ html_theme_options = {
     "source_branch": "main",
     "source_directory": "docs/",
     "navigation_with_keys": False,
+    # The green of the charts.
+    "light_css_variables": {
+        "color-brand-primary": "#0b7a5c",
+        "color-brand-content": "#0b7a5c",
+        "color-brand-visited": "#0b7a5c",
+    },
+    "dark_css_variables": {
+        "color-brand-primary": "#3fc59b",
+        "color-brand-content": "#3fc59b",
+        "color-brand-visited": "#3fc59b",
+    },
 }
 html_copy_source = False
 html_show_sourcelink = False

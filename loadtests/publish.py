@@ -157,12 +157,12 @@ def benchmarks_page() -> str:
     versions = [_versions(when, run) for table in published for when, run in table.runs.items()]
     parts = [
         "# Benchmarks",
-        "Written by `make benchmarks`, which measures everything anew on a quiet machine, or by "
-        "`python -m loadtests.publish` from the reports that are there; not by hand.",
-        "Contenders take turns on one machine, which they share with the client, over loopback. A "
-        "figure is the median of its rounds, a ratio the median of the ratios of neighbours in "
-        "time, with the lowest and the highest. MB are 10^6 bytes. **Trust the ratios**, of your "
-        "own machine most: [how to measure your app](how-to/measure.md).",
+        "This page is generated: `make benchmarks` measures everything on a quiet machine, and "
+        "`python -m loadtests.publish` rewrites the page from existing reports.",
+        "The contenders take turns on one machine, which they share with the client, over "
+        "loopback. A figure is the median of its rounds; a ratio is the median of the ratios of "
+        "consecutive runs, with the lowest and the highest. MB are 10^6 bytes. **Trust the "
+        "ratios**, most of all those that you [measure with your own app](how-to/measure.md).",
         *(part for table in published for part in _section(table)),
         *(["## Versions", *dict.fromkeys(versions)] if versions else []),
     ]

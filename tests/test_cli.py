@@ -83,6 +83,32 @@ def test_without_an_app_it_shows_how_one_is_named(
     assert err == f"wsgifast: name an app, as in: wsgifast {command} shop.wsgi:application\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("doctor", "shop:app", "--fromat", "json"), "--fromat json; did you mean --format?"),
+        (("run", "shop:app", "--thread", "2", "--bogus"), "arguments: --bogus"),
+        (("files", "site", "--", "--workers", "2"), "arguments: --workers 2"),
+        (("compress", "site", "--jobs", "0"), "--jobs: '0': expected a whole number"),
+    ],
+)
+def test_unknown_options(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"usage: wsgifast {arguments[0]}")
+    assert said in err
+
+
+def test_paths_may_follow_options(capsys: pytest.CaptureFixture[str]) -> None:
+    app = "tests.doctor.apps:wsgi_app"
+    assert cli.main(["doctor", app, "/good", "--timeout", "9", "/list", "--silence", "WF001"]) == 0
+    assert "2 endpoints: 2 good." in capsys.readouterr().out
+
+
 # compress
 
 

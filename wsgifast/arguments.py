@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .errors import WSGIFastError
+from .errors import ConfigurationError, WSGIFastError
 
 __all__ = [
     "APP_HELP",
     "STATUS_NOT_STARTED",
     "add_header_options",
     "add_parser",
+    "check_readable",
     "count",
     "given_headers",
     "pair",
@@ -44,6 +45,7 @@ def add_parser(
         epilog=f"examples:\n{lines}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.set_defaults(parser=parser)
     return parser
 
 
@@ -102,6 +104,16 @@ def seconds(text: str) -> float:
     if not 0 < found < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number of seconds above 0")
     return found
+
+
+def check_readable(option: str, path: str | None) -> None:
+    """:raises ConfigurationError: if an option's file cannot be read."""
+    if path is not None:
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise ConfigurationError(f"{option} {path}: {error.strerror}") from None
 
 
 def write_file(path: str | Path, text: str) -> None:

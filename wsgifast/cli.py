@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from . import __version__, compress_command, files_command
 from .benchmark import command as benchmark
@@ -46,10 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _STATUS_USAGE
     # argparse would consume "--"; what follows it is for the server.
     at = arguments.index("--") if "--" in arguments else len(arguments)
-    options = parser.parse_args(arguments[:at])
+    options, unknown = parser.parse_known_args(arguments[:at])
+    if hasattr(options, "paths"):  # argparse finds none behind an option
+        options.paths += [each for each in unknown if each.startswith("/")]
+        unknown = [each for each in unknown if not each.startswith("/")]
     options.rest = arguments[at + 1 :]
-    if options.rest and not getattr(options, "takes_rest", False):
-        parser.error(f"unrecognized arguments: {' '.join(options.rest)}")
+    if not getattr(options, "takes_rest", False):
+        unknown += options.rest
+    if unknown:
+        _refuse(options.parser, unknown)
     try:
         status: int = options.run(options)
         sys.stdout.flush()
@@ -63,6 +70,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output, such as `head`, has ended. Python would flush again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _STATUS_CUT_OFF
+
+
+def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
+    known = [text for action in parser._actions for text in action.option_strings]
+    similar = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
+    hint = f"; did you mean {similar[0]}?" if similar else ""
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def command_parser() -> argparse.ArgumentParser:

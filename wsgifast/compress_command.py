@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from .arguments import add_parser
+from .arguments import add_parser, count
 from .files.codings import CODING_PACKAGES, SIBLING_SUFFIXES, available_codings
 from .files.compress import CompressReport, compress
 from .terminal import progress_line
@@ -37,7 +37,7 @@ def add_command(commands: Any) -> None:
         metavar="LIST",
         help="any of gzip,br,zstd (default: those whose package is installed)",
     )
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per CPU)")
+    parser.add_argument("--jobs", type=count, metavar="N", help="processes (default: one per CPU)")
     parser.add_argument(
         "--overwrite",
         action="store_true",

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import difflib
 import importlib
 import importlib.util
+import inspect
 import os
+import pkgutil
 import re
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +63,8 @@ def load_app(target: str) -> LoadedApp:
     name, colon, expression = target.partition(":")
     if not name or (colon and not expression):
         raise AppNotLoaded(f"{target!r}: write module:app, such as shop.wsgi:application")
+    if "/" in name and os.path.isdir(name):
+        raise AppNotLoaded(f"{target}: {name} is a directory; name a module or a .py file in it")
     module_name = _file_as_module(name) if name.endswith(".py") else name
     module = _imported(module_name, target)
     if not expression:
@@ -127,9 +134,10 @@ def _imported(name: str, target: str) -> Any:
             raise
         missing = getattr(error, "name", None)
         if isinstance(error, ModuleNotFoundError) and missing and name.startswith(missing):
+            hint = _did_you_mean(name, [module.name for module in pkgutil.iter_modules(["."])])
             raise AppNotLoaded(
-                f"{target}: there is no module {missing!r} here; run this in the folder that has "
-                "it, or with its environment's Python"
+                f"{target}: there is no module {missing!r} here{hint}; run this in the directory "
+                "that contains it, with the Python of its environment"
             ) from None
         raise AppNotLoaded(f"{target}: importing {name} failed: {_told(error)}") from error
 
@@ -141,6 +149,8 @@ def _only_app(module: Any, target: str) -> str:
     for name in _FACTORIES:
         if callable(getattr(module, name, None)):
             return f"{name}()"
+    if getattr(module, "__file__", None) is None:
+        raise AppNotLoaded(f"{target}: {target} is a directory; name a module or a .py file in it")
     raise AppNotLoaded(
         f"{target}: {module.__name__} has no {', '.join(_NAMES)} or "
         f"{' or '.join(_FACTORIES)}; name the app, as in {target}:my_app"
@@ -155,13 +165,20 @@ def _evaluated(module: Any, expression: str, target: str) -> Any:
         try:
             app = getattr(app, part)
         except AttributeError:
-            raise AppNotLoaded(f"{target}: {module.__name__} has no {name!r}") from None
+            hint = _did_you_mean(part, dir(app))
+            raise AppNotLoaded(f"{target}: {module.__name__} has no {name!r}{hint}") from None
     if not is_call:
         return app
+    function = app
     try:
-        app = app(*arguments, **keywords)
+        app = function(*arguments, **keywords)
     except Exception as error:
-        raise AppNotLoaded(f"{target}: {name}() failed: {_told(error)}") from error
+        hint = ""
+        if isinstance(error, TypeError) and not arguments and not keywords:
+            with contextlib.suppress(TypeError, ValueError):
+                if inspect.signature(function).parameters:
+                    hint = f"; it may need arguments, as in '{module.__name__}:{name}(\"value\")'"
+        raise AppNotLoaded(f"{target}: {name}() failed: {_told(error)}{hint}") from error
     if app is None:
         raise AppNotLoaded(f"{target}: {name}() has returned None; does it end without a return?")
     return app
@@ -195,6 +212,11 @@ def _django(settings_module: str) -> LoadedApp:
     except Exception as error:
         raise AppNotLoaded(f"{settings_module}: Django failed: {_told(error)}") from error
     return LoadedApp(app, "WSGI", "django.core.wsgi:get_wsgi_application()")
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    similar = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {similar[0]!r}?)" if similar else ""
 
 
 def _told(error: BaseException) -> str:

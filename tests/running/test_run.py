@@ -108,6 +108,7 @@ def test_one_sentence_for_what_cannot_be(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         (tmp_path / "broken.py").write_text("import no_such_module\n")
         (tmp_path / "nothing.py").write_text("def create_app():\n    pass\n")
+        (tmp_path / "needs.py").write_text("def create_app(config):\n    pass\n")
         (tmp_path / "other.py").write_text("class Other: ...\napp = Other()\n")
         for arguments, status, said in (
             ((WSGI, "--bind", f"127.0.0.1:{port}"), 2, "in use"),
@@ -115,7 +116,13 @@ def test_one_sentence_for_what_cannot_be(tmp_path: Path) -> None:
             ((WSGI, "--bind", "127.0.0.1:http"), 2, "HOST:PORT"),
             ((WSGI, "--static", "/s/=nowhere"), 2, "nowhere"),
             ((ASGI, "--threads", "2"), 2, "--threads"),
+            ((WSGI, "--bind", "unix:/no/such/app.sock"), 2, "no directory /no/such"),
+            ((WSGI, "--certfile", "nowhere.pem"), 2, "--certfile nowhere.pem: No such file"),
             (("nowhere:app",), 3, "nowhere"),
+            (("exampels.mistakes:app",), 3, "did you mean 'examples'?"),
+            (("examples.mistakes:ap",), 3, "did you mean 'app'?"),
+            (("tests/",), 3, "tests/ is a directory"),
+            ((f"{tmp_path / 'needs.py'}",), 3, """'needs:create_app("value")'"""),
             ((str(tmp_path / "broken.py"),), 3, "no_such_module"),
             ((str(tmp_path / "nothing.py"),), 3, "None"),
             ((f"{tmp_path / 'other.py'}:app",), 3, "other.Other is neither a WSGI nor an ASGI app"),

@@ -248,6 +248,7 @@ def _baseline(options: argparse.Namespace) -> set[str] | None:
     try:
         return baseline_of(Path(options.baseline).read_text())
     except (OSError, ValueError, KeyError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ConfigurationError(
-            f"--baseline {options.baseline}: {error}; make one with --format json"
+            f"--baseline {options.baseline}: {reason}; make one with --format json"
         ) from None

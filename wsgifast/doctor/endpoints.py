@@ -46,7 +46,7 @@ def from_paths(paths: Iterable[str]) -> Found:
 
 def from_urls_file(path: str) -> Found:
     """A file with a path or URL in each line; empty lines and those with # are skipped."""
-    lines = [line.strip() for line in _text(path).splitlines()]
+    lines = [line.strip() for line in _text("--urls", path).splitlines()]
     urls = [_path_of(line) for line in lines if line and not line.startswith("#")]
     return [Endpoint(url, url, "urls file") for url in dict.fromkeys(urls)], []
 
@@ -59,7 +59,7 @@ def from_access_log(path: str, *, most: int = 200) -> Found:
     """
     counts: Counter[tuple[str, str]] = Counter()
     lines = 0
-    for line in _text(path).splitlines():
+    for line in _text("--access-log", path).splitlines():
         match = _LOG_LINE.match(line)
         if match is None:
             continue
@@ -92,7 +92,7 @@ def from_openapi(source: str, values: Mapping[str, str], fetch: Callable[[str], 
     """
     data = fetch(source) if source.startswith("/") and not Path(source).is_file() else None
     try:
-        described = json.loads(_text(source) if data is None else data)
+        described = json.loads(_text("--openapi", source) if data is None else data)
         paths = described["paths"]
         operations = [
             (pattern, method.upper(), operation, item.get("parameters", []))
@@ -118,7 +118,7 @@ def from_openapi(source: str, values: Mapping[str, str], fetch: Callable[[str], 
 def from_har(path: str) -> Found:
     """The requests of a browser's recording (HTTP Archive), without its cookies and hosts."""
     try:
-        entries = json.loads(_text(path))["log"]["entries"]
+        entries = json.loads(_text("--har", path))["log"]["entries"]
         asked = [(entry["request"]["method"], entry["request"]["url"]) for entry in entries]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"--har {path}: it is not an HTTP Archive ({error!r})") from None
@@ -149,8 +149,8 @@ def _path_of(url: str) -> str:
     return f"{path}?{parts.query}" if parts.query else path
 
 
-def _text(path: str) -> str:
+def _text(option: str, path: str) -> str:
     try:
         return Path(path).read_text(errors="replace")
     except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from None
+        raise ConfigurationError(f"{option} {path}: {error.strerror}") from None

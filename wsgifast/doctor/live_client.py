@@ -167,4 +167,5 @@ class Client:
 
     def _give_up(self, error: Exception) -> NoReturn:
         where = f"{self._host}:{self._port or (443 if self._tls else 80)}"
-        raise NoAnswer(f"{where}: {error or type(error).__name__}") from error
+        reason = getattr(error, "strerror", None) or error or type(error).__name__
+        raise NoAnswer(f"{where}: {reason}") from error

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..arguments import APP_HELP, STATUS_NOT_STARTED, add_parser, count
+from ..arguments import APP_HELP, STATUS_NOT_STARTED, add_parser, check_readable, count
 from ..errors import ConfigurationError, MissingExtra, WSGIFastError
 from ..loading import AppNotLoaded, LoadedApp, load_app
 from ..sockets.address import Address
@@ -111,6 +111,8 @@ def _run(options: argparse.Namespace) -> int:
     except AppNotLoaded as error:
         print(f"wsgifast run: {error}", file=sys.stderr)
         return STATUS_NOT_STARTED
+    for name in ("certfile", "keyfile", "config"):
+        check_readable(f"--{name}", getattr(options, name))
     plan = (plan_uvicorn if loaded.interface == "ASGI" else plan_gunicorn)(options, loaded)
     _check_address(options.bind)
     print(f"{plan.decided}\n  {plan.shown}", flush=True)
@@ -219,6 +221,9 @@ def _check_address(bind: str) -> None:
     :raises WSGIFastError: if nobody can listen there.
     """
     if bind.startswith("unix:"):
+        folder = Path(bind.removeprefix("unix:")).parent
+        if not folder.is_dir():
+            raise WSGIFastError(f"--bind {bind}: there is no directory {folder}")
         return
     address = _address(bind)
     try:
