@@ -36,18 +36,9 @@ class Backlog:
     """
 
     __slots__ = (
-        "_items",
-        "_memory",
-        "_reserved",
-        "_spill_file",
-        "_spill_is_used",
-        "_uses",
-        "by_sendfile",
-        "file_sent",
-        "in_memory",
-        "size",
-        "waited_s",
-    )
+        "_items", "_memory", "_reserved", "_spill_file", "_uses", "by_sendfile", "file_sent",
+        "in_memory", "size", "waited_s",
+    )  # fmt: skip
 
     def __init__(self, memory: OutputMemory) -> None:
         self.size = 0
@@ -59,7 +50,6 @@ class Backlog:
         self.in_memory = 0
         self._reserved = 0  # how many of them `memory` has counted
         self._spill_file: SpillFile | None = None
-        self._spill_is_used = False
         self._uses: dict[int, int] = {}  # reference counts of descriptors; the last use closes one
 
     # Adding
@@ -89,8 +79,6 @@ class Backlog:
         else:
             items.append(segment)
             self.use(segment.fd)
-            if self._spill_file is not None and segment.fd == self._spill_file.fd:
-                self._share_spill_file(segment.fd)
 
     def reserve_memory(self) -> bool:
         """Count what is in memory; False, and nothing more is counted, if that is too much."""
@@ -149,13 +137,8 @@ class Backlog:
         """
         if self._spill_file is None:
             self._spill_file = SpillFile(self._memory.disk)
+            self.use(self._spill_file.fd)  # as long as more may be written to it
         return self._spill_file.append(buffers)
-
-    def _share_spill_file(self, fd: int) -> None:
-        """Keep the temporary file open while more may be written to it."""
-        if not self._spill_is_used:
-            self._spill_is_used = True
-            self.use(fd)
 
     # Sending
 
@@ -244,9 +227,6 @@ class Backlog:
         spill, self._spill_file = self._spill_file, None
         if spill is not None:
             spill.give_back()
-            if not self._spill_is_used:
-                self.use(spill.fd)
-            self._spill_is_used = False
             self.release(spill.fd)
 
     def use(self, fd: int) -> None:

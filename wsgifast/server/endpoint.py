@@ -117,24 +117,9 @@ class Endpoint:
     """
 
     __slots__ = (
-        "_core",
-        "_left_to_discard",
-        "_lingers_until",
-        "_tls",
-        "address",
-        "app_socket",
-        "deadline",
-        "fd",
-        "known",
-        "output",
-        "peer",
-        "proxy",
-        "retries",
-        "sock",
-        "state",
-        "streams",
-        "watched",
-    )
+        "_core", "_left_to_discard", "_lingers_until", "_tls", "address", "app_socket", "deadline",
+        "fd", "known", "output", "peer", "proxy", "retries", "sock", "state", "streams", "watched",
+    )  # fmt: skip
 
     def __init__(self, core: Core, sock: socket.socket, peer: Any, address: Any) -> None:
         self.sock = sock

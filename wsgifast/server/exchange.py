@@ -32,23 +32,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "answered",
-        "begun",
-        "body",
-        "environ",
-        "expects_continue",
-        "fields",
-        "length",
-        "proxy",
-        "queued",
-        "req",
-        "resp",
-        "rest",
-        "script_name",
-        "started",
-        "streamed",
-        "upgrade",
-    )
+        "answered", "begun", "body", "environ", "expects_continue", "fields", "length", "proxy",
+        "queued", "req", "resp", "rest", "script_name", "started", "streamed", "upgrade",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -45,17 +45,9 @@ class Receiver:
     """
 
     __slots__ = (
-        "_body",
-        "_disk",
-        "_number",
-        "_options",
-        "_peer",
-        "_scanner",
-        "exchange",
-        "parser",
-        "rest",
+        "_body", "_disk", "_number", "_options", "_peer", "_scanner", "exchange", "parser", "rest",
         "wanted",
-    )
+    )  # fmt: skip
 
     def __init__(self, parser: Parser, peer: Any, options: Options, disk: DiskBudget) -> None:
         self.exchange: Exchange | None = None

@@ -75,15 +75,8 @@ class ChunkedBody:
     """
 
     __slots__ = (
-        "_at",
-        "_data",
-        "decoder",
-        "has_more_to_do",
-        "received",
-        "rest",
-        "spool",
-        "wanted",
-    )
+        "_at", "_data", "decoder", "has_more_to_do", "received", "rest", "spool", "wanted",
+    )  # fmt: skip
 
     def __init__(self, decoder: ChunkDecoder, spool: Spool) -> None:
         self.spool = spool

@@ -106,17 +106,9 @@ class SendQueue:
     """
 
     __slots__ = (
-        "_dropped",
-        "_owner",
-        "_room",
-        "_rules",
-        "_sender",
-        "backlog",
-        "closing",
-        "draining",
-        "error",
-        "lock",
-    )
+        "_dropped", "_owner", "_room", "_rules", "_sender", "backlog", "closing", "draining",
+        "error", "lock",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -82,22 +82,9 @@ class Sender:
     """
 
     __slots__ = (
-        "_ahead",
-        "_deadline",
-        "_full_since",
-        "_is_full",
-        "_may_grow",
-        "_refusals",
-        "_refused",
-        "_rules",
-        "_sized",
-        "_sock",
-        "_taken",
-        "_waiting_since",
-        "encrypts",
-        "send",
-        "sends_files",
-    )
+        "_ahead", "_deadline", "_full_since", "_is_full", "_may_grow", "_refusals", "_refused",
+        "_rules", "_sized", "_sock", "_taken", "_waiting_since", "encrypts", "send", "sends_files",
+    )  # fmt: skip
 
     def __init__(self, sock: socket.socket, rules: OutputRules) -> None:
         self._sock = sock

@@ -25,7 +25,7 @@ from .floods import Flood
 from .frames import ALL_STREAMS, StreamRefused
 from .outgoing import LEAVING, LOST, OPEN, Outgoing
 from .stream import READY, RECEIVING, Stream
-from .uploads import BufferedUpload, StreamedUpload
+from .uploads import StreamedUpload
 
 __all__ = ["Incoming"]
 
@@ -113,12 +113,12 @@ class Incoming(Outgoing):
                 exchange.body = io.BytesIO()
                 stream.has_ended = True
                 self.make_ready(stream)
-            elif stream.begin(exchange, self._upload_of(exchange, number)):
+            elif stream.begin(exchange, self._body_of(exchange, number)):
                 self.make_ready(stream)
         except Exception as error:  # noqa: BLE001 - each is answered
             stream.refuse(error)
 
-    def _upload_of(self, exchange: Exchange, number: int) -> BufferedUpload | StreamedUpload:
+    def _body_of(self, exchange: Exchange, number: int) -> Spool | StreamedUpload:
         """Return what receives a request's body.
 
         :raises BodyTooLarge: if its Content-Length is over the limit.
@@ -130,10 +130,8 @@ class Incoming(Outgoing):
         if "CONTENT_LENGTH" in exchange.fields and (exchange.length or 0) > limit:
             raise BodyTooLarge("The request body is too large")
         # The bodies of one connection share what one body may keep in memory.
-        spool = Spool(
-            options.body_memory_bytes // self._count_waiting(), limit, self._bodies_on_disk
-        )
-        return BufferedUpload(spool, began=exchange.started, timeout_s=options.body_timeout_s)
+        waiting = sum(each.state in (RECEIVING, READY) for each in list(self.streams.values()))
+        return Spool(options.body_memory_bytes // waiting, limit, self._bodies_on_disk)
 
     def _on_refused(self, event: events.Event) -> None:
         self.floods.note_reset(time.monotonic())
@@ -195,10 +193,6 @@ class Incoming(Outgoing):
 
     def _on_control_frame(self, event: events.Event) -> None:
         self.floods.note_control_frame(time.monotonic())
-
-    def _count_waiting(self) -> int:
-        """How many requests are being received or wait for a thread."""
-        return sum(stream.state in (RECEIVING, READY) for stream in list(self.streams.values()))
 
     def make_ready(self, stream: Stream) -> None:
         stream.make_ready()

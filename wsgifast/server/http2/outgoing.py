@@ -55,26 +55,10 @@ class Outgoing:
     """
 
     __slots__ = (
-        "_encrypts",
-        "_framed",
-        "_is_pump_pushed",
-        "_is_pumping",
-        "_pumped",
-        "_sending",
-        "_wants_write",
-        "_window_wait",
-        "blocked_until",
-        "connection",
-        "core",
-        "floods",
-        "frames",
-        "lock",
-        "output",
-        "rules",
-        "state",
-        "streams",
-        "until_sent",
-    )
+        "_encrypts", "_framed", "_is_pump_pushed", "_is_pumping", "_pumped", "_sending",
+        "_wants_write", "_window_wait", "blocked_until", "connection", "core", "floods", "frames",
+        "lock", "output", "rules", "state", "streams", "until_sent",
+    )  # fmt: skip
 
     def __init__(self, core: Core, connection: Endpoint, http2: HTTP2Options) -> None:
         self.core = core

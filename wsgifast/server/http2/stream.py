@@ -24,9 +24,11 @@ from ...errors import ClientGone, RequestError
 from ...sockets.sendfile import FileTruncated
 from ..app_socket import AppSocket
 from ..exchange import Exchange
+from ..limits import BODY_BYTES_PER_S, time_left_s
+from ..request_body import Spool
 from .response import HTTP2Response
 from .stream_output import StreamOutput
-from .uploads import BufferedUpload, StreamedUpload
+from .uploads import StreamedUpload
 
 if TYPE_CHECKING:
     from .outgoing import Outgoing
@@ -53,22 +55,16 @@ class Stream:
     """
 
     __slots__ = (
-        "_is_head",
-        "_session",
-        "_upload",
-        "deadline",
-        "exchange",
-        "has_ended",
-        "is_held_back",
-        "number",
-        "output",
-        "state",
-    )
+        "_is_head", "_received", "_session", "_spool", "address", "deadline", "exchange",
+        "has_ended", "is_held_back", "number", "output", "peer", "sock", "state",
+    )  # fmt: skip
 
     response_class = HTTP2Response
 
     def __init__(self, session: Outgoing, number: int, *, is_head: bool) -> None:
         self._session = session
+        connection = session.connection
+        self.sock, self.peer, self.address = connection.sock, connection.peer, connection.address
         self._is_head = is_head
         self.number = number
         self.exchange: Exchange | None = None
@@ -77,21 +73,10 @@ class Stream:
         self.deadline = math.inf
         self.is_held_back = False
         self.has_ended = False
-        self._upload: BufferedUpload | None = None
+        self._spool: Spool | None = None  # the body being received, if it is buffered
+        self._received = 0  # bytes of it, padding included
 
     # Shared with the connection
-
-    @property
-    def sock(self) -> socket.socket:
-        return self._session.connection.sock
-
-    @property
-    def peer(self) -> Any:
-        return self._session.connection.peer
-
-    @property
-    def address(self) -> Any:
-        return self._session.connection.address
 
     @property
     def app_socket(self) -> AppSocket | None:
@@ -114,20 +99,20 @@ class Stream:
 
     # The request; called by the connection's owner
 
-    def begin(self, exchange: Exchange, upload: BufferedUpload | StreamedUpload) -> bool:
+    def begin(self, exchange: Exchange, body: Spool | StreamedUpload) -> bool:
         """Start to receive a body; returns whether the app can run already."""
-        if isinstance(upload, StreamedUpload):
-            exchange.streamed = upload
-            exchange.body = io.BufferedReader(upload)
+        if isinstance(body, StreamedUpload):
+            exchange.streamed = body
+            exchange.body = io.BufferedReader(body)
         else:
-            self._upload = upload
-            self._await_more(upload)
+            self._spool = body
+            self._await_more(exchange)
         if exchange.expects_continue:
             try:
                 self.output.send_interim(_CONTINUE)
             except ClientGone:
                 pass  # the connection's next event reports it
-        return self._upload is None
+        return self._spool is None
 
     def take(self, data: bytes, size: int) -> None:
         """Receive a part of the body.
@@ -141,9 +126,10 @@ class Stream:
             exchange.streamed.feed(data, size)
             return
         self._session.acknowledge(size, self.number)
-        if self.state is RECEIVING and self._upload is not None:
-            self._upload.take(data, size)
-            self._await_more(self._upload)
+        if self.state is RECEIVING and exchange is not None and self._spool is not None:
+            self._received += size
+            self._spool.write(data)
+            self._await_more(exchange)
 
     def end_request(self) -> bool:
         """The request is complete; returns whether the app can run now."""
@@ -151,10 +137,10 @@ class Stream:
         exchange = self.exchange
         if exchange is not None and exchange.streamed is not None:
             exchange.streamed.end()
-        if self._upload is None or exchange is None or self.state is not RECEIVING:
+        if self._spool is None or exchange is None or self.state is not RECEIVING:
             return False
-        exchange.body = self._upload.open()
-        self._upload = None
+        exchange.body = self._spool.open()
+        self._spool = None
         return True
 
     def make_ready(self) -> None:
@@ -163,8 +149,11 @@ class Stream:
         if self.exchange is not None:
             self.exchange.queued = time.monotonic()
 
-    def _await_more(self, upload: BufferedUpload) -> None:
-        self.deadline = upload.deadline()
+    def _await_more(self, exchange: Exchange) -> None:
+        now = time.monotonic()
+        timeout_s = self._session.core.options.body_timeout_s
+        waited_s = now - exchange.started
+        self.deadline = now + time_left_s(timeout_s, BODY_BYTES_PER_S, self._received, waited_s)
         self._session.note_deadline(self.deadline)
 
     # The app's turn
@@ -269,9 +258,9 @@ class Stream:
         exchange, self.exchange = self.exchange, None
         if exchange is not None and exchange.body is not None:
             exchange.body.close()
-        if self._upload is not None:
-            self._upload.close()
-            self._upload = None
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
 
     # Called by its output queue, under the lock
 

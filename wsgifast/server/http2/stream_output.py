@@ -46,16 +46,9 @@ class StreamSender:
     """
 
     __slots__ = (
-        "_number",
-        "_sent",
-        "_session",
-        "_window_wait",
-        "ends_after",
-        "has_ended",
-        "has_head",
-        "head",
-        "trailers",
-    )
+        "_number", "_sent", "_session", "_window_wait", "ends_after", "has_ended", "has_head",
+        "head", "trailers",
+    )  # fmt: skip
 
     def __init__(self, session: Outgoing, number: int) -> None:
         self._session = session

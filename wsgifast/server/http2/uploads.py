@@ -1,4 +1,4 @@
-"""Request bodies on streams: buffered before the app runs, or read by its thread as they arrive."""
+"""Request bodies on streams that are not buffered: the app's thread reads them as they arrive."""
 
 from __future__ import annotations
 
@@ -6,59 +6,17 @@ import io
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from ...errors import RequestError
 from ..limits import BODY_BYTES_PER_S, time_left_s
-from ..request_body import Spool
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
     from .outgoing import Outgoing
 
-__all__ = ["BufferedUpload", "StreamedUpload"]
-
-
-class BufferedUpload:
-    """A body that is received completely before the app runs; the connection's owner feeds it.
-
-    :param began: when the request's head was received; monotonic.
-    :param timeout_s: see :func:`~..limits.time_left_s`.
-    """
-
-    __slots__ = ("_began", "_received", "_spool", "_timeout_s")
-
-    def __init__(self, spool: Spool, *, began: float, timeout_s: float) -> None:
-        self._spool = spool
-        self._began = began
-        self._timeout_s = timeout_s
-        self._received = 0
-
-    def take(self, data: bytes, size: int) -> None:
-        """Add a part.
-
-        :param size: its size in the flow-control windows, padding included.
-        :raises RequestError: if there is no room for it.
-        :raises OSError: if the temporary file cannot be written.
-        """
-        self._received += size
-        self._spool.write(data)
-
-    def deadline(self) -> float:
-        """When the client must have sent more; monotonic."""
-        now = time.monotonic()
-        return now + time_left_s(
-            self._timeout_s, BODY_BYTES_PER_S, self._received, now - self._began
-        )
-
-    def open(self) -> BinaryIO:
-        """Return the body as a file for `wsgi.input`."""
-        return self._spool.open()
-
-    def close(self) -> None:
-        """Drop what was received."""
-        self._spool.close()
+__all__ = ["StreamedUpload"]
 
 
 class StreamedUpload(io.RawIOBase):
