@@ -6,7 +6,6 @@ import copy
 import logging
 import weakref
 from collections.abc import Iterable, Mapping
-from functools import partial
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +31,8 @@ from .errors import BodyError
 from .file_answers import plan_file_body, request_facts
 from .front_server import front_server_of
 from .metrics.backends import recorder_for, spans_for
-from .metrics.observed import Observed
-from .metrics.patterns import FLASK, note_django_pattern, start_noting
+from .metrics.instrumented import Instrumented
+from .metrics.patterns import FRAMEWORKS, call_noting_pattern
 from .metrics.recorder import RECORDER, Recorder
 from .option_checks import check_switches
 from .routes import CHUNKS, LENGTH_ERROR, ROUTE
@@ -141,35 +140,36 @@ class WSGIFast:
         if report_slow_shapes:
             mended = {"WF001", "WF003"} if coalesce else {"WF001"}
             self._call = Examined(app, Reports(report_slow_shapes, mended=frozenset(mended)))
-        self._observed: WSGIApplication | None = None
-        self._told_by: object = None
+        self._instrumented: WSGIApplication | None = None
+        self._recorded_by: object = None
         recorder, spans = recorder_for(metrics), spans_for(traces)
         if recorder is not None or spans is not None:
             # Bound methods: a call of one costs less than that of an object.
-            observed = Observed(copy.copy(self).__call__, app, recorder, spans)
-            self._observed, self._told_by = observed.answer, observed.told_by
+            instrumented = Instrumented(copy.copy(self).__call__, app, recorder, spans)
+            self._instrumented = instrumented.answer
+            self._recorded_by = instrumented.recorded_by
 
     def __call__(
         self,
         environ: WSGIEnvironment,
         start_response: StartResponse,
         *,
-        _head: HeldHead | None = None,  # from metrics.observed, which has made it
+        _head: HeldHead | None = None,  # from Instrumented, which has made it
     ) -> Iterable[bytes]:
-        if self._observed is not None and (
-            RECORDER not in environ or environ[RECORDER] is not self._told_by
+        if self._instrumented is not None and (
+            RECORDER not in environ or environ[RECORDER] is not self._recorded_by
         ):
-            return self._observed(environ, start_response)
+            return self._instrumented(environ, start_response)
         if self.nodelay:
             self._set_nodelay(environ)
         head = _head
         if head is None:
             head = HeldHead(self.app, environ["REQUEST_METHOD"], start_response)
-        if RECORDER in environ and FLASK in modules:
-            start_response = partial(start_noting, environ, head.start)
+        body: Any
+        if RECORDER in environ and not modules.keys().isdisjoint(FRAMEWORKS):
+            body = call_noting_pattern(self._call, environ, head.start)
         else:
-            start_response = head.start
-        body: Any = self._call(environ, start_response)
+            body = self._call(environ, head.start)
         head.holds = False
         try:
             shape, content = classify(body, environ.get("wsgi.file_wrapper"))
@@ -184,8 +184,6 @@ class WSGIFast:
         self, environ: WSGIEnvironment, head: HeldHead, body: object, shape: Shape, content: Any
     ) -> Iterable[bytes]:
         """Return what the server is to iterate; see :func:`classify`."""
-        if RECORDER in environ:
-            note_django_pattern(environ, body)  # the server sees no response of Django's any more
         if shape is STREAM:
             return self._send_stream(environ, head, content)
         if shape is REFUSED:

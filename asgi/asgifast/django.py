@@ -31,9 +31,9 @@ from wsgifast.sockets import FileSegment
 
 from .files.delivery import Delivery
 from .files.request import request_facts
+from .instrumented import INSTRUMENTED
 from .messages import Message, Receive, Scope, Send, response_start
 from .middleware import ASGIFast
-from .observed import OBSERVED
 from .receiver import Receiver
 
 with needs("asgifast.django", "django", "django"):
@@ -93,7 +93,7 @@ class _Handler(ASGIHandler):
         await super().__call__(scope, receiver.receive, _Channel(scope, receiver, send))
 
     async def send_response(self, response: Any, send: _Channel) -> None:
-        if OBSERVED in send.scope:
+        if INSTRUMENTED in send.scope:
             note_django_pattern(send.scope, response)
         # A class that is iterated asynchronously in its own way knows why.
         known = (StreamingHttpResponse.__aiter__, PlannedResponse.__aiter__)

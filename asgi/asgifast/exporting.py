@@ -16,13 +16,13 @@ from wsgifast.metrics.gathering import begin_to_tell, gather
 from wsgifast.metrics.recorder import Recorder
 from wsgifast.metrics.states import State
 
+from .instrumented import Instrumented
 from .messages import ASGIApp
-from .observed import Observed
 
 if TYPE_CHECKING:
     from wsgifast.metrics.exporter import Export
 
-__all__ = ["begin", "begin_under_uvicorn", "observed"]
+__all__ = ["begin", "begin_under_uvicorn", "instrumented"]
 
 # A sign of life of the event loop.
 _BEAT_S = 1.0
@@ -34,9 +34,9 @@ _STARTUP_FAILURE = 3
 _recorder: Recorder | None = None
 
 
-def observed(app: ASGIApp) -> ASGIApp:
+def instrumented(app: ASGIApp) -> ASGIApp:
     """The app, with its requests counted where that is wanted."""
-    return app if _recorder is None else Observed(app, _recorder, None)
+    return app if _recorder is None else Instrumented(app, _recorder, None)
 
 
 def begin_under_uvicorn() -> None:

@@ -16,9 +16,9 @@ from .coalescing import SMALL_MESSAGE_BYTES, Coalescer
 from .examined import Examined
 from .extensions import COALESCING, FILE_EXTENSIONS, PLANNED
 from .files.handler import FileMessages
+from .instrumented import INSTRUMENTED, Instrumented
 from .loops import BackgroundTask, Loop, running_loop
 from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
-from .observed import OBSERVED, Observed
 from .receiver import Receiver
 
 __all__ = ["ASGIFast"]
@@ -92,17 +92,17 @@ class ASGIFast:
         if report_slow_shapes:
             mended = frozenset({"WF030"} if coalesce else ())
             self._call = Examined(app, Reports(report_slow_shapes, mended=mended))
-        self._observed: Observed | None = None
+        self._instrumented: Instrumented | None = None
         recorder, spans = recorder_for(metrics), spans_for(traces)
         if recorder is not None or spans is not None:
-            self._observed = Observed(copy.copy(self), recorder, spans)
+            self._instrumented = Instrumented(copy.copy(self), recorder, spans)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if self._observed is not None:
-            await self._observed(scope, receive, send)
+        if self._instrumented is not None:
+            await self._instrumented(scope, receive, send)
             return
         inner = scope
         offered = scope.get("extensions")
@@ -113,8 +113,8 @@ class ASGIFast:
         elif not offered or PLANNED not in offered:  # else asgifast has offered all three already
             inner = {**scope}
             inner["extensions"] = {**offered, **FILE_EXTENSIONS} if offered else {**FILE_EXTENSIONS}
-        if OBSERVED in scope:
-            scope[OBSERVED].app_scope = inner
+        if INSTRUMENTED in scope:
+            scope[INSTRUMENTED].app_scope = inner
         # Attribute by attribute: a constructor would be one more call for every request.
         exchange = _Exchange()
         exchange._middleware = self

@@ -19,7 +19,7 @@ from asgifast.messages import Message, Receive, Scope, Send
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse as StarletteFileResponse
 
-from tests.metrics.test_observed import Notes
+from tests.metrics.test_instrumented import Notes
 from wsgifast import BodyError, ConfigurationError
 
 from .support import call, scope_of

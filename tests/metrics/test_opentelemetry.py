@@ -23,7 +23,7 @@ from wsgifast.metrics import CATALOGUE, Point, points
 from wsgifast.metrics.opentelemetry import Instruments
 from wsgifast.metrics.points import point
 
-from .test_observed import answer, new_environ, returning
+from .test_instrumented import answer, new_environ, returning
 
 
 def exported(reader: InMemoryMetricReader) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def test_what_the_process_tells(monkeypatch: pytest.MonkeyPatch) -> None:
         yield point("wsgifast_accept_backlog", 7)
         yield point("wsgifast_timeouts_total", len(asked), "head")
 
-    monkeypatch.setattr(points, "process_sources", [source])
+    monkeypatch.setattr(points, "process_collectors", [source])
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     Instruments(provider)

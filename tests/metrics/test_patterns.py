@@ -18,7 +18,7 @@ from starlette.routing import Mount, Route
 from tests.asgi.support import call, scope_of
 from wsgifast import WSGIFast
 
-from .test_observed import Notes, answer, new_environ
+from .test_instrumented import Notes, answer, new_environ
 
 
 def _pattern(app: Any, path: str, **options: Any) -> str | None:

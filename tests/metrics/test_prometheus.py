@@ -15,10 +15,10 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.child import in_a_child
-from wsgifast.metrics import CATALOGUE, Distribution, Point, Tally, prometheus, room
+from wsgifast.metrics import CATALOGUE, Distribution, Point, RequestMetrics, prometheus, room
 from wsgifast.metrics.periodic import Periodic
 from wsgifast.metrics.points import point
-from wsgifast.metrics.prometheus import FileReporter, SourceCollector
+from wsgifast.metrics.prometheus import FileReporter, PointCollector
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -34,7 +34,7 @@ def parsed(registry: CollectorRegistry) -> Samples:
 
 def scraped(source: Any) -> Samples:
     registry = CollectorRegistry()
-    registry.register(SourceCollector([source]))
+    registry.register(PointCollector([source]))
     return parsed(registry)
 
 
@@ -45,12 +45,12 @@ def read_files(directory: Path) -> Samples:
     return parsed(registry)
 
 
-def some_requests() -> Tally:
-    tally = Tally()
+def some_requests() -> RequestMetrics:
+    metrics = RequestMetrics()
     for size in (10, 2000):
-        tally.record("GET", "http", 200, "/items/<id>", "joined", 0.003, size)
-    tally.count_client_left()
-    return tally
+        metrics.record("GET", "http", 200, "/items/<id>", "joined", 0.003, size)
+    metrics.count_client_left()
+    return metrics
 
 
 LABELS = (
@@ -77,7 +77,7 @@ def check_requests(samples: Samples) -> None:
 
 
 def test_a_process_by_itself() -> None:
-    check_requests(scraped(some_requests().points))
+    check_requests(scraped(some_requests().collect))
 
 
 @pytest.fixture
@@ -87,12 +87,12 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_files_of_a_process(directory: Path) -> None:
-    tally = some_requests()
+    metrics = some_requests()
     reporter = FileReporter()
-    reporter.add(tally.points)
+    reporter.add(metrics.collect)
     reporter.report()
     check_requests(read_files(directory))
-    tally.count_client_left()
+    metrics.count_client_left()
     reporter.report()
     assert read_files(directory)["wsgifast_clients_left_total", ()] == 2
 
@@ -148,7 +148,7 @@ def test_a_directory_without_room_is_told_of_once(
     directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     reporter = FileReporter()
-    reporter.add(some_requests().points)
+    reporter.add(some_requests().collect)
     periodic = Periodic()
     periodic.add(reporter.report)
     with monkeypatch.context() as full:
@@ -170,7 +170,7 @@ def app(environ, start_response):
     start_response("200 OK", [])
     return [b"x"]
 
-for _ in range(2):  # two apps, one tally
+for _ in range(2):  # two apps, one metrics
     wrapped = WSGIFast(app, metrics="prometheus")
     wrapped({"REQUEST_METHOD": "GET", "wsgi.url_scheme": "http"}, lambda *args: None)
 sys.stdout.write(generate_latest(REGISTRY).decode())

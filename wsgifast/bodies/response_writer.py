@@ -22,10 +22,15 @@ from .wrappers import held_in, holds_all, iterated, known_file
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
 
-__all__ = ["Output", "ResponseWriter"]
+__all__ = ["NOTHING_COUNTED", "NOT_STARTED", "Output", "ResponseWriter"]
 
 # Up to this size, joining costs less than passing several buffers to the kernel.
 _JOIN_BYTES = 64 * 1024
+
+# Of a response before start_response. Not class attributes: CPython reads an attribute slowly whose
+# class has an object of a Python class under the same name.
+NOT_STARTED = Framing(True, None, False)
+NOTHING_COUNTED = BodyCounter(NOT_STARTED)
 
 
 class Output(Protocol):
@@ -64,8 +69,6 @@ class ResponseWriter:
     # The values until start_response is called.
     status_code: int = 0
     _head: ResponseHead | None = None
-    _framing = Framing(True, None, False)
-    counter: BodyCounter = BodyCounter(_framing)  # replaced before it counts
     _closes = True  # whether the connection has to end after this response
 
     def __init__(self, output: Output) -> None:
@@ -73,6 +76,8 @@ class ResponseWriter:
         self.must_close = False
         self.headers_sent = False
         self._output = output
+        self._framing = NOT_STARTED
+        self.counter = NOTHING_COUNTED
 
     # For subclasses.
 

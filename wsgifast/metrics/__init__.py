@@ -1,8 +1,10 @@
-"""What production sees: the catalogue of metrics, what is counted, and who is told of it."""
+"""Metrics: their catalogue, what records and collects them, and the back ends."""
 
 from .catalogue import CATALOGUE, Metric
-from .points import Distribution, Point, Source
+from .points import Collector, Distribution, Point
 from .recorder import Recorder
-from .tally import Tally
+from .requests import RequestMetrics
 
-__all__ = ["CATALOGUE", "Distribution", "Metric", "Point", "Recorder", "Source", "Tally"]
+__all__ = [
+    "CATALOGUE", "Collector", "Distribution", "Metric", "Point", "Recorder", "RequestMetrics",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Who is told: the back ends by their names, each imported when it is asked for."""
+"""The back ends by their names, each imported when it is asked for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .recorder import Recorder, Spans
 
 __all__ = ["recorder_for", "spans_for"]
 
-_CALLED = ("begin", "abandon", "record", "count_length_error", "count_client_left")
+_METHODS = ("begin", "record", "count_length_error", "count_client_left")
 
 
 def recorder_for(metrics: object) -> Recorder | None:
@@ -26,16 +26,16 @@ def recorder_for(metrics: object) -> Recorder | None:
         from .opentelemetry import instruments
 
         return instruments()
-    if all(callable(getattr(metrics, name, None)) for name in _CALLED):
+    if all(callable(getattr(metrics, name, None)) for name in _METHODS):
         return metrics  # type: ignore[return-value]
     raise ConfigurationError(
         f"metrics={metrics!r}: expected 'prometheus', 'opentelemetry', or an object with "
-        f"{', '.join(_CALLED)}"
+        f"{', '.join(_METHODS)}"
     )
 
 
 def spans_for(traces: bool) -> Spans | None:
-    """What sets attributes of spans, if that is wanted.
+    """What sets attributes on spans, if `traces`.
 
     :raises MissingExtra: if OpenTelemetry's API is not installed.
     """

@@ -22,13 +22,13 @@ from ..sockets.address import Address
 from .address import VARIABLE, metrics_address
 from .exporter_lock import has_exporter
 from .periodic import every_second
-from .points import Point, point, process_sources
+from .points import Point, point, process_collectors
 from .processes import name_of_process, resident_bytes
 from .states import State, StateFile
 
 if TYPE_CHECKING:
     from .exporter import Export
-    from .tally import Tally
+    from .requests import RequestMetrics
 
 __all__ = ["begin_to_tell", "check_free", "gather", "memory_folder"]
 
@@ -82,7 +82,7 @@ def gather(server_pid: int) -> Export | None:
     return export
 
 
-def begin_to_tell(export: Export, state: Callable[[], State]) -> Tally:
+def begin_to_tell(export: Export, state: Callable[[], State]) -> RequestMetrics:
     """Tell of this process from now on: of its requests, and how it is.
 
     :param state: asked once a second.
@@ -91,13 +91,13 @@ def begin_to_tell(export: Export, state: Callable[[], State]) -> Tally:
     from .keeper import Keeper
     from .prometheus import recorder
 
-    process_sources.append(_worker_points)
+    process_collectors.append(_worker_points)
     every_second.add(Keeper(export).look)
     file = StateFile(export.directory)
     every_second.add(partial(_write, file, state))
-    tally = recorder()
+    metrics = recorder()
     every_second.start()
-    return tally
+    return metrics
 
 
 def memory_folder() -> str:

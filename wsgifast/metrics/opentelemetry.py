@@ -15,9 +15,9 @@ from typing import Any
 
 from ..imports import needs
 from .catalogue import ATTRIBUTES, CATALOGUE, UNKNOWN, Metric
-from .points import Point, observers, process_points
+from .points import Point, collect_process, observers
 from .recorder import LengthError
-from .tally import Tally, known_method, known_scheme
+from .requests import RequestMetrics, known_method, known_scheme
 
 with needs("wsgifast.metrics.opentelemetry", "opentelemetry", "opentelemetry"):
     from opentelemetry import metrics, trace
@@ -34,20 +34,20 @@ def instruments() -> Instruments:
 class Instruments:
     """Records requests with OpenTelemetry's instruments; a :class:`~.recorder.Recorder`.
 
-    Its histograms have to be told of each request. Its counters and gauges are asked for when they
-    are exported, and are a tally's until then; so are those of the process, FastWorker's among
-    them, whose histogram is told of each value then.
+    Its histograms are synchronous: they record each request. Its counters and gauges are
+    asynchronous: they are collected from a RequestMetrics and from the process's collectors, such
+    as FastWorker's. A histogram of the process records the values that its collector finds then.
 
     :param provider: of meters; None for the global one.
     """
 
     def __init__(self, provider: metrics.MeterProvider | None = None) -> None:
         meter = metrics.get_meter("wsgifast", version("wsgifast"), provider)
-        self._tally = Tally()
+        self._requests = RequestMetrics()
         self._duration = _histogram(meter, CATALOGUE["http_server_request_duration_seconds"])
         self._size = _histogram(meter, CATALOGUE["http_server_response_body_size_bytes"])
         self._lock = threading.Lock()
-        # By metric, what was found when the first of them was asked for.
+        # By metric: what was collected for the first one that asked, until the others have asked.
         self._found: dict[str, list[Point]] = {}
         for metric in CATALOGUE.values():
             make = _observable(meter, metric)
@@ -60,10 +60,7 @@ class Instruments:
                 make(metric.opentelemetry_name, [observe], metric.unit, metric.help)
 
     def begin(self, method: str, scheme: str) -> None:
-        self._tally.begin(method, scheme)
-
-    def abandon(self, method: str, scheme: str) -> None:
-        self._tally.abandon(method, scheme)
+        self._requests.begin(method, scheme)
 
     def record(
         self,
@@ -75,7 +72,7 @@ class Instruments:
         seconds: float,
         size: int,
     ) -> None:
-        self._tally.record(method, scheme, status, pattern, route, seconds, size)
+        self._requests.record(method, scheme, status, pattern, route, seconds, size)
         attributes: dict[str, str | int] = {
             "http.request.method": known_method(method),
             "url.scheme": known_scheme(scheme),
@@ -89,10 +86,10 @@ class Instruments:
         self._size.record(size, attributes)
 
     def count_length_error(self, kind: LengthError) -> None:
-        self._tally.count_length_error(kind)
+        self._requests.count_length_error(kind)
 
     def count_client_left(self) -> None:
-        self._tally.count_client_left()
+        self._requests.count_client_left()
 
     def _observe(
         self, metric: Metric, options: metrics.CallbackOptions
@@ -108,12 +105,12 @@ class Instruments:
                 yield metrics.Observation(point.value, known)
 
     def _points(self, metric: Metric) -> list[Point]:
-        """Those of one metric: each instrument is asked in turn, and all of them get what was found
-        at once, but none the same twice."""
+        """The points of one metric. The SDK calls each instrument's callback in turn; all of them
+        get what was collected at once."""
         with self._lock:
             if metric.name not in self._found:
                 self._found = {name: [] for name in CATALOGUE}
-                for point in chain(self._tally.points(), process_points()):
+                for point in chain(self._requests.collect(), collect_process()):
                     self._found[point.metric.name].append(point)
             return self._found.pop(metric.name)
 

@@ -1,12 +1,12 @@
-"""The URL pattern of a request: its framework's, never the path itself.
+"""The URL pattern of a request, as its framework has matched it; never the path itself.
 
-A path has as many values as clients invent. What a framework has matched is one of a few, and says
-which part of the app has answered.
+Clients invent any number of paths. Patterns are few, and say which part of the app has answered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
 from sys import modules
 from typing import TYPE_CHECKING, Any
 
@@ -14,27 +14,42 @@ from ..bodies.wrappers import known_file
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
-    from _typeshed.wsgi import StartResponse
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 __all__ = [
-    "BOTTLE",
-    "DJANGO",
-    "FLASK",
+    "FRAMEWORKS",
     "PATTERN",
     "asgi_pattern",
+    "call_noting_pattern",
     "note_django_pattern",
-    "start_noting",
-    "wsgi_pattern",
 ]
 
-# The modules that bring them, without which nobody has anything to note.
-FLASK, BOTTLE, DJANGO = "flask", "bottle", "django.core.handlers.base"
-# Where an app, or a middleware of its, may say the pattern by itself, in the environ or the scope:
-# under Falcon `req.env["wsgifast.pattern"] = req.uri_template`.
+_FLASK, _BOTTLE, _DJANGO = "flask", "bottle", "django.core.handlers.base"
+# The modules of the frameworks whose patterns are noted by us.
+FRAMEWORKS = frozenset({_FLASK, _BOTTLE, _DJANGO})
+# The key in the environ or the scope. An app, or a middleware of its, may set it by itself: under
+# Falcon `req.env["wsgifast.pattern"] = req.uri_template`.
 PATTERN = "wsgifast.pattern"
 
 
-def start_noting(
+def call_noting_pattern(
+    app: Callable[..., Any], environ: WSGIEnvironment, start_response: StartResponse
+) -> Any:
+    """Call a WSGI app, and put the URL pattern of its framework into the environ.
+
+    Needed only if one of FRAMEWORKS is loaded.
+    """
+    if _FLASK in modules:
+        start_response = partial(_start_noting, environ, start_response)
+    body = app(environ, start_response)
+    if PATTERN not in environ:
+        if _BOTTLE in modules and "bottle.route" in environ:
+            environ[PATTERN] = getattr(environ["bottle.route"], "rule", None)
+        note_django_pattern(environ, body)
+    return body
+
+
+def _start_noting(
     environ: dict[str, Any],
     start_response: StartResponse,
     status: str,
@@ -42,11 +57,7 @@ def start_noting(
     exc_info: OptExcInfo | None = None,
     /,
 ) -> Callable[[bytes], object]:
-    """Call start_response, and note in the environ what Flask has matched.
-
-    Flask forgets it as soon as it has returned the body. A partial() of it is the start_response
-    that an app is given; where FLASK is not among the modules nobody has anything to note.
-    """
+    """Call start_response, and note the pattern that Flask forgets when it returns the body."""
     request = environ.get("werkzeug.request")
     if request is not None:
         try:
@@ -61,29 +72,18 @@ def start_noting(
         exc_info = None  # it holds this frame
 
 
-def wsgi_pattern(environ: Mapping[str, Any]) -> str | None:
-    """What was noted, or Bottle has matched; asked when the app has returned.
-
-    :returns: None where nothing was matched, or where nobody tells.
-    """
-    pattern = environ.get(PATTERN)
-    if pattern is None and BOTTLE in modules:
-        pattern = getattr(environ.get("bottle.route"), "rule", None)
-    return pattern
-
-
 def note_django_pattern(environ: MutableMapping[str, Any], body: Any) -> None:
-    """Note, in the environ or the scope, what Django has matched for a body.
-
-    The body is a response, or a file that one has opened.
+    """Put the pattern that Django has matched into the environ or the scope.
 
     A response closes its request with itself, and the request has the match.
+
+    :param body: a response, or a file that one has opened.
     """
-    if PATTERN in environ or DJANGO not in modules:
+    if PATTERN in environ or _DJANGO not in modules:
         return
     response = body
     if not hasattr(response, "_resource_closers"):
-        # A file in the server's wrapper: Django has put the response's close() on the file.
+        # A file in the server's wrapper: Django puts the response's close() on the file.
         close = getattr(known_file(body), "close", None)
         response = getattr(close, "__self__", None)
     for closer in getattr(response, "_resource_closers", ()):
@@ -94,9 +94,9 @@ def note_django_pattern(environ: MutableMapping[str, Any], body: Any) -> None:
 
 
 def asgi_pattern(scope: Mapping[str, Any], root_path: str) -> str | None:
-    """What Starlette or FastAPI has matched.
+    """The pattern that Starlette or FastAPI has matched.
 
-    :param scope: that of the app, once it has routed.
+    :param scope: the app's, after routing.
     :param root_path: the server's; what a Mount has added to it belongs to the pattern.
     """
     pattern = scope.get(PATTERN)

@@ -1,4 +1,4 @@
-"""What is done once a second, by one thread of the process."""
+"""Functions that one thread of the process calls once a second, and failures logged once."""
 
 from __future__ import annotations
 
@@ -8,29 +8,43 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from .failures import Failures
-
-__all__ = ["Periodic", "every_second"]
-
-logger = logging.getLogger("wsgifast")
+__all__ = ["Failures", "Periodic", "every_second"]
 
 _PERIOD_S = 1.0
 
 
-class Periodic:
-    """Calls functions in turn; one that fails is called again, and its error logged once.
+class Failures:
+    """The failures of one back end: the first is logged.
 
-    The thread is a daemon's: it keeps no process from its end. It does not survive a fork.
+    :param log: a logger.
+    """
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._is_logged = False
+
+    def log(self) -> None:
+        """Log the exception that is being handled, if it is the first."""
+        if not self._is_logged:
+            self._is_logged = True
+            self._log.exception("Metrics have failed; further failures are not logged")
+
+
+class Periodic:
+    """Calls functions in turn. One that fails is called again; its failure is logged once.
+
+    The thread is a daemon. It does not survive a fork.
     """
 
     def __init__(self) -> None:
         self._functions: list[Callable[[], object]] = []
-        self.begin_anew()
+        self._reset()
 
-    def begin_anew(self) -> None:
-        """In a child: it has no thread."""
-        self._failures = defaultdict[Callable[[], object], Failures](partial(Failures, logger))
+    def _reset(self) -> None:
+        log = logging.getLogger("wsgifast")
+        self._failures = defaultdict[Callable[[], object], Failures](partial(Failures, log))
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -38,7 +52,7 @@ class Periodic:
         self._functions.append(function)
 
     def start(self) -> None:
-        """Begin, if that was not done in this process."""
+        """Start the thread, unless this process has it already."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -47,12 +61,12 @@ class Periodic:
                 self._thread.start()
 
     def call(self) -> None:
-        """Call all of them now."""
+        """Call all functions now."""
         for function in self._functions:
             try:
                 function()
             except Exception:  # noqa: BLE001 - it is logged
-                self._failures[function].tell()
+                self._failures[function].log()
 
     def _run(self) -> None:
         sleep = threading.Event()
@@ -63,4 +77,4 @@ class Periodic:
 
 every_second = Periodic()
 
-os.register_at_fork(after_in_child=every_second.begin_anew)
+os.register_at_fork(after_in_child=every_second._reset)

@@ -1,7 +1,7 @@
-"""How a thing reports: it hands over points when it is asked, and counts plainly until then.
+"""Points: the values of metrics at the moment when they are collected.
 
-A *source* is asked at a scrape, or once a second where the figures of several processes are put
-together; never at a request. So whoever has a number already does nothing else for it.
+A collector is called at a scrape, or once a second in prometheus_client's multiprocess mode; never
+at a request. Until then, a number that exists already costs nothing.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import NamedTuple
 from .catalogue import CATALOGUE, Metric
 
 __all__ = [
+    "Collector",
     "Distribution",
     "Point",
-    "Source",
+    "collect_process",
     "observers",
     "point",
     "points_of",
-    "process_points",
-    "process_sources",
+    "process_collectors",
 ]
 
 
@@ -27,7 +27,7 @@ class Distribution(NamedTuple):
     """The value of a histogram.
 
     :ivar counts: of each bucket alone, one more than the metric has bounds.
-    :ivar total: the sum of all that was observed.
+    :ivar total: the sum of all observed values.
     """
 
     counts: tuple[int, ...]
@@ -45,19 +45,19 @@ class Point(NamedTuple):
     value: float | Distribution
 
 
-Source = Callable[[], Iterable[Point]]
+Collector = Callable[[], Iterable[Point]]
 
-# What is told of this process wherever its requests are told of.
-process_sources: list[Source] = []
-# By a histogram's name, who has to be told of each value that a source has found for it, since a
-# distribution cannot be handed on.
+# The collectors of this process, beside those of its requests.
+process_collectors: list[Collector] = []
+# By a histogram's name: called with each value that a collector finds, for back ends that do not
+# take distributions.
 observers: dict[str, list[Callable[[float], object]]] = {}
 
 
-def process_points() -> Iterator[Point]:
-    """The points of all of them; itself a source."""
-    for source in process_sources:
-        yield from source()
+def collect_process() -> Iterator[Point]:
+    """The points of all process_collectors."""
+    for collector in process_collectors:
+        yield from collector()
 
 
 def point(name: str, value: float | Distribution, *labels: str) -> Point:
@@ -66,9 +66,9 @@ def point(name: str, value: float | Distribution, *labels: str) -> Point:
 
 
 def points_of(name: str, values: Mapping[str, float]) -> Iterator[Point]:
-    """Those of a metric with one label: of each known value of it, and of each that is there.
+    """The points of a metric with one label, for its known values and those in `values`.
 
-    :param values: by the label's.
+    :param values: by label.
     """
     metric = CATALOGUE[name]
     for label, value in {**dict.fromkeys(metric.known, 0), **values}.items():

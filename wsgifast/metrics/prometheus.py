@@ -19,10 +19,10 @@ from typing import Any
 from ..imports import needs
 from .catalogue import Metric
 from .periodic import every_second
-from .points import Distribution, Point, Source, process_points
+from .points import Collector, Distribution, Point, collect_process
 from .processes import name_of_process
+from .requests import RequestMetrics
 from .room import check_room
-from .tally import Tally
 
 with needs("wsgifast.metrics.prometheus", "prometheus_client", "prometheus"):
     from prometheus_client import REGISTRY
@@ -34,7 +34,7 @@ with needs("wsgifast.metrics.prometheus", "prometheus_client", "prometheus"):
     from prometheus_client.utils import floatToGoString
     from prometheus_client.values import MultiProcessValue
 
-__all__ = ["DIRECTORY", "FileReporter", "SourceCollector", "recorder", "reporter"]
+__all__ = ["DIRECTORY", "FileReporter", "PointCollector", "recorder", "reporter"]
 
 # The environment variable that switches prometheus_client to its multiprocess mode.
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
@@ -42,18 +42,18 @@ DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 _MODES = {"sum": "livesum", "max": "livemax", "each": "liveall"}
 
 
-def recorder() -> Tally:
-    """This process's tally of requests; the first call has it reported."""
+def recorder() -> RequestMetrics:
+    """The metrics of this process's requests; the first call has them reported."""
     global _recorder
     with _lock:
         if _recorder is None:
             if DIRECTORY in os.environ:
-                _recorder = Tally(on_new=every_second.start)
-                reporter().add(_recorder.points)
-                reporter().add(process_points)
+                _recorder = RequestMetrics(on_first=every_second.start)
+                reporter().add(_recorder.collect)
+                reporter().add(collect_process)
             else:
-                _recorder = Tally()
-                REGISTRY.register(SourceCollector([_recorder.points, process_points]))
+                _recorder = RequestMetrics()
+                REGISTRY.register(PointCollector([_recorder.collect, collect_process]))
     return _recorder
 
 
@@ -72,10 +72,10 @@ def _report_at_exit(made: FileReporter) -> None:
         made.report()
 
 
-class SourceCollector:
+class PointCollector:
     """A collector for prometheus_client's registries: asks sources at each scrape."""
 
-    def __init__(self, sources: Iterable[Source]) -> None:
+    def __init__(self, sources: Iterable[Collector]) -> None:
         self._sources = list(sources)
 
     def collect(self) -> Iterator[Any]:
@@ -117,7 +117,7 @@ class FileReporter:
     """
 
     def __init__(self) -> None:
-        self._sources: list[Source] = []
+        self._sources: list[Collector] = []
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -125,7 +125,7 @@ class FileReporter:
         self._lock = threading.Lock()
         self._files: _Files | None = None
 
-    def add(self, source: Source) -> None:
+    def add(self, source: Collector) -> None:
         """Report a source too."""
         self._sources.append(source)
 
@@ -189,4 +189,4 @@ class _Files:
 
 
 _lock = threading.Lock()
-_recorder: Tally | None = None
+_recorder: RequestMetrics | None = None

@@ -1,4 +1,4 @@
-"""What is told of requests: the interface behind which every back end stands."""
+"""The interface of metrics back ends."""
 
 from __future__ import annotations
 
@@ -6,29 +6,26 @@ from typing import Any, Literal, Protocol
 
 __all__ = ["RECORDER", "LengthError", "Recorder", "Spans"]
 
-# Where whoever records a request says with what: an app within need not do it again, and the URL
-# pattern is wanted.
+# The environ's key for what records a request: an app within does not record it again, and notes
+# the URL pattern.
 RECORDER = "wsgifast.recorder"
 
 LengthError = Literal["short", "long", "corrected"]
 
 
 class Recorder(Protocol):
-    """Where requests are recorded; what WSGIFast's `metrics` takes.
+    """What records requests; WSGIFast's option `metrics` takes one.
 
-    Each request is begun once, and then either recorded or abandoned, perhaps by another thread.
-    Whatever it raises is logged once, and costs no response.
+    Each request is begun once, and then recorded once, perhaps by another thread. What it raises is
+    logged once, and costs no response.
     """
 
     def begin(self, method: str, scheme: str) -> object:
-        """A request has come to the app.
+        """A request has reached the app.
 
         :param method: as the client sent it.
         :param scheme: "http" or "https".
         """
-
-    def abandon(self, method: str, scheme: str) -> object:
-        """A request that has begun will have no response: the app has taken its connection over."""
 
     def record(
         self,
@@ -44,9 +41,9 @@ class Recorder(Protocol):
 
         :param method: as the client sent it.
         :param scheme: "http" or "https".
-        :param status: 500 where the app has raised before it said one.
-        :param pattern: the framework's URL pattern; None where there is none.
-        :param route: the way of the body; "" where nothing tells it.
+        :param status: 500 if the app raised before start_response.
+        :param pattern: the framework's URL pattern; None if there is none.
+        :param route: the route of the body; "" if unknown.
         :param seconds: from its head to the end of its response.
         :param size: bytes of the body.
         """
@@ -59,10 +56,10 @@ class Recorder(Protocol):
 
 
 class Spans(Protocol):
-    """What is told of bodies to the traces of whoever instruments the app."""
+    """What sets attributes on the spans of an instrumented app."""
 
     def current(self) -> object | None:
-        """The span that is current; None if none is recorded."""
+        """The current span; None if it is not recording."""
 
     def describe(
         self,
@@ -75,4 +72,4 @@ class Spans(Protocol):
         length_error: LengthError | None,
         left: bool,
     ) -> object:
-        """Set the attributes of the span of a request that has been answered."""
+        """Set attributes on the span of a request that has been answered."""

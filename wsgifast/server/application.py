@@ -37,7 +37,8 @@ class Application:
     :param answer_error: logs and answers an exception, given the channel, the request and the
         exception. Called only if nothing has been sent.
     :param on_answered: called when a response has been sent or given up, before it is logged, with
-        the channel, the exchange and the monotonic time. Must not raise.
+        the channel, the exchange, the monotonic time, and the error that ended the response, if
+        any. Must not raise.
     """
 
     def __init__(
@@ -53,7 +54,8 @@ class Application:
         post_request: Callable[[Any, dict[str, Any], Response | None], object] | None,
         may_stay: Callable[[], bool],
         answer_error: Callable[[Channel, Any, BaseException], object],
-        on_answered: Callable[[Channel, Exchange, float], object] | None = None,
+        on_answered: Callable[[Channel, Exchange, float, BaseException | None], object]
+        | None = None,
     ) -> None:
         self.app = app
         self._environs = environs
@@ -170,10 +172,12 @@ class Application:
 
     # The access log
 
-    def _log_exchange(self, channel: Channel, exchange: Exchange, now: float) -> None:
+    def _log_exchange(
+        self, channel: Channel, exchange: Exchange, now: float, error: BaseException | None
+    ) -> None:
         """Log a request whose response has been sent or given up."""
         if self._on_answered is not None:
-            self._on_answered(channel, exchange, now)
+            self._on_answered(channel, exchange, now, error)
         resp = exchange.resp
         if resp is None or exchange.environ is None:
             return
@@ -203,7 +207,7 @@ class Application:
             self.log.exception("Error in the access log")
 
 
-def _nothing(channel: Channel, exchange: Exchange, now: float) -> None:
+def _nothing(channel: Channel, exchange: Exchange, now: float, error: BaseException | None) -> None:
     """Neither metrics nor an access log."""
 
 

@@ -321,9 +321,9 @@ class Connection(Endpoint):
         stays = False
         now = time.monotonic()
         if exchange is not None:
-            self._core.on_sent(self, exchange, now)
-            self._receiver.exchange = None
             error = self.output.error
+            self._core.on_sent(self, exchange, now, error)
+            self._receiver.exchange = None
             if error is None:
                 stays = self._can_stay(exchange)
             elif isinstance(error, FileTruncated):

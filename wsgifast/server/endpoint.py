@@ -61,10 +61,13 @@ class Core(Protocol):
     def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> object:
         """Answer an error, and log it, with the request if there is one."""
 
-    def on_sent(self, channel: Channel, exchange: Exchange, now: float) -> object:
+    def on_sent(
+        self, channel: Channel, exchange: Exchange, now: float, error: BaseException | None
+    ) -> object:
         """The response to a request has been sent, or never will be.
 
         :param now: monotonic.
+        :param error: what ended it, if it was not sent whole.
         """
 
     def run_soon(self, task: Callable[[], Channel | None]) -> object:

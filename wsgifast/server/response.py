@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
-from ..bodies.response_writer import ResponseWriter
+from ..bodies.response_writer import NOT_STARTED, NOTHING_COUNTED, ResponseWriter
 from ..files import http_date
 from ..http.framing import Framing
 from ..http.head import ResponseHead, check_field
@@ -84,6 +84,8 @@ class Response(ResponseWriter):
         self.status = None
         self.must_close = self.headers_sent = False
         self._output = output
+        self._framing = NOT_STARTED
+        self.counter = NOTHING_COUNTED
         self.req = req
         self.cfg = settings
 

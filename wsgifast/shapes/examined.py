@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..bodies.classify import HELD_WHOLE, STREAM, WHOLE, classify
 from ..bodies.streams import close_body, is_event_stream
 from ..bodies.wrappers import held_in
-from ..metrics.patterns import PATTERN, note_django_pattern, start_noting
+from ..metrics.patterns import PATTERN, call_noting_pattern
 from .reports import LOOKED_AT_CHUNKS, Reports
 from .rule import BodySeen, Chunks
 
@@ -50,8 +49,7 @@ class Examined:
                 count,
             )
 
-        body: Any = self._app(environ, partial(start_noting, environ, start))
-        note_django_pattern(environ, body)
+        body: Any = call_noting_pattern(self._app, environ, start)
         shape, _ = classify(body, environ.get("wsgi.file_wrapper"))
         if shape is WHOLE or shape is HELD_WHOLE:
             held: Any = held_in(body)

@@ -1,9 +1,9 @@
-"""What a FastWorker tells of itself and of its requests, to Prometheus and to statsd.
+"""FastWorker's metrics: what it records of requests, and what it reports of itself.
 
-Nothing of it is done at a request but one note of it in a tally. A thread asks the server for its
-figures once a second, and puts all of them into the files that the exporter reads (see
-wsgifast.metrics.exporter), or sends them to where gunicorn's own statsd counters go. A WSGIFast in
-the app that tells OpenTelemetry, or prometheus_client's own registry, tells these figures too.
+A request costs one record. Once a second a thread collects the server's figures, and writes all
+metrics into the files that the exporter reads (wsgifast.metrics.exporter), or sends them to
+gunicorn's statsd. A WSGIFast in the app whose back end is OpenTelemetry, or prometheus_client's own
+registry, collects these figures too.
 """
 
 from __future__ import annotations
@@ -14,26 +14,18 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import partial
 from sys import modules
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..metrics.catalogue import CATALOGUE
-from ..metrics.failures import Failures
-from ..metrics.patterns import (
-    BOTTLE,
-    DJANGO,
-    FLASK,
-    PATTERN,
-    note_django_pattern,
-    start_noting,
-    wsgi_pattern,
-)
-from ..metrics.periodic import Periodic, every_second
-from ..metrics.points import Distribution, Point, observers, point, points_of, process_sources
+from ..metrics.patterns import FRAMEWORKS, PATTERN, call_noting_pattern
+from ..metrics.periodic import Failures, Periodic, every_second
+from ..metrics.points import Distribution, Point, observers, point, points_of, process_collectors
 from ..metrics.processes import resident_bytes
 from ..metrics.recorder import RECORDER, LengthError
-from ..metrics.tally import NOTED_TOGETHER, Tally
+from ..metrics.requests import BATCH_SIZE, RequestMetrics
 from ..middleware import WSGIFast
 from ..routes import LENGTH_ERROR, ROUTE
+from ..server.application import Application
 from ..server.channel import Channel
 from ..server.exchange import Exchange
 from ..server.figures import figures_of, requests_under_way
@@ -43,16 +35,13 @@ from ..sockets.sendfile import FileTruncated
 from .metrics_setup import export_of
 from .state import StateReporter
 
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse
-
-__all__ = ["Answers", "WorkerSource", "begin_to_tell", "tell_statsd"]
+__all__ = ["ResponseRecorder", "StatsdReporter", "WorkerCollector", "start_reporting"]
 
 _WAIT = CATALOGUE["wsgifast_thread_wait_seconds"]
 
 
-class WorkerSource:
-    """A worker's points; several threads may ask for them.
+class WorkerCollector:
+    """Collects a worker's metrics; any thread may call.
 
     :param requests: how many requests the worker has had.
     """
@@ -66,10 +55,10 @@ class WorkerSource:
         self._ended_as: str | None = None
 
     def end(self, reason: str) -> None:
-        """The worker serves no more: only what was counted is left to tell."""
+        """The worker has ended: from now on only its counters are collected."""
         self._ended_as = reason
 
-    def points(self) -> Iterator[Point]:
+    def collect(self) -> Iterator[Point]:
         counters = self.server.counters
         yield point("wsgifast_worker_starts_total", 1)
         yield point("wsgifast_sendfile_bytes_total", counters.sendfile_bytes)
@@ -115,86 +104,94 @@ class WorkerSource:
         yield point("wsgifast_worker_memory_bytes", resident_bytes())
 
 
-class Answers:
-    """Records requests when they have been answered.
+class ResponseRecorder:
+    """Records requests when their responses have been sent.
 
-    :param log: is told once of a tally that raises.
+    :param log: a failure is logged there, once.
     """
 
-    def __init__(self, tally: Tally, log: Any) -> None:
-        self._tally = tally
-        self._notes = tally.notes
+    def __init__(self, metrics: RequestMetrics, log: Any) -> None:
+        self._metrics = metrics
+        self._records = metrics.records
         self._failures = Failures(log)
+        self._application: Application | None = None
 
     def environ_part(self) -> dict[str, Any]:
         """What every environ has of it: a WSGIFast in the app records nothing once more."""
-        return {RECORDER: self._tally}
+        return {RECORDER: self._metrics}
 
-    def watch(self, server: Server) -> None:
-        """Have it told which requests are under way in a server."""
-        self._tally.active = partial(requests_under_way, server)
+    def watch(self, server: Server, application: Application) -> None:
+        """Count the active requests of a server, and note the URL patterns of its app."""
+        self._metrics.active = partial(requests_under_way, server)
+        self._application = application
+        self.note_patterns()
 
-    def observed(self, app: Callable[..., Any]) -> Callable[..., Any]:
-        """The app, with its framework's URL patterns noted; a WSGIFast notes them by itself."""
-        if type(app) is WSGIFast:
-            return app
+    def note_patterns(self) -> None:
+        """Note the URL patterns of the app's framework, if one is loaded by now.
 
-        def call(environ: dict[str, Any], start_response: StartResponse) -> Any:
-            if FLASK in modules:
-                start_response = partial(start_noting, environ, start_response)
-            body = app(environ, start_response)
-            if DJANGO in modules:
-                note_django_pattern(environ, body)
-            return body
+        An app may load it at its first request, so this is called now and then. An app without one
+        is called directly.
+        """
+        application = self._application
+        if application is None or modules.keys().isdisjoint(FRAMEWORKS):
+            return
+        self._application = None
+        if type(application.app) is not WSGIFast:  # which notes them by itself
+            application.app = partial(call_noting_pattern, application.app)
 
-        return call
+    def record(
+        self, channel: Channel, exchange: Exchange, now: float, error: BaseException | None
+    ) -> None:
+        """Record a request whose response has been sent, as far as it ever will be.
 
-    def record(self, channel: Channel, exchange: Exchange, now: float) -> None:
-        """A response has been sent, as far as it ever will be.
-
-        It is noted here, and not by the tally's record(): see :class:`~wsgifast.metrics.Tally`.
+        As :meth:`RequestMetrics.record` does, without a call.
 
         :param now: monotonic.
+        :param error: what the response ended with, if anything.
         """
-        environ, resp = exchange.environ, exchange.resp
-        if environ is None:
-            return
+        resp = exchange.resp
+        environ: Any = exchange.environ
         try:
+            if environ is None:
+                return
+            # Not by get(), which is a call.
+            route = environ[ROUTE] if ROUTE in environ else ""  # noqa: SIM401
             if (
-                resp is None
+                error is not None
+                or resp is None
                 or resp.must_close
                 or (counter := resp.counter).dropped
-                or channel.output.error is not None
-                or LENGTH_ERROR in environ
+                or (route and LENGTH_ERROR in environ)
             ):
-                sent = self._look_closer(channel, environ, resp)
+                sent = self._sent(channel, environ, resp, error)
                 if sent is None:
                     return
                 status, size = sent
             else:
                 status, size = resp.status_code, counter.sent
-            # Not by get(): a call less.
             pattern = environ[PATTERN] if PATTERN in environ else None  # noqa: SIM401
-            if pattern is None and BOTTLE in modules:
-                pattern = wsgi_pattern(environ)
-            route = environ[ROUTE] if ROUTE in environ else ""  # noqa: SIM401
-            notes = self._notes
-            noted = notes[exchange.req.method, environ["wsgi.url_scheme"], status, pattern, route]
-            noted += (now - exchange.started, size)
-            if len(noted) >= NOTED_TOGETHER:
-                self._tally.count()
+            req = exchange.req
+            records = self._records
+            records.append(
+                ((req.method, req.scheme, status, pattern, route), now - exchange.started, size)
+            )
+            if len(records) >= BATCH_SIZE:
+                self._metrics.aggregate()
         except Exception:  # noqa: BLE001 - the response is out
-            self._failures.tell()
+            self._failures.log()
 
-    def _look_closer(
-        self, channel: Channel, environ: dict[str, Any], resp: Response | None
+    def _sent(
+        self,
+        channel: Channel,
+        environ: dict[str, Any],
+        resp: Response | None,
+        error: BaseException | None,
     ) -> tuple[int, int] | None:
         """Count what has gone wrong, if anything has.
 
         :returns: the status, and the bytes of the body; None where the app has taken its
             connection over.
         """
-        error = channel.output.error
         if resp is None:
             status, size = 500, 0  # the answer to what the app has raised is not the app's
         elif resp.status is not None:
@@ -205,11 +202,11 @@ class Answers:
             return None
         length_error = environ.get(LENGTH_ERROR) or _length_error(resp, error)
         if length_error is not None:
-            self._tally.count_length_error(length_error)
+            self._metrics.count_length_error(length_error)
         if error is not None:
             size = max(0, size - channel.output.bytes_left())
             if not isinstance(error, FileTruncated):
-                self._tally.count_client_left()
+                self._metrics.count_client_left()
         return status, size
 
 
@@ -223,61 +220,69 @@ def _length_error(resp: Response | None, error: BaseException | None) -> LengthE
     return "long" if resp.is_cut() else None
 
 
-def begin_to_tell(source: WorkerSource, worker: Any) -> Callable[[], None]:
-    """Tell of a worker from now on; returns what tells the last.
+def start_reporting(
+    collector: WorkerCollector, responses: ResponseRecorder | None, worker: Any
+) -> Callable[[], None]:
+    """Report a worker's metrics from now on.
 
-    :param worker: its class says where, its configuration whether statsd is told.
+    :param responses: None if no requests are recorded.
+    :param worker: its class says where to, its configuration whether to statsd.
+    :returns: what reports for the last time, when the worker ends.
     """
-    process_sources.append(source.points)
-    last: list[Callable[[], None]] = []
+    process_collectors.append(collector.collect)
+    reports: list[Callable[[], None]] = []
     export = export_of(type(worker), worker.ppid)
     if export is not None:
         from ..metrics.keeper import Keeper
         from ..metrics.prometheus import reporter
 
-        last.append(reporter().report)
+        reports.append(reporter().report)
         every_second.add(Keeper(export).look)
-        every_second.add(StateReporter(source.server, worker, export.directory).report)
+        every_second.add(StateReporter(collector.server, worker, export.directory).report)
+    if responses is not None:
+        every_second.add(responses.note_patterns)
     statsd = worker.log
     if worker.cfg.statsd_host and hasattr(statsd, "increment"):
-        tell = tell_statsd(statsd, source)
-        every_second.add(tell)
-        last.append(tell)
-    if last:
+        report = StatsdReporter(statsd, collector).report
+        every_second.add(report)
+        reports.append(report)
+    if reports:
         every_second.start()
 
-    def tell_the_last() -> None:
+    def report_the_last() -> None:
         closing = Periodic()
-        for function in last:
+        for function in reports:
             closing.add(function)
         closing.call()
 
-    return tell_the_last
+    return report_the_last
 
 
-def tell_statsd(statsd: Any, source: WorkerSource) -> Callable[[], None]:
-    """What sends a worker's points by gunicorn's statsd client.
+class StatsdReporter:
+    """Sends a worker's metrics by gunicorn's statsd client.
 
-    A gauge of several workers would be whichever has sent it last; so each sends its own as a value
-    of a histogram, whose sum, mean and greatest are those of the workers.
+    Of a gauge that several workers send, statsd keeps the last one. So each worker sends its own as
+    a value of a histogram, which has the sum, the mean and the greatest of all workers.
     """
-    counted: dict[str, float] = {}
 
-    def count(name: str, total: float) -> None:
-        more = total - counted.get(name, 0)
-        if more:
-            counted[name] = total
-            statsd.increment(name, more)
+    def __init__(self, statsd: Any, collector: WorkerCollector) -> None:
+        self._statsd = statsd
+        self._collector = collector
+        self._sent: dict[str, float] = {}
 
-    def tell() -> None:
-        for metric, labels, value in source.points():
+    def report(self) -> None:
+        for metric, labels, value in self._collector.collect():
             name = ".".join((metric.opentelemetry_name, *labels))
             if isinstance(value, Distribution):
-                count(f"{name}.count", sum(value.counts))
-                count(f"{name}.seconds", value.total)
+                self._increment(f"{name}.count", sum(value.counts))
+                self._increment(f"{name}.seconds", value.total)
             elif metric.kind == "counter":
-                count(name, value)
+                self._increment(name, value)
             else:
-                statsd.histogram(name, value)
+                self._statsd.histogram(name, value)
 
-    return tell
+    def _increment(self, name: str, total: float) -> None:
+        more = total - self._sent.get(name, 0)
+        if more:
+            self._sent[name] = total
+            self._statsd.increment(name, more)

@@ -35,7 +35,7 @@ from .gunicorn_support import (
     pre_request,
 )
 from .gunicorn_version import check_gunicorn
-from .metrics import Answers, WorkerSource, begin_to_tell
+from .metrics import ResponseRecorder, WorkerCollector, start_reporting
 from .metrics_setup import check_metrics, prepare_metrics, wants_metrics
 from .recycling import Recycling
 from .tls import TLSContexts
@@ -130,8 +130,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     alive: bool
 
     server: Server | None = None
-    _answers: Answers | None = None
-    # When its main thread has given its last sign of life; monotonic.
+    _responses: ResponseRecorder | None = None
+    # When its main thread gave its last sign of life; monotonic.
     beaten_at = 0.0
 
     # What gunicorn calls before any worker is started.
@@ -208,17 +208,17 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         if wants_metrics(type(self)) is not None:
             from ..metrics.prometheus import recorder
 
-            self._answers = Answers(recorder(), self.log)
+            self._responses = ResponseRecorder(recorder(), self.log)
         self.server = server = self.make_server()
-        source = WorkerSource(server, lambda: self.nr)
-        tell_the_last = begin_to_tell(source, self)
+        collector = WorkerCollector(server, lambda: self.nr)
+        report_the_last = start_reporting(collector, self._responses, self)
         try:
             server.serve(self._beat)
             self.alive = False
             server.finish(self._beat)
         finally:  # SIGQUIT raises SystemExit here
-            source.end(server.end)
-            tell_the_last()
+            collector.end(server.end)
+            report_the_last()
         for sock in self.sockets:
             sock.close()
         if server.has_failed:
@@ -250,11 +250,11 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """The server of this process: its app, gunicorn's settings and hooks, TLS and HTTP/2."""
         self.settings = settings = Settings(self.cfg)
         environ = environ_part(settings)
-        answers = self._answers
-        if answers is not None:
-            environ |= answers.environ_part()
+        responses = self._responses
+        if responses is not None:
+            environ |= responses.environ_part()
         self.application = Application(
-            self.wsgi if answers is None else answers.observed(self.wsgi),
+            self.wsgi,
             environs=EnvironFactory(environ),
             file_wrapper=environ["wsgi.file_wrapper"],
             settings=settings,
@@ -266,7 +266,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             post_request=post_request(settings, self),
             may_stay=self._may_stay,
             answer_error=self._answer_error,
-            on_answered=None if answers is None else answers.record,
+            on_answered=None if responses is None else responses.record,
         )
         server = Server(
             self.application,
@@ -277,8 +277,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             http2=http2(settings),
             log=self.log,
         )
-        if answers is not None:
-            answers.watch(server)
+        if responses is not None:
+            responses.watch(server, self.application)
         return server
 
     def _secure(self, sock: socket.socket) -> socket.socket:

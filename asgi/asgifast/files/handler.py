@@ -10,8 +10,8 @@ from wsgifast.file_answers import plan_file_body
 from wsgifast.sockets import FileSegment
 
 from ..extensions import PLANNED
+from ..instrumented import INSTRUMENTED
 from ..messages import PATHSEND, ASGIApp, Message, declared_length, response_body
-from ..observed import OBSERVED
 from .delivery import Delivery
 from .parsing import RequestedPath, open_for_pathsend, parse_pathsend, parse_zerocopysend
 from .reading import send_unsized
@@ -62,8 +62,8 @@ class FileMessages(Delivery):
         return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._headers]
 
     def _note_route(self, route: str) -> None:
-        if OBSERVED in self._scope:
-            self._scope[OBSERVED].route = route
+        if INSTRUMENTED in self._scope:
+            self._scope[INSTRUMENTED].route = route
 
     async def _send_path(self, message: Message) -> None:
         start = self._start

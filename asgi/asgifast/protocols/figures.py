@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from wsgifast.metrics.points import Point, point, process_sources
+from wsgifast.metrics.points import Point, point, process_collectors
 
 __all__ = ["Figures", "figures"]
 
@@ -37,8 +37,8 @@ class Figures:
         self.accepted = 0
         self.sendfile_bytes = 0
 
-    def points(self) -> Iterator[Point]:
-        """A :data:`~wsgifast.metrics.points.Source`; any thread may call it."""
+    def collect(self) -> Iterator[Point]:
+        """A :data:`~wsgifast.metrics.points.Collector`; any thread may call it."""
         states = Counter[str]()
         slow = queued = 0
         for protocol, transport in list(self.open.items()):
@@ -65,4 +65,4 @@ def _state_of(cycle: Any, transport: Transport) -> str:
 
 
 figures = Figures()
-process_sources.append(figures.points)
+process_collectors.append(figures.collect)

@@ -11,7 +11,7 @@ from wsgifast.errors import WSGIFastError
 from wsgifast.http import chunk_size_line
 from wsgifast.imports import needs
 
-from ..exporting import begin_under_uvicorn, observed
+from ..exporting import begin_under_uvicorn, instrumented
 from ..extensions import PROTOCOL_EXTENSIONS
 from ..messages import Receive, Scope, Send
 from ..protocols.figures import figures
@@ -194,7 +194,7 @@ class FileSending(_Base):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.app = _App(observed(self.app), self._response_class, is_http1=self._is_http1)
+        self.app = _App(instrumented(self.app), self._response_class, is_http1=self._is_http1)
         self.loop = IdleTimerLoop(self.loop)
         if hasattr(self, "pipeline"):
             self.pipeline = Pipeline()

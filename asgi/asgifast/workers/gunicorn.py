@@ -22,7 +22,7 @@ from wsgifast.errors import WSGIFastError
 from wsgifast.http import chunk_size_line, has_body
 from wsgifast.imports import needs
 
-from ..exporting import observed
+from ..exporting import instrumented
 from ..extensions import PROTOCOL_EXTENSIONS
 from ..gunicorn_metrics import Exporting
 from ..messages import ASGIApp, Message, Receive, Scope, Send, response_body
@@ -300,7 +300,7 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
         super().__init__(worker)
         self._idle_timer = IdleTimerLoop(worker.loop)
         self._cancel_keepalive_timer = self._idle_timer.cancel
-        self.app: Any = _with_files(observed(worker.asgi), self)
+        self.app: Any = _with_files(instrumented(worker.asgi), self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self.coalescing = CoalescingTransport(transport, self.worker.loop)

@@ -248,7 +248,7 @@ class Stream:
         exchange = self.exchange
         if exchange is not None:
             core, error = self._session.core, self.output.error
-            core.on_sent(self, exchange, time.monotonic())
+            core.on_sent(self, exchange, time.monotonic(), error)
             if isinstance(error, FileTruncated):
                 core.log.warning("Cutting off %s: %s", exchange.req.uri, error)
         self._drop_body()

@@ -11,39 +11,39 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from tests.metrics.test_observed import Recorded
+from tests.metrics.test_instrumented import Recorded
 from tests.metrics.test_opentelemetry import exported
 from tests.server.http2_bench import HTTP2, Peer
 from tests.workers.bench import GET, Bench, large, make_bench
 from wsgifast import WSGIFast
-from wsgifast.metrics import CATALOGUE, Distribution, Source, Tally, points
+from wsgifast.metrics import CATALOGUE, Collector, Distribution, RequestMetrics, points
 from wsgifast.metrics.opentelemetry import Instruments
+from wsgifast.metrics.requests import BATCH_SIZE
 from wsgifast.server.figures import figures_of
-from wsgifast.workers import FastWorker, metrics
-from wsgifast.workers.metrics import Answers, WorkerSource, begin_to_tell
+from wsgifast.workers import FastWorker
+from wsgifast.workers import metrics as worker_metrics
+from wsgifast.workers.metrics import ResponseRecorder, WorkerCollector, start_reporting
 
 __all__ = ["make_bench"]
 
 MakeBench = Callable[..., Bench]
 
 
-class Told(Tally):
-    """A tally that shows what was noted."""
+class Recording(RequestMetrics):
+    """Metrics of requests that keep each record."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._told: list[Recorded] = []
+        self._kept: list[Recorded] = []
 
     @property
     def requests(self) -> list[Recorded]:
-        self.count()
-        return self._told
+        self.aggregate()
+        return self._kept
 
-    def _count_notes(self) -> None:
-        for labels, noted in self.notes.items():
-            for seconds, size in zip(noted[::2], noted[1::2], strict=True):
-                self._told.append(Recorded(*labels, seconds, int(size)))
-        super()._count_notes()
+    def _aggregate(self) -> None:
+        self._kept += [Recorded(*labels, seconds, size) for labels, seconds, size in self.records]
+        super()._aggregate()
 
     @property
     def under_way(self) -> int:
@@ -57,36 +57,36 @@ class Told(Tally):
     def length_errors(self) -> list[str]:
         return [
             each.labels[0]
-            for each in self.points()
+            for each in self.collect()
             if each.metric.name == "wsgifast_content_length_errors_total" and each.value
         ]
 
     def _sum(self, name: str) -> int:
         return sum(
             int(each.value)
-            for each in self.points()
+            for each in self.collect()
             if each.metric.name == name and isinstance(each.value, (int, float))
         )
 
 
-class Failing(Told):
-    def _begin_labels(self) -> None:
+class Failing(Recording):
+    def aggregate(self) -> None:
         raise RuntimeError("the back end is down")
 
 
 @pytest.fixture
-def begin(make_bench: MakeBench) -> Callable[..., tuple[Bench, Told]]:
-    def make(app: Any, told: Told | None = None, **options: Any) -> tuple[Bench, Told]:
+def begin(make_bench: MakeBench) -> Callable[..., tuple[Bench, Recording]]:
+    def make(app: Any, told: Recording | None = None, **options: Any) -> tuple[Bench, Recording]:
         bench = make_bench(app, **options)
-        told = told or Told()
-        bench.worker._answers = Answers(told, bench.log)
+        told = told or Recording()
+        bench.worker._responses = ResponseRecorder(told, bench.log)
         bench.begin_anew()
         return bench, told
 
     return make
 
 
-Begin = Callable[..., tuple[Bench, Told]]
+Begin = Callable[..., tuple[Bench, Recording]]
 
 
 def app_of(body: Any, status: str = "200 OK", *headers: tuple[str, str]) -> Any:
@@ -107,12 +107,12 @@ def test_a_request(begin: Begin) -> None:
 
 
 def test_requests_of_the_same_labels(make_bench: MakeBench) -> None:
-    bench, tally = make_bench(app_of([b"abc"])), Tally()
-    bench.worker._answers = Answers(tally, bench.log)
+    bench, metrics = make_bench(app_of([b"abc"])), RequestMetrics()
+    bench.worker._responses = ResponseRecorder(metrics, bench.log)
     bench.begin_anew()
     for _ in range(3):  # the first, and those that find its labels
         bench.begin()
-    values = {point.metric.name: point.value for point in tally.points()}
+    values = {point.metric.name: point.value for point in metrics.collect()}
     duration = values["http_server_request_duration_seconds"]
     size = values["http_server_response_body_size_bytes"]
     assert isinstance(duration, Distribution)
@@ -230,24 +230,24 @@ def test_a_request_that_never_reaches_the_app_is_none(begin: Begin) -> None:
 def test_a_back_end_that_raises_costs_no_response(begin: Begin) -> None:
     bench, _ = begin(app_of([b"abc"], "200 OK", ("Content-Length", "3")), Failing())
     client = bench.begin()
-    for _ in range(3):
+    for _ in range(2 * BATCH_SIZE):
         assert client.read_response().body == b"abc"
         client.send(GET)
         bench.run()
     assert len(bench.log.errors) == 1
-    assert bench.log.says("told of no more than this once")
+    assert bench.log.says("further failures are not logged")
 
 
 def test_whoever_tells_of_the_process_tells_of_its_worker(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WSGIFAST_METRICS", raising=False)
-    sources: list[Source] = []
-    monkeypatch.setattr(metrics, "process_sources", sources)
+    collectors: list[Collector] = []
+    monkeypatch.setattr(worker_metrics, "process_collectors", collectors)
     bench = make_bench(large)
-    source = WorkerSource(bench.server, lambda: 5)
-    begin_to_tell(source, bench.worker)
-    assert sources == [source.points]
+    collector = WorkerCollector(bench.server, lambda: 5)
+    start_reporting(collector, None, bench.worker)
+    assert collectors == [collector.collect]
 
 
 def test_waits_for_a_thread_are_told_to_opentelemetry(
@@ -255,8 +255,8 @@ def test_waits_for_a_thread_are_told_to_opentelemetry(
 ) -> None:
     monkeypatch.setitem(points.observers, "wsgifast_thread_wait_seconds", [])
     bench = make_bench(large)
-    source = WorkerSource(bench.server, lambda: 5)
-    monkeypatch.setattr(points, "process_sources", [source.points])
+    collector = WorkerCollector(bench.server, lambda: 5)
+    monkeypatch.setattr(points, "process_collectors", [collector.collect])
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     Instruments(provider)
@@ -272,20 +272,21 @@ def test_waits_for_a_thread_are_told_to_opentelemetry(
 
 def test_the_points_of_a_worker_that_has_ended(make_bench: MakeBench) -> None:
     bench = make_bench(large)
-    source = WorkerSource(bench.server, lambda: 5)
+    collector = WorkerCollector(bench.server, lambda: 5)
 
     def ends() -> dict[str, float | Distribution]:
         """By their reasons, each of which is there before it is one."""
         name = "wsgifast_worker_ends_total"
-        return {each.labels[0]: each.value for each in source.points() if each.metric.name == name}
+        found = collector.collect()
+        return {each.labels[0]: each.value for each in found if each.metric.name == name}
 
-    names = {point.metric.name for point in source.points()}
+    names = {point.metric.name for point in collector.collect()}
     assert "wsgifast_threads" in names
     none = dict.fromkeys(CATALOGUE["wsgifast_worker_ends_total"].known, 0)
     assert ends() == none
-    source.end("max_requests")
+    collector.end("max_requests")
     assert ends() == {**none, "max_requests": 1}
-    told = {point.metric.name: point for point in source.points()}
+    told = {point.metric.name: point for point in collector.collect()}
     assert "wsgifast_threads" not in told
     wait = told["wsgifast_thread_wait_seconds"].value
     assert not isinstance(wait, (int, float))

@@ -1,4 +1,4 @@
-"""Observed: what happens to a request under an ASGI app, told to a recorder at its end."""
+"""Instrumented: what happens to a request under an ASGI app, told to a recorder at its end."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.http import has_body
-from wsgifast.metrics.failures import Failures
 from wsgifast.metrics.patterns import PATTERN, asgi_pattern
+from wsgifast.metrics.periodic import Failures
 from wsgifast.metrics.recorder import LengthError, Recorder, Spans
-from wsgifast.metrics.tally import NOTED_TOGETHER, Tally
+from wsgifast.metrics.requests import RequestMetrics
 
 from .extensions import PLANNED
 from .messages import (
@@ -28,15 +28,15 @@ from .messages import (
 if TYPE_CHECKING:
     from .extensions import PlannedBody
 
-__all__ = ["OBSERVED", "Observed"]
+__all__ = ["INSTRUMENTED", "Instrumented"]
 
 logger = logging.getLogger("wsgifast")
 
 # Where the scope has the request that is observed.
-OBSERVED = "asgifast.observed"
+INSTRUMENTED = "asgifast.instrumented"
 
 
-class Observed:
+class Instrumented:
     """An ASGI app whose requests are recorded, and which is not changed by it.
 
     :param recorder: what it raises is logged, once.
@@ -48,7 +48,7 @@ class Observed:
         self._recorder = recorder
         self._spans = spans
         # Where requests are noted without a call.
-        self._tally = recorder if isinstance(recorder, Tally) else None
+        self._metrics = recorder if isinstance(recorder, RequestMetrics) else None
         self._failures = Failures(logger)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,19 +57,19 @@ class Observed:
             return
         span = None if self._spans is None else self._spans.current()
         recorder = self._recorder
-        if OBSERVED in scope and scope[OBSERVED].recorder is recorder:
+        if INSTRUMENTED in scope and scope[INSTRUMENTED].recorder is recorder:
             recorder = None  # a server of ours, or an ASGIFast around this one, does it already
         if recorder is None and span is None:
             await self._app(scope, receive, send)
             return
-        request = ObservedRequest(scope, receive, send, recorder)
+        request = InstrumentedRequest(scope, receive, send, recorder)
         if recorder is None:
             pass
-        elif self._tally is not None:
-            self._tally.begun.append((scope["method"], scope.get("scheme", "http")))
+        elif self._metrics is not None:
+            self._metrics.started.append((scope["method"], scope.get("scheme", "http")))
         else:
             self._begin(recorder, scope)
-        request.app_scope = {**scope, OBSERVED: request}
+        request.app_scope = {**scope, INSTRUMENTED: request}
         try:
             await self._app(request.app_scope, request.receive, request.send)
         except OSError:
@@ -87,9 +87,9 @@ class Observed:
         try:
             recorder.begin(scope["method"], scope.get("scheme", "http"))
         except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
-            self._failures.tell()
+            self._failures.log()
 
-    def _tell(self, request: ObservedRequest, span: object | None) -> None:
+    def _tell(self, request: InstrumentedRequest, span: object | None) -> None:
         try:
             pattern = request.pattern()
             length_error = request.length_error()
@@ -110,23 +110,16 @@ class Observed:
             method, scheme = scope["method"], scope.get("scheme", "http")
             status, route, size = request.status, request.route, request.size
             seconds = perf_counter() - request.began
-            tally = self._tally
-            if tally is None:
-                recorder.record(method, scheme, status, pattern, route, seconds, size)
-            else:
-                noted = tally.notes[method, scheme, status, pattern, route]
-                noted += (seconds, size)
-                if len(noted) >= NOTED_TOGETHER or len(tally.begun) >= NOTED_TOGETHER:
-                    tally.count()
+            recorder.record(method, scheme, status, pattern, route, seconds, size)
             if length_error is not None:
                 recorder.count_length_error(length_error)
             if request.left:
                 recorder.count_client_left()
         except Exception:  # noqa: BLE001 - the same
-            self._failures.tell()
+            self._failures.log()
 
 
-class ObservedRequest:
+class InstrumentedRequest:
     """One request, from the call of the app on, as the server sees its messages.
 
     :ivar recorder: that is told of it; None if another one is told already.

@@ -1,15 +1,14 @@
-"""Observed: what happens to a request under WSGIFast, told to a recorder at its end.
+"""Instrumentation of WSGIFast: records each request when its response ends.
 
-A body that is there as a whole ends when the app returns it: what the server sends afterwards is
-the server's to tell. Any other body ends when it is closed. Whatever the server knows a body by,
-its class, its len() and its file, is left as it is.
+A list or tuple ends when the app returns it: the server sends it later by itself. Any other body
+ends when it is closed. What a server looks at in a body, its class, its len() and its file, stays
+the same.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from sys import modules
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -19,28 +18,28 @@ from ..bodies.segments import SegmentedBody
 from ..bodies.streams import ClosedWith, close_body
 from ..bodies.wrappers import known_file
 from ..routes import CHUNKS, LENGTH_ERROR, ROUTE
-from .failures import Failures
-from .patterns import BOTTLE, PATTERN, wsgi_pattern
+from .patterns import PATTERN
+from .periodic import Failures
 from .recorder import RECORDER, Recorder, Spans
-from .tally import NOTED_TOGETHER, Tally
+from .requests import RequestMetrics
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-__all__ = ["Observed"]
+__all__ = ["Instrumented"]
 
 logger = logging.getLogger("wsgifast")
 
 
-class Observed:
-    """A WSGIFast whose requests are recorded, and which is not changed by it.
+class Instrumented:
+    """A WSGIFast whose requests are recorded.
 
     :param call: WSGIFast's own, which takes the head of the response.
     :param app: the one in it.
-    :param recorder: what it raises is logged, once.
-    :param spans: also told of each request, with the span that is current when it comes.
-    :ivar told_by: the recorder that is told of a request without our help where the environ's
-        RECORDER says that it is; None if there is something left to do then.
+    :param recorder: its errors are logged, once.
+    :param spans: sets attributes on the span that is current when a request comes.
+    :ivar recorded_by: a request whose environ has this RECORDER needs no instrumentation; None if
+        every request needs it.
     """
 
     def __init__(
@@ -54,54 +53,51 @@ class Observed:
         self._app = app
         self._recorder = recorder
         self._spans = spans
-        self.told_by = recorder if spans is None else None
-        # Where most requests are noted without a call.
-        self._tally = recorder if isinstance(recorder, Tally) else None
+        self.recorded_by = recorder if spans is None else None
+        self._metrics = recorder if isinstance(recorder, RequestMetrics) else None
         self._failures = Failures(logger)
 
     def answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """As the app's own `__call__`."""
         began = monotonic()
-        recorder, tally, span = self._recorder, self._tally, None
+        recorder, metrics, span = self._recorder, self._metrics, None
         if self._spans is not None:
             span = self._spans.current()
             if RECORDER in environ and environ[RECORDER] is recorder:
-                recorder = tally = None
+                recorder = metrics = None
             if recorder is None and span is None:
                 environ.setdefault(RECORDER, self._spans)
                 return self._call(environ, start_response)  # type: ignore[no-any-return]
         if RECORDER not in environ:
             environ[RECORDER] = recorder or self._spans
         method, scheme = environ["REQUEST_METHOD"], environ["wsgi.url_scheme"]
-        if tally is not None:
-            tally.begun.append((method, scheme))
+        if metrics is not None:
+            metrics.started.append((method, scheme))
         elif recorder is not None:
             self._begin(recorder, method, scheme)
         head = HeldHead(self._app, method, start_response)
         try:
             body = self._call(environ, start_response, _head=head)
         except BaseException:
-            self._tell(environ, 500, recorder, span, began, 0)
+            self._record(environ, 500, recorder, span, began, 0)
             raise
         kind = type(body)
-        if kind is list or kind is tuple:
-            size = head.length or 0  # it is always known of these
-            if tally is None or span is not None or LENGTH_ERROR in environ:
-                self._tell(environ, head.code, recorder, span, began, size)
-                return body  # type: ignore[no-any-return]
-            pattern = environ.get(PATTERN)
-            if pattern is None and BOTTLE in modules:
-                pattern = wsgi_pattern(environ)
-            try:
-                noted = tally.notes[method, scheme, head.code, pattern, environ[ROUTE]]
-                noted += (monotonic() - began, size)
-                if len(noted) >= NOTED_TOGETHER or len(tally.begun) >= NOTED_TOGETHER:
-                    tally.count()
-            except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
-                self._failures.tell()
+        if kind is not list and kind is not tuple:
+            return self._follow(environ, head, body, recorder, span, began)
+        size = head.length or 0  # always known of these
+        if metrics is None or span is not None or LENGTH_ERROR in environ:
+            self._record(environ, head.code, recorder, span, began, size)
             return body  # type: ignore[no-any-return]
-
-        return self._follow(environ, head, body, recorder, span, began)
+        # As RequestMetrics.record() does, without a call.
+        pattern = environ[PATTERN] if PATTERN in environ else None  # noqa: SIM401
+        labels = (method, scheme, head.code, pattern, environ[ROUTE])
+        metrics.records.append((labels, monotonic() - began, size))
+        if len(metrics.started) >= metrics.batch_size:
+            try:
+                metrics.aggregate()
+            except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
+                self._failures.log()
+        return body  # type: ignore[no-any-return]
 
     def _follow(
         self,
@@ -112,11 +108,11 @@ class Observed:
         span: object | None,
         began: float,
     ) -> Iterable[bytes]:
-        """A body that tells when it has ended."""
+        """The body, which is recorded when it ends."""
 
         def end(size: int, left: bool = False) -> None:
-            # Of a lazy app that has never begun there is no status.
-            self._tell(environ, head.code or 500, recorder, span, began, size, left=left)
+            # A lazy app that was never iterated has no status.
+            self._record(environ, head.code or 500, recorder, span, began, size, left=left)
 
         return _followed(_Request(end), body, environ.get("wsgi.file_wrapper"))
 
@@ -124,9 +120,9 @@ class Observed:
         try:
             recorder.begin(method, scheme)
         except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
-            self._failures.tell()
+            self._failures.log()
 
-    def _tell(
+    def _record(
         self,
         environ: WSGIEnvironment,
         status: int,
@@ -137,16 +133,17 @@ class Observed:
         *,
         left: bool = False,
     ) -> None:
-        """Tell of a request that has ended."""
+        """Record a request that has ended."""
+        pattern, length_error = environ.get(PATTERN), environ.get(LENGTH_ERROR)
         try:
             if span is not None and self._spans is not None:
                 self._spans.describe(
                     span,
-                    pattern=wsgi_pattern(environ),
+                    pattern=pattern,
                     route=environ.get(ROUTE),
                     chunks=environ.get(CHUNKS),
                     size=size,
-                    length_error=environ.get(LENGTH_ERROR),
+                    length_error=length_error,
                     left=left,
                 )
             if recorder is None:
@@ -155,21 +152,21 @@ class Observed:
                 environ["REQUEST_METHOD"],
                 environ["wsgi.url_scheme"],
                 status,
-                wsgi_pattern(environ),
+                pattern,
                 environ.get(ROUTE, ""),
                 monotonic() - began,
                 size,
             )
-            if LENGTH_ERROR in environ:
-                recorder.count_length_error(environ[LENGTH_ERROR])
+            if length_error is not None:
+                recorder.count_length_error(length_error)
             if left:
                 recorder.count_client_left()
         except Exception:  # noqa: BLE001 - the same
-            self._failures.tell()
+            self._failures.log()
 
 
 class _Request:
-    """Ends once, whatever closes its body, and how often."""
+    """A request that ends once, however often its body is closed."""
 
     def __init__(self, end: Callable[[int, bool], object]) -> None:
         self._end: Callable[[int, bool], object] | None = end
@@ -178,7 +175,7 @@ class _Request:
         """The response has ended.
 
         :param size: bytes of its body.
-        :param left: the client has left before.
+        :param left: whether the client left before.
         """
         end, self._end = self._end, None
         if end is not None:
@@ -186,7 +183,7 @@ class _Request:
 
 
 def _followed(request: _Request, body: Any, wrapper: Any) -> Iterable[bytes]:
-    """A body that ends its request when it is closed.
+    """The body, which ends its request when it is closed.
 
     :param wrapper: the server's, for files.
     """
@@ -214,7 +211,7 @@ def _followed(request: _Request, body: Any, wrapper: Any) -> Iterable[bytes]:
 
 
 class _End:
-    """Ends a request of a body whose size is known when it is closed."""
+    """Ends the request of a body whose size is known, when it is closed."""
 
     def __init__(self, request: _Request, body: Any, size: int) -> None:
         self._request = request
@@ -229,7 +226,7 @@ class _End:
 
 
 class _EndOfReader:
-    """The same for what is read as it is sent."""
+    """The same for a file that is read while it is sent."""
 
     def __init__(self, request: _Request, reader: FileReader) -> None:
         self._request = request
@@ -240,7 +237,7 @@ class _EndOfReader:
 
 
 class _Body:
-    """A body of which each chunk is counted; not to the end, if the client leaves before."""
+    """A body whose chunks are counted as they are iterated."""
 
     def __init__(self, request: _Request, body: Iterable[bytes]) -> None:
         self._request = request
@@ -269,7 +266,7 @@ class _Body:
 
 
 class _SizedBody(_Body):
-    """The same, where the server may ask for the number of chunks."""
+    """The same for a body that has a len()."""
 
     def __len__(self) -> int:
         return len(self._body)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ import pytest
 from wsgifast import BodyError, ConfigurationError, WSGIFast
 from wsgifast.bodies.files import FileReader
 from wsgifast.bodies.streams import close_body
-from wsgifast.metrics import Tally
+from wsgifast.metrics import RequestMetrics
 from wsgifast.metrics.recorder import RECORDER, LengthError
 
 if TYPE_CHECKING:
@@ -45,9 +45,6 @@ class Notes:
 
     def begin(self, method: str, scheme: str) -> None:
         self.active[method, scheme] += 1
-
-    def abandon(self, method: str, scheme: str) -> None:
-        self.active[method, scheme] -= 1
 
     def record(self, *request: Any) -> None:
         self.requests.append(Recorded(*request))
@@ -243,9 +240,9 @@ def test_a_back_end_that_raises_costs_no_response(caplog: pytest.LogCaptureFixtu
     assert "the back end is down" in caplog.text
 
 
-def active(tally: Tally) -> dict[tuple[str, ...], Any]:
+def active(metrics: RequestMetrics) -> dict[tuple[str, ...], Any]:
     name = "http_server_active_requests"
-    return {point.labels: point.value for point in tally.points() if point.metric.name == name}
+    return {point.labels: point.value for point in metrics.collect() if point.metric.name == name}
 
 
 def _fail(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -254,59 +251,58 @@ def _fail(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[b
 
 @pytest.mark.parametrize("pattern", [None, "/items/<id>"])
 def test_a_list_is_active_while_the_app_runs(pattern: str | None) -> None:
-    tally = Tally()
+    metrics = RequestMetrics()
     seen = []
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        seen.append(active(tally))
+        seen.append(active(metrics))
         if pattern is not None:
             environ["wsgifast.pattern"] = pattern
         start_response("200 OK", [])
         return [b"a", b"b"]
 
-    observed = WSGIFast(app, metrics=tally)
+    instrumented = WSGIFast(app, metrics=metrics)
     for _ in range(3):  # the first, and those that find its labels
-        answer(observed, new_environ())
+        answer(instrumented, new_environ())
     assert seen == [{("GET", "http"): 1}] * 3
-    assert active(tally) == {("GET", "http"): 0}
+    assert active(metrics) == {("GET", "http"): 0}
     sizes = [
-        point.value for point in tally.points()
+        point.value for point in metrics.collect()
         if point.metric.name == "http_server_response_body_size_bytes"
     ]  # fmt: skip
     assert sizes[0].total == 6  # type: ignore[union-attr]
 
 
 def test_a_stream_is_active_until_it_is_closed() -> None:
-    tally = Tally()
-    app = WSGIFast(returning(iter([b"a", b"b"])), metrics=tally)
+    metrics = RequestMetrics()
+    app = WSGIFast(returning(iter([b"a", b"b"])), metrics=metrics)
     body: Any = app(new_environ("POST"), start)
     next(iter(body))
-    assert active(tally) == {("POST", "http"): 1}
+    assert active(metrics) == {("POST", "http"): 1}
     body.close()  # its client has left
-    assert active(tally) == {("POST", "http"): 0}
+    assert active(metrics) == {("POST", "http"): 0}
 
 
 def test_a_request_whose_app_raises_is_active_no_more() -> None:
-    tally = Tally()
+    metrics = RequestMetrics()
     for app in (_fail, returning(1), returning(iter([b"a", 1]))):
-        observed = WSGIFast(app, metrics=tally)
+        instrumented = WSGIFast(app, metrics=metrics)
         with pytest.raises((ZeroDivisionError, BodyError)):
-            answer(observed, new_environ())
-    assert active(tally) == {("GET", "http"): 0}
+            answer(instrumented, new_environ())
+    assert active(metrics) == {("GET", "http"): 0}
 
 
 def test_who_records_already_is_not_helped() -> None:
-    tally = Tally()
-    inner = WSGIFast(returning([b"abc"]), metrics=tally)
+    metrics = RequestMetrics()
+    inner = WSGIFast(returning([b"abc"]), metrics=metrics)
     environ = new_environ()
-    environ[RECORDER] = tally  # a server's
+    environ[RECORDER] = metrics  # a server's
     answer(inner, environ)
-    answer(WSGIFast(inner, metrics=tally), new_environ())
-    counts = [
-        point.value for point in tally.points() if point.metric.name == "wsgifast_responses_total"
-    ]
+    answer(WSGIFast(inner, metrics=metrics), new_environ())
+    name = "wsgifast_responses_total"
+    counts = [point.value for point in metrics.collect() if point.metric.name == name]
     assert counts == [1]
-    assert active(tally) == {("GET", "http"): 0}
+    assert active(metrics) == {("GET", "http"): 0}
 
 
 class Handler:

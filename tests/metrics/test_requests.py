@@ -1,0 +1,240 @@
+"""The metrics of requests: exact, bounded, and per process."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.support.child import in_a_child
+from wsgifast.metrics import Distribution, Point, RequestMetrics
+from wsgifast.metrics import requests as request_metrics
+
+_DURATION = "http_server_request_duration_seconds"
+
+
+def _record(
+    metrics: RequestMetrics,
+    *,
+    method: str = "GET",
+    scheme: str = "http",
+    status: int = 200,
+    pattern: str | None = "/items/<id>",
+    route: str = "as-is",
+    seconds: float = 0.003,
+    size: int = 2000,
+) -> None:
+    metrics.record(method, scheme, status, pattern, route, seconds, size)
+
+
+def _points(metrics: RequestMetrics, name: str) -> dict[tuple[str, ...], Point]:
+    return {each.labels: each for each in metrics.collect() if each.metric.name == name}
+
+
+def _value(metrics: RequestMetrics, name: str, *labels: str) -> float:
+    value = _points(metrics, name)[labels].value
+    assert isinstance(value, (int, float))
+    return value
+
+
+def _distribution(metrics: RequestMetrics, name: str, *labels: str) -> Distribution:
+    value = _points(metrics, name)[labels].value
+    assert isinstance(value, Distribution)
+    return value
+
+
+def test_a_request_is_counted_once_in_each_metric() -> None:
+    metrics = RequestMetrics()
+    _record(metrics, seconds=0.003, size=2000)
+    labels = ("GET", "http", "200", "/items/<id>")
+    duration = _distribution(metrics, _DURATION, *labels)
+    assert duration.total == 0.003
+    assert [n for n, count in enumerate(duration.counts) if count] == [3]  # up to 5 ms
+    size = _distribution(metrics, "http_server_response_body_size_bytes", *labels)
+    assert (sum(size.counts), size.total) == (1, 2000)
+    assert _value(metrics, "wsgifast_responses_total", "as-is", "/items/<id>") == 1
+    assert _value(metrics, "wsgifast_response_body_bytes_total", "as-is") == 2000
+
+
+def test_a_bound_belongs_to_its_bucket() -> None:
+    metrics = RequestMetrics()
+    for seconds in (0.0005, 0.00051, 10.0, 10.1):
+        _record(metrics, seconds=seconds)
+    (point,) = _points(metrics, _DURATION).values()
+    assert isinstance(point.value, Distribution)
+    assert [n for n, count in enumerate(point.value.counts) if count] == [0, 1, 16, 17]
+
+
+def test_routes_of_one_pattern_share_its_duration() -> None:
+    metrics = RequestMetrics()
+    for route in ("as-is", "joined", "joined", "rescued"):
+        _record(metrics, route=route)
+    (point,) = _points(metrics, _DURATION).values()
+    assert isinstance(point.value, Distribution)
+    assert sum(point.value.counts) == 4
+    assert _value(metrics, "wsgifast_responses_repaired_total", "/items/<id>") == 3
+
+
+def test_without_a_route_only_the_request_is_told() -> None:
+    metrics = RequestMetrics()
+    _record(metrics, route="", pattern=None)
+    assert list(_points(metrics, _DURATION)) == [("GET", "http", "200", "unknown")]
+    assert not _points(metrics, "wsgifast_responses_total")
+
+
+def test_what_clients_invent_takes_no_memory() -> None:
+    metrics = RequestMetrics()
+    for number in range(3 * request_metrics.BATCH_SIZE):
+        metrics.begin(f"M{number}", f"s{number}")
+        _record(metrics, method=f"M{number}", scheme=f"s{number}")
+    assert list(_points(metrics, _DURATION)) == [("_OTHER", "_OTHER", "200", "/items/<id>")]
+    assert _active(metrics) == {("_OTHER", "_OTHER"): 0}
+    assert len(metrics._series) == 1
+
+
+def test_distinct_patterns_are_limited() -> None:
+    metrics = RequestMetrics()
+    for number in range(request_metrics._MAX_PATTERNS + 50):
+        _record(metrics, pattern=f"/made/{number}")
+    durations = _points(metrics, _DURATION)
+    assert len(durations) == request_metrics._MAX_PATTERNS + 1
+    other = durations["GET", "http", "200", "_OTHER"].value
+    assert isinstance(other, Distribution)
+    assert sum(other.counts) == 50
+
+
+def _active(metrics: RequestMetrics) -> dict[tuple[str, ...], float]:
+    points = _points(metrics, "http_server_active_requests")
+    return {labels: point.value for labels, point in points.items()}  # type: ignore[misc]
+
+
+def test_active_requests() -> None:
+    metrics = RequestMetrics()
+    for method in ("GET", "GET", "POST", "BREW", "BREW"):
+        metrics.begin(method, "http")
+    _record(metrics)
+    _record(metrics, method="BREW")
+    assert _active(metrics) == {("GET", "http"): 1, ("POST", "http"): 1, ("_OTHER", "http"): 1}
+    _record(metrics, method="POST")
+    _record(metrics, method="BREW")
+    assert _active(metrics) == {("GET", "http"): 1, ("POST", "http"): 0, ("_OTHER", "http"): 0}
+
+
+def test_active_requests_beyond_the_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_metrics, "_MAX_SERIES", 1)
+    metrics = RequestMetrics()
+    for status in (200, 404, 404):
+        metrics.begin("GET", "http")
+        _record(metrics, status=status)
+    metrics.begin("GET", "http")
+    assert _active(metrics) == {("GET", "http"): 1}
+
+
+def test_what_ends_in_a_child_is_not_below_nothing() -> None:
+    metrics = RequestMetrics()
+    _record(metrics)
+    assert _active(metrics) == {("GET", "http"): 0}
+
+
+def test_series_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_metrics, "_MAX_SERIES", 3)
+    metrics = RequestMetrics()
+    for status in (200, 201, 202, 203, 404, 404):
+        _record(metrics, status=status)
+    labels = {labels[2:] for labels in _points(metrics, _DURATION)}
+    pattern = "/items/<id>"
+    assert labels == {
+        *((str(status), pattern) for status in (200, 201, 202)), ("200", "_OTHER"),
+        ("400", "_OTHER"),
+    }  # fmt: skip
+
+
+def test_nothing_is_lost_between_threads() -> None:
+    metrics = RequestMetrics()
+    each = 5 * request_metrics.BATCH_SIZE
+
+    def work() -> None:
+        for _ in range(each):
+            metrics.begin("GET", "http")
+            _record(metrics)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        list(metrics.collect())
+    for thread in threads:
+        thread.join()
+    (point,) = _points(metrics, _DURATION).values()
+    assert isinstance(point.value, Distribution)
+    assert sum(point.value.counts) == 4 * each
+    assert _value(metrics, "wsgifast_response_body_bytes_total", "as-is") == 4 * each * 2000
+    assert _active(metrics) == {("GET", "http"): 0}
+
+
+def test_a_child_counts_from_nothing() -> None:
+    metrics = RequestMetrics()
+    _record(metrics)
+    metrics.begin("GET", "http")
+    metrics.count_client_left()
+    metrics.count_length_error("short")
+
+    def counts_nothing() -> None:
+        assert {each.value for each in metrics.collect()} == {0}
+
+    in_a_child(counts_nothing)
+    assert _value(metrics, "wsgifast_clients_left_total") == 1
+    assert _value(metrics, "wsgifast_content_length_errors_total", "short") == 1
+
+
+def test_records_of_several_labels_in_one_batch() -> None:
+    metrics = RequestMetrics()
+    for number in range(10):
+        _record(metrics, status=200 + number % 2, seconds=float(number), size=number)
+    for status, total in (("200", 20), ("201", 25)):
+        labels = ("GET", "http", status, "/items/<id>")
+        duration = _distribution(metrics, _DURATION, *labels)
+        assert (sum(duration.counts), duration.total) == (5, total)
+        size = _distribution(metrics, "http_server_response_body_size_bytes", *labels)
+        assert (sum(size.counts), size.total) == (5, total)
+
+
+def test_records_are_bounded_and_collected() -> None:
+    metrics = RequestMetrics()
+    for number in range(3 * request_metrics.BATCH_SIZE):
+        metrics.begin("GET", "http")
+        _record(metrics)
+        assert len(metrics.records) < request_metrics.BATCH_SIZE
+        assert len(metrics.started) < request_metrics.BATCH_SIZE
+        if number % 100 == 99:
+            count = _value(metrics, "wsgifast_responses_total", "as-is", "/items/<id>")
+            assert count == number + 1
+            assert not metrics.records
+
+
+def test_the_first_request_of_a_process_starts_the_reports() -> None:
+    called: list[bool] = []
+    metrics = RequestMetrics(on_first=lambda: called.append(True))
+    for _ in range(2):
+        _record(metrics)
+    assert called == [True]
+
+    def begins() -> None:
+        called.clear()
+        for _ in range(2):
+            _record(metrics)
+        assert called == [True]
+
+    in_a_child(begins)
+
+
+def test_requests_under_way_are_asked_for_where_somebody_knows() -> None:
+    metrics = RequestMetrics()
+    metrics.active = lambda: [("GET", "http"), ("GET", "http"), ("BREW", "http")]
+    _record(metrics, method="POST")
+    assert _active(metrics) == {("GET", "http"): 2, ("_OTHER", "http"): 1, ("POST", "http"): 0}
+
+    def knows_of_none() -> None:
+        assert not _active(metrics)
+
+    in_a_child(knows_of_none)
