@@ -1,4 +1,4 @@
-"""HTTP/1's rules, each once: bytes and numbers in, bytes and decisions out. No I/O, no WSGI."""
+"""The rules of HTTP, each in one place: sans I/O, and without WSGI."""
 
 from .chunked import ChunkDecoder
 from .framing import (

@@ -1,4 +1,4 @@
-"""Decoding a chunked body that comes in pieces (RFC 9112 section 7.1)."""
+"""Decodes a chunked body that arrives in pieces (RFC 9112 section 7.1)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ChunkDecoder"]
 
 _TOKEN = TOKEN.encode()
 _QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'  # RFC 9110 section 5.6.4
-# 16 digits are beyond any disk, and a number that every recipient understands (section 7.1).
+# 16 digits are more than any disk needs, and every recipient can parse them (section 7.1).
 _SIZE = rb"([0-9A-Fa-f]{1,16})"
 # Section 7.1.1.
 _EXTENSIONS = rb"((?:[ \t]*;[ \t]*%(token)b(?:[ \t]*=[ \t]*(?:%(token)b|%(quoted)b))?)*)" % {
@@ -20,13 +20,13 @@ _EXTENSIONS = rb"((?:[ \t]*;[ \t]*%(token)b(?:[ \t]*=[ \t]*(?:%(token)b|%(quoted
     b"quoted": _QUOTED,
 }
 _SIZE_LINE = re.compile(_SIZE + _EXTENSIONS)
-# What stands between most chunks: one match in place of two lines.
+# What separates most chunks, so that one match replaces two lines.
 _USUAL_GAP = re.compile(rb"\r\n%b\r\n" % _SIZE)
 _USUAL_LINE_BYTES = 18  # the longest size line in there
 # RFC 9110 section 5.5; no folded lines (RFC 9112 section 5.2).
 _TRAILER = re.compile(rb"(%b):[\t\x20-\x7e\x80-\xff]*" % _TOKEN)
-# What changes framing, routing, authentication or the content's format must not come behind the
-# body (RFC 9110 section 6.5.1).
+# Fields for framing, routing, authentication or the content's format must not be trailers (RFC 9110
+# section 6.5.1).
 _NO_TRAILERS = frozenset(
     {
         b"authorization", b"content-encoding", b"content-length", b"content-range",
@@ -34,18 +34,18 @@ _NO_TRAILERS = frozenset(
     }
 )  # fmt: skip
 
-# Extensions that nobody reads may weigh as much as the body, and so many bytes more.
+# Chunk extensions, which are ignored, may be this much longer than the body.
 _EXTENSION_BYTES = 16 * 1024
 
 _SIZE_NEXT, _END_NEXT, _TRAILER_NEXT = "chunk size", "chunk end", "trailer"
 
 
 class ChunkDecoder:
-    """Takes the bytes of a chunked body as they come, and gives its content.
+    """Decodes the bytes of a chunked body as they arrive.
 
-    The result is the same however the bytes are cut, and the work is linear in them. What is kept
-    between two calls is one unfinished line at most. Lines end with CRLF: a bare LF or CR is
-    refused as soon as it is seen (RFC 9112 section 2.2).
+    The result does not depend on how the bytes are split, and the work is linear. At most one
+    incomplete line is kept between two calls. Lines end with CRLF: a bare LF or CR is refused as
+    soon as it is seen (RFC 9112 section 2.2).
 
     :param body_limit: the most bytes of content.
     :param line_limit: the most bytes of a size line or of one trailer, CRLF included.
@@ -86,8 +86,8 @@ class ChunkDecoder:
         self._trailer_fields = trailer_fields
         self._extension_bytes = _EXTENSION_BYTES  # that may still come, beside the content's own
         self._expects = _SIZE_NEXT  # the kind of the next line, behind the chunk's data
-        self._left = 0  # bytes of the chunk's data to come
-        self._start_of_line = b""  # of the unfinished line
+        self._left = 0  # bytes left of the chunk's data
+        self._start_of_line = b""  # of an incomplete line
         self.done = False
         self.size = 0
         self.trailers: list[bytes] = []
@@ -95,15 +95,14 @@ class ChunkDecoder:
     def decode(
         self, data: bytes, start: int = 0, *, chunks: int = sys.maxsize
     ) -> tuple[bytes, int]:
-        """Decode what has come.
+        """Decode received data.
 
-        :param start: where in `data` to begin.
-        :param chunks: stop before a further chunk after so many of them, so that no call takes
-            long, however small they are.
-        :returns: the content, and where decoding has stopped: at the end of `data`, behind the
-            body where that comes first, or before the chunk that was one too many.
-        :raises MalformedRequest: for what is no chunked body.
-        :raises BodyTooLarge: at the size line that goes over the limit.
+        :param start: where in `data` to start.
+        :param chunks: stop after this many chunks, so that no call takes long.
+        :returns: the content, and where decoding stopped: at the end of `data` or of the body, or
+            after the last allowed chunk.
+        :raises MalformedRequest: if the body is malformed.
+        :raises BodyTooLarge: at the size line that exceeds the limit.
         """
         content = []
         at = start
@@ -139,7 +138,7 @@ class ChunkDecoder:
         return b"".join(content), at
 
     def _line(self, data: bytes, at: int) -> tuple[bytes | None, int]:
-        """Take a line; None while its end has not come."""
+        """Return the next line, or None if it is incomplete, and where it ends."""
         if self._expects is _SIZE_NEXT:
             limit = self._line_limit
         elif self._expects is _END_NEXT:
@@ -155,7 +154,7 @@ class ChunkDecoder:
             raise MalformedRequest(
                 f"the line of a {self._expects} is longer than {limit + 1} bytes"
             )
-        # The last CR of an unfinished line may be half of its end.
+        # A CR at the end of an incomplete line may be the first half of CRLF.
         if 0 <= line.find(b"\r") < len(line) - 1 or (end >= 0 and not line.endswith(b"\r")):
             raise MalformedRequest(f"a bare CR or LF in the line of a {self._expects}")
         if self._expects is _END_NEXT and line not in (b"", b"\r"):

@@ -1,4 +1,4 @@
-"""Where a response's body ends: RFC 9112 6, RFC 9110 6.4.1 and 8.6."""
+"""Response framing: where a body ends (RFC 9112 6, RFC 9110 6.4.1 and 8.6)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = [
     "wants_to_persist",
 ]
 
-# RFC 9112 7.1: what ends a body in chunks, without trailers.
+# The end of a chunked body without trailers (RFC 9112 7.1).
 LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Framing(NamedTuple):
-    """How the end of a response is told (RFC 9112 6.3).
+    """How a client finds the end of a response (RFC 9112 6.3).
 
-    :ivar has_body: False: not a byte may follow the head.
+    :ivar has_body: whether anything may follow the head.
     :ivar length: the Content-Length to send; None for no such header.
-    :ivar chunked: whether the body goes out in chunks.
+    :ivar chunked: whether the body is sent in chunks.
     """
 
     has_body: bool
@@ -34,7 +34,7 @@ class Framing(NamedTuple):
 
     @property
     def ends_itself(self) -> bool:
-        """Whether the client sees the end although the connection stays open."""
+        """Whether the client finds the end without the connection being closed."""
         return self.chunked or not self.has_body or self.length is not None
 
 
@@ -44,11 +44,11 @@ _AT_CLOSE = Framing(True, None, False)
 
 
 def has_body(method: str, code: int) -> bool:
-    """Whether a response may have content.
+    """Return whether a response may have content.
 
-    :param method: of the request, in upper case: HEAD asks for the head alone (RFC 9110 9.3.2), and
-        behind the head of a successful CONNECT there is a tunnel (9.3.6).
-    :param code: 1xx, 204 (15.3.5), 205 (15.3.6) and 304 (15.4.5) have none.
+    :param method: of the request, in upper case. There is none after HEAD (RFC 9110 9.3.2), nor
+        after a successful CONNECT, which starts a tunnel (9.3.6).
+    :param code: there is none with 1xx, 204 (15.3.5), 205 (15.3.6) and 304 (15.4.5).
     """
     if code >= 200 and code != 204 and code != 304 and code != 205:
         return method != "HEAD" and (method != "CONNECT" or code >= 300)
@@ -60,8 +60,8 @@ def frame_response(
 ) -> Framing:
     """Decide how a response is framed.
 
-    :param length: bytes: the Content-Length that the app declared, if it did.
-    :param size: of the whole body in bytes, where it is known without the app's word.
+    :param length: the app's Content-Length, in bytes; None without one.
+    :param size: of the whole body, in bytes; None if it is not known.
     :param chunks: whether the client understands chunks: HTTP/1.1 (RFC 9112 6.1).
     """
     if has_body(method, code):
@@ -71,23 +71,23 @@ def frame_response(
             return Framing(True, length, False)
         return _CHUNKED if chunks else _AT_CLOSE
     if code == 205:
-        # RFC 9110 15.3.6. Unlike after 204, clients look for a body here, and are told of none.
+        # RFC 9110 15.3.6. Unlike with 204, clients expect a body here: it is empty.
         return Framing(False, 0, False)
     if code < 200 or code == 204 or (method == "CONNECT" and code < 300):
         return _AT_HEAD  # RFC 9110 8.6, RFC 9112 6.1: neither header
-    # To HEAD and with 304: what GET would have said, or nothing (RFC 9110 8.6). An app that returns
-    # an empty body to HEAD has not said that its GET has none.
+    # For HEAD and 304, the length that GET would have, or none (RFC 9110 8.6). An empty body for
+    # HEAD does not mean that it would be empty for GET.
     if length is None and code != 304 and size:
         length = size
     return Framing(False, length, False)
 
 
 class BodyCounter:
-    """Holds a body to its framing: never a byte more than it promised.
+    """Enforces a body's framing: never a byte more than its length.
 
-    :ivar length: bytes that may be sent in all; None for any number.
-    :ivar sent: body bytes admitted so far.
-    :ivar dropped: body bytes that had no place any more.
+    :ivar length: the most bytes; None for any number.
+    :ivar sent: bytes admitted so far.
+    :ivar dropped: bytes that were not admitted.
     """
 
     __slots__ = ("dropped", "length", "sent")
@@ -98,7 +98,7 @@ class BodyCounter:
         self.dropped = 0
 
     def admit(self, size: int) -> int:
-        """How many of the next `size` bytes are to be sent; they are counted as such."""
+        """Return how many of the next `size` bytes to send, and count them as sent."""
         length = self.length
         if length is not None and size > length - self.sent:
             admitted = length - self.sent
@@ -109,37 +109,37 @@ class BodyCounter:
 
     @property
     def missing(self) -> int:
-        """Promised bytes that have not come: if any at the end, only closing tells the client."""
+        """Bytes left to send. If there are any at the end, the connection must be closed."""
         return 0 if self.length is None else self.length - self.sent
 
     @property
     def complete(self) -> bool:
-        """Whether nothing that still comes could be sent."""
+        """Whether nothing more can be admitted."""
         return self.length is not None and self.sent >= self.length
 
 
 def chunk(data: bytes) -> bytes:
-    """Data as one chunk (RFC 9112 7.1).
+    """Return data as one chunk (RFC 9112 7.1).
 
-    :param data: not empty: an empty chunk would be the last one.
+    :param data: not empty, because an empty chunk ends the body.
     """
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def chunk_size_line(size: int) -> bytes:
-    """What precedes a chunk's data (RFC 9112 7.1); CR LF follows it.
+    """Return what precedes a chunk's data (RFC 9112 7.1); CR LF follows the data.
 
-    :param size: bytes, 1 or more: an empty chunk would be the last one.
+    :param size: of the data in bytes, 1 or more.
     """
     return b"%x\r\n" % size
 
 
 def wants_to_persist(connection: Iterable[str], *, http11: bool) -> bool:
-    """Whether a client wants the connection to go on after its request (RFC 9112 9.3).
+    """Return whether a client wants a persistent connection (RFC 9112 9.3).
 
-    :param connection: the values of its Connection headers: lists of options (RFC 9110 7.6.1).
-    :param http11: it speaks HTTP/1.1, and stays unless it says "close"; an older one leaves unless
-        it says "keep-alive".
+    :param connection: the values of its Connection headers, which are lists (RFC 9110 7.6.1).
+    :param http11: with HTTP/1.1 a connection persists unless there is "close"; with HTTP/1.0, only
+        if there is "keep-alive".
     """
     options = {option.strip(" \t").lower() for value in connection for option in value.split(",")}
     return "close" not in options and (http11 or "keep-alive" in options)

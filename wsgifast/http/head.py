@@ -1,9 +1,8 @@
-"""A response's head: what an app says of it, checked once, and its bytes.
+"""A response's head: the app's status and headers, checked once, and their encoding.
 
-An app may say what it likes about the content. Where the response ends, and what becomes of the
-connection after it, is the server's to say (RFC 9110 7.6.1, RFC 9112 6): so Content-Length is kept
-apart, a Transfer-Encoding is dropped as all hop-by-hop headers are, and of Connection only "close"
-and an upgrade are heard.
+The app decides about the content. The server decides about framing and the connection (RFC 9110
+7.6.1, RFC 9112 6): so Content-Length is kept apart, hop-by-hop headers are dropped, and of
+Connection only "close" and "upgrade" have an effect.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ __all__ = [
     "status_code",
 ]
 
-# RFC 9112 4: three digits, a space, a reason that may be empty. RFC 9110 15: classes 1 to 5; what
-# is above is unknown to everybody, but ends as any final response does.
+# RFC 9112 4: three digits, a space, a reason that may be empty. RFC 9110 15 has classes 1 to 5; a
+# code above is unknown, but framed like any final response.
 _STATUS = re.compile(r"[1-9][0-9]{2}(?: [\t -~\x80-\xff]*)?")
 _NAME = re.compile(TOKEN)
-# RFC 9110 5.5: visible characters, SP, HTAB, and whatever Latin-1 has beyond ASCII.
+# RFC 9110 5.5: visible characters, SP, HTAB, and the part of Latin-1 beyond ASCII.
 _VALUE = re.compile(r"[\t -~\x80-\xff]*")
-# Digits of a Content-Length: so many are beyond any disk.
+# Digits of a Content-Length: more than any disk needs.
 _MAX_LENGTH_DIGITS = 18
 
-# RFC 9110 7.6.1, and those that older servers and proxies treat alike.
+# RFC 9110 7.6.1, and others that older servers and proxies treat alike.
 _HOP_BY_HOP = frozenset(
     {
         "connection", "keep-alive", "proxy-authenticate", "proxy-authorization",
@@ -41,37 +40,37 @@ _HOP_BY_HOP = frozenset(
     }
 )  # fmt: skip
 
-# What was checked before: statuses, with their code; header names, as they are sent and in lower
-# case. Apps choose from a few; whoever makes them up has each checked. No hop-by-hop name is here.
+# Caches of checked statuses, with their codes, and of checked header names, as sent and in lower
+# case; hop-by-hop names are not among them. Apps use a few of each.
 _codes: dict[str, int] = {}
 _names: dict[str, tuple[str, str]] = {}
 _MAX_CACHED = 500
-# Of a str subclass, such as an enum's member, the characters are sent, which were checked, and by
-# which heads are kept; formatted, it may be anything.
+# Of a str subclass, such as an enum's member, the characters are checked and sent; its format() may
+# return anything.
 _characters = str.__str__
 _strip = str.strip
-# Heads that were made before, by status and headers: the last few, and none that is long, or sets a
-# cookie, which is no other client's to have and may be a secret.
+# A cache of heads, by status and headers. Long heads are not kept, nor those that set a cookie,
+# which may be a secret.
 _heads: dict[tuple[object, ...], ResponseHead] = {}
 _MAX_HEADS = 256
 _MAX_KEPT_CHARACTERS = 1024
 
 
 class ResponseHead:
-    """What an app said of its response, fit to be sent.
+    """An app's status and headers, checked.
 
     :param status: such as "200 OK"; the reason may be missing.
     :param headers: pairs of str.
     :ivar status: as it was given.
     :ivar code: 101, or 200 and above.
-    :ivar headers: those that go out as they are, in their order, without white space around their
-        values, and without Content-Length.
-    :ivar content_length: bytes; None where the app did not say.
-    :ivar has_date: whether `Date` is among the headers; else a server adds it (RFC 9110 6.6.1).
-    :ivar has_server: whether `Server` is.
-    :ivar closes: whether the app wants the connection to end ("Connection: close").
-    :ivar upgrades: whether another protocol follows, or is offered ("Connection: upgrade").
-    :raises BodyError: for what cannot be sent. The message never has a header's value in it, which
+    :ivar headers: those to be sent, in order, without whitespace around their values, and without
+        Content-Length.
+    :ivar content_length: bytes; None if the app has not set it.
+    :ivar has_date: whether there is a Date header; if not, servers add it (RFC 9110 6.6.1).
+    :ivar has_server: whether there is a Server header.
+    :ivar closes: whether there is a "Connection: close".
+    :ivar upgrades: whether there is a "Connection: upgrade".
+    :raises BodyError: for what cannot be sent. The message never contains a header's value, which
         may be a secret.
     """
 
@@ -86,7 +85,7 @@ class ResponseHead:
         self.content_length: int | None = None
         self.closes = self.upgrades = self.has_date = self.has_server = False
         self._upgrade: tuple[str, str] | None = None
-        # What was asked last, and the answer: most requests ask the same.
+        # The arguments and results of the last calls: most requests repeat them.
         self._framed: tuple[str, bool, Framing] | None = None
         self._encoded: tuple[str, str, Framing, bytes] | None = None
         kept: list[tuple[str, str]] = []
@@ -144,11 +143,10 @@ class ResponseHead:
         return framed[2]
 
     def encode(self, http_version: str, framing: Framing, own_lines: str) -> bytes:
-        """The head as it is sent, up to the empty line.
+        """Return the encoded head, the empty line included.
 
         :param http_version: "1.0" or "1.1".
-        :param own_lines: the server's own headers, each ended by CR LF: Connection, and what
-            `headers` lacks.
+        :param own_lines: header lines of the server, each ended by CR LF.
         """
         encoded = self._encoded
         if (
@@ -163,7 +161,7 @@ class ResponseHead:
             lines += f"Content-Length: {framing.length}\r\n"
         elif framing.chunked:
             lines += "Transfer-Encoding: chunked\r\n"
-        space = "" if len(self.status) > 3 else " "  # RFC 9112 4: there even without a reason
+        space = "" if len(self.status) > 3 else " "  # required even without a reason (RFC 9112 4)
         head = f"HTTP/{http_version} {self.status}{space}\r\n{own_lines}{lines}\r\n"
         data = head.encode("latin-1")
         self._encoded = own_lines, http_version, framing, data
@@ -171,16 +169,13 @@ class ResponseHead:
 
 
 def known_head(status: str, headers: Iterable[tuple[str, str]]) -> ResponseHead:
-    """As :class:`ResponseHead`; one that was made before is not made again.
-
-    It is shared: nothing of it may be changed.
-    """
+    """As :class:`ResponseHead`, from a cache; the result is shared, and must not be changed."""
     if type(headers) is not list:
         return ResponseHead(status, headers)
     key = (status, *headers)
     try:
         head = _heads.get(key)
-    except TypeError:  # what it is made of can be changed, and so be no key
+    except TypeError:  # something in it is unhashable
         return ResponseHead(status, headers)
     if head is None:
         head = ResponseHead(status, headers)
@@ -201,10 +196,10 @@ def _is_to_be_kept(head: ResponseHead) -> bool:
 
 
 def status_code(status: str) -> int:
-    """Return the number in a final response's status.
+    """Return the code of a final response's status.
 
-    :raises BodyError: if it is malformed, or interim: an app's response is a final one (RFC 9110
-        15.2), but for 101 (Switching Protocols), after which HTTP is over.
+    :raises BodyError: if it is malformed or interim (RFC 9110 15.2). 101 (Switching Protocols) is
+        accepted, because no other response follows it.
     """
     try:
         code = _codes.get(status)
@@ -226,7 +221,7 @@ def status_code(status: str) -> int:
 
 
 def check_field(name: str, value: str) -> tuple[str, str]:
-    """Check one header; return its name and value, without white space around it (RFC 9110 5.5).
+    """Check a header; return its name, and its value without surrounding whitespace (RFC 9110 5.5).
 
     :raises BodyError: if it cannot be sent.
     """
@@ -240,15 +235,15 @@ def check_field(name: str, value: str) -> tuple[str, str]:
 
 
 def declared_length(headers: Iterable[tuple[str, str]]) -> int | None:
-    """Return the Content-Length among headers that are not checked otherwise; None for none.
+    """Return the Content-Length of unchecked headers; None without one.
 
-    :raises BodyError: if it is no number, there are two different ones, or the headers are no
-        pairs of str.
+    :raises BodyError: if it is not a number, if there are two that differ, or if the headers are
+        not pairs of str.
     """
     length: int | None = None
     try:
         for name, value in headers:
-            # The cheaper comparison first: it nearly always decides.
+            # The cheaper comparison first: it usually decides.
             if len(name) == 14 and name.lower() == "content-length":
                 length = _agreed(length, value)
     except BodyError:
@@ -259,10 +254,10 @@ def declared_length(headers: Iterable[tuple[str, str]]) -> int | None:
 
 
 def parse_length(value: str) -> int | None:
-    """Return the number of bytes that a Content-Length says; None if it is malformed.
+    """Return the value of a Content-Length, in bytes; None if it is malformed.
 
-    RFC 9110 8.6: ASCII digits. int() would take "+5", "1_0" and digits of other scripts too. (A
-    regular expression says the same in one line, and takes four times as long.)
+    RFC 9110 8.6 allows ASCII digits only; int() also accepts "+5", "1_0" and digits of other
+    scripts. A regular expression would be shorter, but slower.
     """
     if value.isascii() and value.isdigit() and len(value) <= _MAX_LENGTH_DIGITS:
         return int(value)
@@ -270,7 +265,7 @@ def parse_length(value: str) -> int | None:
 
 
 def _agreed(length: int | None, value: object) -> int:
-    """What another Content-Length says, if it is a number and no other than before."""
+    """Return the value of a Content-Length, which must not differ from an earlier one."""
     size = parse_length(value) if isinstance(value, str) else None
     if size is None or length not in (None, size):
         before = "" if length is None else f"{length} and to "

@@ -1,7 +1,7 @@
-"""HTTP/2's fields in HTTP/1's words (RFC 9113 section 8): the same meaning in another frame.
+"""Translates HTTP/2 requests into HTTP/1's form (RFC 9113 section 8).
 
-A request of HTTP/2 is shown to the parser of HTTP/1 as a head of that. So every rule and limit
-there is for heads holds for both, whoever wrote the parser.
+The HTTP/1 parser then parses them, so that the same rules and limits hold for both versions,
+whichever parser is used.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from .syntax import TOKEN
 __all__ = ["request_head", "trailer_lines"]
 
 _TOKEN = re.compile(TOKEN.encode())
-# What would end a line of HTTP/1, or be taken for its end by somebody (RFC 9110 section 5.5).
+# What ends a line of HTTP/1, or may be taken for its end (RFC 9110 section 5.5).
 _ENDS_LINE = re.compile(rb"[\r\n\0]")
-# A target stays as it is, but for bytes that no URI has (RFC 3986 section 2): those beyond ASCII,
-# which some clients send as they are, are percent-encoded.
+# Bytes beyond ASCII, which no URI has (RFC 3986 section 2) but some clients send, are accepted and
+# percent-encoded.
 _TARGET = re.compile(rb"[!-~\x80-\xff]+")
 _SAFE = "".join(map(chr, range(0x21, 0x7F)))
 
 
 def request_head(fields: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, str]:
-    """Return the head of an HTTP/1.1 request that means the same, and the scheme it names.
+    """Return the head of the equivalent HTTP/1.1 request, and the `:scheme`.
 
-    :param fields: as they came: pseudo-headers first, each at most once, names in lower case.
-    :raises MalformedRequest: for what HTTP/1 has no words for.
+    :param fields: as received: pseudo-headers first, each at most once, names in lower case.
+    :raises MalformedRequest: for what HTTP/1 cannot express.
     """
     pseudo: dict[bytes, bytes] = {}
     lines = [b"", b""]
@@ -41,15 +41,15 @@ def request_head(fields: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, str]:
         else:
             lines.append(_line(name, value))
     method = pseudo.get(b":method", b"")
-    # The authority stands for the Host header (section 8.3.1); h2 has seen that both say the same.
+    # :authority replaces Host (section 8.3.1); h2 has checked that they do not differ.
     host = pseudo.get(b":authority", host)
     target = host if method == b"CONNECT" else pseudo.get(b":path", b"")
     if not _TOKEN.fullmatch(method):
-        raise MalformedRequest("a method that is none")
+        raise MalformedRequest("a malformed method")
     if not _TARGET.fullmatch(target) or (
         method != b"CONNECT" and target != b"*" and not target.startswith(b"/")
     ):
-        raise MalformedRequest("a path that is none")
+        raise MalformedRequest("a malformed path")
     if not target.isascii():
         target = quote_from_bytes(target, _SAFE).encode()
     lines[0] = b"%b %b HTTP/1.1\r\n" % (method, target)
@@ -59,7 +59,7 @@ def request_head(fields: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, str]:
 
 
 def trailer_lines(fields: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-    """Return trailers (section 8.1) as HTTP/1 has them behind a chunked body.
+    """Return trailers (section 8.1) as the lines that follow a chunked body in HTTP/1.
 
     :raises MalformedRequest: as :func:`request_head`.
     """
@@ -68,5 +68,5 @@ def trailer_lines(fields: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
 
 def _line(name: bytes, value: bytes) -> bytes:
     if not _TOKEN.fullmatch(name) or _ENDS_LINE.search(value):
-        raise MalformedRequest("a header that cannot be one")
+        raise MalformedRequest("a malformed header")
     return b"%b: %b\r\n" % (name, value)

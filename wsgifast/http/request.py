@@ -1,4 +1,4 @@
-"""What every request must bring along, whoever has parsed it."""
+"""Checks that apply to every request, whichever parser it comes from."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ..errors import MalformedRequest
 
 __all__ = ["check_host"]
 
-# RFC 9110 section 7.2: uri-host [ ":" port ], and RFC 3986 section 3.2.2 for what a host is: a name
-# or an IPv4 address, or another address in brackets. It may be empty.
+# RFC 9110 section 7.2: uri-host [ ":" port ]. RFC 3986 section 3.2.2: a host is a name, an IPv4
+# address, or another address in brackets; it may be empty.
 _HOST = re.compile(
     r"(?:\[[0-9A-Za-z._~!$&'()*+,;=:-]+\]|(?:[0-9A-Za-z._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?"
 )
@@ -19,9 +19,9 @@ _HOST = re.compile(
 def check_host(values: Sequence[str], *, http11: bool) -> None:
     """Check a request's Host headers (RFC 9112 section 3.2).
 
-    :param values: of all of them.
-    :param http11: the request is of HTTP/1.1; older ones need none.
-    :raises MalformedRequest: for more than one, none, or one that names no host.
+    :param values: of all Host headers.
+    :param http11: whether the request is HTTP/1.1, which needs one.
+    :raises MalformedRequest: if it is missing, malformed, or not the only one.
     """
     if len(values) != 1:
         if values or http11:

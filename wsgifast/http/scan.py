@@ -1,23 +1,23 @@
-"""Finding the end of a head that comes in pieces, without looking at any byte twice."""
+"""Finds the end of a head that arrives in pieces, without scanning any byte twice."""
 
 from __future__ import annotations
 
 __all__ = ["HeadScanner"]
 
 _END = b"\r\n\r\n"
-# An incomplete head is worth a look at least when so many bytes have come.
+# The parser looks at an incomplete head for the first time when it has this many bytes.
 _FIRST_LOOK_BYTES = 4 * 1024
 
 
 class HeadScanner:
-    """Gathers an incomplete head, and says when a parser should look at it.
+    """Collects an incomplete head, and says when the parser should look at it.
 
-    A parser that is shown each piece begins again each time; one that is shown a head when it is
-    complete, and before that whenever it has doubled, does work that is linear in the bytes, and
-    still refuses one that is over the limits while it comes.
+    The parser starts again each time. So it is called when the head is complete, and before that
+    whenever the head has doubled: that keeps the work linear in the bytes, and a head that breaks a
+    rule or a limit is still refused before its end.
 
-    :param data: what has come so far, and has not been found to be a head.
-    :ivar data: all that has come.
+    :param data: what was received so far, and the parser has found to be incomplete.
+    :ivar data: everything received.
     """
 
     __slots__ = ("_searched", "_seen", "data")
@@ -25,19 +25,19 @@ class HeadScanner:
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
         self._searched = len(data)
-        self._seen = len(data)  # bytes that a parser has looked at, or need not
+        self._seen = len(data)  # bytes that the parser has looked at
 
     def add(self, data: bytes) -> bool:
-        """Take more of the head in.
+        """Add received data.
 
-        :returns: whether a parser should look: an empty line has come, or a bare LF, with which no
-            line ends (RFC 9112 section 2.2), or as much again as at the last look.
+        :returns: whether the parser should look: there is an empty line, or a bare LF, which does
+            not end a line (RFC 9112 section 2.2), or the head has doubled.
         """
         whole = self.data
         at = self._searched
         whole += data
         self._searched = len(whole)
-        # The end, and a CRLF, may have begun in what came before.
+        # The empty line, or a CRLF, may have begun in the data before.
         shows = (
             whole.find(_END, max(at - len(_END) + 1, 0)) >= 0
             or whole.count(b"\n", at) != whole.count(b"\r\n", max(at - 1, 0))

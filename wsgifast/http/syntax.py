@@ -1,8 +1,8 @@
-"""What many fields are made of."""
+"""Grammar that several header fields share."""
 
 from __future__ import annotations
 
 __all__ = ["TOKEN"]
 
-# RFC 9110 5.6.2, as a regular expression: a method, a field's name, a coding, ...
+# token of RFC 9110 5.6.2, as a regular expression: methods, field names, codings, ...
 TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"

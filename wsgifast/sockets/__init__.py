@@ -1,4 +1,4 @@
-"""What touches a socket: its options, sendfile, whole receives, coalesced sends."""
+"""Sockets: options, sendfile, receives of a known size, coalesced sends."""
 
 from typing import TYPE_CHECKING
 

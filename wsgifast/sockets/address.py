@@ -1,4 +1,4 @@
-"""A host and a port, as options and environment variables name them."""
+"""HOST:PORT, as in options and environment variables."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _PORT = re.compile(r"[0-9]{1,5}")
 
 
 class Address(NamedTuple):
-    """Where somebody listens; port 0 is any free one."""
+    """The address of a listener; port 0 is any free one."""
 
     host: str
     port: int
 
     @classmethod
     def read(cls, text: object) -> Address | None:
-        """Read HOST:PORT, [IPV6]:PORT, or a port on 127.0.0.1; None if it is none of them."""
+        """Parse HOST:PORT, [IPV6]:PORT or PORT (on 127.0.0.1); None for anything else."""
         if not isinstance(text, str):
             return None
         host, _, port = text.rpartition(":")
@@ -33,7 +33,7 @@ class Address(NamedTuple):
         return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
     def check_free(self) -> None:
-        """:raises OSError: if nobody could be served there."""
+        """:raises OSError: if nothing can listen there."""
         with socket.socket(self.family) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(self)

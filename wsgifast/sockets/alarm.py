@@ -1,8 +1,8 @@
-"""An alarm for one thread that waits, which others may put off without waking it.
+"""An alarm for one waiting thread, which other threads can postpone without waking it.
 
-A thread that wakes only to see that there is nothing to do is not free: in Python it then queues
-for the interpreter lock, and until it has it, each system call of the thread that works ends in a
-switch between the two. So the time is the kernel's to keep where it can (timerfd_create(2)).
+Waking a thread that finds nothing to do is expensive in Python: it queues for the GIL, and the
+thread that works may lose the GIL at its next system call. So the kernel keeps the time where it
+can (timerfd_create(2)).
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from .wake_event import WakeEvent
 
 __all__ = ["Alarm", "KernelAlarm", "PlainAlarm", "make_alarm"]
 
-# timerfd_create(2), Linux: CLOCK_MONOTONIC; TFD_NONBLOCK and TFD_CLOEXEC are open(2)'s.
+# timerfd_create(2), Linux. Its flags TFD_NONBLOCK and TFD_CLOEXEC have the values of open(2)'s.
 _CLOCK_MONOTONIC = 1
 _NS_PER_S = 1_000_000_000
 
 
 class Alarm(Protocol):
-    """Goes off once for each time that it is set, unless it is set again before."""
+    """Goes off once after it is set; setting it again before replaces the time."""
 
     def set(self, seconds: float) -> None:
-        """Have it go off after so long, and not before; from any thread, or a signal handler."""
+        """Make it go off after `seconds`; safe in any thread and in a signal handler."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it goes off, at most so long; whether it has. One thread at a time."""
+        """Wait at most `seconds` until it goes off; returns whether it has. One thread only."""
 
 
 def make_alarm() -> Alarm:
-    """The best one that the system has."""
+    """Make the best alarm that the system has."""
     try:
         return KernelAlarm()
     except (AttributeError, ImportError, OSError):
@@ -43,15 +43,15 @@ def make_alarm() -> Alarm:
 
 
 class KernelAlarm:
-    """Linux: to put it off is one call of the kernel.
+    """Linux: setting it is one system call, and wakes nobody.
 
-    :raises AttributeError, ImportError, OSError: where there is none.
+    :raises AttributeError, ImportError, OSError: if it is not available.
     """
 
     def __init__(self) -> None:
         import ctypes  # some builds of Python lack it
 
-        # A PyDLL's calls keep the interpreter lock: neither of the two ever waits.
+        # PyDLL: the calls keep the GIL, since they never block.
         libc = ctypes.PyDLL(None, use_errno=True)
         fd: int = libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if fd < 0:
@@ -60,15 +60,14 @@ class KernelAlarm:
         self._fd = fd
         self._set: Callable[..., int] = libc.timerfd_settime
         self._time = ctypes.c_long * 4
-        # By seconds: those who set it choose from a few.
-        self._times: dict[float, Any] = {}
+        self._times: dict[float, Any] = {}  # the arguments, by seconds: callers use a few values
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)
 
     def set(self, seconds: float) -> None:
         at = self._times.get(seconds)
         if at is None:
-            # 0 would stop it.
+            # At least one nanosecond, because 0 stops the timer.
             whole, part = divmod(max(1, round(seconds * _NS_PER_S)), _NS_PER_S)
             at = self._times[seconds] = self._time(0, 0, whole, part)
         self._set(self._fd, 0, at, None)
@@ -76,13 +75,13 @@ class KernelAlarm:
     def wait(self, seconds: float) -> bool:
         if not self._poll.poll(seconds * 1000):
             return False
-        with contextlib.suppress(BlockingIOError):  # it was put off just now
+        with contextlib.suppress(BlockingIOError):  # it was set again just now
             os.read(self._fd, 8)
         return True
 
 
 class PlainAlarm:
-    """Any system: whoever waits wakes now and then, and sees that it was put off."""
+    """Any system: the waiting thread wakes at the first time that was set, and then waits on."""
 
     def __init__(self) -> None:
         self._at = float("inf")

@@ -25,10 +25,10 @@ __all__ = [
     "set_nodelay",
 ]
 
-# Where objects keep the socket they own, in the order in which they are asked. imaplib, smtplib,
-# poplib, ftplib and http.client use `sock`; socketserver's handlers `connection` and `request`;
-# socket.makefile()'s streams `raw` and then `_sock`; gevent's and cheroot's request bodies `rfile`;
-# http.client's responses `fp`; asyncio's protocols `transport`.
+# The attributes in which objects keep their socket, in the order in which they are tried. imaplib,
+# smtplib, poplib, ftplib and http.client use `sock`; socketserver's handlers `connection` and
+# `request`; socket.makefile()'s streams `raw` and then `_sock`; gevent's and cheroot's request
+# bodies `rfile`; http.client's responses `fp`; asyncio's protocols `transport`.
 _OWNER_ATTRIBUTES = (
     "sock",
     "socket",
@@ -40,26 +40,26 @@ _OWNER_ATTRIBUTES = (
     "fp",
     "transport",
 )
-# An owner may own an owner (a buffered reader, its raw stream, the socket), but no chain is longer.
+# The longest chain of owners, such as a buffered reader, its raw stream and the socket.
 _MAX_OWNERS = 5
 
-# tcpi_rtt (smoothed) and tcpi_min_rtt (the least of the last minutes) in Linux's struct tcp_info
-# (linux/tcp.h), at these bytes of it. Microseconds.
+# tcpi_rtt (smoothed) and tcpi_min_rtt (the minimum of the last minutes) in Linux's struct tcp_info
+# (linux/tcp.h), in microseconds.
 _TCP_INFO_RTT = struct.Struct("=68xI")
 _TCP_INFO_RTT_AND_LEAST = struct.Struct("=68xI76xI")
 # Below this round-trip time the peer is on this host or in this rack.
 NEAR_RTT_US = 1_000
-# So much stays in the L2 cache; a buffer that auto-tuning grows to megabytes does not, and moves
-# fewer bytes a second over loopback, at more CPU for each.
+# Fits into the L2 cache. A buffer that auto-tuning grows to megabytes does not, and over loopback
+# it costs more CPU for each byte.
 NEAR_SEND_BUFFER_BYTES = 256 * 1024
-# A server's first send buffer for a near client: 10,000 slow ones then hold 1 GB of the kernel's
-# memory, not 3. It grows to the size above for a client that makes room within QUICK_S.
+# A server's first send buffer for a near client, so that thousands of slow ones take less of the
+# kernel's memory. It grows to the size above for a client that makes room within QUICK_S.
 FIRST_SEND_BUFFER_BYTES = 64 * 1024
 QUICK_S = 0.005
 
 
 class SocketLike(Protocol):
-    """The part of socket.socket used here; gevent's socket has it without being a subclass."""
+    """The part of socket.socket that is used here; gevent's socket is no subclass of it."""
 
     @property
     def family(self) -> int: ...
@@ -71,20 +71,19 @@ class SocketLike(Protocol):
 
 
 class SocketNotFound(WSGIFastError, TypeError):
-    """An object was handed over that owns no socket, or none yet: connect it first."""
+    """An object has no socket, or has not connected it yet."""
 
 
 def set_nodelay(owner: object, enabled: bool = True) -> bool:
     """Switch TCP_NODELAY on (or off) for a socket, or for any object that owns one.
 
-    Without it, a small write after another waits for the peer's acknowledgement (Nagle's
-    algorithm, RFC 896), which the peer may delay by 40 ms and more (RFC 1122, 4.2.3.2).
+    Without it, a small write that follows another waits for the peer's acknowledgement (Nagle's
+    algorithm, RFC 896), which the peer may delay (RFC 1122, 4.2.3.2), on Linux by 40 ms.
 
     :param owner: a socket, an ssl or gevent socket, an asyncio transport or stream writer, or an
         object that owns one: imaplib.IMAP4, smtplib.SMTP, http.client.HTTPConnection, a file made
         by socket.makefile(), ...
-    :returns: True where the option is now as asked; False on a socket that has no such option,
-        as a Unix or a UDP socket has none.
+    :returns: True if the option is set; False if the socket has none, like Unix and UDP sockets.
     :raises SocketNotFound: if the object owns no socket (it may not be connected yet).
     :raises OSError: if the socket is closed.
     """
@@ -130,47 +129,47 @@ def owned_socket(owner: object) -> SocketLike | None:
 
 
 def is_plain_socket(sock: object) -> TypeGuard[socket.socket]:
-    """Return whether a system call on the descriptor does what the socket's own method does.
+    """Return whether a system call on the descriptor does what the socket's method does.
 
-    Not so for TLS, where it would go past the encryption; for gevent's sockets, where waiting
-    would stop every other greenlet (once gevent has patched the module, its class is
-    socket.socket); and for subclasses that may do anything.
+    It does not with TLS, which it would bypass; with gevent's sockets, where it would block all
+    greenlets (and which are socket.socket once gevent has patched the module); nor with subclasses,
+    which may do anything.
     """
     return type(sock) is socket.socket and isinstance(sock, _socket.socket)
 
 
 def is_tls_socket(sock: object) -> bool:
-    """Return whether a socket is one of the ssl module's, without loading it to ask."""
+    """Return whether a socket is an ssl.SSLSocket, without importing ssl."""
     ssl = sys.modules.get("ssl")
     return ssl is not None and isinstance(sock, ssl.SSLSocket)
 
 
 def limit_send_buffer(sock: SocketLike, size: int = NEAR_SEND_BUFFER_BYTES) -> bool:
-    """Give a connection to a near peer a send buffer that stays in the processor's cache.
+    """Give a connection to a near peer a send buffer that fits into the CPU's cache.
 
-    The kernel grows a send buffer to megabytes; on a long path that keeps the pipe full, on this
-    host it only pushes every byte out of the cache. So the buffer is set where the kernel's own
-    measurement (TCP_INFO) says that the round trip is short, and left to the kernel elsewhere.
+    The kernel grows send buffers to megabytes. That keeps a long path full, but on a short one it
+    only evicts the data from the cache. So the size is set if the kernel has measured a short round
+    trip (TCP_INFO), and left to the kernel otherwise.
 
-    :param size: bytes. What a slow reader leaves lying counts against the memory that the kernel
-        has for all TCP connections (tcp_mem): a server of thousands of them gives each less.
+    :param size: bytes. Unread data counts against the kernel's memory for all TCP connections
+        (tcp_mem), so a server with thousands of them uses less.
     :returns: True if the buffer was set.
     :raises OSError: if the socket is closed.
     """
     if sock.family == socket.AF_UNIX:
-        return False  # no round trip to ask for; its default (208 KiB) is of the right size
+        return False  # its default size (208 KiB) is right
     if not hasattr(socket, "TCP_INFO") or round_trip_us(sock) > NEAR_RTT_US:
         return False
-    # The kernel doubles the value that it is given, to leave room for its bookkeeping (socket(7)).
+    # The kernel doubles the value, to allow for its bookkeeping (socket(7)).
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
     return True
 
 
 def round_trip_us(sock: SocketLike) -> int:
-    """Return the least round-trip time of a TCP connection, in microseconds, as the kernel saw it.
+    """Return the minimum round-trip time of a TCP connection, in microseconds.
 
-    The least says how far away the peer is; the smoothed one, which older kernels have alone, also
-    how long a busy peer leaves its acknowledgements lying: milliseconds on a loaded host.
+    The minimum tells how far away the peer is. The smoothed time, which is all that older kernels
+    report, includes delays of a busy peer.
 
     :raises OSError: if the socket is closed or not TCP.
     """
@@ -178,7 +177,7 @@ def round_trip_us(sock: SocketLike) -> int:
     if len(info) < _TCP_INFO_RTT_AND_LEAST.size:  # before Linux 4.6
         return int(_TCP_INFO_RTT.unpack_from(info)[0])
     smoothed, least = _TCP_INFO_RTT_AND_LEAST.unpack(info)
-    # Not measured yet, the least is the largest number.
+    # Before it is measured, the minimum is the largest number.
     return int(min(smoothed, least))
 
 

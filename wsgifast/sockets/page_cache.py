@@ -1,8 +1,7 @@
-"""What of a file is in memory, so that reading it or sending it waits for no disk.
+"""Which parts of a file are in the page cache, and reading them without waiting for a disk.
 
-preadv2(2) with RWF_NOWAIT answers from the page cache and never waits. Some systems and file
-systems cannot be asked (systems other than Linux; FUSE, overlayfs, tmpfs): what they have in memory
-is not known, so all of it counts as being on the disk.
+preadv2(2) with RWF_NOWAIT reads from the page cache and never waits. Some systems and file systems
+do not support it (all but Linux; FUSE, overlayfs, tmpfs): all of a file then counts as not cached.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from .sendfile import BLOCK_BYTES
 __all__ = ["cached_bytes", "read_cached", "view_cached"]
 
 _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
-# What preadv answers where the kernel or the file system does not know the flag.
+# preadv's errors if the kernel or the file system does not support the flag.
 _NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
-# One byte in each so many is asked for: twice what the kernel reads ahead at a time by default
-# (read_ahead_kb). Closer ones would find smaller gaps, and cost a good part of what sending costs.
+# The distance of probes: twice the kernel's default read-ahead (read_ahead_kb). Closer probes would
+# find smaller gaps, but cost a good part of what sending costs.
 _PROBE_STEP_BYTES = 256 * 1024
 
 _probe = [bytearray(1)]
 
 
 class _Scratch(threading.local):
-    """One buffer for all reads of a thread: it stays in the processor's cache."""
+    """A buffer for all reads of a thread, so that it stays in the CPU's cache."""
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(BLOCK_BYTES))
@@ -36,15 +35,14 @@ _scratch = _Scratch()
 
 
 def cached_bytes(fd: int, offset: int, size: int) -> int:
-    """Return how many bytes from an offset on are in memory, as far as the kernel tells.
+    """Return how many bytes from an offset on are in the page cache.
 
-    One byte in each 256 KiB is asked for, and the last one; a smaller gap between two that are in
-    memory goes unnoticed. What lies behind the file's end counts as being in memory, since nobody
-    waits for it.
+    One byte in each 256 KiB is probed, and the last one; smaller gaps between them go unnoticed.
+    What is beyond the end of the file counts as cached, since reading it does not wait.
 
     :param size: bytes to look at, 1 or more.
-    :returns: 0 up to `size`; 0 also where the kernel cannot be asked, and where reading fails:
-        whoever reads it then learns why.
+    :returns: 0 to `size`; 0 if the kernel cannot tell, or if reading fails: the next read reports
+        the error.
     """
     if not _NOWAIT:
         return 0
@@ -60,10 +58,10 @@ def cached_bytes(fd: int, offset: int, size: int) -> int:
 
 
 def read_cached(fd: int, offset: int, size: int) -> bytes | None:
-    """Read from memory, without ever waiting for the disk.
+    """Read from the page cache, without waiting for the disk.
 
     :param size: at most BLOCK_BYTES.
-    :returns: up to `size` bytes, b"" at the end of the file, None if the disk must be waited for.
+    :returns: up to `size` bytes, b"" at the end of the file, None if the disk is needed.
     :raises OSError: if the file cannot be read.
     """
     view = view_cached(fd, offset, size)
@@ -71,7 +69,7 @@ def read_cached(fd: int, offset: int, size: int) -> bytes | None:
 
 
 def view_cached(fd: int, offset: int, size: int) -> memoryview | None:
-    """As :func:`read_cached`, without a copy: it holds until this thread's next call of either."""
+    """As :func:`read_cached`, without a copy: valid until this thread's next call of either."""
     if not _NOWAIT:
         return None
     buffer = _scratch.buffer[:size]

@@ -1,10 +1,9 @@
-"""Whole receives: a known number of bytes, into one buffer, in as few system calls as possible.
+"""Receives a known number of bytes, into one buffer, in as few system calls as possible.
 
-A loop over recv() that joins what came costs a call, an object and a trip through the interpreter
-lock for every piece. Here the bytes go straight into their final place. On a blocking socket the
-kernel does the whole loop (MSG_WAITALL), so another thread that keeps the interpreter busy delays
-the receive once and not once a piece; where there is no other thread, the kernel is asked to wake
-this one less often. With a time limit, each call takes all that is there.
+A loop over recv() costs a call, an object and a wait for the GIL for each piece. Here the bytes go
+straight to their final place. On a blocking socket the kernel does the whole loop (MSG_WAITALL), so
+that a busy thread delays the receive once and not for each piece; without other threads, the kernel
+is asked to wake this one less often. With a time limit, each call takes all that is there.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ __all__ = [
 
 
 class ReceiveCount:
-    """What one or more receives have taken so far, also of one that failed or was cancelled.
+    """What one or more receives have taken so far, including failed and cancelled ones.
 
-    :ivar calls: receive calls, those included that found nothing yet.
+    :ivar calls: receive calls, including those that found nothing.
     :ivar received: bytes.
     """
 
@@ -49,10 +48,10 @@ class ReceiveCount:
 
 
 class IncompleteReceive(WSGIFastError):
-    """Fewer bytes came than were asked for; the connection stands in the middle of a message.
+    """Fewer bytes arrived than requested; the connection is in the middle of a message.
 
-    :ivar partial: what came; for a receive into the caller's own buffer, a view of its beginning.
-    :ivar expected: how many bytes were asked for.
+    :ivar partial: what arrived; for a receive into the caller's buffer, a view of its beginning.
+    :ivar expected: the number of bytes requested.
     """
 
     _reason = "the receive ended"
@@ -64,13 +63,13 @@ class IncompleteReceive(WSGIFastError):
 
 
 class ClosedEarly(IncompleteReceive, EOFError):
-    """The peer closed the connection, or reset it (then __cause__ says so)."""
+    """The peer closed the connection, or reset it (see __cause__)."""
 
     _reason = "the peer closed the connection"
 
 
 class ReceiveTimedOut(IncompleteReceive, TimeoutError):
-    """The time for the whole receive was over."""
+    """The time limit of the whole receive was reached."""
 
     _reason = "the time was over"
 
@@ -82,28 +81,28 @@ def recv_exactly(
     timeout: float | None = None,
     count: ReceiveCount | None = None,
 ) -> bytes:
-    """Receive `size` bytes, no more and no fewer.
+    """Receive exactly `size` bytes.
 
-    Memory for all of them is reserved at once (but not touched before they arrive): a size that
-    the peer has named needs a limit before it comes here.
+    Memory for all of them is reserved at once, though not touched before they arrive: limit a size
+    that comes from the peer.
 
     :param sock: a connected socket: plain, TLS, gevent's, ...
     :param size: bytes; 0 returns at once without a call.
     :param timeout: seconds for the whole receive, not for each of its calls; by default the
-        socket's own timeout. A non-blocking socket needs one here.
-    :param count: is told how many receive calls were made.
-    :raises ClosedEarly: if the peer closes first; the error hands over what came.
-    :raises ReceiveTimedOut: if the time is over; so does this one.
-    :raises ValueError: if `size` is negative, or a non-blocking socket comes without a timeout.
+        socket's own timeout. Required for a non-blocking socket.
+    :param count: counts the receive calls and bytes.
+    :raises ClosedEarly: if the peer closes first; the error has what arrived.
+    :raises ReceiveTimedOut: after `timeout`; the error has what arrived.
+    :raises ValueError: if `size` is negative, or a non-blocking socket has no timeout.
     :raises OSError: on any other failure of the socket.
     """
     if size < 0:
         raise ValueError(f"cannot receive {size} bytes: the size must be 0 or more")
     receive = receive_call(sock, timeout)
     counted = count or ReceiveCount()
-    # A bytes object is the one large buffer that Python makes without clearing it, and only
-    # BufferedReader.read(n) makes one that can be received into: its raw stream is handed the
-    # very memory of the result. With a buffer of 1 byte nothing is copied and nothing read ahead.
+    # Of Python's large buffers only bytes objects are not cleared first, and only
+    # BufferedReader.read(n) lets one be received into: its raw stream gets the memory of the
+    # result. With a buffer of 1 byte it copies nothing and reads nothing ahead.
     return io.BufferedReader(_WholeReads(receive, counted), 1).read(size)
 
 
@@ -127,10 +126,10 @@ async def async_recv_exactly(
 ) -> bytearray:
     """Receive `size` bytes from a non-blocking socket, in asyncio; see :func:`recv_exactly`.
 
-    There is no `timeout`: asyncio.wait_for() and asyncio.timeout() do that. A receive that is
-    cancelled has taken `count.received` bytes from the connection.
+    For a time limit use asyncio.wait_for() or asyncio.timeout(). A cancelled receive has taken
+    `count.received` bytes from the connection.
 
-    :returns: a bytearray, as it is filled over several turns of the loop.
+    :returns: a bytearray, because it is filled in several turns of the loop.
     :raises TypeError: for a TLS socket, as asyncio's own socket methods do: use a stream.
     :raises RuntimeError: if a transport or another receive uses the socket.
     """
@@ -150,8 +149,7 @@ async def async_recv_exactly_into(
 ) -> None:
     """Fill a buffer from a non-blocking socket, in asyncio; see :func:`async_recv_exactly`.
 
-    Each turn of the loop makes one receive call for all that is missing, so a fast peer does not
-    keep other tasks waiting.
+    Each turn of the loop makes one receive call, so that a fast peer does not delay other tasks.
     """
     from asyncio import get_running_loop  # loaded already, since its loop runs this
 
@@ -199,8 +197,8 @@ class _WholeReads(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        # The reader's memory goes when this fails, but a traceback keeps this frame: so every
-        # view of it is released, and what came is copied into the error.
+        # If this fails, the reader frees its memory while a traceback keeps this frame: so release
+        # every view of it, and copy what arrived into the error.
         with memoryview(buffer) as view:
             size = len(view)
             try:
@@ -221,7 +219,10 @@ def _fill(view: memoryview, receive: Receive, count: ReceiveCount) -> None:
 
 
 def _receive_once(receive: Receive, view: memoryview, got: int, count: ReceiveCount) -> int:
-    """One receive call for all that is missing; the end of the connection becomes an error."""
+    """Make one receive call for all that is missing.
+
+    :raises IncompleteReceive: at the end of the connection, or after the time limit.
+    """
     count.calls += 1
     try:
         with view[got:] as rest:

@@ -1,4 +1,4 @@
-"""Which call receives into a buffer, by the kind of socket and its time limit."""
+"""Chooses the receive call for a kind of socket and a time limit."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .options import is_plain_socket
 
 __all__ = ["Receive", "ReceivingSocket", "receive_call"]
 
-# As much as one segment brings over loopback, and half of another one.
+# One and a half segments over loopback.
 _LOW_WATER_BYTES = 96 * 1024
-# Below this size there are too few sleeps to save.
+# For smaller receives it saves too little.
 _LARGE_BYTES = 512 * 1024
-# Takes a part of a buffer, returns how many bytes it has put at its beginning; 0 at the end.
+# Receives into a view; returns the number of bytes, 0 at the end of the connection.
 Receive = Callable[[memoryview], int]
 
 
 class ReceivingSocket(Protocol):
-    """The part of a socket used here; ssl's and gevent's have it, and sockets of other makes."""
+    """The part of a socket that is used here."""
 
     def fileno(self) -> int: ...
     def gettimeout(self) -> float | None: ...
@@ -45,7 +45,7 @@ def receive_call(sock: ReceivingSocket, timeout: float | None) -> Receive:
     if deadline is not None:
         return _by_poll(sock, deadline)
     is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
-    # The flusher is no other thread in this sense: it sleeps, and computes next to nothing.
+    # The flusher does not count: it sleeps most of the time.
     is_alone = threading.active_count() - flusher.runs == 1
     if is_tcp and is_alone and sys.platform == "linux":
         return _in_large_steps(sock)
@@ -53,13 +53,13 @@ def receive_call(sock: ReceivingSocket, timeout: float | None) -> Receive:
 
 
 def _in_large_steps(sock: socket.socket) -> Receive:
-    """For plain TCP sockets of Linux: sleep until much has come, and not only until something has.
+    """For plain TCP sockets on Linux: sleep until a large amount has arrived.
 
-    The kernel wakes a receiver of MSG_WAITALL for each segment; both sides pay for that. With a
-    low-water mark (SO_RCVLOWAT) it wakes for a larger amount, but not at all when less than that is
-    still to come: so what is left in the end is for a call of its own, without the mark. Not beside
-    other threads: each call may have to wait for one that computes, and one that watches the socket
-    would see the mark too.
+    The kernel wakes a receiver of MSG_WAITALL for each segment, at a cost for both sides. With a
+    low-water mark (SO_RCVLOWAT) it waits for a larger amount, and would never wake for a rest below
+    the mark: so the rest is received by another call, without the mark. Not used if there are other
+    threads: each call may have to wait for the GIL, and a thread that watches the socket would be
+    affected by the mark.
     """
 
     def receive(rest: memoryview) -> int:
@@ -69,7 +69,7 @@ def _in_large_steps(sock: socket.socket) -> Receive:
         try:
             own = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _LOW_WATER_BYTES)
-        except OSError:  # MPTCP's had no such option for long
+        except OSError:  # MPTCP sockets of older kernels
             return sock.recv_into(rest, 0, socket.MSG_WAITALL)
         try:
             return sock.recv_into(rest, size, socket.MSG_WAITALL)
@@ -80,15 +80,14 @@ def _in_large_steps(sock: socket.socket) -> Receive:
 
 
 def _by_poll(sock: socket.socket, deadline: float) -> Receive:
-    """For plain sockets: take what is there, and only then wait."""
+    """For plain sockets: receive what is there, and wait only if there is nothing."""
     if sock.gettimeout() is None:
 
         def attempt(rest: memoryview) -> int:
             return sock.recv_into(rest, 0, socket.MSG_DONTWAIT)
 
     else:
-        # The descriptor is non-blocking. socket.recv_into would ask poll() before each call, also
-        # where data wait.
+        # The descriptor is non-blocking. socket.recv_into would call poll() first each time.
         def attempt(rest: memoryview) -> int:
             return os.readv(sock.fileno(), [rest])
 
@@ -101,7 +100,7 @@ def _by_poll(sock: socket.socket, deadline: float) -> Receive:
                 return attempt(rest)
             except BlockingIOError:
                 left_ms = (deadline - time.monotonic()) * 1e3
-                # poll() counts whole milliseconds and rounds up; it may still be a little early.
+                # poll() rounds up to milliseconds, but may still return a little early.
                 if left_ms <= 0 or not poller.poll(left_ms):
                     raise TimeoutError from None
 
@@ -109,7 +108,7 @@ def _by_poll(sock: socket.socket, deadline: float) -> Receive:
 
 
 def _by_the_sockets_own_timeout(sock: ReceivingSocket, deadline: float | None) -> Receive:
-    """For sockets whose recv_into does more than the system call: TLS, gevent's."""
+    """For sockets whose recv_into does more than the system call, such as TLS and gevent's."""
     if deadline is None:
         return sock.recv_into
 

@@ -1,4 +1,4 @@
-"""Several buffers in one send: the core under the coalescing writers and the HTTP servers."""
+"""Sends several buffers in one system call."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ __all__ = ["send_all", "send_some"]
 
 # Below this average size, copying into one block is cheaper than a sendmsg with many buffers.
 _JOIN_BELOW_BYTES = 4096
-# TLS takes one buffer at a time: below this size in all, copying costs less than records of their
-# own.
+# TLS takes one buffer at a time: below this total, copying costs less than separate records.
 _JOIN_FOR_TLS_BYTES = 256 * 1024
 # More buffers than this in one sendmsg are an error (EMSGSIZE). 1024 on Linux and macOS.
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
@@ -26,13 +25,13 @@ def send_some(
 
     :param sock: blocking or not; TLS too.
     :param buffers: in order; views must be of bytes ("B").
-    :param flags: as for socket.send(), e.g. MSG_MORE; without effect for TLS, which has none.
-    :raises BlockingIOError: if a non-blocking socket takes nothing now; then nothing was sent.
+    :param flags: as for socket.send(), e.g. MSG_MORE; ignored for TLS.
+    :raises BlockingIOError: if a non-blocking socket takes nothing now.
     :raises OSError: as socket.send().
     """
     if not buffers:
         return ()
-    # ssl's sockets have no sendmsg: a record is made from one block.
+    # ssl's sockets do not support sendmsg.
     is_tls = type(sock) is not socket.socket and is_tls_socket(sock)
     if len(buffers) > 1:
         total = sum(map(len, buffers))

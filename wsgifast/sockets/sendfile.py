@@ -1,7 +1,7 @@
-"""Which files the kernel may send by itself, and sending them.
+"""sendfile: which files it can send, and sending them.
 
-os.sendfile takes a descriptor, not a file object, so it is only right where the descriptor's bytes
-are the file object's bytes: a regular file, opened binary, read from where the file object stands.
+os.sendfile takes a descriptor, so it is correct only if the descriptor's bytes are the file
+object's bytes: for a regular file, opened in binary mode, from the file object's position on.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ __all__ = [
     "send_file_segment",
 ]
 
-# What one os.sendfile call may be asked for: Linux moves at most 0x7ffff000 bytes a call, and some
-# systems fail beyond 2 GiB instead of sending less.
+# The most bytes of one call: Linux sends at most 0x7ffff000, and some systems fail beyond 2 GiB
+# instead of sending less.
 _MAX_SENDFILE_BYTES = 1 << 30
-# One read of a file where sendfile cannot be used (TLS, odd file systems, a server without it):
-# larger ones are no faster and leave the cache.
+# One read of a file where sendfile cannot be used (TLS, unusual file systems): larger reads are no
+# faster, and do not fit into the CPU's cache.
 BLOCK_BYTES = 256 * 1024
-# Up to this size a run of a file is read and leaves in one call with what stands before it; beyond
-# it, sendfile's own call costs less than the copy.
+# Up to this size, a run of a file is read and sent together with what precedes it; beyond it, a
+# separate sendfile call costs less than the copy.
 SMALL_FILE_BYTES = 16 * 1024
-# sendfile's answers where the file system, or the kind of socket, has none.
+# sendfile's errors if the file system, or the kind of socket, does not support it.
 NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSOCK})
-# Tells the kernel that more follows at once, so that a head and a file share a packet. Linux only;
-# elsewhere they are two packets, which TCP_NODELAY does not delay.
+# Tells the kernel that more data follows at once, so that a head and a file share a packet. Linux
+# only; elsewhere they are two packets, which TCP_NODELAY does not delay.
 MSG_MORE: int = getattr(socket, "MSG_MORE", 0)
-# A subclass that overrides one of these gives other bytes than its descriptor.
+# A subclass that overrides one of these may return other bytes than its descriptor has.
 _READING = ("read", "readinto", "readline", "__iter__", "__next__", "tell", "seek", "fileno")
 
 
@@ -60,13 +60,13 @@ class FileSegment(NamedTuple):
 
 
 class SendfileUnavailable(WSGIFastError):
-    """The kernel cannot send this file, or not on this socket: read it and send what was read."""
+    """sendfile does not support this file or this socket: read the file and send the bytes."""
 
 
 class FileTruncated(WSGIFastError, OSError):
-    """The file ended before the promised bytes were sent: only closing the connection is left.
+    """The file ended before all of its bytes were sent: the connection must be closed.
 
-    :param missing: bytes of `size` that will not come.
+    :param missing: bytes of `size` that were not sent.
     """
 
     def __init__(self, missing: int, size: int) -> None:
@@ -78,22 +78,23 @@ class FileTruncated(WSGIFastError, OSError):
 def file_segment(file: object) -> FileSegment | None:
     """Return the descriptor, position and remaining bytes of a file that sendfile can send.
 
-    :param file: any object. Qualified are raw and buffered binary files on a regular file that is
-        as long as it says, temporary files, and a SpooledTemporaryFile that was rolled to disk.
-    :returns: None for everything else. Text files and gzip files have a descriptor too, but its
-        bytes are not theirs; pipes, devices, /proc and /sys files have no size to send.
+    :param file: any object.
+    :returns: for raw and buffered binary files over a regular file that is as long as it says,
+        temporary files, and a SpooledTemporaryFile that was rolled over to disk. None for
+        everything else: the descriptor of a text file or a gzip file has other bytes than the
+        file; pipes, devices, and files of /proc and /sys do not have the size that they report.
     :raises ValueError: if the file is closed.
     """
     file = _unwrapped(file)
     if not isinstance(file, (io.FileIO, io.BufferedReader, io.BufferedRandom)):
         return None
     if not _reads_its_descriptor(file):
-        return None  # a class of the app's own that decrypts, counts, limits ...
+        return None  # a class of the app that decrypts, counts, limits ...
     if not isinstance(file, io.FileIO):
         if not isinstance(file.raw, io.FileIO) or not _reads_its_descriptor(file.raw):
-            return None  # a reader over a socket, a zip member, an object of the app's own
+            return None  # a reader over a socket, a zip member, an object of the app
         if isinstance(file, io.BufferedRandom):
-            file.flush()  # what was written to it is not in the descriptor yet
+            file.flush()  # written data may not have reached the descriptor yet
     if not file.readable():
         return None
     fd = file.fileno()
@@ -110,10 +111,10 @@ def send_file_segment(
 ) -> None:
     """Send a run of a file's bytes on a blocking socket, or one with a timeout.
 
-    The kernel copies from the page cache to the socket; where it cannot (TLS, a file system
-    without sendfile), large blocks are read and sent. The file's own position does not move.
+    By sendfile; where that is not supported (TLS, some file systems), by reading large blocks. The
+    file's own position does not change.
 
-    :param progress: told each number of bytes that has just left, so that a log is right even for
+    :param progress: called with the number of bytes of each send, so that a log is right even for
         a transfer that fails.
     :raises FileTruncated: if the file ends early.
     :raises TimeoutError: if the socket has a timeout and takes no byte for that long.
@@ -144,13 +145,13 @@ def send_file_segment(
 
 
 def send_file_once(out_fd: int, fd: int, offset: int, size: int) -> int:
-    """Have the kernel send the beginning of a run of a file, in one call.
+    """Send the beginning of a run of a file, in one call of sendfile.
 
-    :param out_fd: the socket's descriptor, plain.
+    :param out_fd: the descriptor of a socket without TLS.
     :param size: bytes, 1 or more.
-    :returns: how many bytes it has taken; 0 only where the file ends.
-    :raises SendfileUnavailable: if the kernel cannot; nothing was sent, the file is to be read.
-    :raises BlockingIOError: if a socket that does not wait takes nothing now.
+    :returns: the number of bytes sent; 0 only at the end of the file.
+    :raises SendfileUnavailable: if it is not supported; nothing was sent.
+    :raises BlockingIOError: if a non-blocking socket takes nothing now.
     :raises OSError: if the peer has gone, or the file cannot be read.
     """
     try:
@@ -173,7 +174,7 @@ def _wait_writable(sock: socket.socket, timeout: float | None) -> None:
 
 
 def _reads_its_descriptor(file: object) -> bool:
-    """Whether a file object's class reads as the standard class does that it is made from."""
+    """Whether a file object's class reads as its standard base class does."""
     bases = (io.FileIO, io.BufferedReader, io.BufferedRandom)
     if type(file) in bases:
         return True
@@ -184,10 +185,10 @@ def _reads_its_descriptor(file: object) -> bool:
 
 
 def _has_its_size(fd: int, facts: os.stat_result) -> bool:
-    """Whether a regular file holds as many bytes as it says.
+    """Whether a regular file has as many bytes as it reports.
 
-    A file of /proc says 0 and has some, one of /sys says 4096 and ends earlier, which only reading
-    tells. They have no blocks; but nor has a file that is empty, one hole, or kept in its inode.
+    A file of /proc reports 0 and has some; one of /sys reports 4096 and may have fewer. Neither has
+    blocks, but nor have files that are empty, sparse, or stored in their inode: so read a byte.
     """
     if facts.st_blocks:
         return True
@@ -196,7 +197,7 @@ def _has_its_size(fd: int, facts: os.stat_result) -> bool:
             return bool(os.pread(fd, 1, facts.st_size - 1))
         return not os.pread(fd, 1, 0)
     except OSError:
-        return False  # whoever reads it learns why
+        return False  # the next read reports the error
 
 
 def _unwrapped(file: object) -> object:

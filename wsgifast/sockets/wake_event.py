@@ -1,4 +1,4 @@
-"""Wake one waiting thread: threading.Event for a single waiter, at a fifth of its cost."""
+"""Wakes one waiting thread: a cheaper threading.Event for a single waiter."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["WakeEvent"]
 
 
 class WakeEvent:
-    """An event that one thread waits for; each wait() takes it back.
+    """An event for which one thread waits; a wait() that it ends also clears it.
 
-    A set() while nobody waits is not lost: the next wait() ends at once.
+    A set() while no thread waits is not lost: the next wait() returns at once.
     """
 
     __slots__ = ("_lock",)
@@ -20,12 +20,12 @@ class WakeEvent:
         self._lock.acquire()
 
     def set(self) -> None:
-        """End the wait, or the next one; from any thread, or a signal handler."""
+        """End the current or the next wait; safe in any thread and in a signal handler."""
         try:
             self._lock.release()
         except RuntimeError:
             pass  # it is set already
 
     def wait(self, seconds: float | None) -> bool:
-        """Return whether it was set; False after a time, None being without end."""
+        """Wait until it is set, for at most `seconds`; returns whether it was."""
         return self._lock.acquire(timeout=-1 if seconds is None else seconds)

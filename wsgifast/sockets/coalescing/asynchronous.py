@@ -1,4 +1,4 @@
-"""The coalescing writer of asyncio: what one turn of the loop writes leaves together."""
+"""The coalescing writer for asyncio: what one turn of the loop writes is sent together."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["AsyncCoalescingWriter"]
 
 
 class AsyncCoalescingWriter:
-    """Gathers messages for an asyncio stream or transport; for the loop's own thread only.
+    """Gathers messages for an asyncio stream or transport; for the loop's thread only.
 
     :param stream: a StreamWriter, or a transport whose protocol does its own flow control.
     :param window_us: microseconds after which a batch does not wait for the loop's next turn.
-    :param max_bytes: what is gathered at most before it is handed to the transport.
+    :param max_bytes: the most that is gathered before it is passed to the transport.
     """
 
     def __init__(
@@ -42,8 +42,10 @@ class AsyncCoalescingWriter:
         self._closed = False
 
     def write(self, data: ReadableBuffer) -> None:
-        """Gather one message. Without an await of drain() now and then, the transport's own
-        buffer grows without bounds, as with any asyncio stream.
+        """Gather one message.
+
+        Await drain() now and then, or the transport's buffer grows without bounds, as with any
+        asyncio stream.
 
         :raises SendFailed: if the connection is lost.
         :raises WriterClosed: after close().
@@ -66,11 +68,11 @@ class AsyncCoalescingWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what was gathered to the transport, which sends at once if it can."""
+        """Pass what was gathered to the transport, which sends at once if it can."""
         if self._buffers:
             buffers, self._buffers, self._size = self._buffers, [], 0
-            # Not writelines(): it joins too before Python 3.12, and later hands sendmsg a list of
-            # buffers, which for messages of this size is slower.
+            # Not writelines(): before Python 3.12 it joins too; since then it calls sendmsg with
+            # a list, which is slower for small messages.
             self._transport.write(buffers[0] if len(buffers) == 1 else b"".join(buffers))
 
     async def drain(self) -> None:

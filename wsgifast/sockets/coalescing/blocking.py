@@ -1,4 +1,4 @@
-"""The coalescing writer of one thread; what its calls leave behind is the flusher's."""
+"""The coalescing writer for one thread; the flusher sends what its calls leave behind."""
 
 from __future__ import annotations
 
@@ -19,35 +19,33 @@ if TYPE_CHECKING:
 
 __all__ = ["CoalescingWriter"]
 
-# A watched writer that has gathered nothing for so many looks in a row is left alone.
+# A watched writer that has gathered nothing for this many looks in a row is no longer watched.
 _IDLE_LOOKS = 3
-# Between two looks: at first, and when a look found something to send.
+# The pause between two looks: at first, and after a look that found something to send. It doubles
+# after each look at a writer that sends by itself, up to the second value, because looks slow it
+# down; and after each look at a writer whose peer takes nothing, up to the third.
 _SHORT_S = 50e-6
-# It doubles with each look at a writer that sends by itself up to this: more looks take from its
-# rate.
 _BUSY_S = 1e-3
-# It doubles with each look at a writer whose peer takes nothing up to this.
 _FULL_S = 10e-3
 
 
 class CoalescingWriter(ClosingWriter):
     """Gathers small messages for a blocking socket; for one thread at a time.
 
-    A message that no later call sends leaves by itself, after the window and what the system adds
-    to it: the kernel's timer slack (50 us on Linux, and more if all processors are busy) and, while
-    other threads compute, the interpreter's switch interval (5 ms, sys.setswitchinterval()). After
-    a long burst it may be 1 ms more: looking at a busy writer more often would slow it down. The
-    thread that sends it never waits: what a full connection does not take, it tries again after
-    0.1 to 10 ms. Close the writer before you close its socket.
+    A message that no later call sends is sent by another thread, after the window and what the
+    system adds to it: the kernel's timer slack (50 us on Linux, more if all CPUs are busy) and,
+    while other threads compute, the interpreter's switch interval (5 ms, sys.setswitchinterval()).
+    After a long burst it may take 1 ms more. That thread never waits for a peer: what a full
+    connection does not take, it tries again after 0.1 to 10 ms. Close the writer before its socket.
 
-    A fork leaves what is gathered to the parent.
+    After a fork, the parent sends what was gathered before.
 
     :param sock: a connected socket, blocking or with a timeout. TCP_NODELAY is switched on.
-    :param window_us: microseconds; at most one send in this time, unless `max_bytes` are there.
-    :param max_bytes: what is gathered at most, and again as much while another part is being sent.
-    :param background: False: no other thread sends, so the last messages of a burst wait for the
-        next call. It is the only way for sockets that two threads may not use at once: those of
-        TLS and gevent, and subclasses of socket.socket.
+    :param window_us: microseconds; at most one send in this time, unless there are `max_bytes`.
+    :param max_bytes: the most that is gathered, and again as much while another part is being sent.
+    :param background: False: no other thread sends, and the last messages of a burst wait for the
+        next call. Required for sockets that two threads must not use at once: those of TLS and
+        gevent, and subclasses of socket.socket.
     :raises ConfigurationError: for an option that cannot work.
     """
 
@@ -69,25 +67,25 @@ class CoalescingWriter(ClosingWriter):
         self._sock = sock
         self._window_ns = int(window_us * 1000)
         self._max_bytes = max_bytes
-        # The owner's thread appends without the lock, and puts a new list here with it; the
-        # flusher takes from the list in place, with it: so neither loses what the other adds.
+        # The owner's thread appends without the lock, and replaces the list with it; the flusher
+        # removes from the list in place, with the lock. So nothing is lost.
         self._buffers: list[bytes | memoryview] = []
-        # Bytes gathered since the owner's thread last sent; the flusher leaves it alone.
+        # Bytes gathered since the owner's thread last sent; the flusher does not change it.
         self._size = 0
-        # time.monotonic_ns() from when on a write sends.
+        # time.monotonic_ns() from which on a write sends.
         self._due = 0
         self._refusal: Exception | None = None
-        # Held while something is sent, so that it leaves in order.
+        # Held during a send, to keep the order.
         self._sending = threading.Lock()
-        # How much write() gathers before it stops to think: nothing, as long as nobody watches.
+        # How much write() gathers before it looks closer: nothing while the writer is not watched.
         self._limit = 0 if background else max_bytes
-        # The flusher's: `_due` at its last look, looks in a row with nothing to do, the next pause.
+        # For the flusher: `_due` at its last look, idle looks in a row, the next pause.
         self._seen_due = 0
         self._idle_looks = 0
         self._pause_s = _SHORT_S
 
     def write(self, data: ReadableBuffer) -> None:
-        """Send or gather one message; what is not bytes is copied, so it may change afterwards.
+        """Send or gather one message; anything but bytes is copied.
 
         :raises OSError: if it sends and that fails; SendFailed if that has happened before.
         :raises WriterClosed: after close().
@@ -114,7 +112,7 @@ class CoalescingWriter(ClosingWriter):
             buffers, self._buffers, self._size = self._buffers, [], 0
             if not buffers:
                 return
-            self._refusal = SendFailed("a send was interrupted")  # unless it comes to its end
+            self._refusal = SendFailed("a send was interrupted")  # unless it returns
             try:
                 send_all(self._sock, buffers)
             except Exception as error:
@@ -145,11 +143,11 @@ class CoalescingWriter(ClosingWriter):
         self._pause_s = _SHORT_S
         try:
             flusher.watch(self)
-        except RuntimeError:  # no more threads: the process ends, or has too many
+        except RuntimeError:  # no thread: the process ends, or has too many
             self._limit = 0
             self.flush()
 
-    # The flusher's thread calls these.
+    # Called by the flusher
 
     def look(self, *, at_exit: bool = False) -> float | None:
         early_ns = 0 if at_exit else self._due - time.monotonic_ns()
@@ -161,7 +159,7 @@ class CoalescingWriter(ClosingWriter):
                     self._sending.release()
             return self._pause_s
         if self._due != self._seen_due:
-            # The owner's thread sends by itself, and each look disturbs it.
+            # The owner's thread sends by itself, and looks slow it down.
             self._seen_due = self._due
             self._idle_looks = 0
             self._pause_s = min(2 * self._pause_s, _BUSY_S)
@@ -172,7 +170,7 @@ class CoalescingWriter(ClosingWriter):
         return self._pause_s if self._idle_looks <= _IDLE_LOOKS else None
 
     def leave(self) -> bool:
-        # In this order: write() gathers first and then asks whether it is watched.
+        # In this order: write() appends first and then checks the limit.
         self._limit = 0
         if not self._buffers:
             return False
@@ -188,7 +186,7 @@ class CoalescingWriter(ClosingWriter):
         buffers = self._buffers
         batch = buffers[:]
         try:
-            # A socket with a timeout would wait in send(), MSG_DONTWAIT or not.
+            # A socket with a timeout waits in send() even with MSG_DONTWAIT.
             poller = select.poll()
             poller.register(self._sock, select.POLLOUT)
             left = send_some(self._sock, batch, socket.MSG_DONTWAIT) if poller.poll(0) else batch

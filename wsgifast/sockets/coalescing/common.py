@@ -1,4 +1,4 @@
-"""What the coalescing writers have in common: their limits, their errors, and how they end."""
+"""What the coalescing writers share: limits, errors, and the context manager."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = [
     "check",
 ]
 
-# As long as about five small sends take: less saves little, more is felt.
+# About the time of five small sends: less saves little, more adds noticeable latency.
 WINDOW_US = 10.0
-# As much as one send moves at its best rate over loopback; a socket's buffer takes it whole.
+# The size of a send with the best rate over loopback; it fits into a socket's buffer.
 MAX_BYTES = 64 * 1024
 
 Writer = TypeVar("Writer", bound="ClosingWriter")
 
 
 class SendFailed(WSGIFastError, OSError):
-    """An earlier send failed (see __cause__), so the peer is missing bytes: close the socket."""
+    """An earlier send failed (see __cause__): the peer misses bytes, so close the socket."""
 
 
 class WriterClosed(WSGIFastError, ValueError):
@@ -35,7 +35,7 @@ class WriterClosed(WSGIFastError, ValueError):
 
 
 class ClosingWriter:
-    """A writer that is closed at the end of its with statement."""
+    """A writer that a with statement closes."""
 
     def close(self) -> None:
         raise NotImplementedError
@@ -62,7 +62,7 @@ def check(*, max_bytes: int, window_us: float = 0.0) -> None:
 
 
 def again(refusal: Exception) -> Exception:
-    """What a call raises on a writer that is closed or broken."""
+    """Return what to raise for a writer that is closed or broken."""
     if isinstance(refusal, WriterClosed):
         return WriterClosed(*refusal.args)
     error = SendFailed(f"an earlier send failed: {refusal}")

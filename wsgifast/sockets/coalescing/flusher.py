@@ -1,18 +1,18 @@
-"""A clock for writers that gather: one thread of the process sends what nobody comes back for.
+"""The flusher: one thread per process that sends what coalescing writers still hold.
 
 Theory of operation
 -------------------
-A writer that keeps something back asks once to be *watched*. The thread looks at every watched
-writer, sends what is overdue, and drops a writer as soon as nothing more is to be expected of it;
-the writer asks again with what it gathers next. So a stream of messages costs no wake-up for each
-message or batch, but one at its beginning, and the thread's looks while it lasts.
+A writer that gathers something has itself *watched*. The thread looks at all watched writers, sends
+what is overdue, and stops watching a writer that has been idle for some looks; it is watched again
+when it gathers the next message. So a burst of messages costs one wake-up at its beginning, and the
+looks while it lasts, but none for each message or batch.
 
     unwatched --something gathered--> watched --nothing gathered for some looks--> unwatched
 
-The thread never waits for a peer, so one that reads nothing does not keep the others waiting. It is
-started for the first writer, sleeps while there is none, and refers to no writer longer than it
-watches it. A forked child has no such thread: it forgets what it inherited, which the parent sends,
-and starts its own when it needs one.
+The thread never waits for a peer, so one that does not read delays no other. It is started for the
+first writer, sleeps while it watches none, and keeps no reference to a writer that it does not
+watch. A forked child has no such thread: it drops what it inherited, which the parent sends, and
+starts its own thread when it needs one.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from ..wake_event import WakeEvent
 
 __all__ = ["Flusher", "Watched", "flusher"]
 
-# Linux adds a slack of 50 us to every timed wait: a shorter one would hardly end earlier.
+# Linux adds a timer slack of 50 us to each wait, so that a shorter one would hardly end earlier.
 _SHORTEST_WAIT_S = 50e-6
 
 
 class Watched(Protocol):
-    """What the thread knows of a writer."""
+    """What the flusher needs of a writer."""
 
     def look(self, *, at_exit: bool = False) -> float | None:
-        """Send what is overdue (at the exit of the process: all), without waiting for the peer.
+        """Send what is overdue, or everything at the exit of the process; never wait for the peer.
 
-        :returns: seconds until the next look; None if nothing is expected any more.
+        :returns: seconds until the next look; None to be watched no longer.
         """
 
     def leave(self) -> bool:
-        """Be told that nobody looks any more; return whether something was gathered meanwhile."""
+        """The writer is no longer watched; returns whether something was gathered meanwhile."""
 
     def forget(self) -> None:
-        """In a forked child: drop what is gathered; whoever held the lock is not here."""
+        """In a forked child: drop what was gathered, and the lock, which may be held."""
 
 
 class Flusher:
-    """The thread, which starts when it is first needed.
+    """The thread, started when it is first needed.
 
     :ivar runs: whether it has been started.
     """
@@ -59,9 +59,9 @@ class Flusher:
         self.runs = False
 
     def watch(self, writer: Watched) -> None:
-        """Look at a writer until it expects nothing more.
+        """Look at a writer until it is idle.
 
-        :raises RuntimeError: if the process can start no thread.
+        :raises RuntimeError: if no thread can be started.
         """
         if not self.runs:
             with self._starting:
@@ -80,7 +80,7 @@ class Flusher:
             pause = self._look_at_all()
 
     def _look_at_all(self) -> float | None:
-        """Look at each writer once; return the seconds until the next look, None for no one."""
+        """Look at each writer once; returns seconds until the next look, None without writers."""
         pauses = []
         for writer in list(self._watched):
             pause = writer.look()

@@ -1,4 +1,4 @@
-"""The coalescing writer of several threads, with a thread of its own beside them."""
+"""The coalescing writer for several threads, with a sending thread of its own."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedCoalescingWriter"]
 
-# The writer's thread ends when it had nothing to send for so long: starting one takes 0.1 ms.
+# The writer's thread ends when it has had nothing to send for this long.
 _IDLE_S = 1.0
-# What a process that ends grants a peer for the messages that are still in a queue.
+# How long a process that ends waits for queued messages to be sent.
 _EXIT_S = 1.0
 
 
 class SharedCoalescingWriter(ClosingWriter):
     """Gathers the messages of several threads for one blocking socket; every method thread-safe.
 
-    Each write is one message: those of different threads do not mix. A socket of TLS that another
-    thread reads from needs a Python whose ssl module locks it (3.13.1 and later).
+    Each write is one message; messages of different threads do not mix. A TLS socket from which
+    another thread reads needs a Python whose ssl module locks it (3.13.1 and later).
 
     :param sock: see :class:`CoalescingWriter`.
-    :param window_us: microseconds; a message that comes this long after the last send is sent by
-        the thread that writes it, any other by the writer's own thread, at once.
-    :param max_bytes: what waits in the queue at most (a larger message goes alone); a write that
+    :param window_us: microseconds; a message written this long after the last send is sent by the
+        thread that writes it, any other by the writer's own thread, at once.
+    :param max_bytes: the most bytes in the queue (a larger message is sent alone); a write that
         finds no room waits.
     """
 
@@ -53,7 +53,7 @@ class SharedCoalescingWriter(ClosingWriter):
         self._window_ns = int(window_us * 1000)
         self._max_bytes = max_bytes
         self._due = 0
-        # Bytes since the beginning: written here, and taken by the kernel.
+        # Totals of bytes: written, and taken by the kernel.
         self._written = 0
         self._sent = 0
         self._closed = False
@@ -62,13 +62,13 @@ class SharedCoalescingWriter(ClosingWriter):
         _shared_writers.add(self)
 
     def _begin(self) -> None:
-        """Begin with nothing gathered and no thread: at first, and in a forked child."""
+        """Start with an empty queue and no thread: at first, and in a forked child."""
         self._queue: list[bytes] = []
         self._size = 0
         self._written = self._sent
-        # Whether a thread sends, or is about to: it also sends what is added to the queue.
+        # A thread sends, or is about to, and will also send what is added to the queue.
         self._sending = False
-        # Guards all of this. The condition on it is notified when the queue was taken, or is empty.
+        # Guards all of this. The condition is notified when a batch is taken, and when it is sent.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._waiting = 0
@@ -76,7 +76,7 @@ class SharedCoalescingWriter(ClosingWriter):
         self._wake_event = WakeEvent()
 
     def write(self, data: ReadableBuffer) -> None:
-        """Send one message, or leave it to the thread that is sending.
+        """Send one message, or queue it for the thread that sends.
 
         :raises OSError: if this thread sends and that fails; SendFailed if it failed before.
         :raises WriterClosed: after close().
@@ -104,7 +104,7 @@ class SharedCoalescingWriter(ClosingWriter):
             self._leave_to_thread()
 
     def flush(self) -> None:
-        """Wait until everything written before has been handed to the kernel.
+        """Wait until the kernel has taken everything written before.
 
         :raises OSError: if that failed.
         """
@@ -148,12 +148,12 @@ class SharedCoalescingWriter(ClosingWriter):
             self._waiting -= 1
 
     def _leave_to_thread(self) -> None:
-        """As the one who sends: let the writer's thread do it."""
+        """Let the writer's thread send in place of this one."""
         if not self._runs:
             self._runs = True
             try:
                 threading.Thread(target=self._run, name="wsgifast-sender", daemon=True).start()
-            except RuntimeError:  # no more threads: the process ends, or has too many
+            except RuntimeError:  # no thread: the process ends, or has too many
                 self._runs = False
                 while self._send_queue():
                     pass
@@ -173,9 +173,9 @@ class SharedCoalescingWriter(ClosingWriter):
                         return
 
     def _send_queue(self) -> bool:
-        """As the one who sends: send what is in the queue; return whether there is more.
+        """Send the queue, as the thread that sends; returns whether there is more.
 
-        Whoever gets False does not send any longer.
+        If there is not, this thread no longer sends.
         """
         failure: Exception = SendFailed("a send was interrupted")
         done = False
@@ -203,14 +203,14 @@ class SharedCoalescingWriter(ClosingWriter):
                     self._changed.notify_all()
         return more
 
-    # At the end of the process, and in a forked child.
+    # At the end of the process
 
     def _finish(self) -> None:
         with self._lock, contextlib.suppress(SendFailed):
             self._wait_until_sent(_EXIT_S)
 
 
-# All there are, for a fork and for the end of the process.
+# All writers, for a fork and for the end of the process.
 _shared_writers: weakref.WeakSet[SharedCoalescingWriter] = weakref.WeakSet()
 
 
