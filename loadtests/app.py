@@ -24,8 +24,6 @@ from .payloads import FILE_BYTES, MIB, REPORT_BYTES, chunks, payload, payload_fi
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-__all__ = ["SHAPES", "SLOW_FILE_VARIABLE", "Shape", "app", "wrapped"]
-
 # /bytes/NUMBER comes from a URL: no request may make the app allocate more than this.
 MAX_BYTES = 256 * MIB
 # What a stream that is made to be one sends at a time.

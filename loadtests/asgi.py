@@ -24,8 +24,6 @@ from .payloads import FILE_BYTES, MIB
 from .pinned import pinned_row
 from .servers import daphne, granian, hypercorn, small, uvicorn
 
-__all__ = ["APP", "HTTP2", "MEMORY", "TABLES", "through"]
-
 APP, FAST = "loadtests.asgi_app:app", "loadtests.asgi_app:fast"
 FRAMEWORK = "loadtests.asgi_frameworks"
 FAST_ASGI_WORKER = "asgifast.workers.FastASGIWorker"

@@ -23,8 +23,6 @@ from starlette.staticfiles import StaticFiles
 from .memory import FIELD
 from .payloads import FILE_BYTES, PAYLOADS, chunks, payload
 
-__all__ = ["CRUMBS_BYTES", "app", "bare", "fast", "in_the_least_middleware", "limit", "nothing"]
-
 # 100,000 messages of 100 bytes.
 CRUMBS_BYTES, CRUMB_BYTES = 10_000_000, 100
 STREAM_BLOCK_BYTES = 64 * 1024

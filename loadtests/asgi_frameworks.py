@@ -16,8 +16,6 @@ from asgifast.messages import ASGIApp
 
 from .payloads import FILE_BYTES, MIB, chunks, payload, payload_file
 
-__all__ = ["FRAMEWORKS"]
-
 SMALL_BYTES, BLOCK_BYTES = 1024, 1024
 HEADER = ("X-Middleware", "passed")
 

@@ -13,8 +13,6 @@ from wsgifast.benchmark.tables import BYTES, REQUESTS, Contender, Row, Server, T
 from .clients import raw, wrk
 from .payloads import files
 
-__all__ = ["FAST", "Case", "Side", "row", "rows", "table", "with_its_cpu"]
-
 FAST = FAST_WORKER
 # A contender: a server, and what it is asked for or by which client, if that is not the row's; or
 # a client that does all by itself.

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
     from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["TABLE"]
-
 BODY = [b"x" * 512]
 # Of one value; a run gives five of them and the median, after one to warm up.
 LOOPS = {False: 1000, True: 10_000}

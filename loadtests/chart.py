@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["BARS", "THEMES", "chart"]
-
 
 class Bar(NamedTuple):
     """The ratio of a contender of a row."""

@@ -22,17 +22,6 @@ from collections.abc import Callable, Sequence
 from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.processes import Address, temporary_folder, tls_context
 
-__all__ = [
-    "BadAnswer",
-    "Connection",
-    "NoAnswer",
-    "children_cpu_s",
-    "percentile",
-    "percentiles",
-    "raw",
-    "wrk",
-]
-
 # One receive: larger than what a socket buffer holds, so one call takes all that is there.
 RECEIVE_BYTES = 1 << 20
 GIVE_UP_S = 30.0

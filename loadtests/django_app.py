@@ -11,8 +11,6 @@ from typing import Any
 
 from .payloads import FILE_BYTES, PAYLOADS, payload_file, table_lines
 
-__all__ = ["LARGE_FOLDER_VARIABLE", "MIDDLEWARE", "asgi", "fast_asgi", "wsgi"]
-
 # Names the folder of the large files of a run to the servers.
 LARGE_FOLDER_VARIABLE = "WSGIFAST_LARGE_FOLDER"
 MIDDLEWARE = {

@@ -6,8 +6,6 @@ from flask import Flask, Response, send_file
 
 from .payloads import FILE_BYTES, payload, payload_file, table_lines
 
-__all__ = ["app"]
-
 app = Flask(__name__)
 
 

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from .published import Figures
 
-__all__ = ["all_figures", "gains", "rows_needed"]
-
 
 class Figure(NamedTuple):
     """One figure of a contender.

@@ -35,8 +35,6 @@ from wsgifast.server.pool import MAX_SPARES
 from .bench import FAST, row, table
 from .servers import uvicorn
 
-__all__ = ["HELD", "TABLE", "Count", "grown", "hold", "kept", "measure"]
-
 # In each round so many connections, for so long at the most; and what the process that is killed
 # holds, in all states together.
 ROUNDS, CONNECTIONS, ROUND_S, HELD = 8, 2000, 15.0, 100

@@ -16,8 +16,6 @@ from wsgifast.benchmark.load import Client, Load, Task, family, resident_bytes
 from .clients import children_cpu_s
 from .payloads import MIB, payload
 
-__all__ = ["FIELD", "idle_connections", "upload", "upload_http2", "watched"]
-
 IDLE_CONNECTIONS = 2000
 # A round takes so long that it has failed.
 GIVE_UP_S = 120.0

@@ -21,8 +21,6 @@ from .bench import FAST, row, table
 from .clients import percentiles, wrk
 from .pinned import on_its_core, pinned_row
 
-__all__ = ["TABLE"]
-
 APP, FLASK = "loadtests.app:app", "loadtests.flask_app:app"
 SMALL, PAGE = "/small/1024", "/page"
 WORKERS = 8

@@ -9,11 +9,6 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = [
-    "FILE_BYTES", "LARGE_FILE_BYTES", "LIST_BYTES", "MIB", "PAYLOADS", "REPORTS", "REPORT_BYTES",
-    "certificate", "chunks", "files", "payload", "payload_file", "table_lines",
-]  # fmt: skip
-
 # In the checkout, ignored by git.
 REPORTS = Path(__file__).resolve().parents[1] / "reports"
 # The files of all benchmarks: they are made once, and kept.

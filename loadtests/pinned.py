@@ -16,8 +16,6 @@ from wsgifast.benchmark.tables import Contender, Row, Server, Unit
 
 from .clients import Connection, wrk
 
-__all__ = ["on_its_core", "pinned_row"]
-
 _ROUNDS = 40
 # After so many, CPython has adapted to what the server does.
 _WARM_UP_REQUESTS = 1000

@@ -28,8 +28,6 @@ from .published import Figures, Published, Rows, number, read, take_in, write
 if TYPE_CHECKING:
     from wsgifast.benchmark.tables import Table
 
-__all__ = ["CHARTS", "benchmarks_page", "missing", "ratios", "readme"]
-
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "reports"
 DOCS = ROOT / "docs"

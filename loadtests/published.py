@@ -18,8 +18,6 @@ from wsgifast.terminal import number_text
 if TYPE_CHECKING:
     from wsgifast.benchmark.tables import Table
 
-__all__ = ["Figures", "Published", "Rows", "number", "read", "take_in", "write"]
-
 # A row as its report has it, and a table's rows by their keys.
 Rows: TypeAlias = dict[str, dict[str, Any]]
 # What is not kept of a contender.

@@ -39,8 +39,6 @@ from .clients import BadAnswer, Connection, NoAnswer
 from .payloads import payload, payload_file
 from .servers import granian
 
-__all__ = ["TABLE", "Asking", "Outcome", "measure"]
-
 SMALL_BYTES = 1024
 DOWNLOAD_BYTES = 100 * 1024 * 1024
 # So slow that some are under way at each replacement. gunicorn's arbiter does nothing else until

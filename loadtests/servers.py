@@ -36,8 +36,6 @@ from wsgifast.sockets.options import set_nodelay
 
 from .payloads import PAYLOADS, payload
 
-__all__ = ["daphne", "echo", "granian", "hypercorn", "nginx", "small", "uvicorn"]
-
 # nginx.org/en/docs/http/ngx_http_core_module.html: sendfile with tcp_nopush for whole packets; a
 # bounded sendfile_max_chunk, so that no quick client keeps the worker; without sendfile, large
 # output buffers. It is one worker process, as every contender is.

@@ -31,8 +31,6 @@ from .clients import raw
 from .payloads import FILE_BYTES, LIST_BYTES
 from .servers import nginx, uvicorn
 
-__all__ = ["TABLES"]
-
 # The profile's seconds are of a run of many requests; a crowd is looked at so many times as long.
 SECONDS_FACTOR = 5
 OTHERS = Unit(

@@ -11,8 +11,6 @@ from wsgifast import StaticFiles
 
 from .payloads import PAYLOADS
 
-__all__ = ["static_files", "whitenoise"]
-
 
 def whitenoise(root: str = str(PAYLOADS), **options: Any) -> Any:
     return WhiteNoise(_no_app, root=root, prefix="/", **options)

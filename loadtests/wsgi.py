@@ -30,8 +30,6 @@ from .memory import idle_connections
 from .payloads import FILE_BYTES, LARGE_FILE_BYTES, MIB, PAYLOADS, REPORT_BYTES, payload_file
 from .servers import granian, nginx, small, uvicorn
 
-__all__ = ["BODIES", "DEVELOPMENT", "FILES", "LOCUST", "SOCKETS", "WORKER"]
-
 APP, ASGI_APP, FLASK = "loadtests.app:app", "loadtests.asgi_app:app", "loadtests.flask_app:app"
 DJANGO, STATIC = "loadtests.django_app", "loadtests.static_app"
 RANGE = (f"Range: bytes={3 * MIB}-{4 * MIB - 1}",)

@@ -12,8 +12,6 @@ from wsgifast.benchmark.tables import Unit
 
 from .messages import DEPTH, MESSAGE_BYTES, MODES, SENDERS
 
-__all__ = ["TABLE"]
-
 MESSAGES = {False: 40_000, True: 1_000_000}
 OPERATIONS = Unit(
     "op/s", lambda m: m.load.requests_per_s, "p99 us", lambda m: m.load.latency_ms[99] * 1e3

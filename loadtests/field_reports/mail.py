@@ -27,8 +27,6 @@ from wsgifast.benchmark.runner import running_server
 from wsgifast.benchmark.tables import BYTES, REQUESTS, Row
 from wsgifast.mail import IMAP4, SMTP
 
-__all__ = ["APPEND", "DELIVERY", "TABLES"]
-
 # An everyday message without attachment: 1 kB.
 MESSAGE = b"From: a@example.com\r\nSubject: import\r\n\r\n" + (b"x" * 76 + b"\r\n") * 12
 # A run ends after so many messages, or after its time: where each takes 40 ms, 5,000 take minutes.

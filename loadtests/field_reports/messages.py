@@ -15,8 +15,6 @@ from collections.abc import Callable
 
 from wsgifast.sockets import AsyncCoalescingWriter, CoalescingWriter, SharedCoalescingWriter
 
-__all__ = ["DEPTH", "MESSAGE_BYTES", "MODES", "SENDERS"]
-
 Address = tuple[str, int]
 MESSAGE_BYTES = 32
 # Messages without an answer, in all: enough to keep both processes busy, few enough that the

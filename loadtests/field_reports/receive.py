@@ -18,8 +18,6 @@ from wsgifast.benchmark.processes import started
 from wsgifast.benchmark.tables import Row, Server, Unit
 from wsgifast.sockets import ReceiveCount, recv_exactly, recv_exactly_into
 
-__all__ = ["TABLE"]
-
 # One Ethernet packet's payload, as it comes from a slow link.
 PIECE_BYTES = 1460
 BLOCK_BYTES = 2 << 20

@@ -119,7 +119,7 @@ def test_ratios_are_taken_to_the_first_or_of_ours_to_each() -> None:
     ratios = {name: result.ratio(name, REQUESTS.rate) for name in rates}
     assert [ratio and ratio.median for ratio in ratios.values()] == [2.0, None, 4.0]
     assert "client was the limit" in results_text([result])
-    assert "fewer than 5 pairs, not for publication: a <title>" in results_text([result])
+    assert "fewer than 5 rounds are too few to rely on: a <title>" in results_text([result])
     assert "[a.key]" in results_text([result])
     (row,) = json.loads(as_json("a title", rows_figures([result], Profile(1.0), now())))[
         "rows"

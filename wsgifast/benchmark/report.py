@@ -182,7 +182,7 @@ def problems(results: Sequence[Result]) -> list[str]:
         )
     few = [r.row.title for r in results if len(next(iter(r.runs.values()))) < MIN_ROUNDS]
     if few:
-        lines.append(f"fewer than {MIN_ROUNDS} pairs, not for publication: {_listed(few)}")
+        lines.append(f"fewer than {MIN_ROUNDS} rounds are too few to rely on: {_listed(few)}")
     return lines
 
 

@@ -137,7 +137,7 @@ class _RecordedRequest(asyncio.Protocol):
         self._client = client
         self._pathsend = pathsend
         self._response = RecordedResponse(endpoint.method, recording, look=look)
-        self._done = False
+        self._ended = asyncio.Event()
         self._body_sent = False
         self._may_write = asyncio.Event()
         self._before = self._beaten_at = 0.0
@@ -166,14 +166,14 @@ class _RecordedRequest(asyncio.Protocol):
             self._transport.abort()
         if recording.failed:
             return
-        if not self._done:
+        if not self._ended.is_set():
             recording.problem = "the app ended before its response did"
         else:
             self._response.check_length()
 
     def look_if_held(self) -> None:
         """Called 0.3 s after the request, in another thread: does the app wait for the client?"""
-        self._recording.held = not self._done and not self._may_write.is_set()
+        self._recording.held = not self._ended.is_set() and not self._may_write.is_set()
         self._client.read_on()
 
     # asyncio.Protocol
@@ -214,8 +214,7 @@ class _RecordedRequest(asyncio.Protocol):
         if not self._body_sent:
             self._body_sent = True
             return {"type": "http.request", "body": self._endpoint.body, "more_body": False}
-        while not self._done:
-            await asyncio.sleep(_HEARTBEAT_S)
+        await self._ended.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: dict[str, Any]) -> None:
@@ -271,7 +270,7 @@ class _RecordedRequest(asyncio.Protocol):
         self._end()
 
     def _end(self) -> None:
-        self._done = True
+        self._ended.set()
         self._write(self._response.end())
 
     def _write(self, data: bytes) -> None:

@@ -8,24 +8,31 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from ..errors import ConfigurationError
 from .model import Endpoint, Found, Unreached
-from .patterns import filled, needs
 
 __all__ = [
+    "filled",
     "from_access_log",
     "from_har",
     "from_openapi",
     "from_paths",
     "from_urls_file",
+    "needs",
 ]
 
 # NCSA's common and combined log formats.
 _LOG_LINE = re.compile(
     r'(?P<host>\S+) \S+ .*?\[[^]]*\] "(?P<method>[A-Z]+) (?P<url>\S+)(?: HTTP/[0-9.]+)?" '
     r"(?P<status>[0-9]{3}) "
+)
+# A parameter in a pattern: {name}, {name:path}, <name>, <int:name>, <path:name>, <name:re:...>.
+_PARAMETER = re.compile(r"\{\*?(?P<curly>\w+)(?::[^}]*)?\}|<(?P<angle>[^<>]+)>")
+# Kinds of parameters, which stand beside the name in one place or the other.
+_KINDS = frozenset(
+    {"int", "float", "path", "str", "string", "slug", "uuid", "any", "re", "filter", "default"}
 )
 
 
@@ -154,3 +161,32 @@ def _text(option: str, path: str) -> str:
         return Path(path).read_text(errors="replace")
     except OSError as error:
         raise ConfigurationError(f"{option} {path}: {error.strerror}") from None
+
+
+def filled(pattern: str, values: Mapping[str, str]) -> str | list[str]:
+    """A pattern with its parameters' values in it, or the names of those that have none."""
+    missing: list[str] = []
+
+    def value(match: re.Match[str]) -> str:
+        name = match["curly"] or _angle_name(match["angle"])
+        if name not in values:
+            missing.append(name)
+            return ""
+        return quote(values[name], safe="/")
+
+    url = _PARAMETER.sub(value, pattern)
+    return missing or url
+
+
+def _angle_name(text: str) -> str:
+    """The name in <int:name> and <any(a, b):name> (Flask, Django) or <name:re:...> (Bottle)."""
+    first, _, rest = text.partition(":")
+    if not rest:
+        return first
+    is_kind = first.partition("(")[0] in _KINDS or (":" not in rest and "(" in first)
+    return rest if is_kind else first
+
+
+def needs(names: list[str]) -> str:
+    """What to do about parameters without a value."""
+    return f"needs {' '.join(f'--value {name}=...' for name in names)}"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
 from typing import Any
 
+from .endpoints import filled, needs
 from .model import Endpoint, Found, Unreached
-from .patterns import filled, needs
 
 __all__ = ["from_framework"]
 
