@@ -1,4 +1,4 @@
-"""Somebody's app: found by its name, as gunicorn, uvicorn and Flask do; wrapped, or unwrapped."""
+"""Loads an app by its name, like gunicorn, uvicorn and Flask; wraps and unwraps it."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from .middleware import WSGIFast
 
 __all__ = ["AppNotLoaded", "LoadedApp", "load_app", "unwrapped", "wrapped"]
 
-# What an app is called where only its module is named; Flask and FastAPI say "app", PEP 3333's
-# examples, Django and gunicorn "application". Last, what makes one.
+# Names of apps to look for if only the module is given: Flask and FastAPI use "app", PEP 3333,
+# Django and gunicorn "application". Then names of factories.
 _NAMES = ("application", "app", "wsgi_app", "asgi_app")
 _FACTORIES = ("create_app", "make_app")
 _ATTRIBUTE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
 class AppNotLoaded(WSGIFastError, RuntimeError):
-    """The app could not be imported or made; the message says why, and what to write."""
+    """The app could not be imported or created; the message says why."""
 
 
 @dataclass(frozen=True)
 class LoadedApp:
-    """An app, and how it is to be called.
+    """An app, its interface and its name.
 
     :ivar app: as it was found.
     :ivar interface: "WSGI" or "ASGI".
@@ -56,7 +56,7 @@ def load_app(target: str) -> LoadedApp:
     :param target: "module:app", "module:factory()" (arguments are literals), "module" where the app
         is called application or app, a Django settings module, or the path of a .py file, alone or
         with ":app". The working directory is looked through first, as by `python -m`.
-    :raises AppNotLoaded: if any of it is not there, fails, or is no app.
+    :raises AppNotLoaded: if it does not exist, raises, or is not an app.
     """
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -87,7 +87,7 @@ def load_app(target: str) -> LoadedApp:
 
 
 def unwrapped(app: Any) -> tuple[Any, bool]:
-    """An app without the middleware of ours that is around it, and whether there was any."""
+    """The app inside WSGIFast or ASGIFast, and whether it was wrapped."""
     was_wrapped = False
     while True:
         inner = vars(app).get("wsgi_app") if hasattr(app, "__dict__") else None
@@ -112,7 +112,7 @@ def wrapped(app: Any, interface: Interface, **options: Any) -> Any:
 
 
 def _file_as_module(path: str) -> str:
-    """Make a file importable by its module's name, as `python FILE` would find its neighbours."""
+    """Make a file importable; returns its module's name, which includes its packages."""
     file = Path(path).resolve()
     if not file.is_file():
         raise AppNotLoaded(f"{path}: there is no such file")
@@ -139,7 +139,7 @@ def _imported(name: str, target: str) -> Any:
                 f"{target}: there is no module {missing!r} here{hint}; run this in the directory "
                 "that contains it, with the Python of its environment"
             ) from None
-        raise AppNotLoaded(f"{target}: importing {name} failed: {_told(error)}") from error
+        raise AppNotLoaded(f"{target}: importing {name} failed: {_described(error)}") from error
 
 
 def _only_app(module: Any, target: str) -> str:
@@ -178,7 +178,7 @@ def _evaluated(module: Any, expression: str, target: str) -> Any:
             with contextlib.suppress(TypeError, ValueError):
                 if inspect.signature(function).parameters:
                     hint = f"; it may need arguments, as in '{module.__name__}:{name}(\"value\")'"
-        raise AppNotLoaded(f"{target}: {name}() failed: {_told(error)}{hint}") from error
+        raise AppNotLoaded(f"{target}: {name}() failed: {_described(error)}{hint}") from error
     if app is None:
         raise AppNotLoaded(f"{target}: {name}() has returned None; does it end without a return?")
     return app
@@ -210,7 +210,7 @@ def _django(settings_module: str) -> LoadedApp:
 
         app = get_wsgi_application()
     except Exception as error:
-        raise AppNotLoaded(f"{settings_module}: Django failed: {_told(error)}") from error
+        raise AppNotLoaded(f"{settings_module}: Django failed: {_described(error)}") from error
     return LoadedApp(app, "WSGI", "django.core.wsgi:get_wsgi_application()")
 
 
@@ -219,7 +219,7 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {similar[0]!r}?)" if similar else ""
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     """An exception, and the innermost line of code behind it that is not Python's own."""
     library = sysconfig.get_path("stdlib")
     packages = ("site-packages", "dist-packages")

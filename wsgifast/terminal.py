@@ -60,7 +60,7 @@ def progress_line(*, after_s: float = 0.0) -> Iterator[Progress]:
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Align rows under their column titles: the first column left, the others right.
 
-    :param rows: cells of any type, see :func:`cell_text`; one cell alone is a line by itself.
+    :param rows: cells of any type, see :func:`cell_text`; a single cell is a line of its own.
     """
     widths = _widths(columns, rows)
     lines = [_line(columns, widths), "  ".join("-" * width for width in widths)]

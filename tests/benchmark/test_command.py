@@ -29,7 +29,7 @@ def bench(*arguments: str) -> int:
     ("arguments", "status", "said"),
     [
         ((), 2, "name an app"),
-        ((APP, "no-slash"), 2, "'no-slash' is no path"),
+        ((APP, "no-slash"), 2, "'no-slash' is not a path"),
         ((APP, "/a b"), 2, "percent-encoded"),
         ((APP, "--budget", "p98=1"), 2, "p98=1"),
         ((APP, "--report", "no/such/folder"), 2, "no/such/folder"),

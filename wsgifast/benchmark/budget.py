@@ -1,4 +1,4 @@
-"""Bars that a benchmark must clear, such as 'p99=50ms,ratio>=1'."""
+"""Budgets: limits on the figures of a benchmark, such as 'p99=50ms,ratio>=1'."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Figure:
 def _ratio(result: Result, name: str) -> float | None:
     ratio = result.ratio(name, REQUESTS.rate)
     if ratio is None and result.median(name, REQUESTS.rate):
-        return float("inf")  # the app as it is never succeeded
+        return float("inf")  # the unwrapped app never succeeded
     return None if ratio is None else ratio.median
 
 
@@ -50,13 +50,13 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Bar:
-    """One figure, and what it may be at the least or at the most."""
+    """One figure, and its limit."""
 
     name: str
     value: float
 
     def missed(self, result: Result, name: str) -> str | None:
-        """A sentence, if a contender does not clear it."""
+        """A sentence, if a contender misses it."""
         figure = FIGURES[self.name]
         seen = figure.of(result, name)
         if seen is not None and (seen >= self.value if figure.least else seen <= self.value):
@@ -68,7 +68,7 @@ class Bar:
 
 
 def budget(text: str) -> list[Bar]:
-    """Bars with a comma between them. "=" is "no worse than".
+    """Parse limits that are separated by commas. "=" means "no worse than".
 
     :raises ConfigurationError: if it is none.
     """
@@ -87,12 +87,12 @@ def _bar(text: str) -> Bar:
         right = ">=" if figure.least else "<="
         raise ConfigurationError(f"--budget {text}: write {name}{right}{value}{unit}")
     if unit and figure.unit != " ms":
-        raise ConfigurationError(f"--budget {text}: {name} is no time")
+        raise ConfigurationError(f"--budget {text}: {name} is not a time")
     return Bar(name, float(value) * _UNITS[unit])
 
 
 def over_budget(bars: Sequence[Bar], results: Iterable[Result]) -> Iterator[str]:
-    """A sentence for each bar that the last contender of a row has not cleared."""
+    """A sentence for each limit that the last contender of a row misses."""
     for result in results:
         for bar in bars:
             if (missed := bar.missed(result, list(result.runs)[-1])) is not None:

@@ -1,4 +1,4 @@
-"""Somebody's app as it is and wrapped, compared."""
+"""Compares an app as it is and wrapped: `wsgifast bench`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from .tables import Contender, Profile, Row, Table
 __all__ = ["compare"]
 
 _STATUS_FAILED = 1
-# Beside slow clients a server may be stuck: an answer is given up sooner than else.
+# Beside slow clients a server may be stuck, so requests time out sooner.
 _GIVE_UP_BESIDE_SLOW_S = 5.0
-# By then the kernel's buffers are full, and what is seen does not depend on the crowd's beginning.
+# By then the kernel's buffers are full, so that the result does not depend on how the crowd starts.
 _SETTLE_S = 1.0
-# Linux's bound on what a socket holds that is to be sent (tcp_wmem).
+# The most that Linux buffers for a socket (tcp_wmem).
 _HELD_BYTES = 4 << 20
 _LEAST_ROW_S = 120.0
 # gunicorn's own default of --worker-connections, and what the others need beside a crowd.
@@ -41,7 +41,7 @@ _CONNECTIONS, _OTHERS = 1000, 100
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Do what `wsgifast bench` was told; return its exit status.
+    """Run `wsgifast bench`; return its exit status.
 
     :raises ConfigurationError: for options that do not go together.
     """
@@ -53,7 +53,7 @@ def compare(options: argparse.Namespace) -> int:
     for path in paths:
         if not path.startswith("/") or not path.isascii() or not path.isprintable() or " " in path:
             raise ConfigurationError(
-                f"{path!r} is no path: it begins with a slash and is percent-encoded, as in "
+                f"{path!r} is not a path: paths begin with a slash and are percent-encoded, as in "
                 "/my%20file.pdf?v=2"
             )
     workers = options.expect_workers if options.master else 0
@@ -87,7 +87,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def _row_seconds(options: argparse.Namespace) -> float:
-    """A row is not to take for ever where the server is stuck; where not, it has all its rounds."""
+    """Enough time for all rounds, but not for ever if the server is stuck."""
     return max(_LEAST_ROW_S, float(10 * options.rounds * options.seconds))
 
 
@@ -138,7 +138,7 @@ def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust:
 
 
 def _beside(client: Client, clients: int, paths: Sequence[str]) -> Client:
-    """A client beside so many slow downloads of the largest body."""
+    """A client that runs beside slow downloads of the largest body."""
     sizes: dict[str, int] = {}
 
     def run(task: Task) -> Load:
@@ -147,8 +147,8 @@ def _beside(client: Client, clients: int, paths: Sequence[str]) -> Client:
                 sizes[path] = look(replace(task, path=path)).body_bytes
                 if len(sizes) == len(paths) and max(sizes.values()) < _HELD_BYTES:
                     print(
-                        f"The largest body has {max(sizes.values()):,} bytes, which the kernel may "
-                        "hold for a slow client: name a path with a larger one",
+                        f"The largest body has only {max(sizes.values()):,} bytes, which fit into "
+                        "the kernel's buffers: name a path with a larger one",
                         file=sys.stderr,
                     )
         kind = downloads(max(sizes, key=sizes.__getitem__), task.headers)

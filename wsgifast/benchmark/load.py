@@ -1,4 +1,4 @@
-"""What one load run gave, whichever client drove it, and what it cost the server."""
+"""The result of one load run, whichever client drove it, and its cost to the server."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Task:
-    """What a client is told to do in one run.
+    """What a client should do in one run.
 
-    :ivar path: asked of the server, by GET.
-    :ivar seconds: nothing is begun after this time.
+    :ivar path: requested by GET.
+    :ivar seconds: no request is started after this time.
     :ivar address: the server's; port 0 where the run has none.
     :ivar pid: the server's.
     :ivar headers: lines to add to each request, such as "Range: bytes=0-9".
-    :ivar body_bytes: the payload that every answer must have; None: whatever comes.
-    :ivar tls: the server speaks TLS, with a certificate that nobody knows.
+    :ivar body_bytes: the payload that every answer must have; None: any.
+    :ivar tls: the server speaks TLS, with a self-signed certificate.
     :ivar full: as much as in the figures to be published, where an amount bounds the run.
     :ivar folder: the run's files.
     """
@@ -57,7 +57,7 @@ class Load:
         byte of its answer; empty if no request succeeded.
     :ivar errors: what the client saw -> how often.
     :ivar client_cpu_s: CPU seconds (user and system) of the client itself.
-    :ivar facts: whatever else it found out, by name and unit.
+    :ivar facts: further figures, by name and unit.
     """
 
     requests: int
@@ -101,7 +101,7 @@ class Measured:
 
 
 def measured(pid: int, run: Callable[[], Load]) -> Measured:
-    """Do one load run and note what CPU time the server spent meanwhile.
+    """Do one load run, and measure the CPU time that the server spends meanwhile.
 
     Where the kernel counts in steps of 10 ms (see :func:`cpu_seconds`) a run should keep the
     server busy for half a second or more before its CPU time says anything.

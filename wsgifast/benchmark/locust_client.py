@@ -31,7 +31,7 @@ _PROCESS = "wsgifast.benchmark.locust_process"
 
 
 class LocustFailed(WSGIFastError, RuntimeError):
-    """Locust's process ended by itself, or its workers have not come; with its message."""
+    """Locust's process ended, or its workers did not connect; with its message."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Run:
 class Locust:
     """Locust, started when it is first needed; a context manager, which ends it.
 
-    :ivar processes: workers that are started here; 0: one process asks by itself.
+    :ivar processes: workers to start on this machine; 0: a single process without workers.
     :ivar expect_workers: workers that are started elsewhere, by :func:`worker_command`.
     :ivar master: where these find their master.
     """

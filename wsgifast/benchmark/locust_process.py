@@ -3,9 +3,9 @@
     python -m wsgifast.benchmark.locust_process [--master HOST:PORT:WORKERS | --worker HOST:PORT]
 
 Alone, or as the master, it takes an order a line, see `locust_client`. A master sends each run to
-its workers as a message of ours; the figures are those of Locust's own statistics, which it merges.
-Beside them each worker tells how long its users took, as no two machines have the same time, and
-what CPU time that was.
+its workers in a custom message. The figures are those of Locust's own statistics, which it merges.
+In addition each worker reports how long its users took, since clocks of machines differ, and the
+CPU time.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .locust_client import Run
 
 __all__ = ["main"]
 
-# A run in which nothing but failures come back ends after so many of them, for each process.
+# A run without a success ends after this many failures, per process.
 MAX_VAIN_REQUESTS = 20
-# What a run may take beyond its time and its last requests: messages, and slow machines.
+# Time for messages, and for slow machines, beyond the run and its last requests.
 OVERTIME_S = 30.0
 # Workers on other machines are started by hand.
 GATHER_S = 300.0
@@ -39,7 +39,7 @@ GATHER_S = 300.0
 REPORT_INTERVAL_S = 0.2
 # What succeeded and what did not, in Locust's statistics.
 GOOD, FAILED = "good", "failed"
-# Locust rounds response times to whole numbers: so many of them are a second.
+# Locust rounds response times to whole numbers, so they are microseconds.
 CLOCK = 1e6
 
 
@@ -67,8 +67,8 @@ class _Turn:
         left = self.good + self.failed < self.run.requests
         return left and not in_vain and time.perf_counter() < self.ends
 
-    def told(self) -> dict[str, Any]:
-        """What Locust's statistics do not tell."""
+    def report(self) -> dict[str, Any]:
+        """What Locust's statistics lack."""
         return {
             "number": self.run.number,
             "over": not self.users and (self.last > 0 or not self.goes_on),
@@ -116,7 +116,7 @@ def main() -> None:
     setup_logging("ERROR")  # type: ignore[no-untyped-call]
     runners.WORKER_REPORT_INTERVAL = REPORT_INTERVAL_S
     environment = Environment(user_classes=[Visitor], catch_exceptions=False)
-    environment.events.report_to_master.add_listener(_tell)  # type: ignore[no-untyped-call]
+    environment.events.report_to_master.add_listener(_add_report)  # type: ignore[no-untyped-call]
     if given.worker:
         host, port = given.worker.rsplit(":", 1)
         worker: Any = environment.create_worker_runner(host, int(port))
@@ -134,7 +134,7 @@ def main() -> None:
     master = _Master(runner, int(workers))
     master.gather()
     answers = sys.stdout
-    sys.stdout = sys.stderr  # whatever Locust prints is no answer
+    sys.stdout = sys.stderr  # what Locust prints is not an answer
     print("{}", file=answers, flush=True)
     # Read by a thread, so that Locust goes on meanwhile.
     while line := gevent.get_hub().threadpool.apply(sys.stdin.readline):
@@ -150,8 +150,8 @@ def _begin(environment: Environment, msg: Any) -> None:
     Visitor.network_timeout = run.give_up_s
 
 
-def _tell(client_id: str, data: dict[str, Any]) -> None:
-    data["wsgifast"] = Visitor.turn.told()
+def _add_report(client_id: str, data: dict[str, Any]) -> None:
+    data["wsgifast"] = Visitor.turn.report()
 
 
 class _Master:
@@ -184,14 +184,16 @@ class _Master:
         runner.environment.host = run.host
         runner.send_message("run", asdict(run))
         runner.start(run.users, spawn_rate=run.users)
-        over = _until(lambda: self._told(run) is not None, run.seconds + run.give_up_s + OVERTIME_S)
-        told = self._told(run) or [{"seconds": run.seconds, "cpu_s": 0.0}]
+        over = _until(
+            lambda: self._reports(run) is not None, run.seconds + run.give_up_s + OVERTIME_S
+        )
+        reports = self._reports(run) or [{"seconds": run.seconds, "cpu_s": 0.0}]
         runner.stop()
         stats = runner.environment.stats
         good = stats.get(GOOD, "GET")
         errors: dict[str, int] = {}
         for each in stats.errors.values():
-            text = _told_error(each.to_name().partition(": ")[2], run)
+            text = _error_text(each.to_name().partition(": ")[2], run)
             errors[text] = errors.get(text, 0) + each.occurrences
         if not over:
             errors["no end of the answer"] = 1
@@ -201,20 +203,20 @@ class _Master:
             "requests": count,
             "failures": sum(errors.values()),
             "body_bytes": good.total_content_length,
-            "seconds": max(each["seconds"] for each in told),
+            "seconds": max(each["seconds"] for each in reports),
             "latency_ms": times if count else {},
             "errors": errors,
-            "client_cpu_s": max(each["cpu_s"] for each in told),
+            "client_cpu_s": max(each["cpu_s"] for each in reports),
         }
 
-    def _told(self, run: Run) -> list[dict[str, Any]] | None:
-        """What each process tells of a run, as soon as it is over in all."""
-        found = list(self._heard.values()) if self._workers else [Visitor.turn.told()]
+    def _reports(self, run: Run) -> list[dict[str, Any]] | None:
+        """The reports of all processes, once the run is over in all of them."""
+        found = list(self._heard.values()) if self._workers else [Visitor.turn.report()]
         found = [each for each in found if each["number"] == run.number and each["over"]]
         return found if len(found) == max(1, self._workers) else None
 
 
-def _told_error(text: str, run: Run) -> str:
+def _error_text(text: str, run: Run) -> str:
     """Without the URL, which has another port each time."""
     reason = text.partition("original=")[2].removesuffix(")") or text.strip("\"'")
     return f"no byte for {run.give_up_s:g} s" if reason == "timed out" else reason

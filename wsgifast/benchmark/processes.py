@@ -55,7 +55,7 @@ LOG_TAIL_LINES = 25
 
 
 class ServerFailed(WSGIFastError, RuntimeError):
-    """A server did not start, or ended by itself; the message carries the end of its log."""
+    """A server did not start, or ended; the message contains the end of its log."""
 
 
 @dataclass
@@ -139,7 +139,7 @@ def started(
     It is a process group of its own: Ctrl-C is for this process to handle. It ends too if this
     process is killed.
 
-    :param stop_s: how long it may take to end by itself, after SIGTERM.
+    :param stop_s: how long it may take to end after SIGTERM.
     :param options: subprocess.Popen's.
     """
     guard = _guard().fileno()
@@ -147,12 +147,14 @@ def started(
     # signal that is to end this process waits until the fork is over.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 
-    def tell() -> None:
+    def announce() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.write(guard, b"+%d\n" % os.getpid())  # in the child: nothing can come in between
+        os.write(
+            guard, b"+%d\n" % os.getpid()
+        )  # in the child, so that nothing can happen in between
 
     try:
-        process = subprocess.Popen(command, start_new_session=True, preexec_fn=tell, **options)
+        process = subprocess.Popen(command, start_new_session=True, preexec_fn=announce, **options)
     except BaseException:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise
@@ -206,7 +208,7 @@ def orderly_end() -> Iterator[None]:
 
     def end(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN)  # timeout(1) sends it twice: clean up in peace
-        sys.exit(128 + number)  # as the shell tells of a signal
+        sys.exit(128 + number)  # as shells report the end by a signal
 
     signal.signal(signal.SIGTERM, end)
     try:
@@ -234,7 +236,7 @@ def free_port(host: str = HOST) -> int:
 
 
 def tls_context() -> ssl.SSLContext:
-    """TLS with whoever answers: the servers that are measured are our own."""
+    """TLS without verification: the servers are our own."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -4,7 +4,7 @@ The contenders of a row run in turn (A B A B ...), so that a slow minute of the 
 alike; a figure is the median of its runs, a ratio the median of the ratios of neighbours in time,
 with its spread. The server's CPU time stands beside every rate, and each result says which side was
 busy all the time. Before they are loaded all contenders of a row are asked once, the first one
-twice: bodies that are not the same everywhere are told.
+twice, to report bodies that differ.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ def run_rows(
     """Start the contenders' servers, and load each row's in turn.
 
     :param host: where the servers listen.
-    :raises ServerFailed: if a server does not start, or ends by itself; with its log.
+    :raises ServerFailed: if a server does not start, or ends; with its log.
     """
     with temporary_folder(table.name) as folder, contextlib.ExitStack() as stack:
         table.prepare(folder)
         servers = _Servers(host, folder, stack)
         for number, row in enumerate(table.rows):
 
-            def tell(step: str, title: str = row.title, number: int = number) -> None:
+            def report_step(step: str, title: str = row.title, number: int = number) -> None:
                 progress(number, len(table.rows), f"{title}: {step}")
 
-            tell("starting")
+            report_step("starting")
             tasks = {c.name: servers.task(c, row, profile) for c in row.contenders}
             seen, changes = _look(row, tasks, servers) if row.http else ({}, False)
             sizes = [one.body_bytes for one in seen.values() if one.ok]
@@ -68,7 +68,9 @@ def run_rows(
                 c.name: partial(_measure, c, row, tasks[c.name], servers) for c in row.contenders
             }
             rounds = row.rounds or profile.rounds
-            samples = alternate(runs, rounds=rounds, seconds=profile.row_seconds, progress=tell)
+            samples = alternate(
+                runs, rounds=rounds, seconds=profile.row_seconds, progress=report_step
+            )
             yield Result(row, samples, seen, changes)
 
 
@@ -84,7 +86,7 @@ def alternate(
     :param contenders: name -> one bounded measurement.
     :param rounds: measurements of each; MIN_ROUNDS or more for a figure to be published.
     :param seconds: no round but the first is begun after this time.
-    :param progress: told before each measurement what runs now, such as "2/5 wrapped".
+    :param progress: called before each measurement with what runs now, such as "2/5 wrapped".
     :returns: name -> its results, one for each round.
     """
     results: dict[str, list[T]] = {name: [] for name in contenders}

@@ -3,7 +3,7 @@
     python -m wsgifast.benchmark.serving wsgiref | werkzeug HOST PORT
 
 is the servers that have no command of their own. What all of them import is :func:`app`; a variable
-of the environment tells which app, as not every server takes a factory with arguments.
+of the environment names the app, since not every server accepts a factory with arguments.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ VARIABLE = "WSGIFAST_BENCH"
 _APP = "wsgifast.benchmark.serving:app"
 # Importing a large app takes seconds on a busy machine; one that takes longer hangs.
 _IMPORT_S = 60.0
-# How often an idle server looks whether it is to end.
+# How often an idle server checks whether it should end.
 _LOOK_S = 0.1
 
 
@@ -200,7 +200,7 @@ def app() -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until Ctrl-C or SIGTERM; or tell what the app is, and end."""
+    """Serve until Ctrl-C or SIGTERM; or print facts about the app."""
     parser = argparse.ArgumentParser(prog="python -m wsgifast.benchmark.serving")
     parser.add_argument("server", choices=(*SERVERS[3:], "facts"))
     parser.add_argument("host")

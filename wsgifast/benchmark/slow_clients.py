@@ -46,7 +46,7 @@ TURN_S, TURN_S_PER_CLIENT = 0.02, 25e-6
 RETURN_S = 1.0
 # A crowd of which not all could send their requests after this time begins without the others.
 GATHER_S = 15.0
-# The longest that a crowd stays if nobody ends it.
+# The longest life of a crowd.
 MOST_SECONDS = 300.0
 _TLS_WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 # A modest mobile connection.
@@ -62,7 +62,7 @@ class Kind:
     :ivar send_bytes_per_s: how fast.
     :ivar receive_bytes_per_s: how fast the answer is read; 0: not at all.
     :ivar leaves: it closes as soon as the opening is sent, and comes back in the next turn.
-    :ivar tls: it speaks TLS, with whoever answers.
+    :ivar tls: it speaks TLS, without verification.
     """
 
     opening: bytes
@@ -185,7 +185,7 @@ class Crowd:
             client.sent += sent
             self.sent_bytes += sent
         reads = self.kind.receive_bytes_per_s > 0
-        if receive or not reads:  # who does not read looks whether it has been dropped
+        if receive or not reads:  # a client that does not read checks whether it was disconnected
             size = min(receive, len(self._buffer)) or 1
             flags = 0 if reads else socket.MSG_PEEK
             received = client.sock.recv_into(self._buffer, size, flags)
@@ -219,8 +219,8 @@ class SlowClients:
         :returns: "received B/s each", "sent B/s each", "CPU share" (of one core), and a count for
             each thing that happened: "opened", "ended" (by the server), "ECONNRESET", ...
         """
-        told, _ = self.process.communicate()
-        found: dict[str, float] = json.loads(told)
+        report, _ = self.process.communicate()
+        found: dict[str, float] = json.loads(report)
         return found
 
 
@@ -231,7 +231,7 @@ def slow_clients(
     """Run a crowd against a server; the block begins when all have sent their requests.
 
     :param clients: how many; open files may bound it.
-    :param seconds: it ends after this time even if nobody ends it.
+    :param seconds: the crowd ends after this time at the latest.
     """
     command = [sys.executable, "-m", "wsgifast.benchmark.slow_clients"]
     command += [*map(str, address), str(clients), str(seconds)]
@@ -281,11 +281,11 @@ def main() -> None:
     passed = time.monotonic() - begun
     crowd.close()
     each = crowd.clients * passed
-    told = {
+    rates = {
         "received B/s each": crowd.received_bytes / each,
         "sent B/s each": crowd.sent_bytes / each,
     }
-    print(json.dumps({**told, "CPU share": (time.process_time() - cpu) / passed, **crowd.seen}))
+    print(json.dumps({**rates, "CPU share": (time.process_time() - cpu) / passed, **crowd.seen}))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ __all__ = [
     "BYTES", "MIN_ROUNDS", "REQUESTS", "Contender", "Profile", "Row", "Server", "Table", "Unit",
 ]  # fmt: skip
 
-# A figure of fewer pairs is told to be one, and not for publication.
+# Figures of fewer rounds are marked as such.
 MIN_ROUNDS = 5
 
 
@@ -44,7 +44,7 @@ class Server:
 class Contender:
     """One side of a row.
 
-    :ivar server: None: there is none, the client does all by itself.
+    :ivar server: None: there is none; the client does everything.
     :ivar client: in place of the row's.
     :ivar fresh: each run gets a new server, for figures that depend on what came before.
     :ivar ready: called before each run, whose figures it is no part of.
@@ -63,7 +63,7 @@ class Unit:
     """What is counted, and what it costs.
 
     :ivar rate: the figure that is compared.
-    :ivar cost: the server's CPU for one of them; None: it is not told.
+    :ivar cost: the server's CPU time for one of them; None: not reported.
     :ivar difference: what matters is how much more it is than the first one's, not how many times.
     """
 

@@ -1,7 +1,7 @@
 """A recording ASGI server: one event loop in a thread, and a real connection for each request.
 
 It writes each body message to the transport as uvicorn does, and waits while the transport's buffer
-is full. With `pathsend` it offers that extension and sends such a file by sendfile, as asgifast's
+is full. With `pathsend` it offers that extension and implements it by sendfile, as asgifast's
 protocols do.
 """
 
@@ -21,7 +21,7 @@ from ..errors import WSGIFastError
 from .lifespan import Lifespan
 from .model import Endpoint, Recording
 from .opened import files_of_the_body, opened_files
-from .recorded_response import RecordedResponse, told
+from .recorded_response import RecordedResponse, described
 from .recording_client import HELD_S, RecordingClient
 
 __all__ = ["ASGISession"]
@@ -35,20 +35,22 @@ _LIFESPAN_S = 30.0
 
 
 class TimeLimit(WSGIFastError, TimeoutError):
-    """Something did not end within its time."""
+    """Something did not finish in time."""
 
 
 class ASGISession:
     """An ASGI app that has started; one request at a time.
 
     :raises TimeLimit: if the app's startup does not end.
-    :raises WSGIFastError: if the app says that its startup has failed.
+    :raises WSGIFastError: if the app reports that its startup failed.
     """
 
     def __init__(self, app: App) -> None:
         self._app = app
         self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(lambda loop, context: None)  # told by what fails
+        self._loop.set_exception_handler(
+            lambda loop, context: None
+        )  # failures are recorded elsewhere
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="wsgifast-doctor-loop", daemon=True
         )
@@ -84,18 +86,20 @@ class ASGISession:
         limit_s: float,
         pathsend: bool = False,
         reads: bool = True,
-        look: bool = True,
+        inspect: bool = True,
     ) -> Recording:
-        """Ask for an endpoint, and record what comes back.
+        """Request an endpoint, and record the response.
 
         :param app: the session's own app, or a wrapper around it.
         :param pathsend: offer http.response.pathsend.
         :param reads: False for a client that does not read for the first 0.3 s.
-        :param look: False measures times alone.
+        :param inspect: False: measure times only.
         """
         recording = Recording(returned="messages")
         client = RecordingClient(reads=reads)
-        exchange = _RecordedRequest(app, endpoint, recording, client, pathsend=pathsend, look=look)
+        exchange = _RecordedRequest(
+            app, endpoint, recording, client, pathsend=pathsend, inspect=inspect
+        )
         cpu = time.process_time() - client.cpu_s
         try:
             if not reads:
@@ -105,7 +109,7 @@ class ASGISession:
             recording.timed_out = True
         finally:
             client.close()
-        # Threads that read files count too; the client, which is none of the server's, does not.
+        # Threads that read files count; the client does not, since it is not part of the server.
         recording.cpu_s = time.process_time() - cpu - client.cpu_s
         return recording
 
@@ -113,7 +117,7 @@ class ASGISession:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(limit_s)
-        except concurrent.futures.TimeoutError:  # another class than the builtin one on Python 3.10
+        except concurrent.futures.TimeoutError:  # not the builtin TimeoutError on Python 3.10
             future.cancel()
             raise TimeLimit(f"no end after {limit_s} s") from None
 
@@ -129,14 +133,14 @@ class _RecordedRequest(asyncio.Protocol):
         client: RecordingClient,
         *,
         pathsend: bool,
-        look: bool,
+        inspect: bool,
     ) -> None:
         self._app = app
         self._endpoint = endpoint
         self._recording = recording
         self._client = client
         self._pathsend = pathsend
-        self._response = RecordedResponse(endpoint.method, recording, look=look)
+        self._response = RecordedResponse(endpoint.method, recording, inspect=inspect)
         self._ended = asyncio.Event()
         self._body_sent = False
         self._may_write = asyncio.Event()
@@ -151,17 +155,17 @@ class _RecordedRequest(asyncio.Protocol):
             lambda: self, sock=self._client.server_side.dup()
         )
         heart = asyncio.create_task(self._beat())
-        await asyncio.sleep(0)  # it has begun
+        await asyncio.sleep(0)  # until it has started
         wall = self._before = time.perf_counter()
         try:
             with opened_files(everywhere=True) as paths:
                 await self._app(self._scope(), self._receive, self._send)
             recording.files = files_of_the_body(paths, recording)
-        except Exception as error:  # noqa: BLE001 - whatever an app raises is a finding
-            recording.error = told(error)
+        except Exception as error:  # noqa: BLE001 - any exception of the app is a finding
+            recording.error = described(error)
         finally:
             recording.wall_s = time.perf_counter() - wall
-            self._note_turn()  # the app may not have let it beat again
+            self._note_turn()  # the heartbeat may not have run again
             heart.cancel()
             self._transport.abort()
         if recording.failed:
@@ -172,7 +176,7 @@ class _RecordedRequest(asyncio.Protocol):
             self._response.check_length()
 
     def look_if_held(self) -> None:
-        """Called 0.3 s after the request, in another thread: does the app wait for the client?"""
+        """Whether the app waits for the client; called 0.3 s after the start, in a thread."""
         self._recording.held = not self._ended.is_set() and not self._may_write.is_set()
         self._client.read_on()
 
@@ -248,7 +252,7 @@ class _RecordedRequest(asyncio.Protocol):
             raise response.fails("a body came before http.response.start")
         more = message.get("more_body", False)
         if body or more:
-            response.note(body, time.perf_counter() - self._before)
+            response.record(body, time.perf_counter() - self._before)
         self._write(response.framed(body))
         if not more:
             self._end()
@@ -261,7 +265,7 @@ class _RecordedRequest(asyncio.Protocol):
             raise response.fails("a body came before http.response.start")
         with open(message["path"], "rb") as file:
             size = response.admit(os.fstat(file.fileno()).st_size)
-            response.note_size(size, 0.0)
+            response.record_size(size, 0.0)
             if size:
                 loop = asyncio.get_running_loop()
                 await loop.sendfile(self._transport, file, 0, size)
@@ -279,7 +283,7 @@ class _RecordedRequest(asyncio.Protocol):
             self._recording.sends += 1
 
     async def _beat(self) -> None:
-        """Notice a turn of the loop that took long."""
+        """Measure how late the event loop is."""
         while True:
             self._beaten_at = time.perf_counter()
             await asyncio.sleep(_HEARTBEAT_S)

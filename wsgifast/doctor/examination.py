@@ -1,4 +1,4 @@
-"""The examination of an app in this process: each endpoint raw and wrapped, in turn."""
+"""Examines an app in this process: each endpoint raw and wrapped, in turn."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from .recording import record_wsgi
 
 __all__ = ["Observer", "observer"]
 
-# Runs for the costs, of each contender in turn; quick endpoints get all of them.
+# Runs of each contender, to measure costs; quick endpoints get all of them.
 _ROUNDS = 15
-# Those that any endpoint gets, and the time for all the others, in seconds.
+# Runs that every endpoint gets, and the time for further ones, in seconds.
 _LEAST_ROUNDS = 5
 _COSTS_S = 0.1
-# No endpoint's costs are measured for longer than this.
+# The most time for the runs of one endpoint.
 _MOST_COSTS_S = 3.0
-# A body of less fits into the buffers of any socket: it holds no thread.
+# A smaller body fits into socket buffers, so a slow client occupies no thread.
 _HOLDING_BYTES = 512 * 1024
 
-# A turn of the loop that took long is one of the app's if it does so this often in a row.
+# The app is to blame for a long turn of the event loop if it happens this often in a row.
 _LONG_TURNS = 4
 
-# Records one request: (endpoint, *, reads=True, look=True) -> Recording.
+# Records one request: (endpoint, *, reads=True, inspect=True) -> Recording.
 _Record = Callable[..., Recording]
 Observer = Callable[[Endpoint], Observation]
 
 
 @contextmanager
 def observer(app: Any, interface: Interface, *, limit_s: float) -> Iterator[Observer]:
-    """A function that asks an app for an endpoint as often as it takes: three to fifty times.
+    """A function that requests an endpoint as often as needed: three to fifty times.
 
     :param limit_s: seconds for one request.
     :raises WSGIFastError: if an ASGI app does not start.
@@ -89,20 +89,20 @@ def _observe(contenders: dict[str, _Record], endpoint: Endpoint) -> Observation:
     if raw.chunks.count > 1 or raw.files:
         seen.costs = _costs(measured, endpoint)
     if (raw.declared or raw.chunks.total) >= _HOLDING_BYTES:
-        raw.held = record(endpoint, reads=False, look=False).held
+        raw.held = record(endpoint, reads=False, inspect=False).held
     return seen
 
 
 def _least_blocked_s(seen: Observation, record: _Record) -> float:
-    """The longest turn of the event loop, asked for again where it is long.
+    """The longest turn of the event loop; measured again if it is long.
 
-    On a busy machine a turn takes long now and then, whatever the app does.
+    On a busy machine some turns take long whatever the app does.
     """
     least = min(seen.raw.blocked_s, seen.wrapped.blocked_s)
     for _ in range(2, _LONG_TURNS):
         if least <= BLOCKED_S:
             break
-        again = record(seen.endpoint, look=False)
+        again = record(seen.endpoint, inspect=False)
         if not again.failed:
             least = min(least, again.blocked_s)
     return least
@@ -113,7 +113,7 @@ def _costs(contenders: dict[str, _Record], endpoint: Endpoint) -> dict[str, Cost
     spent = 0.0
     for round_ in range(1, _ROUNDS + 1):
         for name, record in contenders.items():
-            run = record(endpoint, look=False)
+            run = record(endpoint, inspect=False)
             if run.failed:
                 return {}
             runs[name].append(run)
@@ -124,7 +124,7 @@ def _costs(contenders: dict[str, _Record], endpoint: Endpoint) -> dict[str, Cost
 
 
 def _least(runs: list[Recording]) -> Cost:
-    """The least of several runs: a busy machine only adds to what they cost."""
+    """The minimum of several runs: a busy machine can only add to it."""
     return Cost(
         min(run.cpu_s for run in runs),
         min(run.wall_s for run in runs),

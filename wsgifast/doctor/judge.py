@@ -1,4 +1,4 @@
-"""What an observation means: pure, no app is asked for anything here."""
+"""Derives findings from an observation. Pure: requests nothing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .model import Cost, Finding, Observation, Recording
 
 __all__ = ["BLOCKED_S", "findings_of", "why_not_reached"]
 
-# What is not a fifth quicker, and by this much, is not worth a word: it may be noise.
+# A smaller gain, in relation or in seconds, may be noise.
 _WORTH = 1.2
 _WORTH_S = 0.00005
-# A turn of the event loop that takes longer keeps every other client waiting, in seconds.
+# A longer turn of the event loop, in seconds, noticeably delays all other clients.
 BLOCKED_S = 0.1
 
 _MAY_HELP = "; --cookie or --header may help"
@@ -27,7 +27,7 @@ _FASTWORKER = "gunicorn -k wsgifast.workers.FastWorker"
 
 
 def findings_of(seen: Observation) -> list[Finding]:
-    """Everything that is to be said about an endpoint, worst first."""
+    """The findings about an endpoint, worst first."""
     failure = _failure(seen)
     if failure is not None:
         return [failure]
@@ -72,7 +72,7 @@ def _failure(seen: Observation) -> Finding | None:
         if is_event_stream(raw.headers):
             return _finding("WF023", seen, "an event stream without end", "nothing to do")
         id_ = slow_shape(_body(seen))
-        if id_ in ("WF003", "WF030"):  # so many that the time was over before they were
+        if id_ in ("WF003", "WF030"):  # too many for the time limit
             what = f"{raw.chunks.count:,} chunks so far, median {size_text(raw.chunks.median)}"
             fix = _ASGI_WRAP if id_ == "WF030" else _COALESCE
             return _finding(id_, seen, what, fix, "no end in time")
@@ -98,7 +98,7 @@ def _failure(seen: Observation) -> Finding | None:
 
 
 def _shape(seen: Observation) -> Iterator[Finding | None]:
-    """At most one finding about the shape of the body."""
+    """At most one finding about how the body is made."""
     raw = seen.raw
     chunks = raw.chunks
     id_ = slow_shape(_body(seen))
@@ -107,9 +107,9 @@ def _shape(seen: Observation) -> Iterator[Finding | None]:
     elif id_ == "WF007" and chunks.count > 1:
         what = f"a file, read {size_text(chunks.median)} at a time"
         fix = f"{_WRAP}, or {_own_file(seen)}"
-        # All of its lines are the server's work: there is something to gain, however small.
+        # Reading lines is the server's work, so there is always something to gain.
         yield _worth(id_, seen, what, fix, "wrapped", certain=is_many_and_small(chunks))
-    elif id_ == "WF007":  # small today: one block
+    elif id_ == "WF007":  # small enough for one block
         yield _finding(id_, seen, "a file in a foreign wrapper", f"{_WRAP}; {_own_file(seen)}")
     elif id_ == "WF009":
         what = f"a file of {size_text(raw.files[0].size)}, read into memory"
@@ -126,7 +126,7 @@ def _shape(seen: Observation) -> Iterator[Finding | None]:
 
 
 def _messages(seen: Observation) -> Iterator[Finding | None]:
-    """The same for the body messages of an ASGI app."""
+    """As _shape(), for the body messages of an ASGI app."""
     raw = seen.raw
     chunks = raw.chunks
     if raw.blocked_s > BLOCKED_S:
@@ -147,7 +147,7 @@ def _messages(seen: Observation) -> Iterator[Finding | None]:
 
 
 def _body(seen: Observation) -> BodySeen:
-    """What the rule is asked about."""
+    """The facts that the rule needs."""
     raw, route = seen.raw, seen.wrapped.route
     is_events = is_event_stream(raw.headers)
     if raw.returned == "messages":
@@ -163,7 +163,7 @@ def _body(seen: Observation) -> BodySeen:
 
 def _remarks(seen: Observation) -> Iterator[Finding | None]:
     raw = seen.raw
-    if raw.held and raw.returned != "messages":  # a task that waits costs no thread
+    if raw.held and raw.returned != "messages":  # a waiting task occupies no thread
         size = size_text(raw.declared or raw.chunks.total)
         yield _finding("WF010", seen, f"{size}: a slow client occupies a thread", _FASTWORKER)
     coding = raw.header("Content-Encoding")
@@ -185,7 +185,7 @@ def _has_validator(recording: Recording) -> bool:
 def _worth(
     id_: str, seen: Observation, what: str, fix: str, better: str, *, certain: bool = False
 ) -> Finding | None:
-    """The finding, if it is worth a word: an app that costs far more than its body is left."""
+    """The finding, if fixing it gains something: an app may cost far more than its body."""
     raw, other = seen.costs.get("raw"), seen.costs.get(better)
     if raw is None or other is None:
         return None

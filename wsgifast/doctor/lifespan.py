@@ -11,7 +11,7 @@ __all__ = ["Lifespan"]
 
 
 class Lifespan:
-    """The app's startup and shutdown; an app that knows nothing of it raises, which is allowed."""
+    """The app's startup and shutdown. Apps may raise if they do not support the protocol."""
 
     def __init__(self) -> None:
         self._asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -37,7 +37,7 @@ class Lifespan:
         await app(scope, self._asked.get, self._said.put)
 
     async def _ask(self, what: str) -> dict[str, Any] | None:
-        """What the app says to an event; None if it takes none."""
+        """Send an event; the app's reply, or None if it has ended."""
         assert self._task is not None
         if self._task.done():
             return None

@@ -23,7 +23,7 @@ _REQUESTS_FOR_STALL = 8
 # Slow readers, and for how long they are there.
 _SLOW_READERS = 8
 _SLOW_S = 2.0
-# Bodies below fit into the buffers on the way: nobody has to wait for their readers.
+# Smaller bodies fit into socket buffers, so that slow readers do not matter.
 _HOLDING_BYTES = 1024 * 1024
 # Others are stopped if they wait so much longer than before, and at least this long.
 _STOPPED = 10.0
@@ -37,7 +37,7 @@ def look_at(
     headers: Iterable[tuple[str, str]] = (),
     limit_s: float = 10.0,
 ) -> Report:
-    """Look at some paths of a running server, with GET and HEAD alone.
+    """Examine some paths of a running server, by GET and HEAD.
 
     About thirty requests for each path; with a body of 1 MiB or more among them, eight more clients
     that read slowly for two seconds.
@@ -52,7 +52,7 @@ def look_at(
     sizes: dict[str, int] = {}
     for path in paths:
         if not path.startswith("/"):
-            raise ConfigurationError(f"{path!r} is no path: it begins with a slash")
+            raise ConfigurationError(f"{path!r} is not a path: paths begin with a slash")
         endpoint = Endpoint(client.prefix + path, path, "command line")
         try:
             first = client.ask(endpoint.url)
@@ -173,7 +173,7 @@ def _slow_readers(client: Client, report: Report, sizes: dict[str, int]) -> Iter
             try:
                 client.ask(small)
             except NoAnswer:
-                what = f"beside {_SLOW_READERS} slow readers nobody else is answered"
+                what = f"beside {_SLOW_READERS} slow readers the server answers nobody"
                 yield _finding("WF045", endpoint, what, "gunicorn -k wsgifast.workers.FastWorker")
                 return
             waits.append(time.monotonic() - began)
@@ -186,7 +186,7 @@ def _slow_readers(client: Client, report: Report, sizes: dict[str, int]) -> Iter
 
 @contextlib.contextmanager
 def _connection_lost(report: Report, endpoint: Endpoint) -> Iterator[None]:
-    """A check that gets no answer is said to have had none; the others go on."""
+    """Report a check that got no answer; the others go on."""
     try:
         yield
     except NoAnswer as error:

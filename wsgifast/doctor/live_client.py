@@ -1,4 +1,4 @@
-"""The client with which the doctor looks at a running server."""
+"""The HTTP client with which the doctor examines a running server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import ConfigurationError, WSGIFastError
 
 __all__ = ["Answer", "Client", "NoAnswer"]
 
-# Of a body; the rest is left unread, and the connection closed.
+# Of a body; the rest is not read.
 _MOST_BYTES = 64 * 1024 * 1024
 # Bytes that do not belong there come with the head, or right behind it: seconds to wait for them.
 _AFTER_HEAD_S = 0.15
@@ -47,7 +47,7 @@ class Answer:
 
 
 class Client:
-    """Asks one server; each connection is used for one question, or for several in a row."""
+    """Requests from one server, on one connection each or on a shared one."""
 
     def __init__(self, url: str, headers: tuple[tuple[str, str], ...], limit_s: float) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -64,7 +64,10 @@ class Client:
         self._limit_s = limit_s
 
     def connect(self) -> http.client.HTTPConnection:
-        """:raises NoAnswer: if nobody is there."""
+        """Open a connection.
+
+        :raises NoAnswer: if the server cannot be reached.
+        """
         connection: http.client.HTTPConnection
         if self._tls is not None:
             connection = http.client.HTTPSConnection(

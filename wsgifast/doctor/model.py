@@ -1,4 +1,4 @@
-"""What the doctor knows: endpoints, what came back from them, and what it makes of that."""
+"""Endpoints, recordings of their responses, findings and reports."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SEVERITIES: tuple[Severity, ...] = ("wrong", "slow", "info")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One thing to ask an app for.
+    """One thing to request from an app.
 
     :ivar url: path and query, as in a request line.
-    :ivar name: the framework's own pattern, such as "/media/{name}"; the path where there is none.
-    :ivar source: who told of it: "flask", "command line", "access log", ...
-    :ivar requests: how often an access log has it; None without a log.
+    :ivar name: the framework's own pattern, such as "/media/{name}"; or the path.
+    :ivar source: where it was found: "flask", "command line", "access log", ...
+    :ivar requests: how often it occurs in an access log; None without a log.
     """
 
     url: str
@@ -49,20 +49,20 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Unreached:
-    """An endpoint that was not asked for, and why; nothing is left out in silence."""
+    """An endpoint that was not examined, and why."""
 
     name: str
     reason: str
     method: str = "GET"
 
 
-# Endpoints that were found, and those that cannot be asked for.
+# Endpoints that were found, and those that cannot be requested.
 Found = tuple[list[Endpoint], list[Unreached]]
 
 
 @dataclass(frozen=True)
 class FileSeen:
-    """A regular file that the app opened and that is the body, or a part of it.
+    """A regular file that the app opened and sent as the body.
 
     :ivar size: bytes.
     """
@@ -73,11 +73,11 @@ class FileSeen:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one response costs a server, the app's own work included; the least of the runs.
+    """What one response costs a server, including the app's own work: the minimum of several runs.
 
     :ivar cpu_s: of the thread (ASGI: of the event loop) that runs the app and sends.
-    :ivar wall_s: from the call of the app to the last byte in the socket, beside a quick client.
-    :ivar sends: how often the kernel was asked to take something.
+    :ivar wall_s: from the call of the app to the last byte in the socket, with a quick client.
+    :ivar sends: the number of system calls that send.
     """
 
     cpu_s: float
@@ -85,30 +85,30 @@ class Cost:
     sends: int
 
 
-# Of a body, for whoever wants to look at it: descriptions of APIs are a few MB at most.
+# How much of a body is kept, to be read as an OpenAPI document: these have a few MB at most.
 MAX_KEPT_BYTES = 8 * 1024 * 1024
 
 
 @dataclass
 class Recording:
-    """One response, as a server meets it.
+    """One response, as a server sees it.
 
-    :ivar status: the code; None if the app never said one.
+    :ivar status: the code; None if the app sent none.
     :ivar returned: the class of what the app returned, as in "list" or "werkzeug.wsgi.Closing...";
         for ASGI "messages".
-    :ivar chunks: as the app gave them, before any repair.
+    :ivar chunks: as the app produced them, before any repair.
     :ivar body: its first MAX_KEPT_BYTES.
     :ivar route: environ["wsgifast.route"]; None where the app was not wrapped.
-    :ivar app_s: seconds inside the app, its iterator included.
-    :ivar files: what was opened meanwhile and has to do with the body.
-    :ivar by_sendfile: body bytes that went by sendfile.
-    :ivar blocked_s: ASGI: the longest turn of the event loop, in seconds; the shortest of those
-        of several requests, where they are long.
+    :ivar app_s: seconds spent in the app, including its iterator.
+    :ivar files: the files opened meanwhile that are the body.
+    :ivar by_sendfile: body bytes sent by sendfile.
+    :ivar blocked_s: ASGI: the longest turn of the event loop, in seconds; if that is long, the
+        minimum of several requests.
     :ivar held: whether the app's thread (or task) had to wait for a client that does not read;
-        None if that was not tried.
-    :ivar problem: what broke PEP 3333 or ASGI, and would fail on a server; None if nothing did.
-    :ivar error: what the app raised, its last frame included.
-    :ivar timed_out: it had not ended after the time limit.
+        None if not tested.
+    :ivar problem: how the app violated PEP 3333 or ASGI; None if it did not.
+    :ivar error: the exception that the app raised, and where.
+    :ivar timed_out: the response was not complete within the time limit.
     """
 
     status: int | None = None
@@ -134,12 +134,12 @@ class Recording:
         return next((v for k, v in self.headers if k.lower() == name.lower()), None)
 
     def keep(self, chunk: bytes) -> None:
-        """Add to `body`, as far as there is room."""
+        """Add to `body`, up to MAX_KEPT_BYTES."""
         self.body += chunk[: MAX_KEPT_BYTES - len(self.body)]
 
     @property
     def declared(self) -> int | None:
-        """Content-Length, where it is a number."""
+        """The Content-Length, if it is valid."""
         value = self.header("Content-Length")
         return None if value is None else parse_length(value)
 
@@ -150,7 +150,7 @@ class Recording:
 
 @dataclass
 class Observation:
-    """All that was seen of one endpoint.
+    """Everything recorded of one endpoint.
 
     :ivar raw: the app as it is.
     :ivar wrapped: under WSGIFast or ASGIFast with their defaults.
@@ -169,7 +169,7 @@ class Finding:
 
     :ivar id: stable, such as "WF003"; `wsgifast doctor --explain WF003` says more.
     :ivar what: what the endpoint returns, in a few words.
-    :ivar cost: such as "412 -> 46 ms"; "" where there is none to tell.
+    :ivar cost: such as "412 -> 46 ms"; may be empty.
     :ivar fix: what to do, in a few words.
     :ivar detail: figures behind it, for JSON and HTML.
     """
@@ -185,7 +185,7 @@ class Finding:
 
     @property
     def key(self) -> str:
-        """What makes it the same finding in the next run; for baselines."""
+        """Identifies the finding in later runs, for baselines."""
         return f"{self.id} {self.endpoint.method} {self.endpoint.name}"
 
 
@@ -193,10 +193,10 @@ class Finding:
 class Report:
     """One examination.
 
-    :ivar app: what was examined, as it was named.
-    :ivar framework: "flask", "django", ...; None where none was recognised.
-    :ivar was_wrapped: it had wsgifast's middleware around it, which was left aside.
-    :ivar findings: worst first, and those that would save most before others.
+    :ivar app: the name of the examined app.
+    :ivar framework: "flask", "django", ...; None if unknown.
+    :ivar was_wrapped: the app had wsgifast's middleware around it, which was removed.
+    :ivar findings: worst first, then those that would save the most.
     """
 
     app: str
@@ -219,7 +219,7 @@ class Report:
         return sum(each not in bad for each in asked)
 
     def sort(self) -> None:
-        """Put what is worst first: by severity, then by seconds saved for all known requests."""
+        """Sort findings by severity, then by the seconds saved over all known requests."""
 
         def weight(finding: Finding) -> tuple[int, float, str]:
             saved = finding.saves_s * (finding.endpoint.requests or 1)

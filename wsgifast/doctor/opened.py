@@ -1,4 +1,4 @@
-"""Which files an app opens for its body."""
+"""Records which files an app opens for its body."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .model import FileSeen, Recording
 
 __all__ = ["files_of_the_body", "opened_files"]
 
-# Files smaller than this have nothing to gain.
+# Smaller files gain nothing from sendfile.
 _LEAST_FILE_BYTES = 16 * 1024
-# An audit hook cannot be removed, so it is added once, and notes nothing while nobody looks.
+# An audit hook cannot be removed, so it is added once and does nothing most of the time.
 _watched = threading.local()
 _everywhere: list[str] | None = None
 _adding_hook = threading.Lock()
@@ -24,9 +24,9 @@ _has_hook = False
 
 @contextlib.contextmanager
 def opened_files(*, everywhere: bool = False) -> Iterator[list[str]]:
-    """Note the files that are opened for reading.
+    """Record the files that are opened for reading.
 
-    :param everywhere: by any thread; else by this one alone.
+    :param everywhere: by any thread; otherwise only by this one.
     """
     global _everywhere, _has_hook
     with _adding_hook:
@@ -59,7 +59,7 @@ def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def files_of_the_body(paths: list[str], recording: Recording) -> list[FileSeen]:
-    """Those of the opened files that the body is made of, by their size."""
+    """The opened files that have the size of the body."""
     total = recording.declared or recording.chunks.total
     found = []
     for path in dict.fromkeys(paths):

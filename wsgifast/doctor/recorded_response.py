@@ -1,4 +1,4 @@
-"""A response, as both recording servers frame it and look at it."""
+"""A response: framed, inspected and recorded, for both recording servers."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from ..http.framing import Framing, chunk
 from ..http.head import ResponseHead
 from .model import Recording
 
-__all__ = ["RecordedResponse", "told"]
+__all__ = ["RecordedResponse", "described"]
 
-# More chunks than this are not counted one by one; the endpoint is judged by what was seen.
+# Further chunks are not recorded; the endpoint is judged by these.
 _MAX_CHUNKS = 1_000_000
 
 
 class RecordedResponse:
-    """The bytes of a response, and what is to be recorded of it.
+    """Frames a response, and records what the app does.
 
     :param method: of the request.
-    :param look: False: nothing is noted for each chunk.
-    :ivar head: None until the app has said it.
+    :param inspect: False: do not record each chunk.
+    :ivar head: None before the app has called start_response, or sent http.response.start.
     """
 
-    def __init__(self, method: str, recording: Recording, *, look: bool) -> None:
+    def __init__(self, method: str, recording: Recording, *, inspect: bool) -> None:
         self.head: ResponseHead | None = None
         self._method = method
         self._recording = recording
-        self._look = look
+        self._inspect = inspect
         self._framing: Framing | None = None
         self._counter: BodyCounter
 
@@ -42,7 +42,7 @@ class RecordedResponse:
         return self._framing is not None and self._framing.chunked
 
     def fails(self, problem: str) -> WSGIFastError:
-        """Note what the app did wrong; it is to be raised."""
+        """Record what the app did wrong; returns an exception to raise."""
         self._recording.problem = problem
         return WSGIFastError(problem)
 
@@ -57,39 +57,42 @@ class RecordedResponse:
         self._recording.headers = list(headers)
 
     def encoded_head(self) -> bytes:
-        """The head, which is sent now."""
+        """The head, encoded for sending."""
         head = self.head
         assert head is not None
         self._framing = framing = frame_response(self._method, head.code, head.content_length)
         self._counter = BodyCounter(framing)
         return head.encode("1.1", framing, "")
 
-    def note(self, data: bytes, wait_s: float) -> None:
-        """Look at a chunk that the app has made, after so long."""
-        if self._look:
-            self.note_size(len(data), wait_s)
+    def record(self, data: bytes, wait_s: float) -> None:
+        """Record a chunk that the app has produced.
+
+        :param wait_s: how long it took.
+        """
+        if self._inspect:
+            self.record_size(len(data), wait_s)
             self._recording.keep(data)
 
-    def note_size(self, size: int, wait_s: float) -> None:
+    def record_size(self, size: int, wait_s: float) -> None:
         chunks = self._recording.chunks
         if chunks.count < _MAX_CHUNKS:
             chunks.add(size, wait_s)
 
     def admit(self, size: int) -> int:
-        """How much of the next `size` bytes of the body is sent."""
+        """How many of the next `size` bytes fit into the Content-Length."""
         return self._counter.admit(size)
 
     def framed(self, data: bytes) -> bytes:
-        """A chunk as it is sent; nothing of what has no place any more."""
+        """A chunk, framed, without what exceeds the Content-Length."""
         data = data[: self.admit(len(data))]
         return chunk(data) if data and self.chunked else data
 
     def end(self) -> bytes:
-        """What ends the body."""
+        """The last chunk, if the body is chunked."""
         return LAST_CHUNK if self.chunked else b""
 
     def check_length(self, *, is_file: bool = False) -> None:
-        """Note a body that is not as long as its head says, if any of it may be sent.
+        """Record a problem if the length of the body differs from the Content-Length.
 
         :param is_file: it came in `wsgi.file_wrapper`, which sends no more than Content-Length says
             (PEP 3333).
@@ -103,8 +106,8 @@ class RecordedResponse:
             self._recording.problem = f"{said} goes on for {self._counter.dropped} more"
 
 
-def told(error: BaseException) -> str:
-    """An exception, and where it comes from."""
+def described(error: BaseException) -> str:
+    """An exception, and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"

@@ -1,9 +1,8 @@
 """A server that records: one request in this process, through a real socket to a client.
 
-It hands an app's body to the socket as gunicorn's threaded worker does: the head and each chunk by
-a send of its own, framed as HTTP/1.1 asks, and what is in its `wsgi.file_wrapper` by sendfile. So
-what it costs is what such a server pays, and the difference between an app and the same app
-wrapped is one that a server would see.
+It sends a body like gunicorn's gthread worker: the head and each chunk by a send of its own, framed
+for HTTP/1.1, and files in its `wsgi.file_wrapper` by sendfile. So the CPU time that it measures is
+what such a server would spend.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ..http.framing import chunk_size_line
 from ..sockets.sendfile import FileSegment, file_segment, send_file_segment
 from .model import Endpoint, Recording
 from .opened import files_of_the_body, opened_files
-from .recorded_response import RecordedResponse, told
+from .recorded_response import RecordedResponse, described
 from .recording_client import HELD_S, RecordingClient
 
 if TYPE_CHECKING:
@@ -43,18 +42,18 @@ def record_wsgi(
     *,
     limit_s: float,
     reads: bool = True,
-    look: bool = True,
+    inspect: bool = True,
 ) -> Recording:
-    """Ask a WSGI app for an endpoint, and record what comes back.
+    """Request an endpoint from a WSGI app, and record the response.
 
-    The request runs in a thread of its own, which is left to itself after the time limit.
+    The request runs in a thread of its own, which is abandoned after the time limit.
 
     :param reads: False for a client that does not read for the first 0.3 s.
-    :param look: False measures times alone: nothing is noted for each chunk.
+    :param inspect: False: measure times only, without recording each chunk.
     """
     recording = Recording()
     client = RecordingClient(reads=reads)
-    exchange = _RecordedRequest(app, endpoint, recording, client.server_side, look=look)
+    exchange = _RecordedRequest(app, endpoint, recording, client.server_side, inspect=inspect)
     thread = threading.Thread(target=exchange.run, name="wsgifast-doctor-app", daemon=True)
     thread.start()
     try:
@@ -68,7 +67,7 @@ def record_wsgi(
     finally:
         client.close()
     if recording.timed_out:
-        thread.join(0.1)  # an app that sends ends with the connection
+        thread.join(0.1)  # closing the connection ends an app that is sending
     return recording
 
 
@@ -82,22 +81,22 @@ class _RecordedRequest:
         recording: Recording,
         sock: socket.socket,
         *,
-        look: bool,
+        inspect: bool,
     ) -> None:
         self.sending = False
         self._recording = recording
         self._app = app
         self._endpoint = endpoint
         self._sock = sock
-        self._response = RecordedResponse(endpoint.method, recording, look=look)
+        self._response = RecordedResponse(endpoint.method, recording, inspect=inspect)
 
     def run(self) -> None:
         try:
             with opened_files() as paths:
                 self._run()
             self._recording.files = files_of_the_body(paths, self._recording)
-        except BaseException as error:  # noqa: BLE001 - whatever an app raises is a finding
-            self._recording.error = told(error)
+        except BaseException as error:  # noqa: BLE001 - any exception of the app is a finding
+            self._recording.error = described(error)
 
     def _run(self) -> None:
         recording = self._recording
@@ -144,7 +143,7 @@ class _RecordedRequest:
         if isinstance(body, (str, bytes, bytearray, memoryview)):
             response.fails(f"a bare {type(body).__name__} is no iterable of bytes")
             data = body.encode() if isinstance(body, str) else body
-            response.note_size(memoryview(data).nbytes, 0.0)
+            response.record_size(memoryview(data).nbytes, 0.0)
             return
         try:
             chunks = iter(body)
@@ -163,7 +162,7 @@ class _RecordedRequest:
             if not isinstance(chunk, bytes):
                 response.fails(f"a chunk is a {type(chunk).__name__}: yield bytes")
                 return
-            response.note(chunk, wait_s)
+            response.record(chunk, wait_s)
             if chunk:
                 self._write(chunk)
         if response.head is None:
@@ -187,7 +186,7 @@ class _RecordedRequest:
         self._send_head()
         response = self._response
         size = response.admit(segment.size)
-        response.note_size(segment.size, 0.0)
+        response.record_size(segment.size, 0.0)
         self.sending = True
         if response.chunked:
             self._send(chunk_size_line(size))

@@ -9,7 +9,7 @@ import time
 
 __all__ = ["HELD_S", "RecordingClient"]
 
-# A client that does not read is given so long to hold the app's thread up.
+# How long a client does not read, to see whether it occupies the app's thread.
 HELD_S = 0.3
 # Its receive buffer: an app's thread that has more to hand over than this and the server's send
 # buffer has to wait.
@@ -17,7 +17,7 @@ _SLOW_BUFFER_BYTES = 64 * 1024
 
 
 class RecordingClient:
-    """The other end of the connection: reads all, or nothing for a while.
+    """The other end of the connection: reads everything, at once or after a while.
 
     :param reads: False for a client that takes nothing until :meth:`read_on`.
     """
@@ -44,7 +44,7 @@ class RecordingClient:
         self._may_read.set()
 
     def close(self) -> None:
-        """End both sides; whoever still sends gets an error."""
+        """Close both sides; an app that is still sending gets an error."""
         self._may_read.set()
         with contextlib.suppress(OSError):
             self.server_side.shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,8 @@
-"""`wsgifast run`: somebody's app, wrapped, on a production server; and what that server imports.
+"""`wsgifast run`: serves an app, wrapped, on a production server; and what that server imports.
 
-gunicorn is told ``'wsgifast.running:wrapped("shop.wsgi:application")'``. uvicorn takes factories
-without arguments alone: it is told ``wsgifast.running:wrapped_by_environment``, and the arguments
-are in the environment.
+gunicorn loads ``'wsgifast.running:wrapped("shop.wsgi:application")'``. uvicorn accepts only
+factories without arguments: it loads ``wsgifast.running:wrapped_by_environment``, which finds the
+arguments in the environment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ARGUMENTS = "WSGIFAST_RUN"
 
 
 def wrapped(target: str, static: Mapping[str, str] | None = None) -> Any:
-    """Import an app and wrap it with WSGIFast or ASGIFast, if it is not wrapped already.
+    """Import an app and wrap it in WSGIFast or ASGIFast, unless it is already wrapped.
 
     :param target: see :func:`wsgifast.loading.load_app`.
     :param static: directories by the URL prefixes under which their files are served.

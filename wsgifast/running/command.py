@@ -218,7 +218,7 @@ def _address(bind: str) -> Address:
 def _check_address(bind: str) -> None:
     """Report in one sentence what the server would try ten times.
 
-    :raises WSGIFastError: if nobody can listen there.
+    :raises WSGIFastError: if it is not possible to listen there.
     """
     if bind.startswith("unix:"):
         folder = Path(bind.removeprefix("unix:")).parent

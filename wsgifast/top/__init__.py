@@ -1,1 +1,1 @@
-"""`wsgifast top`: a running server, live in a terminal, by what its metrics address tells."""
+"""`wsgifast top`: watches a running server in a terminal, by its metrics."""

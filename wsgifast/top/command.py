@@ -70,7 +70,7 @@ def add_command(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     shown = options.address or os.environ.get(VARIABLE) or _DEFAULT_ADDRESS
-    # As a browser shows it, too.
+    # Also accept it as a browser shows it.
     address = metrics_address(shown.removeprefix("http://").partition("/")[0], "ADDRESS")
     watch = _Watch(address, options.most)
     if not (options.once or options.json) and sys.stdout.isatty():
@@ -95,9 +95,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 class _Watch:
-    """A server that is looked at again and again.
+    """A server that is polled repeatedly.
 
-    :raises WSGIFastError: if it cannot be, at the first look.
+    :raises WSGIFastError: if the first poll fails.
     """
 
     def __init__(self, address: Address, most: int) -> None:
@@ -107,7 +107,7 @@ class _Watch:
         self._before = scrape(address)
 
     def look(self) -> View:
-        """What has changed since the last look."""
+        """What has changed since the last poll."""
         after = scrape(self._address)
         before, self._before = self._before, after
         return view(before, after, clients(self._address))
@@ -116,7 +116,7 @@ class _Watch:
         return lines(self.look(), self.name, most=self._most)
 
     def lines_or_error(self) -> list[str]:
-        """The same of a server that may be started again meanwhile."""
+        """As lines(), or an error if the server is down; it may come back."""
         try:
             return self.lines()
         except WSGIFastError as error:

@@ -1,4 +1,4 @@
-"""What a server's metrics address tells: asked over HTTP, parsed by prometheus_client."""
+"""Reads a server's metrics address: over HTTP, parsed by prometheus_client."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def scrape(address: Address) -> Scrape:
     at = time.monotonic()
     status, text = _get(address, "/metrics")
     if status != 200:
-        raise WSGIFastError(f"{address}/metrics answers {status}: that is no metrics address")
+        raise WSGIFastError(f"{address}/metrics answers {status}: that is not a metrics address")
     return parsed(text, at)
 
 
 def clients(address: Address) -> list[Client] | None:
-    """Ask a server for its slowest clients; None if it does not tell.
+    """Ask a server for its slowest clients; None if it does not report them.
 
     :raises WSGIFastError: if it cannot be asked.
     """

@@ -1,4 +1,4 @@
-"""The live picture on a terminal."""
+"""The live view on a terminal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _QUIT = (ord("q"), 27)  # or Escape
 
 
 def show(next_lines: Callable[[], Sequence[str]], first: str, *, interval_s: float) -> bool:
-    """Draw one picture after the other until q or Ctrl-C.
+    """Redraw the view until q or Ctrl-C.
 
     :param next_lines: makes the next one.
     :param first: what is shown until there is one.
     :param interval_s: seconds between two of them.
-    :returns: False, and nothing is drawn, on a terminal of a kind that nobody knows.
+    :returns: False, and nothing is drawn, on an unknown kind of terminal.
     """
     try:
         curses.setupterm()

@@ -1,4 +1,4 @@
-"""What two scrapes say of the time between them: pure, and ready to be shown or dumped."""
+"""Compares two scrapes. Pure; the result is ready to be displayed or dumped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class View:
-    """A server between two scrapes; None stands for what it does not tell.
+    """A server between two scrapes; None stands for what it does not report.
 
     :ivar seconds: between them.
     :ivar none_free: the share of that time in which no thread of a worker was free, 0 to 1.
@@ -70,7 +70,7 @@ class View:
 def view(before: Scrape, after: Scrape, clients: Sequence[Client] | None = None) -> View:
     """Compare two scrapes of one server.
 
-    :param clients: the slowest ones, as the server has told them.
+    :param clients: the slowest ones, as the server reports them.
     """
     seconds = max(after.at - before.at, 1e-9)
 
