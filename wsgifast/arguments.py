@@ -18,6 +18,7 @@ __all__ = [
     "check_readable",
     "count",
     "given_headers",
+    "option",
     "pair",
     "seconds",
     "write_file",
@@ -49,23 +50,42 @@ def add_parser(
     return parser
 
 
+def option(
+    group: Any,
+    name: str,
+    value: str | None = None,
+    help: str = "",
+    *,
+    default: Any = None,
+    repeated: bool = False,
+    **more: Any,
+) -> None:
+    """Add an option.
+
+    :param group: a parser, or a group of one.
+    :param value: the name of its value; None for an option without one, "" for one of the
+        choices.
+    :param default: the help text shows it.
+    :param repeated: the option's value is a list.
+    :param more: as for argparse's add_argument.
+    """
+    if value is None:
+        more["action"] = "store_true"
+    else:
+        more |= {"metavar": value or None, "default": default}
+    if repeated:
+        more |= {"action": "append", "default": []}
+        help += "; may be repeated"
+    elif default is not None:
+        help += f" (default: {f'{default:g}' if isinstance(default, float) else default})"
+    group.add_argument(name, help=help, **more)
+
+
 def add_header_options(group: Any) -> None:
     """Add the options that :func:`given_headers` reads."""
-    group.add_argument(
-        "--header",
-        metavar="NAME: X",
-        action="append",
-        default=[],
-        type=pair(":"),
-        help="a header to send with every request; may be repeated",
-    )
-    group.add_argument(
-        "--cookie",
-        metavar="NAME=X",
-        action="append",
-        default=[],
-        help="a cookie, such as a session's; may be repeated",
-    )
+    help = "a header to send with every request"
+    option(group, "--header", "NAME: X", help, repeated=True, type=pair(":"))
+    option(group, "--cookie", "NAME=X", "a cookie, such as a session's", repeated=True)
 
 
 def given_headers(options: argparse.Namespace) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from .arguments import add_parser, count
+from .arguments import add_parser, count, option
 from .files.codings import CODING_PACKAGES, SIBLING_SUFFIXES, available_codings
 from .files.compress import CompressReport, compress
 from .terminal import progress_line
@@ -32,18 +32,11 @@ def add_command(commands: Any) -> None:
         metavar="DIR",
         help="the directory whose files are compressed, with its subdirectories",
     )
-    parser.add_argument(
-        "--codings",
-        metavar="LIST",
-        help="any of gzip,br,zstd (default: those whose package is installed)",
-    )
-    parser.add_argument("--jobs", type=count, metavar="N", help="processes (default: one per CPU)")
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="also replace outdated copies that another tool made",
-    )
-    parser.add_argument("--quiet", action="store_true", help="print neither progress nor a summary")
+    codings = "any of gzip,br,zstd (default: those whose package is installed)"
+    option(parser, "--codings", "LIST", codings)
+    option(parser, "--jobs", "N", "processes (default: one per CPU)", type=count)
+    option(parser, "--overwrite", help="also replace outdated copies that another tool made")
+    option(parser, "--quiet", help="print neither progress nor a summary")
     parser.set_defaults(run=_run)
 
 

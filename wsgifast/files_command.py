@@ -8,7 +8,7 @@ import os
 import socket
 from typing import Any
 
-from .arguments import add_parser
+from .arguments import add_parser, option
 from .errors import WSGIFastError
 from .sockets.address import Address
 from .static import StaticFiles
@@ -32,35 +32,21 @@ def add_command(commands: Any) -> None:
         """,
     )
     parser.add_argument("directory", metavar="DIR", help="the directory to serve")
-    parser.add_argument(
-        "--bind",
-        metavar="[HOST:]PORT",
-        default=_DEFAULT_BIND,
-        help=f"default: {_DEFAULT_BIND}, reachable from this machine only; port 0 picks a free one",
-    )
-    parser.add_argument(
-        "--no-listing", action="store_true", help="answer 404 for directories without an index.html"
-    )
-    parser.add_argument(
-        "--hidden-files", action="store_true", help="also serve names that begin with a dot"
-    )
-    parser.add_argument(
-        "--follow-symlinks", action="store_true", help="also those that lead out of DIR"
-    )
-    parser.add_argument(
-        "--fallback",
-        metavar="FILE",
-        help="serve this file for paths that do not exist (single-page apps)",
-    )
+    bind = f"default: {_DEFAULT_BIND}, reachable from this machine only; port 0 picks a free one"
+    option(parser, "--bind", "[HOST:]PORT", bind)
+    option(parser, "--no-listing", help="answer 404 for directories without an index.html")
+    option(parser, "--hidden-files", help="also serve names that begin with a dot")
+    option(parser, "--follow-symlinks", help="also those that lead out of DIR")
+    missing = "serve this file for paths that do not exist (single-page apps)"
+    option(parser, "--fallback", "FILE", missing)
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
-    address = Address.read(options.bind)
+    bind = options.bind or _DEFAULT_BIND
+    address = Address.read(bind)
     if address is None:
-        raise WSGIFastError(
-            f"--bind {options.bind}: write PORT or HOST:PORT, such as {_DEFAULT_BIND}"
-        )
+        raise WSGIFastError(f"--bind {bind}: write PORT or HOST:PORT, such as {_DEFAULT_BIND}")
     app = StaticFiles(
         directory=options.directory,
         listing=not options.no_listing,
@@ -73,7 +59,7 @@ def _run(options: argparse.Namespace) -> int:
         listener = socket.create_server(address, family=address.family, backlog=128)
     except OSError as error:
         raise WSGIFastError(
-            f"cannot listen on {options.bind}: {_reason(error)}; name another address "
+            f"cannot listen on {bind}: {_reason(error)}; name another address "
             "with --bind, or --bind 0 for a free port"
         ) from error
     with listener:

@@ -7,7 +7,7 @@ import importlib.util
 import os
 from typing import Any
 
-from ..arguments import APP_HELP, add_header_options, add_parser, count, seconds
+from ..arguments import APP_HELP, add_header_options, add_parser, count, option, seconds
 from ..errors import ConfigurationError, MissingExtra
 from . import SERVERS
 
@@ -38,70 +38,39 @@ def add_command(commands: Any) -> None:
     parser.add_argument("paths", nargs="*", metavar="/PATH", help="requested by GET (default: /)")
 
     serving = parser.add_argument_group("servers")
-    serving.add_argument(
-        "--server", choices=SERVERS, help="default: gunicorn, or uvicorn for an ASGI app"
+    default = "default: gunicorn, or uvicorn for an ASGI app"
+    option(serving, "--server", "", default, choices=SERVERS)
+    classes = (
+        "gunicorn worker class; may be repeated (default: gthread and FastWorker); the unwrapped "
+        "app runs on the first"
     )
-    serving.add_argument(
-        "--worker-class",
-        metavar="NAME",
-        action="append",
-        help="gunicorn worker class; may be repeated (default: gthread and FastWorker); the "
-        "unwrapped app runs on the first",
-    )
-    serving.add_argument(
-        "--coalesce", action="store_true", help="wrap with WSGIFast(app, coalesce=True)"
-    )
+    option(serving, "--worker-class", "NAME", classes, action="append")
+    option(serving, "--coalesce", help="wrap with WSGIFast(app, coalesce=True)")
 
     load = parser.add_argument_group("load")
-    load.add_argument(
-        "--users", type=count, metavar="N", default=4, help="concurrent requests (default: 4)"
-    )
-    load.add_argument(
-        "--seconds", type=seconds, metavar="S", default=1.0, help="length of a run (default: 1)"
-    )
-    load.add_argument(
-        "--rounds", type=count, metavar="N", default=5, help="runs of each contender (default: 5)"
-    )
-    load.add_argument(
-        "--slow-clients",
-        type=count,
-        metavar="N",
-        help="meanwhile keep N clients downloading the largest body, at 64 KiB/s each",
-    )
+    option(load, "--users", "N", "concurrent requests", default=4, type=count)
+    option(load, "--seconds", "S", "length of a run", default=1.0, type=seconds)
+    option(load, "--rounds", "N", "runs of each contender", default=5, type=count)
+    slow = "meanwhile keep N clients downloading the largest body, at 64 KiB/s each"
+    option(load, "--slow-clients", "N", slow, type=count)
     add_header_options(load)
 
     result = parser.add_argument_group("result")
-    result.add_argument(
-        "--budget",
-        metavar="BARS",
-        help="exit with 1 if the last contender misses one, as in 'p99=50ms,ratio>=1'; figures: "
-        "ratio, cpu-ratio, requests, p50, p95, p99",
+    limits = (
+        "exit with 1 if the last contender misses one, as in 'p99=50ms,ratio>=1'; figures: ratio, "
+        "cpu-ratio, requests, p50, p95, p99"
     )
-    result.add_argument(
-        "--report",
-        metavar="NAME",
-        default="wsgifast-bench",
-        help="write NAME.json and NAME.html (default: %(default)s)",
-    )
+    option(result, "--budget", "LIMITS", limits)
+    option(result, "--report", "NAME", "write NAME.json and NAME.html", default="wsgifast-bench")
 
     more = parser.add_argument_group("more than one Locust process")
-    more.add_argument(
-        "--processes", type=count, metavar="N", help="start N Locust workers on this machine"
-    )
-    more.add_argument("--master", action="store_true", help="wait for workers on other machines")
-    more.add_argument(
-        "--expect-workers", type=count, metavar="N", default=1, help="how many (default: 1)"
-    )
-    more.add_argument("--worker", action="store_true", help="be such a worker")
-    more.add_argument(
-        "--master-host",
-        metavar="ADDRESS",
-        default="127.0.0.1",
-        help="the master's address, on which its servers listen too (default: 127.0.0.1)",
-    )
-    more.add_argument(
-        "--master-port", type=count, metavar="PORT", default=5557, help="default: 5557"
-    )
+    option(more, "--processes", "N", "start N Locust workers on this machine", type=count)
+    option(more, "--master", help="wait for workers on other machines")
+    option(more, "--expect-workers", "N", "how many", default=1, type=count)
+    option(more, "--worker", help="be such a worker")
+    address = "the master's address, on which its servers listen too"
+    option(more, "--master-host", "ADDRESS", address, default="127.0.0.1")
+    option(more, "--master-port", "PORT", "the master's port", default=5557, type=count)
     parser.usage = "wsgifast bench [OPTION ...] APP [/PATH ...] [-- SERVER'S OPTION ...]"
     parser.set_defaults(run=_run, takes_rest=True)
 

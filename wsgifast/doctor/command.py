@@ -17,6 +17,7 @@ from ..arguments import (
     add_header_options,
     add_parser,
     given_headers,
+    option,
     pair,
     seconds,
     write_file,
@@ -65,73 +66,33 @@ def add_command(commands: Any) -> None:
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
-    parser.add_argument(
-        "paths",
-        nargs="*",
-        metavar="/PATH",
-        help="examine only these; default: all endpoints that the framework lists",
-    )
-    parser.add_argument("--live", metavar="URL", help="examine a running server from outside")
-    parser.add_argument(
-        "--explain",
-        metavar="ID",
-        nargs="?",
-        const="all",
-        help="explain a finding; without ID, list all",
-    )
+    which = "examine only these; default: all endpoints that the framework lists"
+    parser.add_argument("paths", nargs="*", metavar="/PATH", help=which)
+    option(parser, "--live", "URL", "examine a running server from outside")
+    explained = "explain a finding; without ID, list all"
+    option(parser, "--explain", "ID", explained, nargs="?", const="all")
 
     source = parser.add_argument_group("endpoints")
-    source.add_argument("--urls", metavar="FILE", help="one path or URL per line")
-    source.add_argument(
-        "--access-log", metavar="FILE", help="the paths of a log in common or combined format"
-    )
-    source.add_argument(
-        "--openapi",
-        metavar="FILE|/PATH",
-        help="an OpenAPI document in JSON, or its path in the app",
-    )
-    source.add_argument("--har", metavar="FILE", help="the requests that a browser recorded")
+    option(source, "--urls", "FILE", "one path or URL per line")
+    option(source, "--access-log", "FILE", "the paths of a log in common or combined format")
+    described = "an OpenAPI document in JSON, or its path in the app"
+    option(source, "--openapi", "FILE|/PATH", described)
+    option(source, "--har", "FILE", "the requests that a browser recorded")
 
     asking = parser.add_argument_group("requests")
-    asking.add_argument(
-        "--value",
-        metavar="NAME=X",
-        action="append",
-        default=[],
-        type=pair("="),
-        help="a value for a URL parameter, such as slug=cat; may be repeated",
-    )
+    given = "a value for a URL parameter, such as slug=cat"
+    option(asking, "--value", "NAME=X", given, repeated=True, type=pair("="))
     add_header_options(asking)
-    asking.add_argument(
-        "--unsafe", action="store_true", help="also use methods other than GET and HEAD"
-    )
-    asking.add_argument(
-        "--timeout",
-        metavar="S",
-        type=seconds,
-        default=10.0,
-        help="seconds for each request (default: 10)",
-    )
+    option(asking, "--unsafe", help="also use methods other than GET and HEAD")
+    option(asking, "--timeout", "S", "seconds for each request", default=10.0, type=seconds)
 
     result = parser.add_argument_group("result")
-    result.add_argument("--format", choices=FORMATS, default="text", help="default: text")
-    result.add_argument("--html", metavar="FILE", help="also write a self-contained page")
-    result.add_argument(
-        "--fail-level",
-        choices=SEVERITIES,
-        default="slow",
-        help="exit with 1 at this severity or worse (default: slow)",
-    )
-    result.add_argument(
-        "--baseline", metavar="FILE", help="ignore findings of this earlier JSON report"
-    )
-    result.add_argument(
-        "--silence",
-        metavar="ID",
-        action="append",
-        default=[],
-        help="leave a finding out, such as WF010; may be repeated",
-    )
+    option(result, "--format", "", "format of the report", default="text", choices=FORMATS)
+    option(result, "--html", "FILE", "also write a self-contained page")
+    bad = "exit with 1 at this severity or worse"
+    option(result, "--fail-level", "", bad, default="slow", choices=SEVERITIES)
+    option(result, "--baseline", "FILE", "ignore findings of this earlier JSON report")
+    option(result, "--silence", "ID", "leave a finding out, such as WF010", repeated=True)
     parser.set_defaults(run=_run)
 
 

@@ -7,9 +7,8 @@ import http.client
 import socket
 import ssl
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 from urllib.parse import urlsplit
 
 from ..errors import ConfigurationError, WSGIFastError
@@ -68,17 +67,13 @@ class Client:
 
         :raises NoAnswer: if the server cannot be reached.
         """
-        connection: http.client.HTTPConnection
-        if self._tls is not None:
-            connection = http.client.HTTPSConnection(
-                self._host, self._port, timeout=self._limit_s, context=self._tls
-            )
+        host, port, limit_s = self._host, self._port, self._limit_s
+        if self._tls is None:
+            connection = http.client.HTTPConnection(host, port, timeout=limit_s)
         else:
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=self._limit_s)
-        try:
+            connection = http.client.HTTPSConnection(host, port, timeout=limit_s, context=self._tls)
+        with self._no_answer():
             connection.connect()
-        except OSError as error:
-            self._give_up(error)
         return connection
 
     def ask(
@@ -89,86 +84,68 @@ class Client:
         headers: Iterable[tuple[str, str]] = (),
         on: http.client.HTTPConnection | None = None,
     ) -> Answer:
-        """One request, on a connection of its own or on one that is there already.
+        """One request, on a connection of its own or on an open one.
 
-        :raises NoAnswer: if there is no answer in time, or what came is no HTTP.
+        :raises NoAnswer: if there is no answer in time, or what comes is not HTTP.
         """
         connection = self.connect() if on is None else on
         try:
-            began = time.perf_counter()
-            connection.putrequest(method, url, skip_accept_encoding=True)
-            for name, value in (*self._headers, *headers):
-                connection.putheader(name, value)
-            connection.endheaders()
-            response = connection.getresponse()
-            at_head = time.perf_counter()
-            body = response.read(_MOST_BYTES)
-            ended = time.perf_counter()
-            closes = response.will_close
-            return Answer(
-                response.status,
-                response.getheaders(),
-                body,
-                ended - began,
-                ended - at_head,
-                closes,
-            )
-        except (OSError, http.client.HTTPException) as error:
-            self._give_up(error)
+            with self._no_answer():
+                began = time.perf_counter()
+                self._send(connection, url, method, headers)
+                response = connection.getresponse()
+                at_head = time.perf_counter()
+                body = response.read(_MOST_BYTES)
+                ended = time.perf_counter()
         finally:
             if on is None:
                 connection.close()
+        seconds, body_s = ended - began, ended - at_head
+        head = response.getheaders()
+        return Answer(response.status, head, body, seconds, body_s, response.will_close)
 
     def read_slowly(self, url: str) -> socket.socket:
-        """Ask for a body, and do not read it."""
-        return self._request(url, receive_buffer=_SLOW_BUFFER_BYTES)
+        """Request a body, and do not read it."""
+        connection = self.connect()
+        sock: socket.socket = connection.sock
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOW_BUFFER_BYTES)
+        with self._no_answer():
+            self._send(connection, url)
+        return sock
 
     def bytes_after_head(
         self, url: str, *, method: str = "GET", headers: Iterable[tuple[str, str]] = ()
     ) -> bytes:
-        """What follows the head of a response that ends with its head, soon or with it."""
+        """What follows a head that should end its response, with it or soon after it."""
         received = b""
-        with contextlib.closing(self._request(url, method=method, headers=headers)) as sock:
-            try:
-                while b"\r\n\r\n" not in received and (data := sock.recv(65536)):
-                    received += data
-                sock.settimeout(_AFTER_HEAD_S)
-                with contextlib.suppress(TimeoutError):
-                    received += sock.recv(65536)
-            except OSError as error:
-                self._give_up(error)
+        with contextlib.closing(self.connect()) as connection, self._no_answer():
+            self._send(connection, url, method, headers)
+            sock: socket.socket = connection.sock
+            while b"\r\n\r\n" not in received and (data := sock.recv(65536)):
+                received += data
+            sock.settimeout(_AFTER_HEAD_S)
+            with contextlib.suppress(TimeoutError):
+                received += sock.recv(65536)
         return received.partition(b"\r\n\r\n")[2]
 
-    def _request(
+    def _send(
         self,
+        connection: http.client.HTTPConnection,
         url: str,
-        *,
         method: str = "GET",
         headers: Iterable[tuple[str, str]] = (),
-        receive_buffer: int | None = None,
-    ) -> socket.socket:
-        """Send a request; what comes back is the caller's to read."""
-        port = self._port or (443 if self._tls else 80)
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            self._host, port, type=socket.SOCK_STREAM
-        )[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            if receive_buffer is not None:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-            sock.settimeout(self._limit_s)
-            sock.connect(address)
-            if self._tls is not None:
-                sock = self._tls.wrap_socket(sock, server_hostname=self._host)
-            lines = "".join(f"{k}: {v}\r\n" for k, v in (*self._headers, *headers))
-            host = f"{self._host}:{port}"
-            sock.sendall(f"{method} {url} HTTP/1.1\r\nHost: {host}\r\n{lines}\r\n".encode())
-        except OSError as error:
-            sock.close()
-            self._give_up(error)
-        return sock
+    ) -> None:
+        connection.putrequest(method, url, skip_accept_encoding=True)
+        for name, value in (*self._headers, *headers):
+            connection.putheader(name, value)
+        connection.endheaders()
 
-    def _give_up(self, error: Exception) -> NoReturn:
-        where = f"{self._host}:{self._port or (443 if self._tls else 80)}"
-        reason = getattr(error, "strerror", None) or error or type(error).__name__
-        raise NoAnswer(f"{where}: {reason}") from error
+    @contextlib.contextmanager
+    def _no_answer(self) -> Iterator[None]:
+        """Raise NoAnswer for errors of the connection."""
+        try:
+            yield
+        except (OSError, http.client.HTTPException) as error:
+            where = f"{self._host}:{self._port or (443 if self._tls else 80)}"
+            reason = getattr(error, "strerror", None) or error or type(error).__name__
+            raise NoAnswer(f"{where}: {reason}") from error

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..arguments import APP_HELP, STATUS_NOT_STARTED, add_parser, check_readable, count
+from ..arguments import APP_HELP, STATUS_NOT_STARTED, add_parser, check_readable, count, option
 from ..errors import ConfigurationError, MissingExtra, WSGIFastError
 from ..loading import AppNotLoaded, LoadedApp, load_app
 from ..sockets.address import Address
@@ -70,32 +70,17 @@ def add_command(commands: Any) -> None:
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
-    parser.add_argument(
-        "--bind",
-        metavar="HOST:PORT",
-        default=_DEFAULT_BIND,
-        help="or unix:PATH (default: %(default)s)",
-    )
-    parser.add_argument("--workers", type=count, metavar="N", help="processes (default: 1)")
-    parser.add_argument(
-        "--threads",
-        type=count,
-        metavar="N",
-        help=f"threads of each process; WSGI only (default: {_DEFAULT_THREADS})",
-    )
-    parser.add_argument(
-        "--static",
-        metavar="PREFIX=DIR",
-        action="append",
-        default=[],
-        type=_static,
-        help="also serve a directory, as in /static/=build; may be repeated",
-    )
-    parser.add_argument("--access-log", choices=("text", "json"), help="log each request to stdout")
-    parser.add_argument("--reload", action="store_true", help="restart when code changes")
-    parser.add_argument("--certfile", metavar="FILE", help="serve TLS")
-    parser.add_argument("--keyfile", metavar="FILE", help="the certificate's key")
-    parser.add_argument("--config", metavar="FILE", help="gunicorn's configuration file")
+    option(parser, "--bind", "HOST:PORT", "or unix:PATH", default=_DEFAULT_BIND)
+    option(parser, "--workers", "N", "processes (default: 1)", type=count)
+    threads = f"threads of each process; WSGI only (default: {_DEFAULT_THREADS})"
+    option(parser, "--threads", "N", threads, type=count)
+    static = "also serve a directory, as in /static/=build"
+    option(parser, "--static", "PREFIX=DIR", static, repeated=True, type=_static)
+    option(parser, "--access-log", "", "log each request to stdout", choices=("text", "json"))
+    option(parser, "--reload", help="restart when code changes")
+    option(parser, "--certfile", "FILE", "serve TLS")
+    option(parser, "--keyfile", "FILE", "the certificate's key")
+    option(parser, "--config", "FILE", "gunicorn's configuration file")
     parser.usage = "wsgifast run [OPTION ...] APP [-- SERVER'S OPTION ...]"
     parser.set_defaults(run=_run, takes_rest=True)
 

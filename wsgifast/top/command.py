@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from ..arguments import add_parser, count, seconds
+from ..arguments import add_parser, count, option, seconds
 from ..errors import WSGIFastError
 from ..metrics.address import VARIABLE, metrics_address
 from ..sockets.address import Address
@@ -47,24 +47,12 @@ def add_command(commands: Any) -> None:
         metavar="ADDRESS",
         help=f"HOST:PORT (default: the environment variable {VARIABLE}, or {_DEFAULT_ADDRESS})",
     )
-    parser.add_argument(
-        "--interval",
-        type=seconds,
-        metavar="SECONDS",
-        default=_INTERVAL_S,
-        help="time between two polls (default: 2)",
+    option(
+        parser, "--interval", "SECONDS", "time between two polls", default=_INTERVAL_S, type=seconds
     )
-    parser.add_argument(
-        "--once", action="store_true", help="poll twice, print what changed, and exit"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per poll")
-    parser.add_argument(
-        "--most",
-        type=count,
-        metavar="N",
-        default=20,
-        help="endpoints and clients to show (default: 20)",
-    )
+    option(parser, "--once", help="poll twice, print what changed, and exit")
+    option(parser, "--json", help="print one JSON object per poll")
+    option(parser, "--most", "N", "endpoints and clients to show", default=20, type=count)
     parser.set_defaults(run=_run)
 
 
