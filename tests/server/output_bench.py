@@ -18,7 +18,7 @@ from wsgifast.server import sending
 from wsgifast.server.counters import Counters
 from wsgifast.server.disk import DiskThreads
 from wsgifast.server.limits import DiskBudget
-from wsgifast.server.look_ahead import SeenInMemory
+from wsgifast.server.look_ahead import CachedRuns
 from wsgifast.server.output import OutputQueue
 from wsgifast.server.output_memory import OutputMemory
 from wsgifast.server.output_rules import Coalescing, OutputRules
@@ -72,7 +72,7 @@ def rules(
             lambda text, *args: told.append(text % args),
         ),
         disk=disk or DiskThreads(lambda error: told.append(repr(error))),
-        seen=SeenInMemory(),
+        cached_runs=CachedRuns(),
         coalescing=Coalescing(lambda: True),
         counters=Counters(),
         share_work=share_work,

@@ -98,9 +98,9 @@ def test_floods_are_over_after_a_while() -> None:
     floods = Floods(0.0)
     for now in (0.0, PERIOD_S, 2.5 * PERIOD_S):
         for _ in range(RESETS):
-            floods.note_reset(now)
+            floods.count_reset(now)
     with pytest.raises(Flood, match="reset"):
-        floods.note_reset(2.5 * PERIOD_S)
+        floods.count_reset(2.5 * PERIOD_S)
 
 
 def test_windows_are_earned() -> None:
@@ -108,23 +108,23 @@ def test_windows_are_earned() -> None:
     for _ in range(2000):
         floods.earn_windows(10, frames=1)
     for _ in range(4000 + WINDOWS):
-        floods.note_window(0.0)
+        floods.count_window(0.0)
     # 10 bytes a frame have earned a little more.
     for _ in range(39):
-        floods.note_window(0.0)
+        floods.count_window(0.0)
     with pytest.raises(Flood):
-        floods.note_window(0.0)
+        floods.count_window(0.0)
 
 
 def test_what_is_held_back_earns_next_to_nothing() -> None:
     floods = Floods(0.0)
     for _ in range(WINDOWS):
-        floods.note_window(0.0)
+        floods.count_window(0.0)
         floods.earn_windows(1, frames=0)
     for _ in range(int(WINDOWS * 2 / 1024)):
-        floods.note_window(0.0)
+        floods.count_window(0.0)
     with pytest.raises(Flood):
-        floods.note_window(0.0)
+        floods.count_window(0.0)
 
 
 # Frames of a body

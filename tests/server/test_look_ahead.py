@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.output_bench import opened
 from wsgifast.server import look_ahead
-from wsgifast.server.look_ahead import LookAhead, SeenInMemory
+from wsgifast.server.look_ahead import CachedRuns, LookAhead
 
 FIRST = look_ahead._FIRST_BYTES
 TRUSTED_S = look_ahead._TRUSTED_FOR_S
@@ -68,15 +68,15 @@ def send(
 
 
 def test_further_ahead_for_a_quick_client_only(memory: Memory, files: list[int]) -> None:
-    assert send(LookAhead(SeenInMemory()), files[0], memory) == SIZE
+    assert send(LookAhead(CachedRuns()), files[0], memory) == SIZE
     assert [size // FIRST for _, size in memory.looks] == [1, 2, 4, 8, 1]
     memory.looks.clear()
-    assert send(LookAhead(SeenInMemory()), files[0], memory, s=2 * TRUSTED_S) == SIZE
+    assert send(LookAhead(CachedRuns()), files[0], memory, s=2 * TRUSTED_S) == SIZE
     assert memory.looks == [(place, FIRST) for place in range(0, SIZE, FIRST)]
 
 
 def test_once_for_all_connections(memory: Memory, files: list[int]) -> None:
-    seen = SeenInMemory()
+    seen = CachedRuns()
     for _ in range(5):
         assert send(LookAhead(seen), files[0], memory) == SIZE
     assert len(memory.looks) == 5
@@ -88,7 +88,7 @@ def test_once_for_all_connections(memory: Memory, files: list[int]) -> None:
 
 
 def test_each_file_by_itself(memory: Memory, files: list[int]) -> None:
-    seen = SeenInMemory()
+    seen = CachedRuns()
     for fd in files:
         assert send(LookAhead(seen), fd, memory) == SIZE
     assert len(memory.looks) == 10
@@ -97,7 +97,7 @@ def test_each_file_by_itself(memory: Memory, files: list[int]) -> None:
 def test_from_one_descriptor_to_another_of_the_same_connection(
     memory: Memory, files: list[int]
 ) -> None:
-    ahead = LookAhead(SeenInMemory())
+    ahead = LookAhead(CachedRuns())
     one, two = files
     assert ahead.cached_bytes(one, 0, SIZE, begin=True) == FIRST
     memory.end = 0
@@ -105,7 +105,7 @@ def test_from_one_descriptor_to_another_of_the_same_connection(
 
 
 def test_what_was_seen_is_trusted_for_a_while(memory: Memory, files: list[int]) -> None:
-    seen = SeenInMemory()
+    seen = CachedRuns()
     first = LookAhead(seen)
     assert first.cached_bytes(files[0], 0, SIZE, begin=True) == FIRST
     memory.now += 0.9 * TRUSTED_S
@@ -119,7 +119,7 @@ def test_what_was_seen_is_trusted_for_a_while(memory: Memory, files: list[int]) 
 
 
 def test_what_is_on_the_disk_is_looked_for_again(memory: Memory, files: list[int]) -> None:
-    seen = SeenInMemory()
+    seen = CachedRuns()
     memory.end = FIRST + 10
     ahead = LookAhead(seen)
     assert send(ahead, files[0], memory) == memory.end
@@ -130,7 +130,7 @@ def test_what_is_on_the_disk_is_looked_for_again(memory: Memory, files: list[int
 
 
 def test_a_run_elsewhere_takes_the_place(memory: Memory, files: list[int]) -> None:
-    seen = SeenInMemory()
+    seen = CachedRuns()
     assert LookAhead(seen).cached_bytes(files[0], 8 * FIRST, 8 * FIRST, begin=True) == FIRST
     assert LookAhead(seen).cached_bytes(files[0], 0, SIZE, begin=True) == FIRST
     assert len(memory.looks) == 2
@@ -139,14 +139,14 @@ def test_a_run_elsewhere_takes_the_place(memory: Memory, files: list[int]) -> No
 
 
 def test_no_more_than_is_left(memory: Memory, files: list[int]) -> None:
-    seen = SeenInMemory()
+    seen = CachedRuns()
     assert send(LookAhead(seen), files[0], memory) == SIZE
     assert LookAhead(seen).cached_bytes(files[0], 0, 2 * FIRST, begin=True) == 2 * FIRST
 
 
 def test_a_small_run_is_looked_at_each_time(memory: Memory, files: list[int]) -> None:
     """Whose file it is would cost as much."""
-    seen = SeenInMemory()
+    seen = CachedRuns()
     for _ in range(3):
         assert send(LookAhead(seen), files[0], memory, size=FIRST) == FIRST
     assert len(memory.looks) == 3
@@ -156,7 +156,7 @@ def test_so_many_files_are_remembered(
     memory: Memory, files: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(look_ahead, "_MOST_FILES", 1)
-    seen = SeenInMemory()
+    seen = CachedRuns()
     for fd in files:
         assert LookAhead(seen).cached_bytes(fd, 0, SIZE, begin=True) == FIRST
     memory.end = 0

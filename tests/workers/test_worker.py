@@ -290,7 +290,7 @@ def test_what_is_coalesced_goes_out_with_the_tick(make_bench: MakeBench) -> None
     client.near.output.write_more(b"one")
     client.near.output.write_more(b"two")
     assert client.receive_all_there_is() == b"one"
-    assert bench.server.pool.monitor._promised
+    assert bench.server.pool.monitor._tick_requested
     bench.server.pool.monitor._on_tick()
     assert client.receive_all_there_is() == b"two"
 

@@ -44,7 +44,7 @@ _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, e
 _FULL_UNTIL = 0.9
 
 
-class Begins(Protocol):
+class SupportsBegin(Protocol):
     """What the acceptor needs of a connection."""
 
     def begin(self) -> None:
@@ -68,7 +68,7 @@ class Acceptor:
         listeners: Iterable[socket.socket],
         poller: Poller,
         *,
-        connect: Callable[[socket.socket, Any, Any], Begins | None],
+        connect: Callable[[socket.socket, Any, Any], SupportsBegin | None],
         count: Callable[[], int],
         limit: int,
         is_open: Callable[[], bool],

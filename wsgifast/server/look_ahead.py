@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..sockets.page_cache import cached_bytes
 
-__all__ = ["LookAhead", "SeenInMemory"]
+__all__ = ["CachedRuns", "LookAhead"]
 
 # How far ahead to ask: at first, and at most. The distance doubles each time that a client has
 # taken all of it while it was trusted.
@@ -36,7 +36,7 @@ class _Run(NamedTuple):
     until: float
 
 
-class SeenInMemory:
+class CachedRuns:
     """The cached runs of large files; shared by all connections and threads."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class LookAhead:
 
     __slots__ = ("_file", "_look", "_run", "_seen")
 
-    def __init__(self, seen: SeenInMemory) -> None:
+    def __init__(self, seen: CachedRuns) -> None:
         self._seen = seen
         self._file: _File | None = None  # only if it is large
         self._run = _Run(0, 0, 0.0)

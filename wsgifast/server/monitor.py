@@ -73,7 +73,7 @@ class Monitor:
         self._leader = leader
         self._replace = replace
         self._on_tick = on_tick
-        self._promised = False  # a tick was requested: the alarm must not be set forward
+        self._tick_requested = False  # a tick was requested: the alarm must not be set forward
         # How long a turn may take before the monitor looks at it.
         self._patience_s = TICK_S
         self._alarm = make_alarm()
@@ -90,7 +90,7 @@ class Monitor:
         while not self._interrupted:
             # Before looking: a thread that requests a tick or begins a turn from here on sets the
             # alarm.
-            self._promised = False
+            self._tick_requested = False
             self.guard_at = 0.0
             more = self._on_tick()
             leader = self._leader()
@@ -113,13 +113,13 @@ class Monitor:
         # the earliest: so every turn has had all of it when the alarm goes off.
         half = self._patience_s / 2
         self.guard_at = now + half
-        if not (self._promised or self._interrupted):
+        if not (self._tick_requested or self._interrupted):
             self._alarm.set(self._patience_s + half)
 
     def request_tick(self) -> bool:
         """Have `on_tick` called within TICK_S; False if the monitor does not run."""
-        if not self._promised:
-            self._promised = True
+        if not self._tick_requested:
+            self._tick_requested = True
             self._alarm.set(TICK_S)
         return self.ticking
 

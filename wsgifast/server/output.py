@@ -29,10 +29,10 @@ from collections.abc import Callable, Sequence
 from ..errors import ClientGone
 from ..sockets.sendfile import FileSegment
 from .output_rules import OutputRules
-from .send_queue import OutputOwner, SendQueue, Sends
+from .send_queue import OutputOwner, SenderLike, SendQueue
 from .transport import WOULD_BLOCK
 
-__all__ = ["OutputOwner", "OutputQueue", "Sends"]
+__all__ = ["OutputQueue"]
 
 # A block is held back if it follows another one this soon.
 _COALESCE_S = 0.0005
@@ -51,7 +51,7 @@ class OutputQueue(SendQueue):
 
     def __init__(
         self,
-        sender: Sends,
+        sender: SenderLike,
         owner: OutputOwner,
         rules: OutputRules,
         lock: threading.Lock | threading.RLock | None = None,

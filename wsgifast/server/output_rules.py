@@ -9,14 +9,14 @@ from typing import Any, Protocol
 from .counters import Counters
 from .disk import DiskThreads
 from .limits import DiskBudget, time_left_s
-from .look_ahead import SeenInMemory
+from .look_ahead import CachedRuns
 from .options import Options
 from .output_memory import OutputMemory
 
 __all__ = ["Coalescing", "OutputRules"]
 
 
-class Flushes(Protocol):
+class SupportsFlush(Protocol):
     """A queue that holds blocks back."""
 
     def flush(self, *, wait: bool = True) -> bool:
@@ -31,7 +31,7 @@ class Coalescing:
 
     def __init__(self, request_tick: Callable[[], bool]) -> None:
         self.request_tick = request_tick
-        self.queues: set[Flushes] = set()
+        self.queues: set[SupportsFlush] = set()
 
     def tick(self) -> bool:
         """Send what is held back; returns whether there was anything. Never blocks."""
@@ -61,7 +61,7 @@ class OutputRules:
     :ivar sendfile: whether to use sendfile.
     :ivar memory: counts the output in memory.
     :ivar disk: the threads for files that are not in the page cache.
-    :ivar seen: what the page cache has of files.
+    :ivar cached_runs: what the page cache has of files.
     :ivar coalescing: the queues that hold blocks back.
     :ivar counters: the server's.
     :ivar share_work: called during a long turn that releases the GIL: other threads go on with the
@@ -75,7 +75,7 @@ class OutputRules:
     sendfile: bool
     memory: OutputMemory
     disk: DiskThreads
-    seen: SeenInMemory
+    cached_runs: CachedRuns
     coalescing: Coalescing
     counters: Counters
     share_work: Callable[[], object]
@@ -100,7 +100,7 @@ class OutputRules:
             sendfile=options.sendfile,
             memory=OutputMemory(options.output_memory_bytes, on_disk, log.warning),
             disk=DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error)),
-            seen=SeenInMemory(),
+            cached_runs=CachedRuns(),
             coalescing=coalescing,
             counters=counters,
             share_work=share_work,

@@ -1,4 +1,4 @@
-"""Turns the bytes of one connection into requests; sans I/O.
+"""SupportsTurns the bytes of one connection into requests; sans I/O.
 
 Nothing here waits, has a socket or knows a thread, and no byte is scanned twice. A request is a
 head, which the parser takes apart, and a body, which a collector takes unless the app reads it from

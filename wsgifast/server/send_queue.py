@@ -36,7 +36,7 @@ from .backlog import Backlog
 from .output_rules import OutputRules
 from .sending import Turn
 
-__all__ = ["OutputOwner", "SendQueue", "Sends"]
+__all__ = ["OutputOwner", "SendQueue", "SenderLike"]
 
 
 class OutputOwner(Protocol):
@@ -54,7 +54,7 @@ class OutputOwner(Protocol):
         """Have :meth:`SendQueue.on_writable` called soon."""
 
 
-class Sends(Protocol):
+class SenderLike(Protocol):
     """Sends on a socket (:class:`~.sending.Sender`) or on an HTTP/2 stream (`StreamSender`).
 
     Called under the queue's lock, except for :meth:`step_from_disk`.
@@ -91,7 +91,7 @@ class Sends(Protocol):
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
         """Send or read the next bytes of the first file; may wait for its disk."""
 
-    def note_file(self, backlog: Backlog, done: int | bytes) -> None:
+    def record_file(self, backlog: Backlog, done: int | bytes) -> None:
         """Record the result of `step_from_disk`."""
 
 
@@ -112,7 +112,7 @@ class SendQueue:
 
     def __init__(
         self,
-        sender: Sends,
+        sender: SenderLike,
         owner: OutputOwner,
         rules: OutputRules,
         lock: threading.Lock | threading.RLock | None = None,
@@ -153,7 +153,7 @@ class SendQueue:
             self._fail(error)
 
     def pace(self, now: float) -> tuple[float, int] | None:
-        """See :meth:`Sends.pace`."""
+        """See :meth:`SenderLike.pace`."""
         return self._sender.pace(now)
 
     # Everything below needs the lock, unless it says otherwise.
@@ -242,7 +242,7 @@ class SendQueue:
                 self._fail(failure)
             elif self.error is None:
                 if done:
-                    self._sender.note_file(backlog, done)
+                    self._sender.record_file(backlog, done)
                 self._start_draining()
             backlog.release(segment.fd)
             if self.error is not None and self.closing:

@@ -73,7 +73,7 @@ class Turn(enum.Enum):
 
 
 class Sender:
-    """Sends on one socket; implements :class:`~.send_queue.Sends`.
+    """Sends on one socket; implements :class:`~.send_queue.SenderLike`.
 
     :param sock: non-blocking, plain or TLS.
     :ivar send: sends as much of a block as the socket takes.
@@ -111,7 +111,7 @@ class Sender:
         :raises OSError: if the client has gone, or a file cannot be read.
         """
         if after_event:
-            self._note_writable()
+            self._on_writable()
         before = self._taken
         end = before + (_TLS_TURN_BYTES if self.encrypts else _TURN_BYTES)
         is_long = False
@@ -127,7 +127,7 @@ class Sender:
                     done = self._send_file(backlog, first, end - self._taken, may_wait=False)
                     if done is None:
                         return Turn.DISK
-                    self.note_file(backlog, done)
+                    self.record_file(backlog, done)
                 else:
                     self._send_buffers(backlog)
                 if self._is_full:
@@ -143,7 +143,7 @@ class Sender:
         return Turn.DONE
 
     def wait_until(self, *, again: bool) -> float:
-        """See :class:`~.send_queue.Sends`."""
+        """See :class:`~.send_queue.SenderLike`."""
         self._limit_buffer()
         now = time.monotonic()
         if self._may_grow:
@@ -157,7 +157,7 @@ class Sender:
         return self._deadline
 
     def pace(self, now: float) -> tuple[float, int] | None:
-        """See :class:`~.send_queue.Sends`."""
+        """See :class:`~.send_queue.SenderLike`."""
         since, taken = self._waiting_since, self._taken
         return None if since is None else (now - since, taken)
 
@@ -182,7 +182,7 @@ class Sender:
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
         """Send or read the next bytes of the first file; in a disk thread, without the lock.
 
-        :returns: an argument for :meth:`note_file`.
+        :returns: an argument for :meth:`record_file`.
         :raises OSError: as :meth:`take_turn`.
         """
         began = time.monotonic()
@@ -194,7 +194,7 @@ class Sender:
             if self._waiting_since is not None:  # the client is not to blame for the disk
                 self._waiting_since += time.monotonic() - began
 
-    def note_file(self, backlog: Backlog, done: int | bytes) -> None:
+    def record_file(self, backlog: Backlog, done: int | bytes) -> None:
         """Record how many bytes of the first file were sent, or what was read to be sent next."""
         if isinstance(done, bytes):
             backlog.insert_read(done)
@@ -222,7 +222,7 @@ class Sender:
         if self.sends_files:
             if not may_wait:
                 if self._ahead is None:
-                    self._ahead = LookAhead(self._rules.seen)
+                    self._ahead = LookAhead(self._rules.cached_runs)
                 cached = self._ahead.cached_bytes(fd, place, left, begin=left == whole)
                 if not cached:
                     return None
@@ -268,7 +268,7 @@ class Sender:
                     cast(SocketLike, self._sock), FIRST_SEND_BUFFER_BYTES
                 )
 
-    def _note_writable(self) -> None:
+    def _on_writable(self) -> None:
         """The socket is writable again; give a fast client a larger buffer."""
         if self._may_grow and time.monotonic() - self._full_since < QUICK_S:
             self._may_grow = False

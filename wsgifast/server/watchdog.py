@@ -10,7 +10,7 @@ from typing import Any, Protocol
 __all__ = ["Watchdog"]
 
 
-class Turns(Protocol):
+class SupportsTurns(Protocol):
     """What the watchdog needs of a pool."""
 
     def turns(self) -> list[tuple[str, int | None, int | None]]:
@@ -26,7 +26,7 @@ class Watchdog:
 
     def __init__(
         self,
-        pool: Turns,
+        pool: SupportsTurns,
         *,
         log: Any,
         after_s: float,

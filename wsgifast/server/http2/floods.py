@@ -34,20 +34,20 @@ class Floods:
         self._since = now
         self._resets = self._control = self._windows = 0.0
 
-    def note_reset(self, now: float) -> None:
+    def count_reset(self, now: float) -> None:
         """:raises Flood: if the bucket is full; so do the other methods."""
         self._leak(now)
         self._resets += 1
         if self._resets > RESETS:
             raise Flood("too many streams are reset")
 
-    def note_control_frame(self, now: float) -> None:
+    def count_control_frame(self, now: float) -> None:
         self._leak(now)
         self._control += 1
         if self._control > CONTROL_FRAMES:
             raise Flood("too many frames ask for nothing")
 
-    def note_window(self, now: float) -> None:
+    def count_window(self, now: float) -> None:
         self._leak(now)
         self._windows += 1
         if self._windows > WINDOWS:

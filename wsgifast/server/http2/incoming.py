@@ -134,11 +134,11 @@ class Incoming(Outgoing):
         return Spool(options.body_memory_bytes // waiting, limit, self._bodies_on_disk)
 
     def _on_refused(self, event: events.Event) -> None:
-        self.floods.note_reset(time.monotonic())
+        self.floods.count_reset(time.monotonic())
 
     def _on_data(self, event: events.DataReceived) -> None:
         if not event.data and event.stream_ended is None:
-            self.floods.note_control_frame(time.monotonic())
+            self.floods.count_control_frame(time.monotonic())
         stream = self.streams.get(event.stream_id)
         if stream is None:
             self.acknowledge(event.flow_controlled_length, event.stream_id)
@@ -163,27 +163,27 @@ class Incoming(Outgoing):
             self.make_ready(stream)
 
     def _on_reset(self, event: events.StreamReset) -> None:
-        self.floods.note_reset(time.monotonic())
+        self.floods.count_reset(time.monotonic())
         stream = self.streams.get(event.stream_id)
         if stream is not None:
             stream.fail(ClientGone("the stream is reset"))
 
     def _on_window(self, event: events.WindowUpdated) -> None:
-        self.floods.note_window(time.monotonic())
+        self.floods.count_window(time.monotonic())
         with self.lock:
             if event.stream_id:
                 stream = self.streams.get(event.stream_id)
                 if stream is not None:
-                    self.take_up(stream)
+                    self.unblock(stream)
             else:
-                self.take_up_all()
+                self.unblock_all()
 
     def _on_settings(self, event: events.RemoteSettingsChanged) -> None:
-        self.floods.note_control_frame(time.monotonic())
+        self.floods.count_control_frame(time.monotonic())
         with self.lock:
             self.frames.forget_settings()
             if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
-                self.take_up_all()
+                self.unblock_all()
 
     def _on_goaway(self, event: events.ConnectionTerminated) -> None:
         if event.error_code:
@@ -192,7 +192,7 @@ class Incoming(Outgoing):
             self.state = LEAVING if self.state is OPEN else self.state
 
     def _on_control_frame(self, event: events.Event) -> None:
-        self.floods.note_control_frame(time.monotonic())
+        self.floods.count_control_frame(time.monotonic())
 
     def make_ready(self, stream: Stream) -> None:
         stream.make_ready()

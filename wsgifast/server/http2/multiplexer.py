@@ -111,10 +111,10 @@ class Multiplexer(Incoming):
         with self.lock:
             deadlines = [stream.deadline for stream in self.streams.values()]
             self.connection.deadline = min(deadlines, default=self._deadline_of_idle)
-            self.note_deadline(self.until_sent)
-            self.note_deadline(self.blocked_until)
+            self.cap_deadline(self.until_sent)
+            self.cap_deadline(self.blocked_until)
             if self._second_goaway_at is not None and self.state is OPEN:
-                self.note_deadline(self._second_goaway_at)
+                self.cap_deadline(self._second_goaway_at)
         self._run_soon(self._end_turn())
 
     def retry(self) -> None:
@@ -220,7 +220,7 @@ class Multiplexer(Incoming):
         with self.lock:
             if self._second_goaway_at is None:
                 self._second_goaway_at = now + _SECOND_GOAWAY_S
-                self.note_deadline(self._second_goaway_at)
+                self.cap_deadline(self._second_goaway_at)
                 self.announce_end(ALL_STREAMS)
             elif self._second_goaway_at <= now:
                 self._leave()

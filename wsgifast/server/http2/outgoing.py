@@ -145,7 +145,7 @@ class Outgoing:
         with contextlib.suppress(ClientGone):
             self.transmit()
 
-    # Turns, under the lock.
+    # SupportsTurns, under the lock.
 
     def queue(self, stream: Any, *, is_over: bool = False) -> None:
         """Have a stream take its turn, once its windows allow it.
@@ -154,29 +154,29 @@ class Outgoing:
         """
         stream.is_held_back = not is_over and stream.output.sender.is_held_back()
         if stream.is_held_back:
-            self.note_deadline(stream.deadline)
+            self.cap_deadline(stream.deadline)
             if self.frames.window <= 0:
                 self._window_wait = self._window_wait or WindowWait(self.rules)
                 self.blocked_until = self._window_wait.begin()
-                self.note_deadline(self.blocked_until)
+                self.cap_deadline(self.blocked_until)
             return
         self._sending[stream] = None
         if not self._is_pumping and not self.is_congested:
             self._pump_soon()
 
-    def take_up(self, stream: Any) -> None:
+    def unblock(self, stream: Any) -> None:
         """The windows of a stream may have opened."""
         if stream.is_held_back and not stream.output.sender.is_held_back():
             stream.is_held_back = False
             stream.deadline = math.inf
             self._sending[stream] = None
 
-    def take_up_all(self) -> None:
+    def unblock_all(self) -> None:
         """The window of the connection, or of all streams, may have opened."""
         if self.frames.window > 0:
             self.end_window_wait()
         for stream in self.streams.values():
-            self.take_up(stream)
+            self.unblock(stream)
 
     def end_window_wait(self) -> None:
         """No stream waits for the connection's window any more."""
@@ -242,16 +242,16 @@ class Outgoing:
             self.core.registry.change(self.connection, self.awaited())
 
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
-        """See :class:`~..output.OutputOwner`; the connection may have any owner, or none."""
+        """See :class:`~..send_queue.OutputOwner`; the connection may have any owner, or none."""
         self.until_sent = deadline
-        self.note_deadline(deadline)
+        self.cap_deadline(deadline)
         if retry:
             self.connection.retries = True
         else:
             self.wait_for_socket()
 
     def resume_sending(self) -> None:
-        """See :class:`~..output.OutputOwner`; not called, as this queue is never `closing`."""
+        """See :class:`~..send_queue.OutputOwner`; not called, as this queue is never `closing`."""
 
     def announce_end(self, last_stream: int) -> None:
         """Send a GOAWAY frame."""
@@ -259,7 +259,7 @@ class Outgoing:
             self.transmit()
             self.output.write_all((goaway(last_stream),))
 
-    def note_deadline(self, deadline: float) -> None:
+    def cap_deadline(self, deadline: float) -> None:
         """Have the sweep look at the connection by then at the latest."""
         if deadline < self.connection.deadline:
             self.connection.deadline = deadline

@@ -154,7 +154,7 @@ class Stream:
         timeout_s = self._session.core.options.body_timeout_s
         waited_s = now - exchange.started
         self.deadline = now + time_left_s(timeout_s, BODY_BYTES_PER_S, self._received, waited_s)
-        self._session.note_deadline(self.deadline)
+        self._session.cap_deadline(self.deadline)
 
     # The app's turn
 

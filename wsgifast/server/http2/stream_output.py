@@ -18,7 +18,8 @@ from ...errors import ClientGone
 from ...sockets.page_cache import view_cached
 from ...sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated
 from ..backlog import Backlog
-from ..output import OutputOwner, OutputQueue
+from ..output import OutputQueue
+from ..send_queue import OutputOwner
 from ..sending import Turn
 from .window_wait import WindowWait
 
@@ -34,7 +35,7 @@ Fields = list[tuple[bytes, bytes]]
 
 
 class StreamSender:
-    """Makes the frames of one stream; implements :class:`~..output.Sends`.
+    """Makes the frames of one stream; implements :class:`~..send_queue.SenderLike`.
 
     :param number: of the stream.
     :ivar head: of the response, until it is sent.
@@ -134,7 +135,7 @@ class StreamSender:
             raise FileTruncated(segment.size - backlog.file_sent, segment.size)
         return data
 
-    def note_file(self, backlog: Backlog, done: int | bytes) -> None:
+    def record_file(self, backlog: Backlog, done: int | bytes) -> None:
         if isinstance(done, bytes):
             backlog.insert_read(done)
 
