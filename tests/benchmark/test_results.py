@@ -161,7 +161,7 @@ def test_a_table_fits_the_terminal_and_says_as_much() -> None:
     assert second[0].split() == ["CPU", "us/req", "busy"]
     assert first[2] == second[2] == "a <title> [a.key]"
     assert [line.split()[-1] for line in first[3:]] == ["27", "27", "27"]
-    for line, one, other in zip(wide.splitlines()[2:], first[3:], second[3:], strict=True):
+    for line, one, other in zip(wide.splitlines()[3:], first[3:], second[3:], strict=True):
         name = one.strip().split("  ")[0]
         all_of_it, some, others = (text.partition(name)[2].split() for text in (line, one, other))
         assert all_of_it == some + others

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from itertools import groupby
+from itertools import compress, groupby
 from pathlib import Path
 
 from .. import page
@@ -44,22 +44,6 @@ class _Grid:
     columns: Sequence[str]
     parts: Sequence[tuple[str, str, Sequence[Sequence[object]]]]
 
-    def without_empty(self) -> _Grid:
-        """A terminal is narrow: no column, with its title, in which nothing stands."""
-        lines = [line for _, _, lines in self.parts for line in lines]
-        filled = [
-            number
-            for number, title in enumerate(self.columns)
-            if not title or any(line[number] not in ("", None) for line in lines)
-        ]
-        return _Grid(
-            [self.columns[number] for number in filled],
-            [
-                (title, key, [[line[number] for number in filled] for line in lines])
-                for title, key, lines in self.parts
-            ],
-        )
-
     def wide(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
         """Columns and rows, titles in a column of their own; below each its key."""
         rows = [
@@ -85,12 +69,11 @@ def results_text(results: Sequence[Result], width: int | None = None) -> str:
     """
     found: list[str] = []
     for grid in _grids(results):
-        grid = grid.without_empty()
-        text = table(*grid.wide())
-        if width is None or max(map(len, text.splitlines())) <= width:
-            found.append(text)
+        columns, rows = grid.narrow()
+        if width is None:
+            found.append(table(columns, rows))
         else:
-            found += tables(*grid.narrow(), width, _BESIDE)
+            found += tables(columns, rows, width, _BESIDE)
     return "\n\n".join([*found, "\n".join(f"- {line}" for line in problems(results))]).rstrip()
 
 
@@ -211,7 +194,17 @@ def _grids(results: Sequence[Result]) -> Iterator[_Grid]:
         for each in members:
             key = f"[{each.row.key}]" if each.row.key != each.row.title else ""
             parts.append((each.row.title, key, [_line(each, name, facts) for name in each.runs]))
-        yield _Grid([*columns, "busy", *facts], parts)
+        yield _without_empty(_Grid([*columns, "busy", *facts], parts))
+
+
+def _without_empty(grid: _Grid) -> _Grid:
+    lines = [line for _, _, lines in grid.parts for line in lines]
+    filled = [any(line[n] not in ("", None) for line in lines) for n in range(len(grid.columns))]
+    filled[0] = True  # the names
+    return _Grid(
+        list(compress(grid.columns, filled)),
+        [(t, key, [list(compress(line, filled)) for line in own]) for t, key, own in grid.parts],
+    )
 
 
 def _line(result: Result, name: str, facts: Sequence[str]) -> Sequence[object]:
