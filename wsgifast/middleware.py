@@ -140,6 +140,9 @@ class WSGIFast:
         if report_slow_shapes:
             mended = {"WF001", "WF003"} if coalesce else {"WF001"}
             self._call = Examined(app, Reports(report_slow_shapes, mended=frozenset(mended)))
+        # Whether one of FRAMEWORKS is loaded, and how many modules were when it was looked for.
+        self._has_framework = False
+        self._modules = 0
         self._instrumented: WSGIApplication | None = None
         self._recorded_by: object = None
         recorder, spans = recorder_for(metrics), spans_for(traces)
@@ -153,7 +156,6 @@ class WSGIFast:
         self,
         environ: WSGIEnvironment,
         start_response: StartResponse,
-        *,
         _head: HeldHead | None = None,  # from Instrumented, which has made it
     ) -> Iterable[bytes]:
         if self._instrumented is not None and (
@@ -166,7 +168,9 @@ class WSGIFast:
         if head is None:
             head = HeldHead(self.app, environ["REQUEST_METHOD"], start_response)
         body: Any
-        if RECORDER in environ and not modules.keys().isdisjoint(FRAMEWORKS):
+        if RECORDER in environ and (
+            self._has_framework or (len(modules) != self._modules and self._look_for_framework())
+        ):
             body = call_noting_pattern(self._call, environ, head.start)
         else:
             body = self._call(environ, head.start)
@@ -294,6 +298,12 @@ class WSGIFast:
         if isinstance(answer, SegmentedBody):
             return _pass_on(environ, head, answer)
         return _wrap(environ, head, answer)
+
+    def _look_for_framework(self) -> bool:
+        """Whether one of FRAMEWORKS is loaded; an app may load it at its first request."""
+        self._modules = len(modules)
+        self._has_framework = not modules.keys().isdisjoint(FRAMEWORKS)
+        return self._has_framework
 
     def _set_nodelay(self, environ: WSGIEnvironment) -> None:
         """Set TCP_NODELAY once for each connection."""

@@ -1,4 +1,4 @@
-"""Instrumented: what happens to a request under an ASGI app, told to a recorder at its end."""
+"""Instrumentation of ASGI apps: records each request when the app has returned."""
 
 from __future__ import annotations
 
@@ -32,22 +32,21 @@ __all__ = ["INSTRUMENTED", "Instrumented"]
 
 logger = logging.getLogger("wsgifast")
 
-# Where the scope has the request that is observed.
+# The scope's key for the request that is recorded.
 INSTRUMENTED = "asgifast.instrumented"
 
 
 class Instrumented:
-    """An ASGI app whose requests are recorded, and which is not changed by it.
+    """An ASGI app whose requests are recorded when the app has returned.
 
-    :param recorder: what it raises is logged, once.
-    :param spans: also told of each request, with the span that is current when it comes.
+    :param recorder: its errors are logged, once.
+    :param spans: sets attributes on the span that is current when a request comes.
     """
 
     def __init__(self, app: ASGIApp, recorder: Recorder | None, spans: Spans | None) -> None:
         self._app = app
         self._recorder = recorder
         self._spans = spans
-        # Where requests are noted without a call.
         self._metrics = recorder if isinstance(recorder, RequestMetrics) else None
         self._failures = Failures(logger)
 
@@ -58,20 +57,30 @@ class Instrumented:
         span = None if self._spans is None else self._spans.current()
         recorder = self._recorder
         if INSTRUMENTED in scope and scope[INSTRUMENTED].recorder is recorder:
-            recorder = None  # a server of ours, or an ASGIFast around this one, does it already
+            recorder = None  # recorded by a server of ours, or by an ASGIFast around this one
         if recorder is None and span is None:
             await self._app(scope, receive, send)
             return
-        request = InstrumentedRequest(scope, receive, send, recorder)
         if recorder is None:
             pass
         elif self._metrics is not None:
             self._metrics.started.append((scope["method"], scope.get("scheme", "http")))
         else:
             self._begin(recorder, scope)
-        request.app_scope = {**scope, INSTRUMENTED: request}
+        # Attribute by attribute: a constructor would be one more call for every request.
+        request = _Request()
+        request.recorder = recorder
+        request.began = perf_counter()
+        request.app_scope = inner = {**scope, INSTRUMENTED: request}
+        request.server_receive = receive
+        request.server_send = send
+        request.status = 500
+        request.headers = ()
+        request.size = request.chunks = 0
+        request.route = ""
+        request.is_complete = request.left = False
         try:
-            await self._app(request.app_scope, request.receive, request.send)
+            await self._app(inner, request.receive, request.send)
         except OSError:
             request.left = not request.is_complete
             raise
@@ -80,92 +89,105 @@ class Instrumented:
                 request.status = 500
             raise
         finally:
-            self._tell(request, span)
-            request.app_scope = scope  # the app's has the request in it
+            try:
+                self._record(scope, request, span)
+            except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
+                self._failures.log()
+            del request.app_scope  # which has the request
 
     def _begin(self, recorder: Recorder, scope: Scope) -> None:
         try:
             recorder.begin(scope["method"], scope.get("scheme", "http"))
-        except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
-            self._failures.log()
-
-    def _tell(self, request: InstrumentedRequest, span: object | None) -> None:
-        try:
-            pattern = request.pattern()
-            length_error = request.length_error()
-            if span is not None and self._spans is not None:
-                self._spans.describe(
-                    span,
-                    pattern=pattern,
-                    route=request.route,
-                    chunks=request.chunks,
-                    size=request.size,
-                    length_error=length_error,
-                    left=request.left,
-                )
-            recorder = request.recorder
-            if recorder is None:
-                return
-            scope = request.scope
-            method, scheme = scope["method"], scope.get("scheme", "http")
-            status, route, size = request.status, request.route, request.size
-            seconds = perf_counter() - request.began
-            recorder.record(method, scheme, status, pattern, route, seconds, size)
-            if length_error is not None:
-                recorder.count_length_error(length_error)
-            if request.left:
-                recorder.count_client_left()
         except Exception:  # noqa: BLE001 - the same
             self._failures.log()
 
+    def _record(self, scope: Scope, request: _Request, span: object | None) -> None:
+        inner, size, pattern = request.app_scope, request.size, None
+        if PATTERN in inner or "route" in inner:
+            # A Mount changes it in the app's scope alone.
+            pattern = asgi_pattern(inner, str(scope.get("root_path", "")))
+        length_error = None
+        for name, value in request.headers:
+            if name == b"content-length":
+                if value != b"%d" % size:  # rarely
+                    length_error = _length_error(scope, request)
+                break
+        if span is not None and self._spans is not None:
+            self._spans.describe(
+                span,
+                pattern=pattern,
+                route=request.route,
+                chunks=request.chunks,
+                size=size,
+                length_error=length_error,
+                left=request.left,
+            )
+        recorder = request.recorder
+        if recorder is None:
+            return
+        seconds = perf_counter() - request.began
+        recorder.record(
+            scope["method"], scope.get("scheme", "http"), request.status, pattern, request.route,
+            seconds, size,
+        )  # fmt: skip
+        if length_error is not None:
+            recorder.count_length_error(length_error)
+        if request.left:
+            recorder.count_client_left()
 
-class InstrumentedRequest:
-    """One request, from the call of the app on, as the server sees its messages.
 
-    :ivar recorder: that is told of it; None if another one is told already.
-    :ivar app_scope: the scope that the app was given, in which its framework notes the route.
-    :ivar route: which way the body went; ASGIFast says what the server cannot see of it.
+class _Request:
+    """A request whose messages are watched between the app and the server.
+
+    :ivar recorder: None if the request is recorded elsewhere.
+    :ivar app_scope: the scope in which the app's framework notes its route.
+    :ivar status: 500 until the response starts.
+    :ivar route: the route of the body; ASGIFast sets it where the messages do not tell it.
     """
 
-    # Class attributes, which cost a request nothing until they change.
-    status = 500
-    headers: Any = ()
-    size = chunks = 0
-    route = ""
-    is_complete = left = False
+    __slots__ = (
+        "app_scope", "began", "chunks", "headers", "is_complete", "left", "recorder", "route",
+        "server_receive", "server_send", "size", "status",
+    )  # fmt: skip
 
-    def __init__(
-        self, scope: Scope, receive: Receive, send: Send, recorder: Recorder | None
-    ) -> None:
-        self.recorder = recorder
-        self.began = perf_counter()
-        self.scope = self.app_scope = scope
-        self._receive = receive
-        self._send = send
+    recorder: Recorder | None
+    began: float
+    app_scope: Scope
+    server_receive: Receive
+    server_send: Send
+    status: int
+    headers: Any
+    size: int
+    chunks: int
+    route: str
+    is_complete: bool
+    left: bool
 
     async def receive(self) -> Message:
-        message = await self._receive()
+        message = await self.server_receive()
         if message["type"] == "http.disconnect" and not self.is_complete:
             self.left = True
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Not a coroutine function: one more coroutine for each message costs more than this."""
+        """Not a coroutine function, which would cost one more coroutine for each message."""
         kind = message["type"]
         if kind == "http.response.body":
             self.chunks += 1
-            self.size += len(message.get("body", b""))
-            more = message.get("more_body", False)
+            if "body" in message:
+                self.size += len(message["body"])
+            is_last = "more_body" not in message or not message["more_body"]
             if not self.route:
-                self.route = "stream" if more else "as-is"
-            self.is_complete = not more
+                self.route = "as-is" if is_last else "stream"
+            self.is_complete = is_last
         elif kind == "http.response.start":
             self.status = message["status"]
-            self.headers = message.get("headers", ())
+            if "headers" in message:
+                self.headers = message["headers"]
         elif kind in (PATHSEND, ZEROCOPYSEND):
             self.route = "file"
             self._count_file(message)
-        return self._send(message)
+        return self.server_send(message)
 
     def _count_file(self, message: Message) -> None:
         planned: PlannedBody | None = message.get(PLANNED)
@@ -178,22 +200,12 @@ class InstrumentedRequest:
             self.size = declared_length(self.headers) or self.size
         self.is_complete = not message.get("more_body", False)
 
-    def pattern(self) -> str | None:
-        if PATTERN not in self.app_scope and "route" not in self.app_scope:
-            return None  # no framework that tells it
-        # A Mount changes it in the app's scope alone.
-        return asgi_pattern(self.app_scope, str(self.scope.get("root_path", "")))
 
-    def length_error(self) -> LengthError | None:
-        """Whether the body was another than its Content-Length; not where the client has left."""
-        for name, value in self.headers:
-            if name == b"content-length":
-                if value == b"%d" % self.size:
-                    return None  # as nearly always: nothing else has to be asked
-                break
-        if self.left or not self.is_complete or not has_body(self.scope["method"], self.status):
-            return None
-        declared = declared_length(self.headers)
-        if declared is None or declared == self.size:
-            return None
-        return "short" if self.size < declared else "long"
+def _length_error(scope: Scope, request: _Request) -> LengthError | None:
+    """Whether the body broke its Content-Length; not if the client has left."""
+    if not request.is_complete or request.left or not has_body(scope["method"], request.status):
+        return None
+    declared = declared_length(request.headers)
+    if declared is None or declared == request.size:
+        return None
+    return "short" if request.size < declared else "long"

@@ -77,7 +77,7 @@ class Instrumented:
             self._begin(recorder, method, scheme)
         head = HeldHead(self._app, method, start_response)
         try:
-            body = self._call(environ, start_response, _head=head)
+            body = self._call(environ, start_response, head)
         except BaseException:
             self._record(environ, 500, recorder, span, began, 0)
             raise
