@@ -12,7 +12,8 @@ from .app_socket import AppSocket
 from .channel import Channel
 from .counters import Counters
 from .exchange import Exchange
-from .options import Options
+from .limits import DiskBudget
+from .options import HTTP2Options, Options
 from .output import OutputQueue
 from .output_rules import OutputRules
 from .parser import Parser
@@ -44,11 +45,17 @@ _DISCARD_BYTES = 256 * 1024
 
 
 class Core(Protocol):
-    """What a connection needs of its server."""
+    """What a connection needs of its server.
+
+    :ivar bodies_on_disk: counts request bodies in temporary files.
+    :ivar http2: the settings sent to HTTP/2 clients.
+    """
 
     options: Options
     counters: Counters
     output_rules: OutputRules
+    bodies_on_disk: DiskBudget
+    http2: HTTP2Options
     registry: Registry[Any]
     log: Any
 

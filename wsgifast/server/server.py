@@ -70,7 +70,6 @@ class Server:
         self._application = application
         self._parser_for = parser_for
         self._secure = secure
-        self._http2 = http2
         self._ends_soon = ""  # or the reason
         self._stopping = False
         self._killed = False
@@ -113,6 +112,7 @@ class Server:
         )
         self.bodies_on_disk = DiskBudget(options.bodies_on_disk_bytes)
         # Used by connections, like options, registry and log: see endpoint.Core.
+        self.http2 = http2
         self.output_rules = OutputRules.of(
             options,
             coalescing=self.coalescing,
@@ -264,7 +264,7 @@ class Server:
     def begin_http2(self, connection: Endpoint, parser: Parser) -> Streams:
         from .http2.multiplexer import Multiplexer  # needs h2
 
-        return Multiplexer(self, connection, parser, self._http2, self.bodies_on_disk)
+        return Multiplexer(self, connection, parser)
 
     def is_ending(self) -> bool:
         return self._stopping or bool(self._ends_soon)

@@ -16,8 +16,6 @@ from ...errors import BodyTooLarge, ClientGone
 from ...http.http2 import request_head, trailer_lines
 from ..endpoint import Core, Endpoint
 from ..exchange import Exchange
-from ..limits import DiskBudget
-from ..options import HTTP2Options
 from ..parser import Parser
 from ..request_body import Spool
 from ..transport import WOULD_BLOCK
@@ -37,36 +35,26 @@ _RECEIVE_BODIES_BYTES = 64 * 1024
 class Incoming(Outgoing):
     """Hands received frames to their streams, and makes new ones.
 
-    :param bodies_on_disk: counts request bodies in temporary files.
     :ivar ready: streams whose apps can run.
     :ivar last_stream: the highest stream number that is accepted.
     """
 
     streams: dict[int, Stream]
 
-    __slots__ = ("_bodies_on_disk", "_parser", "last_stream", "ready")
+    __slots__ = ("_parser", "last_stream", "ready")
 
-    def __init__(
-        self,
-        core: Core,
-        connection: Endpoint,
-        parser: Parser,
-        http2: HTTP2Options,
-        bodies_on_disk: DiskBudget,
-    ) -> None:
-        super().__init__(core, connection, http2)
+    def __init__(self, core: Core, connection: Endpoint, parser: Parser) -> None:
+        super().__init__(core, connection)
         self._parser = parser
-        self._bodies_on_disk = bodies_on_disk
         self.ready: list[Stream] = []
         self.last_stream = ALL_STREAMS
 
     def receive(self) -> None:
-        bodies = any(stream.state is RECEIVING for stream in list(self.streams.values()))
+        bodies = any(not stream.has_ended for stream in list(self.streams.values()))
+        size = _RECEIVE_BODIES_BYTES if bodies else _RECEIVE_BYTES
         try:
             with self.lock:  # both directions share one TLS object
-                data = self.connection.sock.recv(
-                    _RECEIVE_BODIES_BYTES if bodies else _RECEIVE_BYTES
-                )
+                data = self.connection.sock.recv(size)
         except WOULD_BLOCK:
             return
         except OSError as error:
@@ -131,7 +119,7 @@ class Incoming(Outgoing):
             raise BodyTooLarge("The request body is too large")
         # The bodies of one connection share what one body may keep in memory.
         waiting = sum(each.state in (RECEIVING, READY) for each in list(self.streams.values()))
-        return Spool(options.body_memory_bytes // waiting, limit, self._bodies_on_disk)
+        return Spool(options.body_memory_bytes // waiting, limit, self.core.bodies_on_disk)
 
     def _on_refused(self, event: events.Event) -> None:
         self.floods.count_reset(time.monotonic())

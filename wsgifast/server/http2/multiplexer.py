@@ -26,8 +26,6 @@ from ...errors import ClientGone
 from ..channel import Channel
 from ..endpoint import Core, Endpoint
 from ..exchange import Exchange
-from ..limits import DiskBudget
-from ..options import HTTP2Options
 from ..parser import Parser
 from ..poller import READ, WRITE
 from .frames import ALL_STREAMS
@@ -48,15 +46,8 @@ class Multiplexer(Incoming):
 
     __slots__ = ("_deadline_of_idle", "_is_in_turn", "_second_goaway_at")
 
-    def __init__(
-        self,
-        core: Core,
-        connection: Endpoint,
-        parser: Parser,
-        http2: HTTP2Options,
-        bodies_on_disk: DiskBudget,
-    ) -> None:
-        super().__init__(core, connection, parser, http2, bodies_on_disk)
+    def __init__(self, core: Core, connection: Endpoint, parser: Parser) -> None:
+        super().__init__(core, connection, parser)
         self._is_in_turn = False  # a thread owns the connection and will close it if it must
         self._deadline_of_idle = time.monotonic() + core.options.head_timeout_s
         self._second_goaway_at: float | None = None  # set with the first GOAWAY

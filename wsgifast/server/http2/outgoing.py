@@ -22,7 +22,6 @@ from h2.exceptions import ProtocolError
 
 from ...errors import ClientGone
 from ..endpoint import Core, Endpoint
-from ..options import HTTP2Options
 from ..output import OutputQueue
 from ..poller import READ, WRITE
 from ..sending import LONG_TURN_BYTES, Sender
@@ -60,7 +59,7 @@ class Outgoing:
         "lock", "output", "rules", "state", "streams", "until_sent",
     )  # fmt: skip
 
-    def __init__(self, core: Core, connection: Endpoint, http2: HTTP2Options) -> None:
+    def __init__(self, core: Core, connection: Endpoint) -> None:
         self.core = core
         self.connection = connection
         self.rules = rules = core.output_rules
@@ -68,7 +67,7 @@ class Outgoing:
         sender = Sender(connection.sock, rules)
         self.output = OutputQueue(sender, self, rules, self.lock)
         self._encrypts = sender.encrypts
-        self.frames = Frames(http2)
+        self.frames = Frames(core.http2)
         self.floods = Floods(time.monotonic())
         self.state = OPEN
         # Streams are Any here: their module imports this one.
