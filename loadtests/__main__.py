@@ -1,15 +1,15 @@
-"""Every figure of the documentation, measured again.
+"""Measures every figure of the documentation.
 
-    python -m loadtests all                          quickly: that each row runs, and rough ratios
+    python -m loadtests all                          quick: checks that rows run, for rough ratios
     python -m loadtests all --profile release        for publication: make benchmarks
     python -m loadtests worker.tls asgi --profile release
-    python -m loadtests sockets.                     demo's bodies by raw sockets, and the bound
+    python -m loadtests sockets.                     demo's bodies over raw sockets, with a bound
     python -m loadtests leaks. replaced. --strict    what abandoned connections leave behind; what
                                                      is lost while a server's processes are replaced
 
-A KEY names rows: it is told beside each row, and is its key in reports/PROFILE/*.json, where a run
-takes the place of its own rows and leaves the others. Contenders take turns. `all` is without the
-last two lines, which the documentation has no figures of.
+A KEY selects rows; --list lists the keys. They are also the keys in reports/PROFILE/*.json, where a
+run replaces the rows that it measured and keeps the others. Contenders take turns. `all` excludes
+the rows of the last two lines, whose figures are not published.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from wsgifast.arguments import count, seconds
+from wsgifast.arguments import count, option, seconds
 from wsgifast.benchmark.measuring import measure
 from wsgifast.benchmark.slow_clients import raise_open_files
 from wsgifast.benchmark.tables import Profile, Table
@@ -34,7 +34,7 @@ UNPUBLISHED = [wsgi.SOCKETS, leaks.TABLE, replaced.TABLE]
 
 
 def tables() -> list[Table]:
-    """Those whose figures are published, from bodies to servers."""
+    """The tables whose figures are published, from bodies to servers."""
     return [
         *wsgi.BODIES, calls.TABLE, *wsgi.FILES, asgi.MEMORY, wsgi.WORKER, metrics.TABLE,
         *slow.TABLES, *asgi.TABLES, *wsgi.DEVELOPMENT, *mail.TABLES, coalescing.TABLE,
@@ -43,34 +43,27 @@ def tables() -> list[Table]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run rows; return 0, 3 if a server failed, 130 if it was stopped, or 1 as --strict says."""
+    """Run rows; return 0, 1 as --strict says, 3 if a server failed, or 130 if stopped."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtests",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "keys",
-        nargs="*",
-        metavar="KEY",
-        help="only rows whose key begins with this, or else has it in it",
-    )
-    parser.add_argument("--profile", choices=PROFILES, default="quick", help="how long (quick)")
-    parser.add_argument("--list", action="store_true", help="tell the rows and their keys")
-    parser.add_argument("--seconds", type=seconds, help="of one run")
-    parser.add_argument("--rounds", type=count, help="runs of each side")
-    parser.add_argument("--row-seconds", type=seconds, help="begin no round of a row after these")
-    parser.add_argument("--page", metavar="NAME", help="of the page (load-tests, or the table's)")
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="exit status 1 if the last contender of a row fails, or not all send the same",
-    )
+    which = "only rows whose key begins with this or, if none does, contains it"
+    parser.add_argument("keys", nargs="*", metavar="KEY", help=which)
+    option(parser, "--profile", "", "how long", default="quick", choices=PROFILES)
+    option(parser, "--list", help="list the rows and their keys")
+    option(parser, "--seconds", "S", "length of a run", type=seconds)
+    option(parser, "--rounds", "N", "runs of each contender", type=count)
+    option(parser, "--row-seconds", "S", "start no round of a row after this time", type=seconds)
+    option(parser, "--page", "NAME", "name of the page (default: load-tests, or the table's name)")
+    strict = "exit with 1 if the last contender of a row fails, or bodies differ"
+    option(parser, "--strict", help=strict)
     given = parser.parse_args(arguments)
     keys = [key for key in given.keys if key != "all"]
     kept = chosen([*tables(), *UNPUBLISHED], keys) if keys else tables()
     if not kept:
-        parser.error(f"no row has {' or '.join(keys)} in its key; --list tells the keys")
+        parser.error(f"no key contains {' or '.join(keys)}; --list lists the keys")
     if given.list:
         print("\n".join(f"{row.key:32} {row.title}" for table in kept for row in table.rows))
         return 0
@@ -90,9 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def chosen(tables: Sequence[Table], keys: Sequence[str]) -> list[Table]:
-    """The tables with those of their rows that a key is of.
+    """The tables, reduced to the rows that the keys select.
 
-    A key is of the rows that begin with it; where none does, of those that it is part of.
+    A key selects the rows whose key begins with it or, if none does, contains it.
     """
     names = [row.key for table in tables for row in table.rows]
     wanted: set[str] = set()

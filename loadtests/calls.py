@@ -1,9 +1,9 @@
-"""What a call costs without a server: the middleware, and StaticFiles beside WhiteNoise.
+"""What a call costs without a server: the middleware, and StaticFiles compared to WhiteNoise.
 
-pyperf takes the processor time, in a process of its own for every run; `python -m loadtests.calls
---call NAME` is that process. The WSGI environ carries what gunicorn puts there, so TCP_NODELAY is
-looked after as it is in production. ASGIFast stands beside the least that an ASGI middleware can be
-that looks at the app's messages.
+pyperf measures the CPU time, in a process of its own for every run; `python -m loadtests.calls
+--call NAME` is that process. The WSGI environ contains what gunicorn puts there, so that
+TCP_NODELAY is set as in production. ASGIFast is compared to a minimal ASGI middleware that sees the
+app's messages.
 """
 
 from __future__ import annotations

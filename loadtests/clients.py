@@ -1,9 +1,9 @@
-"""Two bounded HTTP clients, cheap enough not to be what is measured: raw sockets, and wrk.
+"""Two bounded HTTP clients that are cheap enough not to be the bottleneck: raw sockets, and wrk.
 
-Bodies are received into one large buffer and not looked at. Only their framing is followed: a
-Content-Length is counted down; a chunked body ends where the received bytes end with the last
-chunk, which is enough for payloads without that sequence in them and costs nothing for a body that
-arrives in a million chunks; anything else ends with the connection.
+Bodies are received into one large buffer and not examined, only framed: a Content-Length is counted
+down; a chunked body ends when the received bytes end with the last chunk, which suffices for
+payloads without that sequence and costs nothing even for a million chunks; any other body ends with
+the connection.
 """
 
 from __future__ import annotations

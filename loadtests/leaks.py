@@ -1,14 +1,14 @@
-"""What a server keeps of connections that were abandoned: descriptors, threads, memory.
+"""What a server keeps of abandoned connections: descriptors, threads, memory.
 
     python -m loadtests leaks. --strict
     python -m loadtests leaks. --strict --seconds 3600     a soak: an hour each
 
-Clients leave in every state that a connection can be in, half of them with a goodbye and half with
-a reset; and in each round a process that holds connections in all of these states is killed. After
-each round the server must have the descriptors and threads again that it had before; and its memory
-must level off: the first rounds make what is made once (caches, buffers, the allocator's arenas), a
-leak is what goes on growing. Resident memory says so within the allocator's noise, the number of
-blocks that Python's objects have says it exactly. What leaks counts as a failure.
+Clients leave in every state that a connection can be in, half of them by closing it and half by a
+reset; and in each round a process that holds connections in all of these states is killed. After
+each round the server must have as many descriptors and threads as before. Its memory must level
+off: the first rounds allocate what is allocated once (caches, buffers, the allocator's arenas); a
+leak continues to grow. Resident memory shows this within the allocator's noise, the number of
+memory blocks that Python has allocated shows it exactly. A leak counts as a failure.
 """
 
 from __future__ import annotations

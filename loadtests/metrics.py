@@ -1,7 +1,7 @@
 """What metrics cost a FastWorker, and how long a scrape of eight workers takes under load.
 
-The same server with and without WSGIFAST_METRICS, in turn; the exporter's CPU time is part of the
-server's. What a recorded request costs by itself is `python -m loadtests calls.metrics`.
+The same server runs with and without WSGIFAST_METRICS, in turn. The exporter's CPU time is part of
+the server's. `python -m loadtests calls.metrics` measures the recording of a request alone.
 """
 
 from __future__ import annotations

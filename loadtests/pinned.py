@@ -1,8 +1,8 @@
 """What a small addition costs: pairs of new servers, with and without it, each on its own core.
 
-Two starts of one server differ by more than such an addition costs, as its memory lies otherwise
-each time. So what it costs is the median difference of many pairs, and beside it stands what a
-second server without it differs by.
+Two starts of the same server differ by more than the addition costs, because their memory layouts
+differ. So the cost is the median difference of many pairs, and a second server without the addition
+shows the noise.
 """
 
 from __future__ import annotations

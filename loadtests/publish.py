@@ -1,13 +1,13 @@
-"""The documentation's benchmarks, from the reports of the load tests.
+"""Writes the documentation's benchmarks from the reports of the load tests.
 
     make benchmarks                measures everything first
-    python -m loadtests.publish    takes what is in reports/ now
+    python -m loadtests.publish    uses the reports that exist in reports/
 
-Each row of a report goes into docs/benchmarks/TABLE.json, without its single runs, and takes the
-older one's place there; the rows that were not measured again stay, with their own date, machine
-and profile. Of these docs/benchmarks.md, the chart and README's table of gains are made. Told is
-what they lack, with the command that measures it, and which rows are of a short run, of another
-release or package, or from another machine or Python.
+Each row of a report is stored in docs/benchmarks/TABLE.json, without its single runs, and replaces
+the older one there. Other rows stay, with their own date, machine and profile. docs/benchmarks.md,
+the chart and README's table of gains are generated from these files. The command lists the rows
+that are missing, with the command that measures them, and those that were measured in a short run,
+with other versions, or on another machine.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ NAMES = (
     "asgi-middleware", "nodelay",
     "calls",
 )  # fmt: skip
-# Around what of README is written here.
+# Around the generated part of README.
 _MARKS = "<!-- what python -m loadtests.publish writes -->", "<!-- the end of it -->"
-# What is no package in a run's "machine".
+# The facts in a run's "machine" that are not packages.
 _FACTS = ("cores", "processor", "system", "python")
 
 
 def main() -> None:
-    """Take the reports in, and write the pages and the charts."""
+    """Read the reports, and write the pages and the charts."""
     argparse.ArgumentParser(
         prog="python -m loadtests.publish",
         description=__doc__,
@@ -81,7 +81,7 @@ def _read() -> dict[str, Published]:
 
 
 def missing(known: Sequence[Table]) -> Iterator[str]:
-    """What has not been published yet of these tables, and the commands that measure it."""
+    """The rows of these tables that are not published, and the commands that measure them."""
     there = {key for table in _read().values() for key in table.rows}
     needed = dict.fromkeys([*rows_needed(), *(bar.key for bar in BARS)])
     if wanted := [key for key in needed if key not in there]:
@@ -96,9 +96,9 @@ def missing(known: Sequence[Table]) -> Iterator[str]:
 
 
 def differing(here: Mapping[str, str | int]) -> Iterator[str]:
-    """Which rows are of a short run, or were measured with anything that is another one here.
+    """Rows of short runs, and those that were measured with other versions or elsewhere.
 
-    :param here: as :func:`~wsgifast.benchmark.report.machine` tells it.
+    :param here: the result of :func:`~wsgifast.benchmark.report.machine`.
     """
     found: dict[str, list[str]] = {}
     for table in _read().values():
@@ -113,7 +113,7 @@ def differing(here: Mapping[str, str | int]) -> Iterator[str]:
 
 
 def _difference_of_run(run: Mapping[str, Any], here: Mapping[str, str | int]) -> str:
-    """What is another one here, of what the page tells; "" for nothing."""
+    """How a run differs from one that would be made here; "" if it does not."""
     there = run["machine"]
     others = ["a short run"] * (not run["profile"]["full"])
     for name, now in here.items():
@@ -123,7 +123,7 @@ def _difference_of_run(run: Mapping[str, Any], here: Mapping[str, str | int]) ->
 
 
 def _without_build(version: str) -> str:
-    """A kernel's version without what its maker adds."""
+    """A kernel version without the distribution's suffix."""
     return version.partition("-")[0] if version.startswith("Linux ") else version
 
 
@@ -168,7 +168,7 @@ def benchmarks_page() -> str:
 
 
 def _section(table: Published) -> Iterator[str]:
-    """The rows of each run below its command, date and machine."""
+    """The rows of each run, below its command, date and machine."""
     yield f"## {table.title}"
     for when, run in table.runs.items():
         rows = {key: row for key, row in table.rows.items() if row["measured"] == when}
@@ -181,7 +181,7 @@ def _beginnings_if_all(keys: Sequence[str], of_table: Sequence[str]) -> Sequence
 
 
 def _beginnings(keys: Iterable[str]) -> list[str]:
-    """What the keys of a table begin with, as the load tests' command line takes it."""
+    """The common beginnings of keys, as arguments for the load tests."""
     groups: dict[str, list[str]] = {}
     for key in keys:
         groups.setdefault(key.partition(".")[0], []).append(key)

@@ -1,15 +1,15 @@
-"""What clients lose while a server's processes are replaced under them: nothing, or how much.
+"""What clients lose while a server's processes are replaced.
 
     python -m loadtests replaced.
     python -m loadtests replaced.FastWorker --strict --profile release     a million requests
 
-Clients ask on connections that are kept alive, others download; meanwhile the server is reloaded
-(HUP), gets and loses a worker (TTIN, TTOU), is replaced by a new one on the same listeners (USR2,
-then TERM for the old one: a graceful stop), and recycles its workers (max_requests). All requests
-are GETs. A client that follows RFC 9112 section 9.3.1 repeats one, once and on a new connection, if
-the connection is closed before any byte of its answer: the server may have closed an idle
-connection at that moment. Everything else is lost, a failure: a refused connection, a status other
-than 200, an answer that is cut off or not the right bytes. granian knows HUP alone.
+Some clients send requests on keep-alive connections, others download; meanwhile the server is
+reloaded (HUP), gets and loses a worker (TTIN, TTOU), is replaced by a new one on the same listeners
+(USR2, then TERM for the old one: a graceful stop), and recycles its workers (max_requests). All
+requests are GETs. A client that follows RFC 9112 section 9.3.1 repeats one, once and on a new
+connection, if the connection is closed before any byte of the response: the server may have closed
+an idle connection at that moment. Everything else counts as lost: a refused connection, a status
+other than 200, a truncated or incorrect response. granian supports only HUP.
 """
 
 from __future__ import annotations

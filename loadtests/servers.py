@@ -1,4 +1,4 @@
-"""The servers beside ours, each tuned as its documentation says, and small ones of a few lines.
+"""The servers to compare with, tuned as their documentation advises, and tiny ones.
 
     python -m loadtests.servers KIND PORT [ARGUMENT ...]
 

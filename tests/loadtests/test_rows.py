@@ -59,7 +59,7 @@ def test_a_key_that_no_row_has(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["no-such-key"])
     assert ended.value.code == 2
-    assert "no row has no-such-key in its key" in capsys.readouterr().err
+    assert "no key contains no-such-key" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
