@@ -300,7 +300,7 @@ def test_it_is_not_said_all_the_time_that_there_are_no_descriptors(
         server.acceptor.on_closed()
         assert server.listens
     assert len(server.warnings) == 1
-    now += accepting._SAY_AGAIN_S
+    now += accepting._WARN_AGAIN_S
     server.acceptor.accept(LISTENER)
     assert len(server.warnings) == 2
 

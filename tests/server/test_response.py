@@ -115,7 +115,7 @@ def test_what_an_app_must_not_do_is_a_500(ask: Ask, name: str) -> None:
     asked = ask(WRONG[name])
     assert asked.failed, asked.raw
     assert b"\r\nX: 1" not in asked.raw
-    assert asked.bench.log.says("Error handling request")
+    assert asked.bench.log.says("Error handling request GET /")
     if name.startswith(("bytes for", "a number for")):
         assert "give a str" in str(asked.bench.log.errors[0])
 
@@ -512,6 +512,7 @@ def test_write_without_end_ends_at_the_content_length(ask: Ask, swallows: bool) 
     complaints = asked.bench.log.lines[1:] + [str(error) for error in asked.bench.log.errors]
     told = [each for each in complaints if "longer than its Content-Length, 5" in each]
     assert len(told) == 1
+    assert asked.bench.log.says("Error handling request GET /") is not swallows
     assert asked.is_closed is not swallows
 
 

@@ -37,7 +37,7 @@ _EVENTS_BETWEEN_TURNS = 32
 # How long to wait after running out of descriptors.
 _PAUSE_S = 0.2
 # The least time between two warnings about that.
-_SAY_AGAIN_S = 10.0
+_WARN_AGAIN_S = 10.0
 # No room for a connection, or for watching a listener (epoll_ctl(2)).
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC})
 # A full worker is warned about again only after it has gone below this share of its limit.
@@ -85,7 +85,7 @@ class Acceptor:
         self._log = log
         self._lock = threading.Lock()
         self._resume_at = 0.0
-        self._said_at = -_SAY_AGAIN_S
+        self._warned_at = -_WARN_AGAIN_S
         self._full = False
         self.listening = False
         self._closed = False
@@ -202,8 +202,8 @@ class Acceptor:
     def _pause(self, error: OSError) -> None:
         """Accept nothing for a moment."""
         now = time.monotonic()
-        if now - self._said_at >= _SAY_AGAIN_S:
-            self._said_at = now
+        if now - self._warned_at >= _WARN_AGAIN_S:
+            self._warned_at = now
             self._log.warning("Cannot accept: %s; trying again soon", error)
         self._resume_at = now + _PAUSE_S
 

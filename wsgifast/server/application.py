@@ -151,7 +151,9 @@ class Application:
             if isinstance(error, RequestError):
                 self.log.warning("Cutting off %s: %s", exchange.req.uri, error)
             else:
-                self.log.exception("Error handling request")
+                self.log.exception(
+                    "Error handling request %s %s", exchange.req.method, exchange.req.uri
+                )
             return
         exchange.resp = None  # the error page is logged separately
         self.refuse(channel, exchange, error)

@@ -17,7 +17,7 @@ __all__ = ["OutputMemory", "SpillFile"]
 # Free space that is left on the file system of the temporary files.
 _LEFT_FREE_BYTES = 64 * 1024 * 1024
 # The least time between two warnings about a failed spill: the log may be on the same disk.
-_SAY_AGAIN_S = 10.0
+_WARN_AGAIN_S = 10.0
 
 
 class OutputMemory:
@@ -34,7 +34,7 @@ class OutputMemory:
         self._warn = warn
         self._limit_bytes = limit_bytes
         self._told = False
-        self._refused_at = -_SAY_AGAIN_S  # when that was told; monotonic
+        self._warned_at = -_WARN_AGAIN_S  # of a failed spill; monotonic
         self._lock = threading.Lock()
 
     @property
@@ -61,10 +61,10 @@ class OutputMemory:
         """Log, now and then, that output stays in memory beyond the limit."""
         now = time.monotonic()
         with self._lock:
-            if now - self._refused_at < _SAY_AGAIN_S:
+            if now - self._warned_at < _WARN_AGAIN_S:
                 return
-            self._refused_at = now
-        self._warn("Output stays in memory: no temporary file takes it: %s", error)
+            self._warned_at = now
+        self._warn("Output stays in memory, as it cannot be written to a temporary file: %s", error)
 
     def count(self, size: int) -> None:
         """Count `size` more bytes, or fewer if it is negative."""
@@ -100,7 +100,7 @@ class SpillFile:
         if at.f_bavail * at.f_frsize < size + _LEFT_FREE_BYTES:
             raise OSError(errno.ENOSPC, f"less than {_LEFT_FREE_BYTES} bytes would be left free")
         if not self._disk.take(size):
-            raise OSError(errno.EDQUOT, "they take up responses_on_disk_bytes already")
+            raise OSError(errno.EDQUOT, "responses_on_disk_bytes are used up")
         begin, done = self.written, 0
         try:
             while done < size:

@@ -149,7 +149,7 @@ class Receiver:
         options = self._options
         length = exchange.length
         if length is not None and length > options.body_limit_bytes:
-            raise BodyTooLarge("The request body is too large")
+            raise BodyTooLarge(f"The request body is longer than {options.body_limit_bytes} bytes")
         spool = Spool(options.body_memory_bytes, options.body_limit_bytes, self._disk)
         self._body = body = (
             ChunkedBody(self.decoder(), spool) if length is None else KnownLength(length, spool)

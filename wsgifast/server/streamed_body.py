@@ -107,7 +107,7 @@ class StreamedBody(io.RawIOBase):
         try:
             while not self._is_at_end():
                 if self._skipped + (self._left or 0) > DRAIN_BYTES:
-                    raise BodyTooLarge("more of the body is left than is thrown away")
+                    raise BodyTooLarge("more of the body is left than is discarded")
                 data = self._rest or self._sock.recv(self._wanted(_MOST_BYTES))
                 self._skipped += len(data)
                 self._take(data)

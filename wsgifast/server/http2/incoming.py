@@ -116,7 +116,7 @@ class Incoming(Outgoing):
             return StreamedUpload(self, number, timeout_s=options.body_timeout_s)
         limit = options.body_limit_bytes
         if "CONTENT_LENGTH" in exchange.fields and (exchange.length or 0) > limit:
-            raise BodyTooLarge("The request body is too large")
+            raise BodyTooLarge(f"The request body is longer than {limit} bytes")
         # The bodies of one connection share what one body may keep in memory.
         waiting = sum(each.state in (RECEIVING, READY) for each in list(self.streams.values()))
         return Spool(options.body_memory_bytes // waiting, limit, self.core.bodies_on_disk)
