@@ -29,13 +29,14 @@ from tests.support.http import Connection
 from tests.support.http2 import Client
 from tests.support.servers import LiveServer
 
+from . import protocols
 from .servers import asgi_server
 from .support import Http2, expect_http2
 
 pytest.importorskip("zttp", reason="zttp is not installed (Python 3.11 or newer): pip install zttp")
 pytest.importorskip("uvicorn.protocols.http.auto_zttp_impl", reason="this uvicorn has no zttp")
 
-from asgifast.uvicorn import ZttpH2Protocol
+from asgifast.uvicorn import ZttpH2Protocol, ZttpProtocol
 
 PATHSEND = "http.response.pathsend"
 ZEROCOPYSEND = "http.response.zerocopysend"
@@ -530,6 +531,28 @@ def test_more_than_the_content_length_is_an_error(large: Path) -> None:
 
 def test_http_2_with_prior_knowledge(server: LiveServer, files: Path) -> None:
     expect_http2(server, files)
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_the_head_of_a_large_file_over_http_1_1(large: Path, close: bool) -> None:
+    """As that of a small one, which zttp makes."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({**start(LARGE_BYTES), "headers": [(b"x-Transfer-Encoding", b"chunked"),
+                    (b"content-length", b"%d" % LARGE_BYTES)]})  # fmt: skip
+        await send({"type": PATHSEND, "path": str(large)})
+
+    async def conversation(client: protocols.Client) -> None:
+        request = b"GET / HTTP/1.1\r\nHost: x\r\n"
+        await client.send(request + b"Connection: close\r\n" * close + b"\r\n")
+        head = (await client.until(b"\r\n\r\n")).lower().split(b"\r\n")
+        assert (b"connection: close" in head) is close
+        assert b"content-length: %d" % LARGE_BYTES in head
+        assert b"x-transfer-encoding: chunked" in head
+        assert b"transfer-encoding: chunked" not in head
+        assert await client.exactly(LARGE_BYTES) == large.read_bytes()
+
+    protocols.talk(ZttpProtocol, app, conversation)
 
 
 def test_http_1_1_beside_it(server: LiveServer, files: Path) -> None:

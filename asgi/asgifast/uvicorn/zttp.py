@@ -25,7 +25,7 @@ from ..protocols.transport import CoalescingTransport, Rest
 from .protocol import CountedResponse, FileSending, UnsupportedUvicorn, check
 
 with needs("asgifast.uvicorn.ZttpProtocol", "zttp", "zttp"):
-    import zttp
+    import zttp  # noqa: F401
 try:
     from uvicorn.protocols.http import auto_zttp_impl, zttp_h2_impl, zttp_impl
 except ImportError as error:
@@ -44,11 +44,15 @@ _FRAME_BYTES = 16 * 1024
 _QUEUED_BYTES = 64 * 1024
 
 
+# A head's framing headers, and those of a head with a Content-Length alone.
+_FRAMING, _LENGTH = {b"content-length", b"transfer-encoding"}, [b"content-length"]
+
+
 class _Uncounted:
     """The sending half of a zttp connection for one response whose body zttp does not see.
 
     zttp counts the bytes of a body with a Content-Length, and sendfile bypasses it. So zttp is told
-    that the body is chunked, and another connection makes the head. uvicorn counts, too.
+    that the body is chunked, and its head is corrected. uvicorn counts, too.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -57,12 +61,12 @@ class _Uncounted:
         self.should_close = connection.should_close
 
     def send_response(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        head = zttp.Connection(zttp.SERVER)
-        head.send_response(status, headers)
-        self._out = head.data_to_send()
+        length = b"%d" % (declared_length(headers) or 0)
         others = [header for header in headers if header[0].lower() != b"content-length"]
         self._connection.send_response(status, [*others, (b"transfer-encoding", b"chunked")])
-        self._connection.data_to_send()
+        self._out = self._connection.data_to_send().replace(
+            b"\r\ntransfer-encoding: chunked\r\n", b"\r\ncontent-length: %b\r\n" % length, 1
+        )
 
     def send_data(self, data: bytes) -> None:
         self._out += data
@@ -111,7 +115,7 @@ class ZttpResponse(CountedResponse):
             if (
                 (declared_length(headers) or 0) > SMALL_FILE_BYTES
                 and has_body(cycle.scope["method"], message["status"])
-                and all(name.lower() != b"transfer-encoding" for name, _ in headers)
+                and [name.lower() for name, _ in headers if name.lower() in _FRAMING] == _LENGTH
             ):
                 cycle.conn = _Uncounted(cycle.conn)
         await super().send(message)
