@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from .loops import BackgroundTask, Loop, running_loop
-from .messages import Send
+from .messages import Send, response_body
 
-__all__ = ["COALESCED_BYTES", "SMALL_MESSAGE_BYTES", "Coalescer"]
+__all__ = ["COALESCED_BYTES", "LONE_TURNS", "SMALL_MESSAGE_BYTES", "Coalescer", "next_lone"]
 
 # A body message up to this size is coalesced; a larger one costs less to pass on than to copy.
 SMALL_MESSAGE_BYTES = 8 * 1024
 # At this size coalesced messages are sent before the loop's turn ends. A transport's default
 # high-water mark is the same.
 COALESCED_BYTES = 64 * 1024
+# After so many turns in a row with one message each, messages are passed on at once, which is
+# cheaper for an app that waits before each message, or whose middleware does.
+LONE_TURNS = 4
+# After so many of those the next message is held until the turn's end again, to look for others.
+_PASSED_ON = 16
+
+
+def next_lone(lone: int) -> int:
+    """Count a message that is passed on at once.
+
+    :param lone: LONE_TURNS and more; below that it counts turns with one message.
+    """
+    return lone + 1 if lone < LONE_TURNS + _PASSED_ON else LONE_TURNS - 1
 
 
 class Coalescer:
@@ -22,12 +35,13 @@ class Coalescer:
     raised.
     """
 
-    __slots__ = ("_chunks", "_loop", "_send", "_size", "_task", "_turn_scheduled")
+    __slots__ = ("_chunks", "_lone", "_loop", "_send", "_size", "_task", "_turn_scheduled")
 
     def __init__(self, send: Send) -> None:
         self._loop: Loop = running_loop()
         self._send = send
         self._chunks: list[bytes] = []
+        self._lone = 0
         self._size = 0
         self._turn_scheduled = False
         self._task: BackgroundTask | None = None
@@ -35,6 +49,10 @@ class Coalescer:
     async def add(self, body: bytes) -> None:
         if self._task is not None:
             await self._wait()
+        if self._lone >= LONE_TURNS and not self._chunks:
+            self._lone = next_lone(self._lone)
+            await self._send(response_body(body, more_body=True))
+            return
         self._chunks.append(body)
         self._size += len(body)
         if self._size >= COALESCED_BYTES:
@@ -68,14 +86,13 @@ class Coalescer:
 
     def _on_turn_end(self) -> None:
         self._turn_scheduled = False
+        self._lone = self._lone + 1 if len(self._chunks) == 1 else 0
         if self._chunks and self._task is None:
             self._task = self._loop.create_task(self._send_coalesced())
 
     async def _send_coalesced(self) -> None:
         if self._chunks:
-            await self._send(
-                {"type": "http.response.body", "body": self._take(), "more_body": True}
-            )
+            await self._send(response_body(self._take(), more_body=True))
 
     async def _wait(self) -> None:
         task, self._task = self._task, None

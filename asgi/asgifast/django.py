@@ -32,7 +32,7 @@ from wsgifast.sockets import FileSegment
 from .files.delivery import Delivery
 from .files.request import request_facts
 from .instrumented import INSTRUMENTED
-from .messages import Message, Receive, Scope, Send, response_start
+from .messages import Message, Receive, Scope, Send, response_start, text_headers
 from .middleware import ASGIFast
 from .receiver import Receiver
 
@@ -147,7 +147,7 @@ class _Handler(ASGIHandler):
         if status == 200 and method in ("GET", "HEAD") and type(file) is not FileSlice:
             plan = plan_file_body(
                 request_facts(channel.scope),
-                [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers],
+                text_headers(headers),
                 file,
                 segment,
                 ranges=self._ranges,

@@ -10,7 +10,7 @@ from wsgifast.metrics.patterns import asgi_pattern
 from wsgifast.shapes.reports import LOOKED_AT_CHUNKS, Reports
 from wsgifast.shapes.rule import BodySeen, Chunks
 
-from .messages import ASGIApp, Message, Receive, Scope, Send
+from .messages import ASGIApp, Message, Receive, Scope, Send, text_headers
 
 __all__ = ["Examined"]
 
@@ -42,10 +42,7 @@ class Examined:
                     chunks.add(len(body), time.perf_counter() - before)
                 count += 1
             elif message["type"] == "http.response.start":
-                headers[:] = [
-                    (bytes(name).decode("latin-1"), bytes(value).decode("latin-1"))
-                    for name, value in message.get("headers", ())
-                ]
+                headers[:] = text_headers(message.get("headers", ()))
             await send(message)
             before = time.perf_counter()  # what the server took is not the app's time
 

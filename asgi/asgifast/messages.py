@@ -23,6 +23,7 @@ __all__ = [
     "declared_length",
     "response_body",
     "response_start",
+    "text_headers",
 ]
 
 Scope = MutableMapping[str, Any]
@@ -106,6 +107,11 @@ def response_body(body: bytes = b"", *, more_body: bool = False) -> Message:
     """Return a part of a body, by default the last one."""
     part: ResponseBody = {"type": "http.response.body", "body": body, "more_body": more_body}
     return part  # type: ignore[return-value]
+
+
+def text_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """Headers as WSGI and the file core have them."""
+    return [(str(name, "latin-1"), str(value, "latin-1")) for name, value in headers]
 
 
 def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:

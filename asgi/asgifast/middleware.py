@@ -18,7 +18,16 @@ from .extensions import COALESCING, FILE_EXTENSIONS, PLANNED
 from .files.handler import FileMessages
 from .instrumented import INSTRUMENTED, Instrumented
 from .loops import BackgroundTask, Loop, running_loop
-from .messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
+from .messages import (
+    PATHSEND,
+    ZEROCOPYSEND,
+    ASGIApp,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    text_headers,
+)
 from .receiver import Receiver
 
 __all__ = ["ASGIFast"]
@@ -226,7 +235,8 @@ class _Response(FileMessages):
         self._headers = start["headers"] if start is not None else []
         self._head_sent: BackgroundTask | None = None
         self._coalescer: Coalescer | None = None
-        self._may_coalesce = True
+        # asgifast's protocols coalesce themselves.
+        self._may_coalesce = middleware.coalesce and not self.offers(COALESCING)
 
     async def send(self, message: Message) -> None:
         kind = message["type"]
@@ -238,7 +248,9 @@ class _Response(FileMessages):
             body = message.get("body", b"")
             if type(body) is not bytes:
                 self._note_route("rescued")
-                body = to_bytes(body, self._charset, self._options.app)
+                body = to_bytes(
+                    body, lambda: charset_of(text_headers(self._headers)), self._options.app
+                )
                 message = {**message, "body": body}
             if body and self._scope["method"] == "HEAD":
                 body = b""  # daphne would send it
@@ -249,7 +261,9 @@ class _Response(FileMessages):
             if message.get("more_body"):
                 if len(body) <= SMALL_MESSAGE_BYTES:
                     if self._may_coalesce:
-                        self._begin_to_coalesce()
+                        self._may_coalesce = False
+                        self._coalescer = Coalescer(self._server_send)
+                        self._note_route("coalesced")
                     if self._coalescer is not None:
                         await self._coalescer.add(body)
                         return
@@ -319,16 +333,6 @@ class _Response(FileMessages):
                 await self._head_sent
             finally:
                 self._head_sent = None
-
-    def _charset(self) -> str:
-        return charset_of(self._text_headers())
-
-    def _begin_to_coalesce(self) -> None:
-        """Make the coalescer, unless the server coalesces itself."""
-        self._may_coalesce = False
-        if self._options.coalesce and not self.offers(COALESCING):
-            self._coalescer = Coalescer(self._server_send)
-            self._note_route("coalesced")
 
     async def _flush(self) -> None:
         if self._coalescer is not None:

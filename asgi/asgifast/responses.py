@@ -13,7 +13,7 @@ from .files.delivery import Delivery
 from .files.reading import NotAFile, open_regular
 from .files.request import request_facts
 from .loops import in_thread
-from .messages import Receive, Scope, Send, response_start
+from .messages import Receive, Scope, Send, response_start, text_headers
 from .receiver import Receiver
 
 with needs("asgifast.FileResponse", "starlette", "asgi"):
@@ -77,11 +77,9 @@ class FileResponse(responses.FileResponse):
             mtime_ns=mtime_ns,
             now=time.time(),
             etag=stat_etag(size, mtime_ns),
-            headers=[
-                (name.decode("latin-1"), value.decode("latin-1"))
-                for name, value in self.raw_headers
-                if name not in _SIZE_HEADERS
-            ],
+            headers=text_headers(
+                header for header in self.raw_headers if header[0] not in _SIZE_HEADERS
+            ),
         )
         return representation.plan(request)
 

@@ -14,6 +14,7 @@ from typing import Any
 import flask
 import pytest
 from asgifast import ASGIFast, FileResponse, StaticFiles
+from asgifast.coalescing import LONE_TURNS
 from asgifast.extensions import COALESCING, PROTOCOL_EXTENSIONS
 from asgifast.messages import Message, Receive, Scope, Send
 from starlette.middleware.gzip import GZipMiddleware
@@ -45,6 +46,30 @@ def sending(*messages: Message | None) -> Any:
                 await send(message)
 
     return app
+
+
+def test_messages_that_come_one_to_a_turn_are_passed_on_at_once_until_more_come() -> None:
+    """An app that waits before each message, or whose middleware does."""
+    singles, burst = 10, 200
+    arrived: list[Message] = []
+    at_once: list[bool] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(START)
+        for number in range(singles):
+            await send(body(b"<%d>" % number))
+            at_once.append(arrived[-1].get("body") == b"<%d>" % number)
+            for _ in range(5):
+                await asyncio.sleep(0)
+        for number in range(burst):
+            await send(body(b"[%d]" % number))
+        await send(body(b"", False))
+
+    answer = call(ASGIFast(app), scope_of(), on_send=arrived.append)
+    assert at_once == [False] * LONE_TURNS + [True] * (singles - LONE_TURNS)
+    sent = [b"<%d>" % number for number in range(singles)]
+    assert answer.body == b"".join(sent + [b"[%d]" % number for number in range(burst)])
+    assert len(answer.messages) < singles + 20
 
 
 def test_nothing_of_a_measured_request_waits_for_the_garbage_collector() -> None:

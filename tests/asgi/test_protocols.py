@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgifast.coalescing import SMALL_MESSAGE_BYTES
+from asgifast.coalescing import LONE_TURNS, SMALL_MESSAGE_BYTES
 from asgifast.messages import Message, Receive, Scope, Send
 from asgifast.protocols.transport import CoalescingTransport
 
@@ -324,6 +324,44 @@ def test_a_small_response_is_one_write_and_makes_nothing_for_the_turns_end(
 
     talk(protocol, app, conversation)
     assert scheduled == []
+
+
+def test_messages_that_come_one_to_a_turn_make_nothing_for_the_turns_end(
+    protocol: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of an app that waits before each; many in one turn are coalesced again."""
+    scheduled: list[int] = []
+    schedule = CoalescingTransport._schedule
+
+    def noted(transport: CoalescingTransport) -> None:
+        scheduled.append(number)
+        schedule(transport)
+
+    monkeypatch.setattr(CoalescingTransport, "_schedule", noted)
+    number = 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal number
+        await start(send)
+        for number in range(10):
+            await body(send, b"<%d>" % number, more=True)
+            await turns()
+        for _ in range(200):
+            await body(send, b"burst", more=True)
+        await body(send, b"")
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.until(b"\r\n\r\n")
+        chunks = (await client.until(b"\r\n0\r\n\r\n")).split(b"\r\n")[1:-3:2]
+        singles = [b"<%d>" % each for each in range(10)]
+        assert chunks[:10] == singles
+        assert b"".join(chunks) == b"".join(singles) + b"burst" * 200
+        assert len(chunks) < 10 + 20
+        await client.hello()
+
+    talk(protocol, app, conversation)
+    assert set(scheduled[:-1]) <= {*range(LONE_TURNS)}
 
 
 def test_a_head_that_is_refused_holds_nothing_back(protocol: Any) -> None:

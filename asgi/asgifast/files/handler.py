@@ -11,7 +11,7 @@ from wsgifast.sockets import FileSegment
 
 from ..extensions import PLANNED
 from ..instrumented import INSTRUMENTED
-from ..messages import PATHSEND, ASGIApp, Message, declared_length, response_body
+from ..messages import PATHSEND, ASGIApp, Message, declared_length, response_body, text_headers
 from .delivery import Delivery
 from .parsing import RequestedPath, open_for_pathsend, parse_pathsend, parse_zerocopysend
 from .reading import send_unsized
@@ -58,9 +58,6 @@ class FileMessages(Delivery):
         if message is not None:
             await self._server_send(message)
 
-    def _text_headers(self) -> list[tuple[str, str]]:
-        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._headers]
-
     def _note_route(self, route: str) -> None:
         if INSTRUMENTED in self._scope:
             self._scope[INSTRUMENTED].route = route
@@ -82,7 +79,7 @@ class FileMessages(Delivery):
             declared = declared_length(self._headers)
             plan = plan_file_body(
                 facts,
-                self._text_headers(),
+                text_headers(self._headers),
                 _NamedFile(path),
                 FileSegment(fd, 0, size if declared is None else declared),
                 ranges=self._options.ranges,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES
+from ..coalescing import COALESCED_BYTES, LONE_TURNS, SMALL_MESSAGE_BYTES, next_lone
 from ..extensions import PLANNED
 from ..files.parsing import parse_pathsend
 from ..messages import PATHSEND, ZEROCOPYSEND, Message
@@ -18,12 +18,13 @@ class Response(FileBody):
     """The send() of one request: coalesces small body messages, sends files, passes on the rest.
 
     Small body messages wait in `_chunks` until the end of the loop's turn, until COALESCED_BYTES
-    are there, or until any other message. In the chunked coding they become one chunk.
+    are there, or until any other message; not if they have come one to a turn (LONE_TURNS). In the
+    chunked coding they become one chunk.
 
     :param cycle: uvicorn's RequestResponseCycle, whose send() gets the other messages.
     """
 
-    __slots__ = ("_chunks", "_error", "_size")
+    __slots__ = ("_chunks", "_error", "_lone", "_size")
 
     def __init__(self, cycle: Any, transport: CoalescingTransport) -> None:
         self._cycle = cycle
@@ -32,6 +33,7 @@ class Response(FileBody):
         self._headers = None
         self._chunks: list[bytes] = []
         self._size = 0
+        self._lone = 0
         # What uvicorn said of coalesced messages, for the next send() to raise.
         self._error: Exception | None = None
 
@@ -55,6 +57,10 @@ class Response(FileBody):
                     and not self._is_bodyless()
                 ):
                     if not self._chunks:
+                        if self._lone >= LONE_TURNS:
+                            self._lone = next_lone(self._lone)
+                            self._write_alone(body)
+                            return
                         self._transport.call_before_flush(self._write_chunks)
                     self._chunks.append(body)
                     self._size += len(body)
@@ -118,6 +124,7 @@ class Response(FileBody):
     def _write_chunks(self) -> None:
         if not self._chunks:
             return
+        self._lone = self._lone + 1 if len(self._chunks) == 1 else 0
         data = self._take()
         if not data or self._cycle.disconnected:
             return
@@ -127,6 +134,17 @@ class Response(FileBody):
             self._error = error
             return
         self._transport.write(framed)
+
+    def _write_alone(self, body: bytes) -> None:
+        if not body:
+            return
+        transport = self._transport
+        transport.flush_follows = True
+        try:
+            transport.write(self._frame(body))
+        finally:
+            transport.flush_follows = False
+            transport.flush()
 
     def _take(self, last: bytes = b"") -> bytes:
         self._chunks.append(last)

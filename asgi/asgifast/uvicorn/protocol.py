@@ -86,33 +86,13 @@ def check(module: Any, protocol: str, attributes: set[str], *methods: str) -> No
 
 
 _OF_THE_CYCLE = {
-    "body",
-    "disconnected",
-    "flow",
-    "message_event",
-    "more_body",
-    "on_response",
-    "receive",
-    "response_complete",
-    "response_started",
-    "scope",
-    "send",
-    "transport",
-}
-_OF_THE_FLOW = {
-    "_is_writable_event",
-    "drain",
-    "read_paused",
-    "resume_reading",
-    "write_paused",
-}
+    "body", "disconnected", "flow", "message_event", "more_body", "on_response", "receive",
+    "response_complete", "response_started", "scope", "send", "transport",
+}  # fmt: skip
+_OF_THE_FLOW = {"_is_writable_event", "drain", "read_paused", "resume_reading", "write_paused"}
 _OF_THE_PROTOCOL = {
-    "connection_lost",
-    "connection_made",
-    "eof_received",
-    "resume_writing",
-    "shutdown",
-}
+    "connection_lost", "connection_made", "eof_received", "resume_writing", "shutdown",
+}  # fmt: skip
 
 
 class _App:
