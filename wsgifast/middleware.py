@@ -26,7 +26,7 @@ from .bodies.classify import (
 from .bodies.files import FileReader, FileSlice, in_file_wrapper, known_size, segment_of
 from .bodies.held_head import HeldHead
 from .bodies.segments import SegmentedBody, file_body
-from .bodies.streams import ClosedWith, SizedStream, Stream, close_body
+from .bodies.streams import ClosedWith, Stream, close_body
 from .errors import BodyError
 from .file_answers import plan_file_body, request_facts
 from .front_server import front_server_of
@@ -218,11 +218,6 @@ class WSGIFast:
         """Pass chunks on as they come."""
         if head.status is not None and not head.forwarded:
             head.forward()
-        if hasattr(body, "__len__") and not (self.coalesce or head.no_body):
-            try:
-                return SizedStream(head, body, environ, len(body))  # type: ignore[arg-type]
-            except (TypeError, AttributeError, NotImplementedError):
-                pass  # the class defines it for some of its instances only
         return Stream(head, body, environ, coalesce=self.coalesce)
 
     def _send_file(

@@ -172,23 +172,6 @@ def test_head_has_no_body() -> None:
     assert (request.method, request.route, request.size) == ("HEAD", "no-body", 0)
 
 
-class Crumb:
-    """A sequence of one chunk, of a class of its own."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter([b"x"])
-
-
-def test_a_servers_look_at_a_body_is_left_as_it_is() -> None:
-    body: Any = WSGIFast(returning(Crumb()), metrics=Notes())(new_environ(), start)
-    assert len(body) == 1
-    stream = WSGIFast(returning(iter([b"x"])), metrics=Notes())(new_environ(), start)
-    assert not hasattr(stream, "__len__")
-
-
 def test_bodies_that_break_their_length() -> None:
     assert ask(returning([b"abc"], "200 OK", ("Content-Length", "5"))).length_errors == [
         "corrected"

@@ -27,12 +27,13 @@ def test_the_length_is_added_where_it_is_known_and_legal() -> None:
     assert serve([b"a"], ("Transfer-Encoding", "chunked")).header("Content-Length") is None
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("status", ["101 Switching", "204 No Content", "304 Not Modified"])
 @pytest.mark.parametrize("make", [list, iter, lambda chunks: io.BytesIO(b"".join(chunks))])
 def test_a_status_without_a_body_has_no_length_either(
-    status: str, make: Callable[[list[bytes]], object]
+    status: str, make: Callable[[list[bytes]], object], method: str
 ) -> None:
-    server = serve(make([b"body"]), ("Content-Length", "4"), status=status)
+    server = serve(make([b"body"]), ("Content-Length", "4"), status=status, method=method)
     assert server.header("Content-Length") is None
     assert server.finish() == b""
     assert not hasattr(server.result, "__len__"), "wsgiref would make a Content-Length of it"

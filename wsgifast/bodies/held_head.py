@@ -147,6 +147,6 @@ class HeldHead:
         self.code = code
         self.headers = headers
         self.no_body = (code != 200 or self._method != "GET") and not has_body(self._method, code)
-        if self.length is not None and self.no_body and self._method != "HEAD":
+        if self.length is not None and self.no_body and not has_body("GET", code):
             # Also for 304, which may have one: gevent's pywsgi answers 500 to it.
             self.set_length(None)

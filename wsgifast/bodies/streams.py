@@ -17,7 +17,7 @@ from .wrappers import iterated
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
-__all__ = ["ClosedWith", "SizedStream", "Stream", "close_body", "is_event_stream"]
+__all__ = ["ClosedWith", "Stream", "close_body", "is_event_stream"]
 
 logger = logging.getLogger("wsgifast")
 
@@ -27,6 +27,8 @@ _EVENT_STREAMS = ("text/event-stream", "multipart/x-mixed-replace", "application
 
 class Stream:
     """An app's iterable, each chunk converted and counted as it comes.
+
+    It has no len(), whatever the app's has: gevent's pywsgi iterates what has one twice.
 
     :param head: may change while the body is iterated: a lazy app calls start_response from inside
         its iterator, and may call write() between two chunks.
@@ -127,19 +129,6 @@ class Stream:
         if not self._closed:
             self._closed = True
             close_body(self._body)
-
-
-class SizedStream(Stream):
-    """A stream with a len(): if it is one chunk, a server may set Content-Length (PEP 3333)."""
-
-    def __init__(
-        self, head: HeldHead, body: Iterable[Any], environ: WSGIEnvironment, length: int
-    ) -> None:
-        super().__init__(head, body, environ, coalesce=False)
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
 
 
 class ClosedWith:

@@ -205,8 +205,6 @@ def _followed(request: _Request, body: Any, wrapper: Any) -> Iterable[bytes]:
     if isinstance(wrapper, type) and isinstance(body, wrapper):
         request.end(0)  # a file of the app's own, which the server sends
         return passed
-    if hasattr(body, "__len__"):
-        return _SizedBody(request, body)
     return _Body(request, body)
 
 
@@ -263,10 +261,3 @@ class _Body:
             close_body(self._body)
         finally:
             self._request.end(self._size, left=self._begun and not self._over)
-
-
-class _SizedBody(_Body):
-    """The same for a body that has a len()."""
-
-    def __len__(self) -> int:
-        return len(self._body)  # type: ignore[arg-type]

@@ -1,0 +1,73 @@
+"""Apps that Hypothesis writes, wrapped, on live servers: what comes over one connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.conftest import WSGI_SERVERS, wsgi_server
+from tests.support.effort import effort
+from tests.support.http import Connection
+from tests.support.scripted import target_of
+from tests.support.scripts import Script, ScriptedApp, lawful, scripts
+from tests.support.servers import LiveServer
+from tests.test_differential import Server, is_for_real_servers, without_empty_chunks
+
+# They end a response to HEAD, or with 204, by a last chunk where the app gave no Content-Length.
+ENDS_HEAD_WITH_A_CHUNK = ("waitress", "pywsgi")
+
+
+class Client:
+    """Keeps its connection from one request to the next, as long as the server does."""
+
+    def __init__(self, server: LiveServer, name: str) -> None:
+        self.server_name = name
+        self._address = server.address
+        self._connection: Connection | None = None
+
+    def check(self, script: Script) -> None:
+        """Ask for a script; compare with what its lawful form means."""
+        meant = Server(ScriptedApp(lawful(script)), script.method)
+        if self.server_name in ENDS_HEAD_WITH_A_CHUNK and meant.bodiless:
+            return
+        connection = self._connection or Connection(self._address)
+        self._connection = None
+        told = f"{script} was meant to be {vars(meant)}"
+        try:
+            response = connection.request(target_of(script), method=script.method)
+        except EOFError:
+            connection.close()
+            assert not meant.complete, told
+            return
+        if response.keep_alive and meant.error is None:
+            self._connection = connection
+        else:
+            connection.close()
+        if not meant.complete and not meant.body:
+            # cheroot sends the app's head, and the others an error page.
+            assert response.status == 500 or not response.body, f"{response}\n{told}"
+            return
+        assert str(response.status) == (meant.status or "")[:3], f"{response}\n{told}"
+        assert response.body == meant.body, f"{response}\n{told}"
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+@pytest.fixture(scope="module", params=WSGI_SERVERS)
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    with wsgi_server(request.param, "tests.support.scripted:app") as server:
+        client = Client(server, request.param)
+        yield client
+        client.close()
+
+
+@settings(max_examples=effort(60), suppress_health_check=[HealthCheck.filter_too_much])
+@given(script=scripts.map(without_empty_chunks).filter(is_for_real_servers))
+def test_every_response_on_a_connection_is_what_the_app_meant(
+    client: Client, script: Script
+) -> None:
+    client.check(script)
