@@ -14,14 +14,14 @@ import pytest
 from tests.support.servers import free_port, wait_for
 from wsgifast.metrics import room
 from wsgifast.metrics.directory import Directory
-from wsgifast.metrics.exporter import _THREADS, _served, _Server
+from wsgifast.metrics.exporter import _THREADS, _app, _Server
 from wsgifast.sockets.address import Address
 
 
 def test_silent_clients_keep_nobody_waiting(tmp_path: Path) -> None:
     address = Address("127.0.0.1", free_port())
     before = set(threading.enumerate())
-    server = _Server(address, _served(Directory(str(tmp_path), own=True)))
+    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None))
     with contextlib.ExitStack() as silent:
         for _ in range(10):
             silent.enter_context(socket.create_connection((address.host, address.port)))
@@ -40,7 +40,7 @@ def test_silent_clients_keep_nobody_waiting(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["/metrics", "/metrics?name[]=x", "/livez", "/clients", "/none"])
 def test_head_has_no_body(path: str, tmp_path: Path) -> None:
     address = Address("127.0.0.1", free_port())
-    server = _Server(address, _served(Directory(str(tmp_path), own=True)))
+    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None))
     try:
         with socket.create_connection((address.host, address.port), timeout=10) as client:
             client.sendall(f"HEAD {path} HTTP/1.0\r\n\r\n".encode())
@@ -57,7 +57,7 @@ def test_what_is_old_since_there_is_no_room_is_not_told(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = Address("127.0.0.1", free_port())
-    server = _Server(address, _served(Directory(str(tmp_path), own=True)))
+    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None))
     try:
         with monkeypatch.context() as full:
             full.setattr(room, "_LEFT_FREE_BYTES", 1 << 60)
@@ -80,7 +80,7 @@ def test_where_no_thread_can_be_had_one_answers_all(
 
     address = Address("127.0.0.1", free_port())
     before = set(threading.enumerate())
-    server = _Server(address, _served(Directory(str(tmp_path), own=True)))
+    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         for _ in range(3):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from wsgifast.metrics import probes, states
-from wsgifast.metrics.processes import name_of_process
+from wsgifast.metrics.processes import ProcessEnd, is_alive, name_of_process
 from wsgifast.metrics.states import SlowClient, State, StateFile
 
 SLOW = SlowClient("192.0.2.1:50000", "/movie", 300_000, 12.5, 800.0)
@@ -37,6 +37,37 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_only_a_change_or_an_old_sign_of_life_is_written(tmp_path: Path) -> None:
+    file = StateFile(str(tmp_path))
+    first = state(lost_after_s=60.0)
+    file.update(first)
+    file.update(first._replace(beat_at=first.beat_at + 1))
+    assert found(tmp_path) == [first]
+    changed = first._replace(beat_at=first.beat_at + 2, accepts=False)
+    file.update(changed)
+    assert found(tmp_path) == [changed]
+    later = changed._replace(beat_at=changed.beat_at + 3)
+    file.update(later)
+    assert found(tmp_path) == [later]
+    impatient = later._replace(lost_after_s=2.0)
+    file.update(impatient)
+    soon = impatient._replace(beat_at=impatient.beat_at + 1)
+    file.update(soon)
+    assert found(tmp_path) == [soon]
+
+
+def test_the_end_of_a_process_is_waited_for() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    name = name_of_process(child.pid)
+    end = ProcessEnd(name)
+    end.wait(0.01, 0.01)
+    assert is_alive(name)
+    child.communicate(b"")
+    end.wait(3600, 0.01)
+    assert not is_alive(name)
+    ProcessEnd(name).wait(3600, 0.01)  # that of one that has ended returns at once
+
+
 def test_the_dead_are_left_out_and_removed(tmp_path: Path) -> None:
     file = StateFile(str(tmp_path))
     file.write(state())
@@ -46,11 +77,11 @@ def test_the_dead_are_left_out_and_removed(tmp_path: Path) -> None:
     part = other.with_name(f"{other.name}.part")
     part.write_text("[")
     assert {each.pid for each in found(tmp_path)} == {os.getpid(), child.pid}
-    states.clean(str(tmp_path))
+    states.remove_dead(str(tmp_path))
     assert part.exists()
     child.communicate(b"")
     assert [each.pid for each in found(tmp_path)] == [os.getpid()]
-    states.clean(str(tmp_path))
+    states.remove_dead(str(tmp_path))
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -60,7 +91,7 @@ def test_what_is_no_state_is_left_out(tmp_path: Path, text: str) -> None:
     (tmp_path / "state_of_another.json").write_text(json.dumps(state()))
     (tmp_path / "gauge_all_1.db").write_text("")
     assert found(tmp_path) == []
-    states.clean(str(tmp_path))
+    states.remove_dead(str(tmp_path))
 
 
 def answered(path: str, directory: Path) -> tuple[int, str]:

@@ -33,9 +33,9 @@ from ..sockets.address import Address
 from .address import metrics_address
 from .directory import Directory
 from .probes import PATHS, Answer, answer
-from .processes import is_alive
+from .processes import ProcessEnd, is_alive
 from .room import check_room
-from .states import clean
+from .states import remove_dead
 
 __all__ = ["ADDRESS_FILE", "Export", "main"]
 
@@ -45,9 +45,14 @@ logger = logging.getLogger("wsgifast.metrics")
 # that is at another one ends.
 ADDRESS_FILE = "address"
 
-# The arbiter is looked at this often: a server that follows at once wants the address.
+# While it waits: for the address, for workers that end, and for the arbiter where the system does
+# not tell of its end (pidfd_open(2)).
 _LOOK_EVERY_S = 0.2
-_CLEAN_EVERY_S = 1.0
+# Whether the server wants to be scraped at another address.
+_CHECK_EVERY_S = 1.0
+# Files of dead workers are cleaned up this often, and before a scrape, unless that was just now.
+_CLEAN_EVERY_S = 10.0
+_SCRAPE_CLEANS_AFTER_S = 1.0
 # Threads that wait for the next client; there are more while more of them are answered.
 _THREADS = 2
 # Whoever scrapes has so long for its request.
@@ -106,27 +111,36 @@ class _Exporter:
         self._address = metrics_address(export.address)
         self._directory = Directory(export.directory, own=export.own)
         self._server: _Server | None = None
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
+        self._clean_lock = threading.Lock()
+        self._cleaned_at = float("-inf")
 
     def run(self) -> None:
         export = self._export
-        cleaned_at = float("-inf")
+        arbiter = ProcessEnd(export.arbiter)
         while is_alive(export.arbiter) and self._is_wanted():
-            # Before anybody is served: an exporter before this one may have been killed at it.
-            if time.monotonic() - cleaned_at >= _CLEAN_EVERY_S:
-                cleaned_at = time.monotonic()
-                self._try("Cleaning up after workers has failed", self._clean)
+            # Before the first scrape: an earlier exporter may have been killed while it cleaned up.
+            self._clean(_CLEAN_EVERY_S)
             if self._server is None:
-                self._begin_to_serve()
-            time.sleep(_LOOK_EVERY_S)
+                self._serve()
+            arbiter.wait(_LOOK_EVERY_S if self._server is None else _CHECK_EVERY_S, _LOOK_EVERY_S)
         if self._server is not None:
             self._server.close()
         if export.own and not is_alive(export.arbiter):
             self._remove_directory()
 
-    def _clean(self) -> None:
-        self._directory.clean()
-        clean(self._export.directory)
+    def _clean(self, after_s: float = _SCRAPE_CLEANS_AFTER_S) -> None:
+        """Clean up after dead workers, unless that was done less than `after_s` ago."""
+        with self._clean_lock:
+            now = time.monotonic()
+            if now - self._cleaned_at < after_s:
+                return
+            self._cleaned_at = now
+            try:
+                self._directory.clean()
+                remove_dead(self._export.directory)
+            except Exception as error:  # noqa: BLE001 - it goes on serving
+                self._log(f"Cleaning up after workers has failed: {error!r}")
 
     def _is_wanted(self) -> bool:
         """Whether the server wants to be scraped where we are."""
@@ -136,12 +150,11 @@ class _Exporter:
         except OSError:
             return False
 
-    def _begin_to_serve(self) -> None:
-        app = _served(self._directory)
+    def _serve(self) -> None:
         try:
-            self._server = _Server(self._address, app)
+            self._server = _Server(self._address, _app(self._directory, self._clean))
         except OSError as error:
-            self._tell(f"Metrics wait for {self._address}: {error.strerror}")
+            self._log(f"Metrics wait for {self._address}: {error.strerror}")
         else:
             logger.info("Metrics at http://%s/metrics", self._address)
 
@@ -152,15 +165,9 @@ class _Exporter:
                 time.sleep(_LOOK_EVERY_S)
         shutil.rmtree(self._export.directory, ignore_errors=True)
 
-    def _try(self, failure: str, function: Callable[[], object]) -> None:
-        try:
-            function()
-        except Exception as error:  # noqa: BLE001 - it goes on serving
-            self._tell(f"{failure}: {error!r}")
-
-    def _tell(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+    def _log(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
             logger.warning("%s", text)
 
 
@@ -242,8 +249,11 @@ class _Server(WSGIServer):
         self.server_close()
 
 
-def _served(directory: Directory) -> Callable[..., Iterable[bytes]]:
-    """The app: the metrics, and what the workers' states say."""
+def _app(directory: Directory, clean: Callable[[], object]) -> Callable[..., Iterable[bytes]]:
+    """The WSGI app: the metrics, the probes and the slow clients.
+
+    :param clean: called before each scrape.
+    """
     registry = CollectorRegistry()
     registry.register(directory)
     # It can choose by name, too, and refuses what is no GET.
@@ -254,6 +264,8 @@ def _served(directory: Directory) -> Callable[..., Iterable[bytes]]:
             serve({**environ, "REQUEST_METHOD": "GET"}, start_response)
             return []
         path = environ["PATH_INFO"]
+        if path == "/metrics":
+            clean()
         if path != "/metrics":
             found = answer(path, directory.path)
         elif problem := _out_of_room(directory.path):

@@ -133,7 +133,7 @@ def _make_ours(directory: str) -> None:
 
 
 def _write(file: StateFile, state: Callable[[], State]) -> None:
-    file.write(state())
+    file.update(state())
 
 
 def _worker_points() -> Iterator[Point]:

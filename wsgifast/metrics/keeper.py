@@ -23,6 +23,8 @@ _PROGRAM = (
 # An exporter that has ended sooner is tried again later and later, to this time at most.
 _SHORT_LIFE_S = 5.0
 _MOST_PATIENCE_S = 60.0
+# A lock that another exporter holds is not tried again sooner.
+_LOCKED_FOR_S = 3.0
 
 
 class Keeper:
@@ -32,6 +34,7 @@ class Keeper:
         self._export = export
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
+        self._locked_at = float("-inf")
         self._patience_s = 0.0
 
     def look(self) -> None:
@@ -40,15 +43,19 @@ class Keeper:
         :raises OSError: if none can be started.
         """
         now = time.monotonic()
-        if self._process is not None and self._process.poll() is not None:
+        if self._process is not None:
+            if self._process.poll() is None:
+                return
             self._process = None
+            self._locked_at = float("-inf")
             lived_s = now - self._started_at
             longer_s = min(2 * self._patience_s + 1, _MOST_PATIENCE_S)
             self._patience_s = longer_s if lived_s < _SHORT_LIFE_S else 0.0
-        if now < self._started_at + self._patience_s:
+        if now < self._started_at + self._patience_s or now < self._locked_at + _LOCKED_FOR_S:
             return
         lock = take_lock(self._export.directory)
-        if lock is None:
+        if lock is None:  # another worker's exporter lives
+            self._locked_at = now
             return
         try:
             self._started_at = now

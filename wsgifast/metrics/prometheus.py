@@ -11,7 +11,8 @@ import atexit
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -39,6 +40,9 @@ __all__ = ["DIRECTORY", "FileReporter", "PointCollector", "recorder", "reporter"
 # The environment variable that switches prometheus_client to its multiprocess mode.
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
+# An idle process writes its files this often.
+_IDLE_PERIOD_S = 5.0
+
 _MODES = {"sum": "livesum", "max": "livemax", "each": "liveall"}
 
 
@@ -61,7 +65,7 @@ def recorder() -> RequestMetrics:
 def reporter() -> FileReporter:
     """What writes this process's files in multiprocess mode, once a second and at its end."""
     made = FileReporter()
-    every_second.add(made.report)
+    every_second.add(made.report_if_active)
     os.register_at_fork(after_in_child=made.begin_anew)
     atexit.register(_report_at_exit, made)
     return made
@@ -111,23 +115,39 @@ def _bounds(metric: Metric) -> list[str]:
 
 
 class FileReporter:
-    """Puts the points of sources into this process's files; a child begins with files of its own.
+    """Writes the points of collectors into this process's files; a child has files of its own.
 
     Calls from several threads wait for each other.
+
+    :ivar activity: if set, returns something that is equal as long as nothing happens; None if
+        something does.
     """
 
     def __init__(self) -> None:
-        self._sources: list[Collector] = []
+        self._collectors: list[Collector] = []
+        self.activity: Callable[[], object] | None = None
         self.begin_anew()
 
     def begin_anew(self) -> None:
         """In a child: what is counted there is not the parent's."""
         self._lock = threading.Lock()
         self._files: _Files | None = None
+        self._seen: object = None
+        self._reported_at = float("-inf")
 
-    def add(self, source: Collector) -> None:
-        """Report a source too."""
-        self._sources.append(source)
+    def add(self, collector: Collector) -> None:
+        self._collectors.append(collector)
+
+    def report_if_active(self) -> None:
+        """Report, unless nothing has happened since a report a few seconds ago.
+
+        :raises OSError: if the files cannot be written.
+        """
+        now = time.monotonic()
+        seen = None if self.activity is None else self.activity()
+        if seen is None or seen != self._seen or now >= self._reported_at + _IDLE_PERIOD_S:
+            self.report()
+            self._seen, self._reported_at = seen, now
 
     def report(self) -> None:
         """Report what there is now.
@@ -137,7 +157,7 @@ class FileReporter:
         with self._lock:
             if self._files is None:
                 self._files = _Files(os.environ[DIRECTORY])
-            self._files.write(point for source in self._sources for point in source())
+            self._files.write(point for collector in self._collectors for point in collector())
 
 
 class _Files:

@@ -15,9 +15,11 @@ from typing import NamedTuple
 from .health import WorkerState
 from .processes import is_alive, name_of_process
 
-__all__ = ["SlowClient", "State", "StateFile", "clean", "states"]
+__all__ = ["SlowClient", "State", "StateFile", "remove_dead", "states"]
 
 _PREFIX, _SUFFIX = "state_", ".json"
+# A sign of life is written this often; health.py takes a worker without one for 10 s as silent.
+_BEAT_EVERY_S = 2.5
 _PART = ".part"  # of one that is being written
 
 
@@ -74,6 +76,20 @@ class StateFile:
     def __init__(self, directory: str) -> None:
         name = f"{_PREFIX}{name_of_process(os.getpid())}{_SUFFIX}"
         self._path = os.path.join(directory, name)
+        self._written: State | None = None
+
+    def update(self, state: State) -> None:
+        """Replace the file, unless only the sign of life is new, and the one in it recent.
+
+        :raises OSError: if it cannot be written.
+        """
+        written = self._written
+        if written is not None and written._replace(beat_at=state.beat_at) == state:
+            age_s = state.beat_at - written.beat_at
+            if age_s < min(_BEAT_EVERY_S, state.lost_after_s / 4):
+                return
+        self.write(state)
+        self._written = state
 
     def write(self, state: State) -> None:
         """Replace it; nobody ever reads the half of one.
@@ -99,7 +115,7 @@ def states(directory: str) -> Iterator[State]:
             continue  # it has ended just now, or is of another version
 
 
-def clean(directory: str) -> None:
+def remove_dead(directory: str) -> None:
     """Remove the files of workers that have ended."""
     for suffix in (_SUFFIX, _SUFFIX + _PART):
         for name, path in _files(directory, suffix):

@@ -74,6 +74,13 @@ class WorkerCollector:
             return
         yield from self._gauges()
 
+    def activity(self) -> object:
+        """The same as long as the worker has no connection and gets none."""
+        server = self.server
+        if server.connections:
+            return None
+        return server.counters.accepted, server.accepts
+
     def _wait(self) -> Distribution:
         with self._lock:
             for seconds in self.server.counters.take_waits():
@@ -236,7 +243,9 @@ def start_reporting(
         from ..metrics.keeper import Keeper
         from ..metrics.prometheus import reporter
 
-        reports.append(reporter().report)
+        files = reporter()
+        files.activity = collector.activity
+        reports.append(files.report)
         every_second.add(Keeper(export).look)
         every_second.add(StateReporter(collector.server, worker, export.directory).report)
     if responses is not None:

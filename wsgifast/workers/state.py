@@ -33,11 +33,11 @@ class StateReporter:
         self._lost_after_s = _LOST_AFTER_TIMEOUTS * worker.cfg.timeout or math.inf
 
     def report(self) -> None:
-        """Write it as the worker is now; any thread may call.
+        """Bring the file up to date; any thread may call.
 
         :raises OSError: if it cannot be written.
         """
-        self._file.write(self.state())
+        self._file.update(self.state())
 
     def state(self) -> State:
         server = self._server
