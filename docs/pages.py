@@ -1,4 +1,4 @@
-"""The pages that are made of the code: `make docs` writes them, a test finds one that is old."""
+"""Pages generated from the code: `make docs` writes them; a test fails if one is outdated."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def command_line() -> str:
     parser = command_parser()
     parts = [
         "# Command line",
-        f"{parser.description} This page is made of what the commands themselves print for "
-        "`--help`.",
+        f"{parser.description} This page is generated from the commands' `--help`.",
         "\n".join(
             f"- [`wsgifast {action.dest}`](#wsgifast-{action.dest}): {action.help}"
             for action in _commands(parser)._choices_actions
@@ -51,7 +50,7 @@ def _commands(parser: argparse.ArgumentParser) -> _Commands:
 
 
 def _short_usage(command: argparse.ArgumentParser) -> str:
-    """As argparse's is, whose form is another in each Python, without the options' names."""
+    """Like argparse's, which differs between Python versions, without the options' names."""
     shown = {None: "{}", "?": "[{}]", "*": "[{} ...]"}
     positional = [a for a in command._actions if not a.option_strings]
     values = [shown[a.nargs].format(_value(a)) for a in positional]  # type: ignore[index]
@@ -80,7 +79,7 @@ def _value(action: argparse.Action) -> str:
         value = f"{{{','.join(map(str, action.choices))}}}"
     else:
         value = action.dest.upper()
-    value = value.replace("|", " or ")  # a bar would part the columns
+    value = value.replace("|", " or ")  # a bar would separate columns
     return f"[{value}]" if action.option_strings and action.nargs == "?" else value
 
 
