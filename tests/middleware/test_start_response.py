@@ -105,6 +105,18 @@ def test_write_goes_straight_to_the_server() -> None:
     assert [*server_sent, *result] == [b"abc", b"def", b"ghi"]
 
 
+def test_write_on_a_server_without_one_is_a_plain_error() -> None:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain")])(b"written")
+        return []
+
+    def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None, /) -> Any:
+        return None
+
+    with pytest.raises(BodyError, match=r"calls write\(\), which this server does not have"):
+        WSGIFast(app)(new_environ(), start)
+
+
 def test_write_beyond_the_length_is_an_error() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         start_response("200 OK", [("Content-Length", "2")])(b"abc")

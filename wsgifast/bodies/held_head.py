@@ -42,7 +42,7 @@ class HeldHead:
     holds = True
     forwarded = False
     _counter: BodyCounter | None = None
-    _server_write: Callable[[bytes], object]
+    _server_write: Callable[[bytes], object] | None = None
 
     def __init__(self, app: object, method: str, server_start: StartResponse) -> None:
         self._app = app
@@ -85,6 +85,11 @@ class HeldHead:
                     f"Content-Length of {counter.length}"
                 )
             chunk = b""
+        if self._server_write is None:  # Granian's, uvicorn's
+            raise BodyError(
+                f"{self.app_name} calls write(), which this server does not have although PEP 3333 "
+                "requires it: yield the data"
+            )
         self._server_write(chunk)
 
     # What the middleware asks
