@@ -8,6 +8,7 @@ import copy
 import gc
 import os
 import socket
+import threading
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -412,6 +413,33 @@ def test_a_socket_that_the_app_has_taken_is_blocking_and_never_kept(make_bench: 
     assert client.read_response().keep_alive  # said, but no longer true
     assert client.is_in(LINGERING)
     assert client.near.sock.gettimeout() == 0  # whatever waits for its end does not hang
+
+
+def test_a_socket_is_handed_over_when_all_that_was_written_is_sent(make_bench: MakeBench) -> None:
+    """What the app sends by itself does not land in the middle of it."""
+    received = bytearray()
+
+    def read() -> None:
+        """The client, and another thread of the worker."""
+        while not received.endswith(b"mine") and len(received) <= 2 * LARGE:
+            received.extend(client.sock.recv(16 * 1024))
+            bench.poll()
+            while bench.server.pool.work:
+                bench.take_up()
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [("Content-Length", str(LARGE))])(bytes(LARGE))
+        other.start()
+        environ["gunicorn.socket"].sendall(b"mine")
+        raise StopIteration
+
+    other = threading.Thread(target=read, daemon=True)
+    bench = make_bench(app, keepalive=5)
+    client = bench.connect()
+    client.send(GET)
+    bench.run()
+    other.join(60)
+    assert bytes(received).partition(b"\r\n\r\n")[2] == bytes(LARGE) + b"mine"
 
 
 @pytest.mark.parametrize("poller", POLLERS)

@@ -282,11 +282,11 @@ class Connection(Endpoint):
         self.output.write(page)
 
     def hijack(self) -> socket.socket:
-        """Hand the socket to the app; queued output is sent first."""
+        """Hand the socket to the app, once the client has taken all queued output."""
         if not self.hijacked:
             self.hijacked = True
             self._core.registry.unwatch(self)
-            self.output.flush()
+            self.output.drain()
             self.sock.setblocking(True)
         return self.sock
 

@@ -98,7 +98,7 @@ class OutputQueue(SendQueue):
                 self._queue_gathered()
             queued = 0 if self.backlog is None else self.backlog.size
             if queued > self._rules.ahead_bytes and not self._runs_ahead():
-                self._wait_for_room()
+                self._wait_for_room(self._rules.ahead_bytes // 2)
             if self.error is not None:
                 raise ClientGone(str(self.error))
             if not queued and not self.draining:
@@ -235,6 +235,12 @@ class OutputQueue(SendQueue):
         finally:
             self.lock.release()
         return True
+
+    def drain(self) -> None:
+        """Send everything, and wait until the client has taken it or is given up."""
+        self.flush()
+        with self.lock:
+            self._wait_for_room(0)
 
     def bytes_left(self) -> int:
         """Bytes that the kernel has not taken, including those that an error has dropped."""

@@ -167,12 +167,13 @@ class SendQueue:
             self.backlog = Backlog(self._rules.memory)
         return self.backlog
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_room(self, most: int) -> None:
+        """Wait until at most `most` bytes are queued, or the queue has failed."""
         if self._room is None:
             self._room = threading.Condition(self.lock)
         began = time.monotonic()
         # The sweep ends this if the client takes nothing.
-        while self.draining and self.bytes_queued > self._rules.ahead_bytes // 2:
+        while self.draining and self.bytes_queued > most:
             self._room.wait()
         if self.backlog is not None:
             self.backlog.waited_s += time.monotonic() - began
