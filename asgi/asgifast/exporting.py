@@ -12,9 +12,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.errors import ConfigurationError, MissingExtra
-from wsgifast.metrics.gathering import begin_to_tell, gather
 from wsgifast.metrics.recorder import Recorder
 from wsgifast.metrics.states import State
+from wsgifast.metrics.worker_setup import prepare_worker, start_reporting
 
 from .instrumented import Instrumented
 from .messages import ASGIApp
@@ -53,7 +53,7 @@ def begin_under_uvicorn() -> None:
     server = os.getpid() if supervisor is None else supervisor.pid
     assert server is not None
     try:
-        export = gather(server)
+        export = prepare_worker(server)
     except (ConfigurationError, MissingExtra) as error:
         logging.getLogger("uvicorn.error").error("%s", error)
         sys.exit(_STARTUP_FAILURE)
@@ -77,5 +77,5 @@ def begin(export: Export, loop: Any) -> None:
     def state() -> State:
         return State(os.getpid(), beaten_at, None, True, math.inf, _LOST_AFTER_S, [])
 
-    _recorder = begin_to_tell(export, state)
+    _recorder = start_reporting(export, state)
     loop.call_soon(beat)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from wsgifast.errors import ConfigurationError, MissingExtra
 from wsgifast.imports import needs
-from wsgifast.metrics.address import VARIABLE
-from wsgifast.metrics.gathering import gather
+from wsgifast.metrics.multiprocess import VARIABLE
+from wsgifast.metrics.worker_setup import prepare_worker
 
 from .exporting import begin
 
@@ -50,7 +50,7 @@ class Exporting(_Worker):
                 "are there; leave preload_app out"
             )
         try:
-            self._export = gather(self.ppid)
+            self._export = prepare_worker(self.ppid)
         except (ConfigurationError, MissingExtra) as error:
             raise AppImportError(str(error)) from None
         super().load_wsgi()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.servers import free_port, wait_for
-from wsgifast.metrics import room
+from wsgifast.metrics import multiprocess
 from wsgifast.metrics.directory import Directory
 from wsgifast.metrics.exporter import _THREADS, _app, _Server
 from wsgifast.sockets.address import Address
@@ -60,7 +60,7 @@ def test_what_is_old_since_there_is_no_room_is_not_told(
     server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None))
     try:
         with monkeypatch.context() as full:
-            full.setattr(room, "_LEFT_FREE_BYTES", 1 << 60)
+            full.setattr(multiprocess, "_MIN_FREE_BYTES", 1 << 60)
             with pytest.raises(urllib.error.HTTPError) as caught:
                 urllib.request.urlopen(f"http://{address}{path}", timeout=60)
         with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as response:

@@ -15,7 +15,14 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.child import in_a_child
-from wsgifast.metrics import CATALOGUE, Distribution, Point, RequestMetrics, prometheus, room
+from wsgifast.metrics import (
+    CATALOGUE,
+    Distribution,
+    Point,
+    RequestMetrics,
+    multiprocess,
+    prometheus,
+)
 from wsgifast.metrics.periodic import Periodic
 from wsgifast.metrics.points import point
 from wsgifast.metrics.prometheus import FileReporter, PointCollector
@@ -178,10 +185,12 @@ def test_a_directory_without_room_is_told_of_once(
     periodic = Periodic()
     periodic.add(reporter.report)
     with monkeypatch.context() as full:
-        full.setattr(room, "_LEFT_FREE_BYTES", 1 << 60)
+        full.setattr(multiprocess, "_MIN_FREE_BYTES", 1 << 60)
         for _ in range(3):
             periodic.call()
+        periodic.call([reporter.report])  # as a worker does when it ends
     assert len(caplog.records) == 1
+    assert "Traceback" not in caplog.text
     assert f"bytes are free for metrics: '{directory}'" in caplog.text
     periodic.call()
     check_requests(read_files(directory))

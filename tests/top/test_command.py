@@ -117,11 +117,20 @@ def test_another_server_is_told_apart(
 
         page = b"HTTP/1.0 200 OK\r\n\r\n<p>hello"
         thread = threading.Thread(
-            target=answer, args=(page, b"HTTP/1.0 404 Not Found\r\n\r\n", b"no HTTP")
+            target=answer,
+            args=(
+                page,
+                b"HTTP/1.0 404 Not Found\r\n\r\n",
+                b"HTTP/1.0 500 Internal Server Error\r\n\r\nThe disk is full\n",
+                b"no HTTP",
+            ),
         )
         thread.start()
         name = f"127.0.0.1:{listener.getsockname()[1]}"
-        for said in ("not Prometheus's text format", "answers 404", "cannot be asked"):
+        for said in (
+            "not Prometheus's text format", "answers 404", "answers 500: The disk is full",
+            "cannot be asked",
+        ):  # fmt: skip
             assert cli.main(["top", name]) == 2
             assert said in capsys.readouterr().err
         thread.join()

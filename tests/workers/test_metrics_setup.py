@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from wsgifast.metrics import multiprocess
 from wsgifast.metrics.processes import name_of_process
 from wsgifast.workers import FastWorker, metrics_setup
 from wsgifast.workers.attributes import InvalidWorkerOption
@@ -26,7 +27,7 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setattr(metrics_setup, "_made", None)
     monkeypatch.setattr(metrics_setup, "memory_folder", lambda: str(tmp_path))
-    monkeypatch.setattr(metrics_setup, "_ADDRESS_PATIENCE_S", 0.0)
+    monkeypatch.setattr(multiprocess, "ADDRESS_PATIENCE_S", 0.0)
 
 
 def worker(bind: object) -> type[FastWorker]:

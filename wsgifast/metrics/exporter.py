@@ -2,7 +2,7 @@
 
 It is a process of its own so that a scrape waits for no worker, and is answered when all of them
 are stuck. It ends with the server whatever ends that: it watches the arbiter. Whoever of the
-workers finds none starts it (see keeper.py); it holds a lock as long as it lives, so there is one.
+workers finds none starts it (supervisor.py); it holds a lock as long as it lives, so there is one.
 
 Where another process has the address, as the server does that this one is to replace (USR2), it
 tries again until that is gone.
@@ -30,11 +30,10 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from ..sockets.address import Address
-from .address import metrics_address
 from .directory import Directory
+from .multiprocess import check_space, metrics_address
 from .probes import PATHS, Answer, answer
 from .processes import ProcessEnd, is_alive
-from .room import check_room
 from .states import remove_dead
 
 __all__ = ["ADDRESS_FILE", "Export", "main"]
@@ -268,7 +267,7 @@ def _app(directory: Directory, clean: Callable[[], object]) -> Callable[..., Ite
             clean()
         if path != "/metrics":
             found = answer(path, directory.path)
-        elif problem := _out_of_room(directory.path):
+        elif problem := _disk_full(directory.path):
             found = Answer("500 Internal Server Error", "text/plain; charset=utf-8", problem)
         elif environ["REQUEST_METHOD"] == "GET" and not environ["QUERY_STRING"]:
             found = Answer("200 OK", *directory.text(environ.get("HTTP_ACCEPT")))
@@ -285,10 +284,10 @@ def _app(directory: Directory, clean: Callable[[], object]) -> Callable[..., Ite
     return serve
 
 
-def _out_of_room(directory: str) -> bytes | None:
+def _disk_full(directory: str) -> bytes | None:
     """Why what the workers have written there is old: what scrapes must not take it for new."""
     try:
-        check_room(directory)
+        check_space(directory)
     except OSError as error:
-        return f"The workers cannot tell their metrics: {error}\n".encode()
+        return f"The workers cannot write their metrics: {error}\n".encode()
     return None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -27,8 +28,13 @@ class Failures:
 
     def log(self) -> None:
         """Log the exception that is being handled, if it is the first."""
-        if not self._is_logged:
-            self._is_logged = True
+        if self._is_logged:
+            return
+        self._is_logged = True
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):  # such as a full disk: no traceback explains it better
+            self._log.error("Metrics have failed: %s; further failures are not logged", error)
+        else:
             self._log.exception("Metrics have failed; further failures are not logged")
 
 
@@ -60,9 +66,9 @@ class Periodic:
                 )
                 self._thread.start()
 
-    def call(self) -> None:
-        """Call all functions now."""
-        for function in self._functions:
+    def call(self, functions: Iterable[Callable[[], object]] | None = None) -> None:
+        """Call some functions now, or all that were added."""
+        for function in self._functions if functions is None else functions:
             try:
                 function()
             except Exception:  # noqa: BLE001 - it is logged

@@ -19,11 +19,11 @@ from typing import Any
 
 from ..imports import needs
 from .catalogue import Metric
+from .multiprocess import DIRECTORY, check_space
 from .periodic import every_second
 from .points import Collector, Distribution, Point, collect_process
 from .processes import name_of_process
 from .requests import RequestMetrics
-from .room import check_room
 
 with needs("wsgifast.metrics.prometheus", "prometheus_client", "prometheus"):
     from prometheus_client import REGISTRY
@@ -36,9 +36,6 @@ with needs("wsgifast.metrics.prometheus", "prometheus_client", "prometheus"):
     from prometheus_client.values import MultiProcessValue
 
 __all__ = ["DIRECTORY", "FileReporter", "PointCollector", "recorder", "reporter"]
-
-# The environment variable that switches prometheus_client to its multiprocess mode.
-DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 # An idle process writes its files this often.
 _IDLE_PERIOD_S = 5.0
@@ -173,7 +170,7 @@ class _Files:
 
     def write(self, points: Iterable[Point]) -> None:
         """:raises OSError: if there is no room for more."""
-        check_room(self._directory)
+        check_space(self._directory)
         for metric, labels, value in points:
             key = (metric.name, labels)
             found = self._values.get(key)

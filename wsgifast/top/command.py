@@ -12,7 +12,7 @@ from typing import Any
 
 from ..arguments import add_parser, count, option, seconds
 from ..errors import WSGIFastError
-from ..metrics.address import VARIABLE, metrics_address
+from ..metrics.multiprocess import VARIABLE, metrics_address
 from ..sockets.address import Address
 from .reading import clients, scrape
 from .text import lines

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ..errors import WSGIFastError
 from ..imports import needs
-from ..metrics.address import VARIABLE
+from ..metrics.multiprocess import VARIABLE
 from ..sockets.address import Address
 
 __all__ = ["Client", "Histogram", "Scrape", "clients", "parsed", "scrape"]
@@ -74,6 +74,8 @@ def scrape(address: Address) -> Scrape:
     """
     at = time.monotonic()
     status, text = _get(address, "/metrics")
+    if status == 500:  # the exporter says why
+        raise WSGIFastError(f"{address}/metrics answers {status}: {text.strip()}")
     if status != 200:
         raise WSGIFastError(f"{address}/metrics answers {status}: that is not a metrics address")
     return parsed(text, at)

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..metrics.catalogue import CATALOGUE
 from ..metrics.patterns import FRAMEWORKS, PATTERN, call_noting_pattern
-from ..metrics.periodic import Failures, Periodic, every_second
+from ..metrics.periodic import Failures, every_second
 from ..metrics.points import Distribution, Point, observers, point, points_of, process_collectors
 from ..metrics.processes import resident_bytes
 from ..metrics.recorder import RECORDER, LengthError
@@ -240,13 +240,13 @@ def start_reporting(
     reports: list[Callable[[], None]] = []
     export = export_of(type(worker), worker.ppid)
     if export is not None:
-        from ..metrics.keeper import Keeper
         from ..metrics.prometheus import reporter
+        from ..metrics.supervisor import Supervisor
 
         files = reporter()
         files.activity = collector.activity
         reports.append(files.report)
-        every_second.add(Keeper(export).look)
+        every_second.add(Supervisor(export).check)
         every_second.add(StateReporter(collector.server, worker, export.directory).report)
     if responses is not None:
         every_second.add(responses.note_patterns)
@@ -258,13 +258,7 @@ def start_reporting(
     if reports:
         every_second.start()
 
-    def report_the_last() -> None:
-        closing = Periodic()
-        for function in reports:
-            closing.add(function)
-        closing.call()
-
-    return report_the_last
+    return partial(every_second.call, reports)
 
 
 class StatsdReporter:

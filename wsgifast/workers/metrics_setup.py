@@ -11,19 +11,21 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..errors import ConfigurationError, MissingExtra
-from ..metrics.address import VARIABLE, metrics_address
-from ..metrics.exporter_lock import has_exporter
-from ..metrics.gathering import check_free, memory_folder
+from ..metrics.multiprocess import (
+    DIRECTORY,
+    VARIABLE,
+    check_free,
+    check_writable,
+    has_exporter,
+    memory_folder,
+    metrics_address,
+)
 from ..metrics.processes import is_alive, name_of_process
 from .attributes import InvalidWorkerOption
 
 __all__ = ["check_metrics", "export_of", "prepare_metrics", "wants_metrics"]
 
-# prometheus_client's own name for the directory of its multiprocess mode.
-_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 _PREFIX = "wsgifast-metrics-"
-# The exporter of a server that has just ended gives the address up within this time.
-_ADDRESS_PATIENCE_S = 3.0
 
 # The directory that this process, or the one that it was forked from, has made.
 _made: str | None = None
@@ -46,7 +48,7 @@ def prepare_metrics(worker_class: Any) -> None:
     global _made
     if wants_metrics(worker_class) is None or find_spec("prometheus_client") is None:
         return
-    given = os.environ.get(_DIRECTORY)
+    given = os.environ.get(DIRECTORY)
     # An arbiter that takes another's place (USR2) may have that one's in its environment.
     if given and (given == _made or not os.path.basename(given).startswith(_PREFIX)):
         return
@@ -55,9 +57,9 @@ def prepare_metrics(worker_class: Any) -> None:
     try:
         made = tempfile.mkdtemp(prefix=f"{_PREFIX}{name_of_process(os.getpid())}-", dir=parent)
     except OSError:
-        os.environ.pop(_DIRECTORY, None)
+        os.environ.pop(DIRECTORY, None)
         return
-    _made = os.environ[_DIRECTORY] = made
+    _made = os.environ[DIRECTORY] = made
     atexit.register(_remove, made, os.getpid())
 
 
@@ -75,26 +77,19 @@ def check_metrics(worker_class: Any, cfg: Any) -> None:
         address = metrics_address(text, name)
         if find_spec("prometheus_client") is None:
             raise MissingExtra(name, "prometheus_client", "prometheus")
+        directory = os.environ.get(DIRECTORY) or memory_folder()
+        check_writable(directory, f"{name}={text!r}")
     except (ConfigurationError, MissingExtra) as error:
         raise InvalidWorkerOption(str(error)) from None
-    directory = os.environ.get(_DIRECTORY) or memory_folder()
-    try:
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise InvalidWorkerOption(
-            f"{name}={text!r}: metrics are gathered in {_DIRECTORY}={directory!r}, where no file "
-            f"can be written: {error.strerror}"
-        ) from None
     # Here, where it can be said; and a worker of another user may not be able to read it.
-    from ..metrics import keeper, prometheus  # noqa: F401
+    from ..metrics import prometheus, supervisor  # noqa: F401
 
     if directory == _made and os.geteuid() == 0:
         os.chown(directory, cfg.uid, cfg.gid)  # the workers'
     # The server that this one is to replace has it still; it is waited for.
     if "GUNICORN_PID" not in os.environ:
         try:
-            check_free(address, _ADDRESS_PATIENCE_S)
+            check_free(address)
         except OSError as error:
             raise InvalidWorkerOption(f"{name}={text!r}: {error.strerror}") from None
 
@@ -105,7 +100,7 @@ def export_of(worker_class: Any, arbiter_pid: int) -> Any:
     A reload of the configuration may have brought another address.
     """
     wanted = wants_metrics(worker_class)
-    directory = os.environ.get(_DIRECTORY)
+    directory = os.environ.get(DIRECTORY)
     if wanted is None or not directory:
         return None
     from ..metrics.exporter import Export

@@ -1,7 +1,7 @@
-"""Sees that there is an exporter, from every worker of a server.
+"""Supervises the exporter, from every worker of a server.
 
 The lock is taken before the exporter is started, which inherits it: two workers never start two,
-and when it ends, however that is, the next look finds the lock free.
+and however it ends, the next check finds the lock free.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import sys
 import time
 
 from .exporter import Export
-from .exporter_lock import take_lock
+from .multiprocess import take_lock
 
-__all__ = ["Keeper"]
+__all__ = ["Supervisor"]
 
 _PROGRAM = (
     "import sys; sys.path[:] = {path!r}; "
@@ -27,8 +27,8 @@ _MOST_PATIENCE_S = 60.0
 _LOCKED_FOR_S = 3.0
 
 
-class Keeper:
-    """Starts an exporter where there is none."""
+class Supervisor:
+    """Starts the exporter if there is none."""
 
     def __init__(self, export: Export) -> None:
         self._export = export
@@ -37,7 +37,7 @@ class Keeper:
         self._locked_at = float("-inf")
         self._patience_s = 0.0
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Start one if there is none; called now and then.
 
         :raises OSError: if none can be started.

@@ -1,7 +1,7 @@
-"""Metrics of workers whose server settles nothing for them: they find each other by themselves.
+"""Metrics of workers whose server prepares nothing for them, as those of uvicorn.
 
-The directory is named for the server's process, so all of its workers have the same one. Whichever
-of them finds no exporter starts it (see keeper.py), and that ends with the server's process.
+The directory is named after the server's process, so all of its workers find the same one. The
+first worker that finds no exporter starts it (supervisor.py); it ends with the server's process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,9 +17,15 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigurationError, MissingExtra
-from ..sockets.address import Address
-from .address import VARIABLE, metrics_address
-from .exporter_lock import has_exporter
+from .multiprocess import (
+    DIRECTORY,
+    VARIABLE,
+    check_free,
+    check_writable,
+    has_exporter,
+    memory_folder,
+    metrics_address,
+)
 from .periodic import every_second
 from .points import Point, point, process_collectors
 from .processes import name_of_process, resident_bytes
@@ -30,20 +35,15 @@ if TYPE_CHECKING:
     from .exporter import Export
     from .requests import RequestMetrics
 
-__all__ = ["begin_to_tell", "check_free", "gather", "memory_folder"]
-
-# prometheus_client's own name for the directory of its multiprocess mode.
-_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
-# The exporter of a server that has just ended gives the address up within this time.
-_ADDRESS_PATIENCE_S = 3.0
+__all__ = ["prepare_worker", "start_reporting"]
 
 
-def gather(server_pid: int) -> Export | None:
-    """Choose the directory of a server's workers; called in each of them, before the app, and
-    prometheus_client, are imported.
+def prepare_worker(server_pid: int) -> Export | None:
+    """Choose the directory of a server's workers; called in each worker, before it imports the app
+    and prometheus_client.
 
     :param server_pid: of the process that ends when the server does.
-    :returns: None if WSGIFAST_METRICS says of no address.
+    :returns: None if WSGIFAST_METRICS is not set.
     :raises ConfigurationError: for what is no address, or is taken, and for a directory that cannot
         be written.
     :raises MissingExtra: without prometheus_client.
@@ -55,69 +55,48 @@ def gather(server_pid: int) -> Export | None:
     if find_spec("prometheus_client") is None:
         raise MissingExtra(VARIABLE, "prometheus_client", "prometheus")
     name = name_of_process(server_pid)
-    given = os.environ.get(_DIRECTORY)
+    given = os.environ.get(DIRECTORY)
     directory = given or os.path.join(memory_folder(), f"wsgifast-metrics-{name}-workers")
-    try:
-        if not given:
+    option = f"{VARIABLE}={text!r}"
+    if not given:
+        try:
             _make_ours(directory)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise ConfigurationError(
-            f"{VARIABLE}={text!r}: metrics are gathered in {_DIRECTORY}={directory!r}, where no "
-            f"file can be written: {error.strerror}"
-        ) from None
-    os.environ[_DIRECTORY] = directory
+        except OSError as error:
+            raise ConfigurationError(
+                f"{option}: the directory {directory!r} cannot be used: {error.strerror}"
+            ) from None
+    check_writable(directory, option)
+    os.environ[DIRECTORY] = directory
     from .exporter import Export
 
     export = Export(directory, not given, str(address), name)
     if not has_exporter(directory):
         try:
-            check_free(address, _ADDRESS_PATIENCE_S)
+            check_free(address)
         except OSError as error:
             # Unless another worker's exporter has come meanwhile.
             if not has_exporter(directory):
-                raise ConfigurationError(f"{VARIABLE}={text!r}: {error.strerror}") from None
+                raise ConfigurationError(f"{option}: {error.strerror}") from None
     export.announce()
     return export
 
 
-def begin_to_tell(export: Export, state: Callable[[], State]) -> RequestMetrics:
-    """Tell of this process from now on: of its requests, and how it is.
+def start_reporting(export: Export, state: Callable[[], State]) -> RequestMetrics:
+    """Report this process's metrics and state from now on.
 
-    :param state: asked once a second.
-    :returns: what requests are recorded in.
+    :param state: called once a second.
+    :returns: what records its requests.
     """
-    from .keeper import Keeper
     from .prometheus import recorder
+    from .supervisor import Supervisor
 
     process_collectors.append(_worker_points)
-    every_second.add(Keeper(export).look)
+    every_second.add(Supervisor(export).check)
     file = StateFile(export.directory)
     every_second.add(partial(_write, file, state))
     metrics = recorder()
     every_second.start()
     return metrics
-
-
-def memory_folder() -> str:
-    """Memory, where there is a file system of it: a disk would keep who writes waiting."""
-    shm = "/dev/shm"
-    return shm if os.access(shm, os.W_OK | os.X_OK) else tempfile.gettempdir()
-
-
-def check_free(address: Address, patience_s: float) -> None:
-    """:raises OSError: if nobody can be served there, and nobody gives it up within that time."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            address.check_free()
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
-                raise
-            time.sleep(0.1)
-        else:
-            return
 
 
 def _make_ours(directory: str) -> None:
