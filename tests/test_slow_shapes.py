@@ -225,7 +225,7 @@ def test_what_is_looked_at_of_an_endless_body_is_bounded() -> None:
     body.close()
     ((found, count),) = seen
     assert count == 5000
-    assert found.chunks.count == len(found.chunks.waits_s) == module.LOOKED_AT_CHUNKS
+    assert found.chunks.count == len(found.chunks.waits_s) == module.EXAMINED_CHUNKS
 
 
 # How often.

@@ -1,4 +1,4 @@
-"""Log lines of one JSON object each, with OpenTelemetry's names where it has one."""
+"""Log lines of one JSON object each, with OpenTelemetry's attribute names where there are any."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["json_line", "sent_text"]
 
 
 def json_line(fields: Mapping[str, object]) -> str:
-    """One line: the time (RFC 3339, UTC, to the millisecond), and every field that has a value.
+    """Return a line with the time (RFC 3339, UTC, in milliseconds) and every field with a value.
 
-    ASCII alone and no line break, whatever a client has sent.
+    It is ASCII without line breaks, whatever a client has sent.
     """
     now = datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds")
-    told = {name: value for name, value in fields.items() if value is not None and value != ""}
-    line = {"time": now.replace("+00:00", "Z"), **told}
+    present = {name: value for name, value in fields.items() if value is not None and value != ""}
+    line = {"time": now.replace("+00:00", "Z"), **present}
     return json.dumps(line, separators=(",", ":"), default=str)
 
 
 def sent_text(value: str) -> str:
-    """What a client has sent (latin-1 by PEP 3333) as the UTF-8 that it most likely is."""
+    """Decode a client's text (latin-1 by PEP 3333) as UTF-8, if it is that."""
     if value.isascii():
         return value
     try:

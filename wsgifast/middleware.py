@@ -304,7 +304,7 @@ class WSGIFast:
         """Set TCP_NODELAY once for each connection."""
         sock = environ.get("gunicorn.socket") or environ.get("werkzeug.socket")
         if sock is None:
-            # wsgiref, gevent's pywsgi and cheroot hand over a stream that reads from the socket.
+            # In wsgiref, gevent's pywsgi and cheroot the stream reads from the socket.
             sock = owned_socket(environ.get("wsgi.input"))
             if sock is None:
                 return

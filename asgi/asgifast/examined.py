@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 
 from wsgifast.bodies.streams import is_event_stream
 from wsgifast.metrics.patterns import asgi_pattern
-from wsgifast.shapes.reports import LOOKED_AT_CHUNKS, Reports
+from wsgifast.shapes.reports import EXAMINED_CHUNKS, Reports
 from wsgifast.shapes.rule import BodySeen, Chunks
 
 from .messages import ASGIApp, Message, Receive, Scope, Send, text_headers
@@ -38,7 +38,7 @@ class Examined:
             nonlocal before, count
             body = message.get("body")
             if body:
-                if count < LOOKED_AT_CHUNKS:
+                if count < EXAMINED_CHUNKS:
                     chunks.add(len(body), time.perf_counter() - before)
                 count += 1
             elif message["type"] == "http.response.start":

@@ -68,22 +68,22 @@ def _messages() -> Iterator[CheckMessage]:
     for name in _THEIRS:
         if name in middleware:
             yield Warning(
-                f"{name} is in MIDDLEWARE beside StaticFilesMiddleware.",
-                hint="Remove it: its settings are read.",
+                f"{name} is in MIDDLEWARE together with StaticFilesMiddleware.",
+                hint="Remove it. StaticFilesMiddleware reads its settings.",
                 id="wsgifast.W001",
             )
     if _SECURITY in middleware[ours:]:
         yield Warning(
-            "StaticFilesMiddleware stands in front of SecurityMiddleware, so that static files "
-            "lack its headers and its redirect.",
-            hint="Put it right behind SecurityMiddleware.",
+            "StaticFilesMiddleware comes before SecurityMiddleware, so that static files lack its "
+            "headers and its redirect.",
+            hint="Put it right after SecurityMiddleware.",
             id="wsgifast.W002",
         )
     elif set(middleware[:ours]) - {_SECURITY, *_THEIRS}:
         yield Warning(
-            "Other middleware than SecurityMiddleware stands in front of StaticFilesMiddleware, "
-            "and runs for each static file.",
-            hint="Put it right behind SecurityMiddleware.",
+            "Other middleware than SecurityMiddleware comes before StaticFilesMiddleware, and runs "
+            "for each static file.",
+            hint="Put it right after SecurityMiddleware.",
             id="wsgifast.W002",
         )
     if not use_finders and not (settings.STATIC_ROOT and os.path.isdir(settings.STATIC_ROOT)):
@@ -91,7 +91,7 @@ def _messages() -> Iterator[CheckMessage]:
         yield Warning(
             f"{named if settings.STATIC_ROOT else 'STATIC_ROOT is not set'}: there are no static "
             "files.",
-            hint="Run collectstatic." if settings.STATIC_ROOT else "Name a directory in it.",
+            hint="Run collectstatic." if settings.STATIC_ROOT else "Set it to a directory.",
             id="wsgifast.W003",
         )
     for name in dir(settings):
@@ -99,14 +99,14 @@ def _messages() -> Iterator[CheckMessage]:
             rest = name.removeprefix(start)
             if rest != name and rest not in OPTIONS and rest not in LEFT_OUT:
                 yield Warning(
-                    f"{name} has no effect: wsgifast has nothing like it.", id="wsgifast.W004"
+                    f"{name} has no effect: wsgifast has no such option.", id="wsgifast.W004"
                 )
     names = [config.name for config in apps.get_app_configs()]
     contrib = "django.contrib.staticfiles"
     if contrib in names[: names.index("wsgifast.django")]:
         yield Warning(
-            f"wsgifast.django stands behind {contrib} in INSTALLED_APPS, whose runserver then "
-            "serves static files in another way than production does.",
-            hint="Put it in front.",
+            f"wsgifast.django comes after {contrib} in INSTALLED_APPS, whose runserver then serves "
+            "static files in another way than production does.",
+            hint="Put it first.",
             id="wsgifast.W006",
         )

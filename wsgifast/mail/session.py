@@ -315,4 +315,4 @@ def check_options(
     if spool_bytes is not None and not is_count(spool_bytes):
         raise ConfigurationError(f"spool_bytes is {spool_bytes!r}; it must be None, 0 or more")
     if spool_bytes is not None and options.get("decode_data"):
-        raise ConfigurationError("spool_bytes hands over a binary file: not with decode_data")
+        raise ConfigurationError("spool_bytes needs binary content: leave out decode_data")

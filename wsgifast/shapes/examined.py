@@ -11,7 +11,7 @@ from ..bodies.classify import HELD_WHOLE, STREAM, WHOLE, classify
 from ..bodies.streams import close_body, is_event_stream
 from ..bodies.wrappers import held_in
 from ..metrics.patterns import PATTERN, call_noting_pattern
-from .reports import LOOKED_AT_CHUNKS, Reports
+from .reports import EXAMINED_CHUNKS, Reports
 from .rule import BodySeen, Chunks
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Examined:
             held: Any = held_in(body)
             # If it is an iterator over a list, a copy is consumed.
             listed = held if isinstance(held, (list, tuple)) else list(copy.copy(held))
-            sizes = [_size(chunk) for chunk in listed[:LOOKED_AT_CHUNKS]]
+            sizes = [_size(chunk) for chunk in listed[:EXAMINED_CHUNKS]]
             report("list", Chunks(sizes), len(listed))
         elif shape is STREAM and not hasattr(body, "__len__"):
             return _Watched(body, report)
@@ -76,7 +76,7 @@ class _Watched:
         before = time.perf_counter()
         for chunk in self._body:
             if chunk:  # not an empty one
-                if self._count < LOOKED_AT_CHUNKS:
+                if self._count < EXAMINED_CHUNKS:
                     seen.add(_size(chunk), time.perf_counter() - before)
                 self._count += 1
             yield chunk

@@ -13,12 +13,12 @@ from ..option_checks import is_number
 from ..routes import stream_route
 from .rule import BodySeen, Chunks, size_text, slow_shape
 
-__all__ = ["LOOKED_AT_CHUNKS", "Reports", "check_rate"]
+__all__ = ["EXAMINED_CHUNKS", "Reports", "check_rate"]
 
 logger = logging.getLogger("wsgifast")
 
 # How many chunks of a response are measured; the others are only counted.
-LOOKED_AT_CHUNKS: Final = 200
+EXAMINED_CHUNKS: Final = 200
 # An endpoint has one finding in this time.
 _EVERY_S = 3600.0
 # Endpoints that are remembered; beyond them no finding is logged until one is forgotten.
@@ -53,8 +53,8 @@ class Reports:
         self._rate = rate
         self._mended = mended
         self._lock = threading.Lock()
-        # When each endpoint had its finding, oldest first.
-        self._told: dict[str, float] = {}
+        # When each endpoint had its last finding, oldest first.
+        self._reported: dict[str, float] = {}
 
     def picks(self) -> bool:
         """Whether to examine the response that begins now."""
@@ -92,13 +92,13 @@ class Reports:
 
     def _is_due(self, endpoint: str) -> bool:
         now = time.monotonic()
-        told = self._told
+        reported = self._reported
         with self._lock:
-            while told and now - next(iter(told.values())) >= _EVERY_S:
-                del told[next(iter(told))]
-            if endpoint in told or len(told) >= _MOST_ENDPOINTS:
+            while reported and now - next(iter(reported.values())) >= _EVERY_S:
+                del reported[next(iter(reported))]
+            if endpoint in reported or len(reported) >= _MOST_ENDPOINTS:
                 return False
-            told[endpoint] = now
+            reported[endpoint] = now
         return True
 
 
