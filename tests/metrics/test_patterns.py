@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import bottle
@@ -16,7 +17,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Mount, Route
 
 from tests.asgi.support import call, scope_of
-from wsgifast import WSGIFast
+from wsgifast import WSGIFast, middleware
 
 from .test_instrumented import Notes, answer, new_environ
 
@@ -44,6 +45,18 @@ def test_bottle() -> None:
     app.route("/items/<number:int>", callback=lambda number: str(number))
     assert _pattern(app, "/items/7") == "/items/<number:int>"
     assert _pattern(app, "/nowhere") is None
+
+
+def test_a_framework_that_is_loaded_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "FRAMEWORKS", frozenset({"a_late_framework"}))
+    app = bottle.Bottle()
+    app.route("/", callback=lambda: "hello")
+    notes = Notes()
+    wrapped = WSGIFast(app, metrics=notes)
+    answer(wrapped, new_environ())
+    monkeypatch.setitem(sys.modules, "a_late_framework", sys)
+    answer(wrapped, new_environ())
+    assert [request.pattern for request in notes.requests] == [None, "/"]
 
 
 def test_what_a_framework_is_made_to_say() -> None:

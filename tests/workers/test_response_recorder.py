@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,19 @@ def test_what_wsgifast_knows_of_it(begin: Begin) -> None:
     assert [(r.route, r.pattern, r.size > 3) for r in told.requests] == [
         ("joined", "/lines", True), ("as-is", "/<int:number>", True),
     ]  # fmt: skip
+
+
+def test_a_framework_that_is_loaded_late(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_metrics, "FRAMEWORKS", frozenset({"a_late_framework"}))
+    app = flask.Flask(__name__)
+    app.add_url_rule("/<int:number>", view_func=lambda number: str(number))
+    bench, told = begin(app)
+    assert bench.worker.application.app is app
+    bench.begin(GET.replace(b"/ ", b"/5 "))
+    monkeypatch.setitem(sys.modules, "a_late_framework", sys)
+    bench.worker._responses.note_patterns()
+    bench.begin(GET.replace(b"/ ", b"/5 "))
+    assert [request.pattern for request in told.requests] == [None, "/<int:number>"]
 
 
 @pytest.mark.parametrize(
