@@ -1,11 +1,11 @@
 """The exporter: the process that is scraped, for all workers of one server.
 
-It is a process of its own so that a scrape waits for no worker, and is answered when all of them
-are stuck. It ends with the server whatever ends that: it watches the arbiter. Whoever of the
-workers finds none starts it (supervisor.py); it holds a lock as long as it lives, so there is one.
+It is a separate process, so that a scrape waits for no worker, and is answered even if all workers
+are stuck. It waits for the arbiter's end, and ends with it. The first worker that finds no exporter
+starts one (supervisor.py); it holds a lock as long as it lives, so there is only one.
 
-Where another process has the address, as the server does that this one is to replace (USR2), it
-tries again until that is gone.
+If another process has the address, such as the exporter of a server that this one replaces (USR2),
+it tries again until the address is free.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _CHECK_EVERY_S = 1.0
 # Files of dead workers are cleaned up this often, and before a scrape, unless that was just now.
 _CLEAN_EVERY_S = 10.0
 _SCRAPE_CLEANS_AFTER_S = 1.0
-# Threads that wait for the next client; there are more while more of them are answered.
+# How many threads wait for the next client; each client is answered by a thread of its own.
 _THREADS = 2
-# Whoever scrapes has so long for its request.
+# How long a client may take for its request.
 _REQUEST_TIMEOUT_S = 10
-# How long workers may go on when their arbiter has gone, before their directory goes.
+# How long workers may outlive their arbiter before their directory is removed.
 _LAST_WORKER_S = 10.0
 
 
@@ -179,8 +179,8 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Server(WSGIServer):
-    """Answers in threads of its own, which are there before: on a busy machine a new one waits for
-    its first turn longer than one that was waiting for a client.
+    """Answers in threads that are started in advance: on a busy machine a new thread waits longer
+    for its first turn than one that was waiting for a client.
 
     :raises OSError: if the address cannot be had.
     """
@@ -206,7 +206,7 @@ class _Server(WSGIServer):
         self._waiting += 1
 
     def _serve(self) -> None:
-        """Accept and answer; whoever has a client sees that another one waits for the next."""
+        """Accept and answer; a thread with a client makes sure that another waits for the next."""
         while True:
             try:
                 request, client = self.get_request()
