@@ -120,14 +120,17 @@ def test_a_connection_may_end_while_its_disk_is_waited_for(
 
 
 @pytest.mark.parametrize("closing", [False, True])
+@pytest.mark.parametrize("error", [OSError(errno.EIO, os.strerror(errno.EIO)), MemoryError()])
 def test_an_error_of_the_disk_reaches_who_finishes(
-    near: Near, content: int, closing: bool, monkeypatch: pytest.MonkeyPatch
+    content: int, closing: bool, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    logged: list[str] = []
+    near = Near(rules(warnings=logged))
     go = threading.Event()
 
     def fail(out: int, fd: int, offset: int, size: int) -> int:
         assert go.wait(60)
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise error
 
     monkeypatch.setattr(look_ahead, "cached_bytes", lambda fd, offset, size: 0)
     monkeypatch.setattr(os, "sendfile", fail)
@@ -138,10 +141,15 @@ def test_an_error_of_the_disk_reaches_who_finishes(
     while near.queue.draining or (closing and not near.resumed):
         assert time.monotonic() < deadline
         time.sleep(0.001)
-    assert isinstance(near.queue.error, OSError)
+    assert near.queue.error is error
     assert near.queue.bytes_left() == 100_000
     assert near.resumed == closing
     assert near.queue.on_writable() is closing
+    while len(logged) < isinstance(error, MemoryError):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert logged == ([repr(error)] if isinstance(error, MemoryError) else [])
+    near.close()
 
 
 def test_a_file_that_shrank_on_its_disk(

@@ -233,10 +233,10 @@ class SendQueue:
         No other thread sends meanwhile: the queue is draining, and waits for no event.
         """
         done: int | bytes = 0
-        failure: OSError | None = None
+        failure: Exception | None = None
         try:
             done = self._sender.step_from_disk(backlog, segment)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - raised below, unless it is the client's or disk's
             failure = error
         with self.lock:
             if failure is not None:
@@ -248,3 +248,5 @@ class SendQueue:
             backlog.release(segment.fd)
             if self.error is not None and self.closing:
                 self._owner.resume_sending()  # to finish the response
+        if failure is not None and not isinstance(failure, OSError):
+            raise failure  # for the log: a bug, or no memory
