@@ -32,7 +32,7 @@ from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.processes import Address, temporary_folder
 from wsgifast.benchmark.runner import running_server
 from wsgifast.benchmark.serving import gunicorn
-from wsgifast.benchmark.tables import Row, Server
+from wsgifast.benchmark.tables import Row, Server, Unit
 
 from .bench import FAST, row, table
 from .clients import BadAnswer, Connection, NoAnswer
@@ -228,15 +228,18 @@ def _replacing(server: Server, deeds: Sequence[signal.Signals]) -> Client:
         requests, times, longest_s = AMOUNTS[task.full]
         begun = time.monotonic()
         out = measure(server, deeds, requests=requests, times=times, longest_s=longest_s)
-        facts = {"downloads": out.downloads, "repeated": out.repeated, **out.deeds}
         seconds, lost = time.monotonic() - begun, out.lost
+        kept = {"downloads": out.downloads, "repeated": out.repeated, "lost": lost.total()}
+        facts = {**kept, **out.deeds}
         return Load(out.answered, lost.total(), 0, seconds, errors=lost, facts=facts)
 
     return run
 
 
 def _row(name: str, server: Server, *deeds: signal.Signals) -> Row:
-    return row(f"replaced.{name}", name, {name: _replacing(server, deeds)}, rounds=1)
+    return row(
+        f"replaced.{name}", name, {name: _replacing(server, deeds)}, unit=_ANSWERED, rounds=1
+    )
 
 
 def _gunicorn(worker_class: str) -> Server:
@@ -251,6 +254,7 @@ def _gunicorn(worker_class: str) -> Server:
     return replace(server, argv=(script, *server.argv[3:]))
 
 
+_ANSWERED = Unit("requests", lambda m: m.load.requests)
 _APP = "loadtests.app:app"
 _HUP = signal.SIGHUP
 _ALL = (_HUP, _HUP, _HUP, signal.SIGTTIN, signal.SIGTTOU, _HUP, signal.SIGUSR2)
