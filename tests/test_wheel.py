@@ -75,7 +75,8 @@ PARTS = {
     "wsgifast.mail.django": "django",
     "wsgifast.benchmark.runner": "bench",
     "asgifast.FileResponse": "asgi",
-    "asgifast.uvicorn": "asgi",
+    "asgifast.uvicorn.HttpToolsProtocol": "asgi",
+    "asgifast.uvicorn.H11Protocol": "asgi",
     "asgifast.workers.FastUvicornWorker": "gunicorn,asgi",
     "asgifast.workers.FastASGIWorker": "gunicorn",
 }
