@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..uvicorn import HttpToolsProtocol
+from .. import uvicorn as protocols
 from .uvicorn import UvicornSocketsWorker
 
 __all__ = ["FastUvicornWorker"]
@@ -15,5 +15,5 @@ class FastUvicornWorker(UvicornSocketsWorker):
 
     CONFIG_KWARGS: dict[str, Any] = {  # noqa: RUF012 - as the base class has it
         "loop": "auto",
-        "http": HttpToolsProtocol,
+        "http": protocols.HttpToolsProtocol,
     }
