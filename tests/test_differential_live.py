@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.conftest import WSGI_SERVERS, wsgi_server
 from tests.support.effort import effort
+from tests.support.gunicorn import may_end_head_with_bare_lf
 from tests.support.http import Connection
 from tests.support.scripted import target_of
 from tests.support.scripts import Script, ScriptedApp, lawful, scripts
@@ -25,6 +26,7 @@ class Client:
     def __init__(self, server: LiveServer, name: str) -> None:
         self.server_name = name
         self._address = server.address
+        self._bare_lf = may_end_head_with_bare_lf(server)
         self._connection: Connection | None = None
 
     def check(self, script: Script) -> None:
@@ -32,7 +34,7 @@ class Client:
         meant = Server(ScriptedApp(lawful(script)), script.method)
         if self.server_name in ENDS_HEAD_WITH_A_CHUNK and meant.bodiless:
             return
-        connection = self._connection or Connection(self._address)
+        connection = self._connection or Connection(self._address, bare_lf=self._bare_lf)
         self._connection = None
         told = f"{script} was meant to be {vars(meant)}"
         try:
