@@ -1,0 +1,633 @@
+"""Files on a CoalescingTransport: their place, their errors, and when the socket is full."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import itertools
+import os
+import socket
+import threading
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgifast.protocols import file_transfer, writable
+from asgifast.protocols import transport as transport_module
+from asgifast.protocols.transport import CoalescingTransport
+
+from tests.asgi.transports import (
+    FILE_BYTES,
+    Recorded,
+    connected,
+    fd,
+    read,
+    read_to_end,
+    turns,
+    writes,
+)
+from wsgifast.sockets import FileSegment
+from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES
+from wsgifast.sockets.sendfile import FileTruncated, SendfileUnavailable
+
+__all__ = ["fd"]
+
+
+def test_a_writable_socket_that_takes_nothing_is_asked_again_later(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = 5
+    delays: list[float] = []
+    real_sendfile = os.sendfile
+
+    def without_memory(*args: Any) -> int:
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise BlockingIOError
+        return real_sendfile(*args)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        call_later = loop.call_later
+
+        def at_once(delay: float, callback: Callable[..., object], *args: Any, **kw: Any) -> Any:
+            delays.append(delay)
+            return call_later(0, callback, *args, **kw)
+
+        async with connected() as (transport, client):
+            monkeypatch.setattr(loop, "call_later", at_once)
+            monkeypatch.setattr(os, "sendfile", without_memory)
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            assert await read(client, FILE_BYTES) == os.pread(fd, FILE_BYTES, 0)
+            await sending
+
+    asyncio.run(run())
+    # The first refusal is no surprise: nobody had said that the socket is writable.
+    assert delays == [file_transfer._WITHOUT_MEMORY_S] * 4
+
+
+def test_a_starved_connection_that_is_lost_leaves_no_timer(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def without_memory(*args: Any) -> int:
+        nonlocal calls
+        calls += 1
+        raise BlockingIOError
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        call_later = loop.call_later
+        waiting: asyncio.Future[Any] = loop.create_future()
+
+        def noted(*args: Any, **kw: Any) -> Any:
+            timer = call_later(*args, **kw)
+            waiting.set_result(timer)
+            return timer
+
+        async with connected() as (transport, _):
+            monkeypatch.setattr(loop, "call_later", noted)
+            monkeypatch.setattr(os, "sendfile", without_memory)
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            timer = await waiting
+            await turns()
+            assert calls == 2, "at once, and when the socket was said to be writable"
+            transport.lost()
+            with pytest.raises(ConnectionResetError):
+                await sending
+            assert timer.cancelled()
+
+    asyncio.run(run())
+
+
+def test_the_send_buffer_grows_for_a_quick_client_alone(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def buffer_after(quick_s: float) -> int:
+        async def run() -> int:
+            async with connected() as (transport, client):
+                sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+                await read(client, FILE_BYTES)
+                await sending
+                sock = transport.get_extra_info("socket")
+                return int(sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+
+        monkeypatch.setattr(file_transfer, "QUICK_S", quick_s)
+        return asyncio.run(run())
+
+    # The kernel doubles what it is given.
+    small, large = 2 * FIRST_SEND_BUFFER_BYTES, 2 * 256 * 1024
+    assert buffer_after(0.0) == small
+    assert buffer_after(60.0) == large
+    # Slow when it is first waited for, and quick then.
+    clock = itertools.chain([0.0, 1.0], itertools.repeat(1.0))
+    monkeypatch.setattr(file_transfer, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    assert buffer_after(0.5) == large
+
+
+@pytest.mark.parametrize("cold", [(300_000, FILE_BYTES), (0, 900_000)], ids=["end", "beginning"])
+def test_no_byte_is_sent_on_the_loop_that_the_disk_must_be_waited_for(
+    fd: int, monkeypatch: pytest.MonkeyPatch, cold: tuple[int, int]
+) -> None:
+    """A file of which a part is in memory, on a disk that reads nothing ahead."""
+    page = 4096
+    in_memory = bytearray(b"y" * (FILE_BYTES // page))
+    waited: list[bool] = []
+    preadv, pread, sendfile = os.preadv, os.pread, os.sendfile
+
+    def pages(offset: int, size: int) -> slice:
+        return slice(offset // page, -(-(offset + size) // page))
+
+    def preadv_of_cached(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        if flags and b"n" in in_memory[pages(offset, 1)]:
+            raise BlockingIOError
+        return preadv(fd, buffers, offset, flags)
+
+    def sendfile_of_cached(out: int, fd: int, offset: int, count: int) -> int:
+        sent = sendfile(out, fd, offset, min(count, 400_000))
+        touched = pages(offset, sent)
+        if on_the_loop():
+            waited.append(b"n" in in_memory[touched])
+        whole = slice(touched.start, (offset + sent) // page)
+        in_memory[whole] = b"y" * len(in_memory[whole])
+        return sent
+
+    async def run() -> None:
+        async with connected() as (transport, client):
+            monkeypatch.setattr(os, "preadv", preadv_of_cached)
+            monkeypatch.setattr(os, "sendfile", sendfile_of_cached)
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            assert await read(client, FILE_BYTES) == pread(fd, FILE_BYTES, 0)
+            await sending
+
+    absent = pages(cold[0], cold[1] - cold[0])
+    in_memory[absent] = b"n" * len(in_memory[absent])
+    asyncio.run(run())
+    assert waited or cold[1] == FILE_BYTES
+    assert not any(waited)
+
+
+def on_the_loop() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def test_a_file_system_that_cannot_be_asked_is_never_read_on_the_loop(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FUSE and others refuse RWF_NOWAIT, and may take any time for a page."""
+    on_loop: list[bool] = []
+    sendfile = os.sendfile
+
+    def refusing(*args: Any) -> int:
+        raise OSError(errno.EOPNOTSUPP, "no RWF_NOWAIT here")
+
+    def noted(*args: Any) -> int:
+        on_loop.append(on_the_loop())
+        return sendfile(*args)
+
+    async def run() -> None:
+        async with connected() as (transport, client):
+            monkeypatch.setattr(os, "preadv", refusing)
+            monkeypatch.setattr(os, "sendfile", noted)
+            transport.write(b"head")
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            assert await read(client, FILE_BYTES + 4) == b"head" + os.pread(fd, FILE_BYTES, 0)
+            await sending
+
+    asyncio.run(run())
+    assert on_loop
+    assert not any(on_loop)
+
+
+def test_a_head_that_the_socket_takes_in_pieces(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece waits in the kernel for what follows: no packet leaves with the head alone."""
+    head = b"head" * 100
+    pieces: list[int] = []
+    send = socket.socket.send
+
+    def piece(sock: socket.socket, data: bytes, flags: int = 0) -> int:
+        assert sock.gettimeout() == 0, "it must not wait, whatever the process's default is"
+        pieces.append(flags)
+        if len(pieces) % 2:
+            raise BlockingIOError
+        return send(sock, data[:150], flags)
+
+    async def run() -> None:
+        async with connected() as (transport, client):
+
+            async def in_one_turn() -> None:
+                transport.write(head)
+                await transport.send_file(FileSegment(fd, 0, 100_000))
+
+            monkeypatch.setattr(socket.socket, "send", piece, raising=False)
+            socket.setdefaulttimeout(30)
+            sending = asyncio.create_task(in_one_turn())
+            assert await read(client, len(head) + 100_000) == head + os.pread(fd, 100_000, 0)
+            await sending
+
+    try:
+        asyncio.run(run())
+    finally:
+        socket.setdefaulttimeout(None)
+    assert pieces == [socket.MSG_MORE] * 6
+
+
+def test_a_file_waits_for_what_is_coalesced_elsewhere(fd: int) -> None:
+    async def run() -> None:
+        async with connected() as (transport, client):
+
+            async def in_one_turn() -> None:
+                transport.call_before_flush(lambda: transport.write(b"coalesced"))
+                await transport.send_file(FileSegment(fd, 0, 100_000))
+
+            sending = asyncio.create_task(in_one_turn())
+            assert await read(client, 100_009) == b"coalesced" + os.pread(fd, 100_000, 0)
+            await sending
+
+    asyncio.run(run())
+
+
+def test_a_file_keeps_its_place(fd: int) -> None:
+    """Behind more than the socket takes, and before everything that is written meanwhile."""
+    before, after = b"b" * 5_000_000, b"a" * 200_000
+    size = FILE_BYTES - 100
+
+    async def run() -> None:
+        async with connected() as (transport, client):
+            transport.write(before)
+            transport.write(b"head")
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 100, size)))
+            await turns()
+            assert transport.get_write_buffer_size(), "the file waits for it"
+            assert await read(client, len(before) + 4) == before + b"head"
+            await turns()
+            transport.write(b"1")
+            transport.write(after)
+            transport.flush()
+            transport.write(b"2")
+            assert await read(client, size) == os.pread(fd, size, 100)
+            await sending
+            transport.flush()
+            assert await read(client, len(after) + 2) == b"1" + after + b"2"
+            assert transport.real.get_write_buffer_limits()[1] > 0
+
+    asyncio.run(run())
+
+
+def fill(transport: CoalescingTransport) -> None:
+    """Write until the socket takes no more, and a little is left in the real transport's buffer."""
+    while not transport.real.get_write_buffer_size():
+        transport.write(b"x" * 10_000)
+        transport.flush()
+
+
+def test_a_file_waits_for_a_little_that_the_socket_did_not_take(fd: int) -> None:
+    """Too little for a pause of the protocol, whose end would tell that it has left."""
+
+    async def run() -> None:
+        async with connected() as (transport, client):
+
+            async def behind_a_full_socket() -> None:
+                fill(transport)
+                await transport.send_file(FileSegment(fd, 0, 100_000))
+
+            sending = asyncio.create_task(behind_a_full_socket())
+            received = bytearray()
+            while not received.endswith(os.pread(fd, 1000, 99_000)):
+                received += await asyncio.get_running_loop().sock_recv(client, 1024 * 1024)
+            await asyncio.wait_for(sending, 60)
+            assert received[-100_000:] == os.pread(fd, 100_000, 0)
+            assert not received[:-100_000].strip(b"x")
+
+    asyncio.run(run())
+
+
+def test_a_connection_that_is_lost_in_the_turn_in_which_it_has_drained(fd: int) -> None:
+    async def run() -> None:
+        async with connected() as (transport, _):
+            transport.write(bytes(FILE_BYTES))
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            await turns()
+            transport.drained()
+            transport.lost()
+            transport.abort()
+            with pytest.raises(ConnectionResetError):
+                await sending
+
+    asyncio.run(run())
+
+
+def test_no_file_goes_past_tls(fd: int) -> None:
+    class OverTLS(Recorded):
+        def get_extra_info(self, name: str, default: Any = None) -> Any:
+            return object() if name == "sslcontext" else self._transport.get_extra_info(name)
+
+    async def run() -> None:
+        async with connected() as (plain, _):
+            real: Any = OverTLS(plain.real)
+            transport = CoalescingTransport(real, asyncio.get_running_loop())
+            assert not transport.can_sendfile
+            with pytest.raises(SendfileUnavailable):
+                await transport.send_file(FileSegment(fd, 0, 100_000))
+
+    asyncio.run(run())
+
+
+def test_no_file_behind_a_connection_that_is_closing_slowly(fd: int) -> None:
+    async def run() -> None:
+        async with connected() as (transport, _):
+            transport.write(bytes(FILE_BYTES))
+            transport.close()
+            assert transport.real.get_write_buffer_size(), "its client reads nothing"
+            before = len(writes(transport))
+            transport.write(b"too late")
+            transport.close()
+            with pytest.raises(ConnectionResetError):
+                await asyncio.wait_for(transport.send_file(FileSegment(fd, 0, FILE_BYTES)), 10)
+            await turns()
+            assert len(writes(transport)) == before
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("refused", [1, 2], ids=["first", "grown"])
+def test_a_send_buffer_that_cannot_be_set_is_no_hindrance(
+    fd: int, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    """Some kernels refuse it on a socket whose peer has gone."""
+    calls = 0
+
+    def refusing(*args: Any) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == refused:
+            raise OSError(errno.EINVAL, "not any more")
+        return True
+
+    async def run() -> None:
+        async with connected() as (transport, client):
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            assert await read(client, FILE_BYTES) == os.pread(fd, FILE_BYTES, 0)
+            await sending
+
+    monkeypatch.setattr(transport_module, "limit_send_buffer", refusing)
+    monkeypatch.setattr(file_transfer, "QUICK_S", 60.0)
+    asyncio.run(run())
+    assert calls == refused, "once it has grown it is left alone"
+
+
+def test_no_descriptor_is_used_once_it_is_closed(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is lost while a thread sends: the number may be another's then."""
+    sending_begun, lost = threading.Event(), threading.Event()
+    sent_to: list[int] = []
+    sendfile = os.sendfile
+
+    def cold(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        raise BlockingIOError
+
+    def slow(out: int, *args: Any) -> int:
+        sent_to.append(out)
+        sending_begun.set()
+        assert lost.wait(60)
+        return sendfile(out, *args)
+
+    async def run() -> None:
+        async with connected() as (transport, _):
+            monkeypatch.setattr(os, "preadv", cold)
+            monkeypatch.setattr(os, "sendfile", slow)
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            while not sending_begun.is_set():
+                await asyncio.sleep(0)
+            transport.lost()
+            assert os.fstat(sent_to[0])
+            lost.set()
+            with pytest.raises(ConnectionResetError):
+                await sending
+            assert len(sent_to) == 1
+            assert sent_to[0] != transport.get_extra_info("socket").fileno()
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(sent_to[0])
+
+    asyncio.run(run())
+
+
+def test_a_connection_that_is_lost_before_the_rest_of_a_file(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest is sent by a task, which has its first turn later."""
+
+    def too_late(*args: Any) -> None:
+        raise AssertionError("the descriptor is closed, its number may be another's")
+
+    async def run() -> None:
+        async with connected() as (transport, _):
+            rest = transport.begin_file(FileSegment(fd, 0, FILE_BYTES))
+            assert rest is not None
+            transport.lost()
+            monkeypatch.setattr(file_transfer, "call_while_writable", too_late)
+            with pytest.raises(ConnectionResetError):
+                await rest()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("end", ["close", "abort", "lost", "cancel", "client"])
+def test_a_file_that_is_cut_off_ends_the_connection(
+    fd: int, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched: set[int] = set()
+    closed_while_watched: list[int] = []  # the number may be another connection's next
+    close = socket.socket.close
+
+    def noted_close(sock: socket.socket) -> None:
+        closed_while_watched.extend(watched & {sock.fileno()})
+        close(sock)
+
+    def watch(loop: asyncio.AbstractEventLoop, fd: int, callback: Callable[[], object]) -> None:
+        watched.add(fd)
+        writable.call_while_writable(loop, fd, callback)
+
+    def unwatch(loop: asyncio.AbstractEventLoop, fd: int) -> None:
+        watched.remove(fd)
+        writable.stop_calling(loop, fd)
+
+    async def run() -> None:
+        monkeypatch.setattr(file_transfer, "call_while_writable", watch)
+        monkeypatch.setattr(file_transfer, "stop_calling", unwatch)
+        monkeypatch.setattr(socket.socket, "close", noted_close)
+        async with connected() as (transport, client):
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            await read(client, 1000)
+            await turns()
+            assert watched
+            transport.write(b"behind the file")
+            if end == "cancel":
+                sending.cancel()
+            elif end == "client":
+                client.close()
+            else:
+                getattr(transport, end)()
+            with pytest.raises(asyncio.CancelledError if end == "cancel" else ConnectionError):
+                await sending
+            assert transport.is_closing()
+            if end == "client":
+                return
+            await turns()
+            try:
+                rest = await read_to_end(client)
+            except ConnectionResetError:
+                return
+            assert len(rest) < FILE_BYTES - 1000
+            assert not rest.endswith(b"behind the file")
+
+    asyncio.run(run())
+    assert not closed_while_watched
+
+
+@pytest.mark.parametrize("end", ["abort", "client"])
+def test_a_file_whose_turn_never_comes(fd: int, end: str) -> None:
+    async def run() -> None:
+        async with connected() as (transport, client):
+            transport.write(bytes(FILE_BYTES))
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            await turns()
+            if end == "abort":
+                transport.abort()
+            else:
+                client.close()
+            with pytest.raises(ConnectionResetError):
+                await asyncio.wait_for(sending, 60)
+
+    asyncio.run(run())
+
+
+def test_a_download_has_no_descriptor_but_its_connection_and_its_file(fd: int) -> None:
+    def descriptors() -> int:
+        gc.collect()  # no other test's garbage closes its own meanwhile
+        return len(os.listdir("/proc/self/fd"))
+
+    async def run() -> None:
+        async with connected() as first, connected() as second:
+            before = descriptors()
+            sending = [
+                asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+                for transport, _ in (first, second)
+            ]
+            await turns()
+            assert descriptors() == before + 1, "one that watches both"
+            for _, client in (first, second):
+                await read(client, FILE_BYTES)
+            await asyncio.gather(*sending)
+            assert descriptors() == before
+
+    asyncio.run(run())
+
+
+def test_each_call_sends_one_window_at_most(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    sendfile = os.sendfile
+
+    def counted(out: int, fd: int, offset: int, count: int) -> int:
+        counts.append(count)
+        return sendfile(out, fd, offset, count)
+
+    async def run() -> None:
+        async with connected() as (transport, client):
+            monkeypatch.setattr(os, "sendfile", counted)
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, 3_000_000)))
+            await read(client, 3_000_000)
+            await sending
+
+    asyncio.run(run())
+    assert max(counts) == file_transfer.WINDOW_BYTES
+
+
+@pytest.mark.parametrize("calls", [0, 2])
+def test_an_error_of_sendfile(fd: int, monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
+    """At the file's beginning its bytes can still be sent in another way; later they cannot."""
+    sendfile = os.sendfile
+    left = calls
+
+    def failing(*args: Any) -> int:
+        nonlocal left
+        if not left:
+            raise OSError(errno.EINVAL, "no sendfile")
+        left -= 1
+        return sendfile(*args)
+
+    async def run() -> None:
+        async with connected() as (transport, client):
+            monkeypatch.setattr(os, "sendfile", failing)
+            transport.write(b"head")
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            if calls:
+                received = await read_to_end(client)
+                assert 4 < len(received) < FILE_BYTES
+                with pytest.raises(OSError, match="no sendfile"):
+                    await sending
+                return
+            with pytest.raises(SendfileUnavailable):
+                await sending
+            transport.write(b"body")
+            assert await read(client, 8) == b"headbody"
+
+    asyncio.run(run())
+
+
+def test_sendfile_that_is_refused_once_the_socket_has_room(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the file was sent: its bytes can still be sent in another way."""
+    answers = iter([BlockingIOError(), OSError(errno.EINVAL, "no sendfile")])
+
+    def failing(*args: Any) -> int:
+        raise next(answers)
+
+    async def run() -> None:
+        async with connected() as (transport, client):
+            monkeypatch.setattr(os, "sendfile", failing)
+            transport.write(b"head")
+            with pytest.raises(SendfileUnavailable):
+                await transport.send_file(FileSegment(fd, 0, FILE_BYTES))
+            transport.write(b"body")
+            assert await read(client, 8) == b"headbody"
+
+    asyncio.run(run())
+
+
+def test_a_file_that_has_lost_all_its_bytes(fd: int, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with connected() as (transport, client):
+            os.truncate(tmp_path / "file", 0)
+            with pytest.raises(FileTruncated, match="shrank"):
+                transport.begin_file(FileSegment(fd, 0, FILE_BYTES))
+            transport.write(b"behind the file")
+            transport.flush()
+            assert await read_to_end(client) == b""
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_file_that_ends_early(
+    fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: bool
+) -> None:
+    def from_the_disk(*args: Any) -> int:
+        raise BlockingIOError
+
+    async def run() -> None:
+        async with connected() as (transport, client):
+            if cold:
+                monkeypatch.setattr(os, "preadv", from_the_disk)
+            os.truncate(tmp_path / "file", 2_000_000)
+            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            assert len(await read_to_end(client)) == 2_000_000
+            with pytest.raises(FileTruncated, match="shrank"):
+                await sending
+
+    asyncio.run(run())

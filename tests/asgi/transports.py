@@ -1,0 +1,110 @@
+"""A CoalescingTransport in this process, and the socket of its client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgifast.protocols.transport import CoalescingTransport
+
+__all__ = ["FILE_BYTES", "Recorded", "connected", "fd", "read", "read_to_end", "turns", "writes"]
+
+
+# More than the socket buffers of both sides together.
+FILE_BYTES = 16 * 1024 * 1024
+
+
+class Recorded:
+    """A transport that remembers the sizes of what was written to it."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.writes: list[int] = []
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(len(data))
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class Drained(asyncio.Protocol):
+    """What a protocol owes its CoalescingTransport."""
+
+    transport: CoalescingTransport
+
+    def resume_writing(self) -> None:
+        self.transport.drained()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport.lost()
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[CoalescingTransport, socket.socket]]:
+    """A transport, and the socket of its client, which reads nothing by itself."""
+    loop = asyncio.get_running_loop()
+    failed: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda loop, context: failed.append(context))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as client,
+    ):
+        client.setblocking(False)
+        accepted, _ = listener.accept()
+        accepted.setblocking(False)
+        real, protocol = await loop.create_connection(Drained, sock=accepted)
+        transport = CoalescingTransport(Recorded(real), loop)  # type: ignore[arg-type]
+        protocol.transport = transport
+        try:
+            yield transport, client
+        finally:
+            transport.lost()
+            if not real.is_closing():
+                transport.abort()
+            client.close()
+            await asyncio.sleep(0)
+    assert not failed, "no callback of the loop fails"
+
+
+async def read(client: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = await asyncio.get_running_loop().sock_recv(
+            client, min(1024 * 1024, size - len(data))
+        )
+        assert part, f"the connection ended after {len(data)} of {size} bytes"
+        data += part
+    return bytes(data)
+
+
+@pytest.fixture
+def fd(tmp_path: Path) -> Any:
+    (tmp_path / "file").write_bytes(os.urandom(FILE_BYTES))
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def writes(transport: CoalescingTransport) -> list[int]:
+    assert isinstance(transport.real, Recorded)
+    return transport.real.writes
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def read_to_end(client: socket.socket) -> bytes:
+    data = bytearray()
+    while part := await asyncio.get_running_loop().sock_recv(client, 1024 * 1024):
+        data += part
+    return bytes(data)
