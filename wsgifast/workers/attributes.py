@@ -1,9 +1,10 @@
-"""FastWorker's class attributes, which a subclass in gunicorn's configuration may change."""
+"""FastWorker's options, which are class attributes: what they may be."""
 
 from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..errors import ConfigurationError, MissingExtra
 from ..option_checks import is_count, is_number
 from ..server.poller import POLLERS
 
-__all__ = ["ATTRIBUTES", "InvalidWorkerOption", "check_attributes"]
+__all__ = ["ATTRIBUTES", "InvalidWorkerOption", "check_attributes", "check_names"]
 
 _BYTES = (
     "body_memory_bytes",
@@ -34,6 +35,7 @@ _SECONDS = (
 _RATES = ("send_least_bytes_per_s",)
 _MEMORY = ("max_rss_bytes",)
 _FLAGS = ("buffer_bodies", "check_host")
+_WITH_UNITS = (*_BYTES, *_SECONDS, *_RATES, *_MEMORY, "poller_kind")
 ATTRIBUTES = (
     *_FLAGS,
     *_BYTES,
@@ -65,7 +67,7 @@ def check_attributes(worker: Any, base: type) -> None:
     """
     for kind in worker.__mro__:
         if issubclass(kind, base):
-            _check_names(kind)
+            check_names(vars(kind))
     for name in _SECONDS:
         value = getattr(worker, name)
         if not is_number(value, least=0, most=math.inf) or value == 0:
@@ -101,16 +103,19 @@ def check_attributes(worker: Any, base: type) -> None:
         raise InvalidWorkerOption(str(missing))
 
 
-def _check_names(kind: type) -> None:
+def check_names(names: Mapping[str, Any]) -> None:
     """Refuse a value under nearly the name of an attribute: it would change nothing.
 
-    A subclass may have attributes and methods of its own, so no other name is refused.
+    A subclass and a configuration may have names of their own, so no other name is refused.
+
+    :param names: names with their values.
+    :raises InvalidWorkerOption: for the first that is misspelt.
     """
-    for name, value in vars(kind).items():
+    for name, value in names.items():
         if name in ATTRIBUTES or not isinstance(value, (int, float, str)):
             continue
         meant = difflib.get_close_matches(name, ATTRIBUTES, n=1, cutoff=_ALIKE)
-        without_unit = [each for each in ATTRIBUTES if each.rpartition("_")[0] == name]
+        without_unit = [each for each in _WITH_UNITS if each.rpartition("_")[0] == name]
         if meant or without_unit:
             raise InvalidWorkerOption(
                 f"FastWorker.{name}={value!r}: there is no such attribute; is "

@@ -25,6 +25,7 @@ from ..server.channel import Channel
 from ..server.environ import EnvironFactory
 from ..server.server import Server
 from .attributes import InvalidWorkerOption, check_attributes
+from .configuration import configure, name_module
 from .error_page import ErrorPage
 from .gunicorn_support import (
     Settings,
@@ -50,13 +51,13 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     ``gunicorn -k wsgifast.workers.FastWorker --threads 4 module:app``
 
     gunicorn's own settings mean what they mean for gthread. What it has no setting for is a class
-    attribute; a subclass in gunicorn's configuration file changes it, and one that is misspelt is
+    attribute. gunicorn's configuration file changes it by its name, and one that is misspelt is
     refused at the start::
 
-        from wsgifast.workers import FastWorker
+        worker_class = "wsgifast.workers.FastWorker"
+        body_limit_bytes = 20 * 2**20
 
-        class worker_class(FastWorker):
-            body_limit_bytes = 20 * 2**20
+    So does a subclass, ``class worker_class(FastWorker)``.
 
     :cvar buffer_bodies: receive request bodies before the app runs, so that slow uploads hold no
         thread. False: the app's thread reads them from the client, as with gthread.
@@ -138,6 +139,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     @classmethod
     def setup(cls) -> None:
+        configure(cls, FastWorker)
         prepare_metrics(cls)
 
     @classmethod
@@ -151,6 +153,13 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """
         check_gunicorn()
         super().check_config(cfg, log)
+        if name_module(cfg.config):
+            cls.setup()
+            if cls.metrics_bind is not None and cfg.preload_app:
+                raise InvalidWorkerOption(
+                    f"metrics_bind={cls.metrics_bind!r} in {cfg.config}: with preload_app it must "
+                    "be in a file, or in the environment as WSGIFAST_METRICS"
+                )
         check_attributes(cls, FastWorker)
         if cfg.threads < 1:
             raise InvalidWorkerOption(f"threads={cfg.threads}: FastWorker needs 1 or more")

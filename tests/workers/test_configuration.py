@@ -1,0 +1,153 @@
+"""FastWorker's options as names in gunicorn's configuration."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.support import forkserver
+from tests.support.http import Connection
+from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
+from tests.workers.serving import gunicorn_command
+from wsgifast.workers import FastWorker, configuration
+from wsgifast.workers.attributes import InvalidWorkerOption
+from wsgifast.workers.configuration import configure
+
+_WORKER = 'worker_class = "wsgifast.workers.FastWorker"\n'
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """gunicorn's configuration file, as the module that gunicorn makes of it."""
+    module = ModuleType("__config__")
+    monkeypatch.setitem(sys.modules, "__config__", module)
+    monkeypatch.setattr(configuration, "_in_use", {})
+    yield module
+    vars(module).clear()
+    configure(FastWorker, FastWorker)
+
+
+def test_names_of_options_are_taken_until_they_are_gone(names: Any) -> None:
+    before = FastWorker.body_limit_bytes, FastWorker.metrics_bind
+    names.body_limit_bytes, names.metrics_bind = 5, "127.0.0.1:9100"
+    configure(FastWorker, FastWorker)
+    configure(FastWorker, FastWorker)
+    assert (FastWorker.body_limit_bytes, FastWorker.metrics_bind) == (5, "127.0.0.1:9100")
+    del names.body_limit_bytes, names.metrics_bind
+    configure(FastWorker, FastWorker)
+    assert (FastWorker.body_limit_bytes, FastWorker.metrics_bind) == before
+
+
+def test_a_subclass_gets_them_and_the_class_itself_does_not(names: Any) -> None:
+    worker: Any = type("Worker", (FastWorker,), {"body_timeout_s": 3})
+    names.body_limit_bytes = 5
+    configure(worker, FastWorker)
+    assert (worker.body_limit_bytes, worker.body_timeout_s) == (5, 3)
+    assert FastWorker.body_limit_bytes != 5
+    del names.body_limit_bytes
+    configure(worker, FastWorker)
+    assert worker.body_limit_bytes == FastWorker.body_limit_bytes
+
+
+def test_names_of_its_own_are_left_alone(names: Any) -> None:
+    names.parser = ModuleType("argparse")
+    names.poller_kind = lambda: None
+    names.metrics, names.check, names.timeout = True, 1, 30
+    configure(FastWorker, FastWorker)
+    assert (FastWorker.parser, FastWorker.poller_kind) == ("auto", "auto")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("body_limit", 5, "FastWorker.body_limit=5: there is no such attribute; is body_limit_b"),
+        ("metric_bind", "a:1", "is metrics_bind meant?"),
+        ("body_limit_bytes", -1, "FastWorker.body_limit_bytes=-1: expected bytes, 0 or more"),
+        ("parser", "llhttp", "FastWorker.parser='llhttp': expected one of"),
+    ],
+)
+def test_a_wrong_one_is_an_error_at_the_start(
+    names: Any, name: str, value: object, sentence: str
+) -> None:
+    setattr(names, name, value)
+    with pytest.raises(InvalidWorkerOption) as caught:
+        configure(FastWorker, FastWorker)
+    assert sentence in str(caught.value)
+    assert getattr(FastWorker, name, None) != value
+
+
+def test_one_that_a_subclass_sets_too_is_an_error(names: Any) -> None:
+    worker: Any = type("Mine", (FastWorker,), {"body_limit_bytes": 7})
+    names.body_limit_bytes = 5
+    with pytest.raises(InvalidWorkerOption) as caught:
+        configure(worker, FastWorker)
+    assert str(caught.value) == (
+        "body_limit_bytes=5 in gunicorn's configuration: Mine.body_limit_bytes is 7, leave out one "
+        "of the two"
+    )
+
+
+def test_a_wrong_one_at_a_reload_leaves_the_options_as_they_were(
+    names: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    names.body_limit_bytes = 5
+    configure(FastWorker, FastWorker)
+    names.body_limit_bytes, names.body_memory_bytes = -1, 3
+    fresh: Any = type("Mine", (FastWorker,), {})
+    worker: Any
+    for worker in (FastWorker, fresh):
+        caplog.clear()
+        configure(worker, FastWorker)
+        assert worker.body_limit_bytes == 5
+        assert worker.body_memory_bytes != 3
+        assert "body_limit_bytes=-1: expected bytes, 0 or more. The options stay" in caplog.text
+    names.body_limit_bytes = 6
+    configure(FastWorker, FastWorker)
+    assert (FastWorker.body_limit_bytes, FastWorker.body_memory_bytes) == (6, 3)
+
+
+def _answers(server: LiveServer) -> int:
+    with Connection(server.address) as connection:
+        return connection.request("/echo", method="POST", body=b"a" * 200).status
+
+
+@pytest.mark.parametrize("kind", ["file", "module"])
+def test_options_of_a_live_server_and_its_reload(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "settings_of_gunicorn.py"
+    path.write_text(_WORKER + "body_limit_bytes = 100\n")
+    config = str(path) if kind == "file" else f"python:{path.stem}"
+    address = ("127.0.0.1", free_port())
+    argv = gunicorn_command("-c", config, "-b", f"127.0.0.1:{address[1]}", "tests.workers.app:app")
+    environ = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    with live_server(argv, address, env=environ) as server:
+        assert _answers(server) == 413
+        path.write_text(_WORKER + "body_limit_bytes = 300\n")
+        server.process.send_signal(signal.SIGHUP)
+        if kind == "module":  # gunicorn imports it once
+            wait_for(lambda: "Worker exiting" in server.log(), "the worker is replaced")
+            assert _answers(server) == 413
+            return
+        wait_for(lambda: _answers(server) == 200, f"the new limit holds\n{server.log()}")
+        path.write_text(_WORKER + "body_limit_bytes = 'many'\n")
+        server.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "The options stay as they were" in server.log(), "it is refused")
+        assert _answers(server) == 200
+
+
+def test_metrics_of_a_module_are_refused_where_the_app_is_loaded_before(tmp_path: Path) -> None:
+    Path(tmp_path, "settings_of_gunicorn.py").write_text(
+        _WORKER + 'metrics_bind = "127.0.0.1:0"\npreload_app = True\n'
+    )
+    argv = gunicorn_command("-c", "python:settings_of_gunicorn", "tests.workers.app:app")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = forkserver.run(argv, cwd=ROOT, env=environ)
+    assert done.returncode == 1
+    assert "with preload_app it must be in a file, or in the environment" in done.stderr
+    assert "Traceback" not in done.stderr
