@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gzip
 import json
 import os
@@ -11,8 +12,10 @@ import re
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from wsgifast.files import tree as tree_module
 from wsgifast.files.codings import available_codings
 from wsgifast.files.compress import compress
 from wsgifast.files.manifest import MANIFEST
+from wsgifast.terminal import progress_line
 
 TEXT = b"A line of text that repeats itself.\n" * 200
 
@@ -429,6 +433,19 @@ def test_the_command_and_its_exit_status(
     with pytest.raises(SystemExit) as caught:
         cli.main(["shrink"])
     assert caught.value.code == 2
+
+
+def test_progress_fits_the_terminal_that_it_is_shown_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is a narrow one here, and stdout none at all."""
+    primary, secondary = pty.openpty()
+    fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    with open(secondary, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        with progress_line() as progress:
+            progress(1, 2, "x" * 100)
+        shown = os.read(primary, 1000)
+    os.close(primary)
+    assert len(shown.split(b"\r\x1b[K")[1]) == 39, shown
 
 
 def test_progress_is_shown_on_a_terminal(tree: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 import time
@@ -22,6 +23,8 @@ __all__ = [
 # Called with the number of parts that are done, their total, and the name of the next one.
 Progress = Callable[[int, int, str], None]
 _BAR_CHARACTERS = 24
+# Where a terminal does not tell.
+_DEFAULT_COLUMNS = 80
 
 
 def output_width() -> int | None:
@@ -47,7 +50,9 @@ def progress_line(*, after_s: float = 0.0) -> Iterator[Progress]:
         filled = _BAR_CHARACTERS * done // max(1, total)
         bar = "#" * filled + "." * (_BAR_CHARACTERS - filled)
         line = f"[{bar}] {done}/{total} {what}"
-        stream.write(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}")
+        # Of this terminal: stdout may be a file.
+        columns = os.get_terminal_size(stream.fileno()).columns or _DEFAULT_COLUMNS
+        stream.write(f"\r\033[K{line[: columns - 1]}")
         stream.flush()
 
     try:
