@@ -34,7 +34,7 @@ def add_command(commands: Any) -> None:
     )
     codings = "any of gzip,br,zstd (default: those whose package is installed)"
     option(parser, "--codings", "LIST", codings)
-    option(parser, "--jobs", "N", "processes (default: one per CPU)", type=count)
+    option(parser, "--jobs", "N", "threads (default: one per CPU)", type=count)
     option(parser, "--overwrite", help="also replace outdated copies that another tool made")
     option(parser, "--quiet", help="print neither progress nor a summary")
     parser.set_defaults(run=_run)

@@ -36,6 +36,8 @@ def bench(*arguments: str) -> int:
         ((APP, "--server", "uvicorn"), 2, "is a WSGI app"),
         ((APP, "--server", "wsgiref", "--worker-class", "sync"), 2, "--worker-class"),
         ((ASGI, "--server", "waitress"), 2, "is an ASGI app"),
+        ((APP, "--server", "wsgiref", "--", "--threads=2"), 2, "wsgiref has no options"),
+        ((APP, "--master", "--processes", "2"), 2, "--processes"),
         (("nowhere:app",), 3, "nowhere"),
         (("tests.doctor.apps:nothing",), 3, "nothing"),
     ],

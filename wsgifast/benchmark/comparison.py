@@ -56,6 +56,8 @@ def compare(options: argparse.Namespace) -> int:
                 f"{path!r} is not a path: paths begin with a slash and are percent-encoded, as in "
                 "/my%20file.pdf?v=2"
             )
+    if options.master and options.processes:
+        raise ConfigurationError("--master waits for other workers than those of --processes")
     workers = options.expect_workers if options.master else 0
     master = (options.master_host, options.master_port)
     host = options.master_host if options.master else HOST
@@ -115,6 +117,8 @@ def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust:
         raise ConfigurationError(f"--worker-class is gunicorn's, and the server is {server}")
     classes = [FAST_WORKER if name == "FastWorker" else name for name in classes]
     more = tuple(options.rest)
+    if more and server in ("wsgiref", "werkzeug"):
+        raise ConfigurationError(f"-- {shlex.join(more)}: {server} has no options")
     give_up_s = GIVE_UP_S
     if options.slow_clients:
         raise_open_files()  # servers and crowd inherit it
