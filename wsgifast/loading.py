@@ -23,7 +23,7 @@ from .apps import Interface, app_name, check_app, interface_of
 from .errors import WSGIFastError
 from .middleware import WSGIFast
 
-__all__ = ["AppNotLoaded", "LoadedApp", "load_app", "unwrapped", "wrapped"]
+__all__ = ["AppNotLoaded", "LoadedApp", "described", "load_app", "unwrapped", "wrapped"]
 
 # Names of apps to look for if only the module is given: Flask and FastAPI use "app", PEP 3333,
 # Django and gunicorn "application". Then names of factories.
@@ -139,7 +139,7 @@ def _imported(name: str, target: str) -> Any:
                 f"{target}: there is no module {missing!r} here{hint}; run this in the directory "
                 "that contains it, with the Python of its environment"
             ) from None
-        raise AppNotLoaded(f"{target}: importing {name} failed: {_described(error)}") from error
+        raise AppNotLoaded(f"{target}: importing {name} failed: {described(error)}") from error
 
 
 def _only_app(module: Any, target: str) -> str:
@@ -178,7 +178,7 @@ def _evaluated(module: Any, expression: str, target: str) -> Any:
             with contextlib.suppress(TypeError, ValueError):
                 if inspect.signature(function).parameters:
                     hint = f"; it may need arguments, as in '{module.__name__}:{name}(\"value\")'"
-        raise AppNotLoaded(f"{target}: {name}() failed: {_described(error)}{hint}") from error
+        raise AppNotLoaded(f"{target}: {name}() failed: {described(error)}{hint}") from error
     if app is None:
         raise AppNotLoaded(f"{target}: {name}() has returned None; does it end without a return?")
     return app
@@ -210,7 +210,7 @@ def _django(settings_module: str) -> LoadedApp:
 
         app = get_wsgi_application()
     except Exception as error:
-        raise AppNotLoaded(f"{settings_module}: Django failed: {_described(error)}") from error
+        raise AppNotLoaded(f"{settings_module}: Django failed: {described(error)}") from error
     return LoadedApp(app, "WSGI", "django.core.wsgi:get_wsgi_application()")
 
 
@@ -219,8 +219,8 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {similar[0]!r}?)" if similar else ""
 
 
-def _described(error: BaseException) -> str:
-    """An exception, and the innermost line of code behind it that is not Python's own."""
+def described(error: BaseException) -> str:
+    """An exception, and the innermost line of code behind it that is not Python's own; one line."""
     library = sysconfig.get_path("stdlib")
     packages = ("site-packages", "dist-packages")
     frames = [
@@ -231,4 +231,4 @@ def _described(error: BaseException) -> str:
         and (not frame.filename.startswith(library) or any(p in frame.filename for p in packages))
     ]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import threading
 import time
 from typing import Any
 
 import pytest
 
 from tests.doctor.apps import ASGI_SHAPES, SHAPES, asgi_app, failing_asgi_app, wsgi_app
+from tests.support.servers import wait_for
 from wsgifast import ConfigurationError, WSGIFast, WSGIFastError
 from wsgifast.doctor import CATALOGUE, Endpoint, as_text, examination, examine, explain, judge
 
@@ -201,3 +203,32 @@ def test_what_stands_before_an_endpoint_is_told_and_is_no_good_endpoint() -> Non
     }
     assert [each.endpoint.url for each in report.observations] == ["/moved/", "/broken"]
     assert [(f.id, f.endpoint.url) for f in report.findings] == [("WF015", "/broken")]
+
+
+def test_an_error_of_several_lines_is_told_in_one() -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        raise ValueError("no such table\n  [SQL: SELECT 1]\n")
+
+    (finding,) = examine(app, ["/"]).findings
+    assert finding.what.startswith("ValueError: no such table [SQL: SELECT 1] (")
+    assert "\n" not in finding.what
+
+
+def test_an_app_that_blocks_the_loop_is_not_waited_for_at_the_end() -> None:
+    end = threading.Event()
+    ended = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await asgi_app(scope, receive, send)
+        else:
+            ended.append(end.wait(20.0))
+
+    report = examine(app, ["/"], limit_s=0.2)
+    assert [finding.id for finding in report.findings] == ["WF016"]
+    assert not ended
+    end.set()
+    wait_for(
+        lambda: all(thread.name != "wsgifast-doctor-loop" for thread in threading.enumerate()),
+        "the loop has ended",
+    )

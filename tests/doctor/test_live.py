@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import gunicorn
 from tests.support.servers import free_port, live_server
 from tests.workers.serving import fast_worker
-from wsgifast import ConfigurationError
+from wsgifast import ConfigurationError, cli
 from wsgifast.doctor import as_text
 from wsgifast.doctor.live import NoAnswer, look_at
 
@@ -168,6 +169,42 @@ def test_fastworker_has_no_fault() -> None:
     with fast_worker() as server:
         report = look_at(server.url, ["/small/100", "/file"], limit_s=5)
         assert not report.of("wrong", "slow"), as_text(report)
+
+
+def test_what_is_silenced_or_in_the_baseline_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def doctor(url: str, *arguments: str) -> int:
+        return cli.main(["doctor", "--live", url, *arguments])
+
+    baseline = tmp_path / "baseline.json"
+    with faulty(changing_etag) as url:
+        assert doctor(url, "--format=json") == 1
+        baseline.write_text(capsys.readouterr().out)
+        assert doctor(url, f"--baseline={baseline}") == 0
+        assert doctor(url, "--silence=wf043") == 0
+        assert doctor(url, "--silence=WF999") == 2
+        assert "there is no finding WF999" in capsys.readouterr().err
+
+
+def test_an_answer_without_an_end_is_not_waited_for() -> None:
+    def endless(method: str, headers: dict[str, str]) -> list[bytes]:
+        return [b"HTTP/1.1 200 OK\r\n\r\n", *[b"data: more\n\n"] * 1000]
+
+    with faulty(endless) as url, pytest.raises(NoAnswer, match="no end of the answer"):
+        look_at(url, limit_s=0.3)
+
+
+def test_a_path_whose_checks_get_no_answer_is_counted_once() -> None:
+    def breaks_off(method: str, headers: dict[str, str]) -> list[bytes]:
+        if method == "HEAD" or "range" in headers:
+            return [b"Connection: close\r\n"]
+        return good(method, headers)
+
+    with faulty(breaks_off) as url:
+        report = look_at(url)
+    assert [left.name for left in report.unreached] == ["/"]
+    assert "1 endpoint: 0 good, 1 not reached." in as_text(report)
 
 
 def test_nobody_there() -> None:

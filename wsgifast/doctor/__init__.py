@@ -17,7 +17,7 @@ from typing import Any
 from ..apps import Interface, check_app, interface_of
 from ..errors import ConfigurationError
 from ..loading import unwrapped
-from .catalogue import CATALOGUE, explain
+from .catalogue import CATALOGUE, explain, known_ids
 from .endpoints import from_paths
 from .examination import observer
 from .formats import as_text
@@ -81,7 +81,7 @@ def examine(
     :raises ConfigurationError: if the app is none, an id is unknown, or there is nothing to ask.
     :raises WSGIFastError: if an ASGI app does not start.
     """
-    silenced = _known(silence)
+    silenced = known_ids(silence)
     if interface is None:
         interface = interface_of(app)
     if interface is None:
@@ -117,14 +117,6 @@ def examine(
             report.findings += [f for f in findings if f.id not in silenced]
     report.sort()
     return report
-
-
-def _known(silence: Iterable[str]) -> set[str]:
-    silenced = {each.upper() for each in silence}
-    unknown = sorted(silenced - set(CATALOGUE))
-    if unknown:
-        raise ConfigurationError(f"there is no finding {unknown[0]}; known: {', '.join(CATALOGUE)}")
-    return silenced
 
 
 def _askable(found: Found, *, unsafe: bool) -> tuple[list[Endpoint], list[Unreached]]:

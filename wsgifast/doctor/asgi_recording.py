@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import queue
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -18,10 +19,11 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from ..errors import WSGIFastError
+from ..loading import described
 from .lifespan import Lifespan
 from .model import Endpoint, Recording
 from .opened import files_of_the_body, opened_files
-from .recorded_response import RecordedResponse, described
+from .recorded_response import RecordedResponse
 from .recording_client import HELD_S, RecordingClient
 
 __all__ = ["ASGISession"]
@@ -32,6 +34,8 @@ T = TypeVar("T")
 _HEARTBEAT_S = 0.005
 # For the app's startup and shutdown (the lifespan protocol).
 _LIFESPAN_S = 30.0
+# A loop that an app still blocks after this time shuts nothing down.
+_BLOCKED_S = 1.0
 
 
 class TimeLimit(WSGIFastError, TimeoutError):
@@ -46,15 +50,12 @@ class ASGISession:
     """
 
     def __init__(self, app: App) -> None:
-        self._app = app
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(
-            lambda loop, context: None
-        )  # failures are recorded elsewhere
+        self._loops: queue.SimpleQueue[asyncio.AbstractEventLoop] = queue.SimpleQueue()
         self._thread = threading.Thread(
-            target=self._loop.run_forever, name="wsgifast-doctor-loop", daemon=True
+            target=lambda: asyncio.run(self._live()), name="wsgifast-doctor-loop", daemon=True
         )
         self._thread.start()
+        self._loop = self._loops.get()
         self._lifespan: Lifespan | None = None
         try:
             self._lifespan = self._run(Lifespan.start(app), _LIFESPAN_S)
@@ -72,11 +73,17 @@ class ASGISession:
         """Shut the app down, and end the loop."""
         if self._lifespan is not None:
             with contextlib.suppress(Exception):
+                self._run(asyncio.sleep(0), _BLOCKED_S)
                 self._run(self._lifespan.stop(), _LIFESPAN_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(1.0)
-        if not self._thread.is_alive():
-            self._loop.close()
+
+    async def _live(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: None)  # failures are recorded elsewhere
+        self._end = asyncio.Event()
+        self._loops.put(loop)
+        await self._end.wait()
 
     def record(
         self,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..errors import ConfigurationError
 from .model import Severity
 
-__all__ = ["CATALOGUE", "Entry", "as_markdown", "explain"]
+__all__ = ["CATALOGUE", "Entry", "as_markdown", "explain", "known_ids"]
 
 
 @dataclass(frozen=True)
@@ -315,17 +315,25 @@ def explain(finding_id: str) -> str:
     """
     if finding_id == "all":
         return "\n".join(f"{e.id}  {e.severity:5}  {e.title}" for e in CATALOGUE.values())
-    entry = CATALOGUE.get(finding_id.upper())
-    if entry is None:
-        known = ", ".join(CATALOGUE)
-        raise ConfigurationError(
-            f"--explain {finding_id}: there is no such finding; known: {known}"
-        )
+    (known,) = known_ids([finding_id])
+    entry = CATALOGUE[known]
     parts = [f"{entry.id} ({entry.severity}): {entry.title}", entry.what, entry.why]
     if entry.fixes:
         parts.append("\n".join(["How to fix it:", *_fixes(entry, "  ")]))
     parts.append(f"What wsgifast does: {entry.wsgifast}")
     return "\n\n".join(parts)
+
+
+def known_ids(given: Iterable[str]) -> set[str]:
+    """Ids as they stand in the catalogue.
+
+    :raises ConfigurationError: for one that does not.
+    """
+    ids = {each.upper() for each in given}
+    unknown = sorted(ids - CATALOGUE.keys())
+    if unknown:
+        raise ConfigurationError(f"there is no finding {unknown[0]}; known: {', '.join(CATALOGUE)}")
+    return ids
 
 
 def as_markdown() -> str:

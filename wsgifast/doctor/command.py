@@ -35,7 +35,7 @@ from .endpoints import (
     from_urls_file,
 )
 from .examination import observer
-from .formats import FORMATS, as_text, baseline_of, without
+from .formats import FORMATS, as_text, baseline_of
 from .model import SEVERITIES, Endpoint, Found, Report
 
 __all__ = ["add_command"]
@@ -100,17 +100,21 @@ def _run(options: argparse.Namespace) -> int:
     if options.explain is not None:
         print(explain(options.explain))
         return _STATUS_CLEAN
+    known = _baseline(options)
     if options.live is not None:
         from .live import look_at
 
         paths = [each for each in (options.app, *options.paths) if each is not None]
         report = look_at(
-            options.live, paths or ["/"], headers=given_headers(options), limit_s=options.timeout
+            options.live,
+            paths or ["/"],
+            headers=given_headers(options),
+            limit_s=options.timeout,
+            silence=options.silence,
         )
-        return _finish(report, options)
+        return _finish(report, options, known)
     if options.app is None:
         raise ConfigurationError("name an app, as in: wsgifast doctor shop.wsgi:application")
-    known = _baseline(options)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what the app prints: stdout is the report's
             report = _examined(options)
@@ -168,9 +172,9 @@ def _fetcher(app: Any, limit_s: float) -> Any:
     return fetch
 
 
-def _finish(report: Report, options: argparse.Namespace, known: set[str] | None = None) -> int:
-    if known is not None:
-        report.findings = without(report.findings, known)
+def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int:
+    """:param known: the keys of findings to leave out."""
+    report.findings = [finding for finding in report.findings if finding.key not in known]
     if options.format == "text":
         width = output_width()
         colours = width is not None and "NO_COLOR" not in os.environ
@@ -203,9 +207,9 @@ def _next_steps(report: Report, app: str | None) -> str:
     return next_steps(*steps)
 
 
-def _baseline(options: argparse.Namespace) -> set[str] | None:
+def _baseline(options: argparse.Namespace) -> set[str]:
     if options.baseline is None:
-        return None
+        return set()
     try:
         return baseline_of(Path(options.baseline).read_text())
     except (OSError, ValueError, KeyError) as error:

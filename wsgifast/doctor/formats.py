@@ -227,8 +227,3 @@ def _case(suite: Any, report: Report, method: str, name: str) -> Any:
 FORMATS: Mapping[str, Callable[[Report], str]] = {
     "text": as_text, "json": as_json, "github": as_github, "junit": as_junit
 }  # fmt: skip
-
-
-def without(findings: Iterable[Finding], keys: set[str]) -> list[Finding]:
-    """The findings that an earlier report has not."""
-    return [finding for finding in findings if finding.key not in keys]

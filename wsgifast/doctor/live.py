@@ -9,7 +9,7 @@ from statistics import median
 
 from ..errors import ConfigurationError
 from ..shapes.rule import Chunks
-from .catalogue import CATALOGUE
+from .catalogue import CATALOGUE, known_ids
 from .live_client import Answer, Client, NoAnswer
 from .model import Endpoint, Finding, Observation, Recording, Report, Unreached
 
@@ -36,6 +36,7 @@ def look_at(
     *,
     headers: Iterable[tuple[str, str]] = (),
     limit_s: float = 10.0,
+    silence: Iterable[str] = (),
 ) -> Report:
     """Examine some paths of a running server, by GET and HEAD.
 
@@ -44,9 +45,12 @@ def look_at(
 
     :param url: such as "http://127.0.0.1:8000"; a path in it goes before the others.
     :param limit_s: seconds for one request.
-    :raises ConfigurationError: if the URL is none, or a path does not begin with a slash.
+    :param silence: ids of findings to leave out.
+    :raises ConfigurationError: if the URL is none, a path does not begin with a slash, or an id is
+        unknown.
     :raises NoAnswer: if the server cannot be reached.
     """
+    silenced = known_ids(silence)
     client = Client(url, tuple(headers), limit_s)
     report = Report(url, "WSGI", None)
     sizes: dict[str, int] = {}
@@ -61,12 +65,19 @@ def look_at(
                 raise
             report.unreached.append(Unreached(path, str(error)))
             continue
-        sizes[endpoint.url] = len(first.body)
-        report.observations.append(Observation(endpoint, _recorded(first), Recording()))
+        lost = ""
         for check in (_packets, _head, _validators, _ranges, _compression):
-            with _connection_lost(report, endpoint):
+            try:
                 report.findings += check(client, endpoint, first)
+            except NoAnswer as error:  # the other checks go on
+                lost = str(error)
+        if lost:
+            report.unreached.append(Unreached(path, lost))
+        else:
+            sizes[endpoint.url] = len(first.body)
+            report.observations.append(Observation(endpoint, _recorded(first), Recording()))
     report.findings += _slow_readers(client, report, sizes)
+    report.findings = [finding for finding in report.findings if finding.id not in silenced]
     report.sort()
     return report
 
@@ -182,15 +193,6 @@ def _slow_readers(client: Client, report: Report, sizes: dict[str, int]) -> Iter
         what = f"beside {_SLOW_READERS} slow readers others wait"
         cost = f"{before * 1e3:.0f} -> {wait * 1e3:.0f} ms"
         yield _finding("WF045", endpoint, what, "gunicorn -k wsgifast.workers.FastWorker", cost)
-
-
-@contextlib.contextmanager
-def _connection_lost(report: Report, endpoint: Endpoint) -> Iterator[None]:
-    """Report a check that got no answer; the others go on."""
-    try:
-        yield
-    except NoAnswer as error:
-        report.unreached.append(Unreached(endpoint.name, str(error)))
 
 
 def _recorded(answer: Answer) -> Recording:

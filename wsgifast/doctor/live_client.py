@@ -17,6 +17,7 @@ __all__ = ["Answer", "Client", "NoAnswer"]
 
 # Of a body; the rest is not read.
 _MOST_BYTES = 64 * 1024 * 1024
+_BLOCK_BYTES = 1 << 20
 # Bytes that do not belong there come with the head, or right behind it: seconds to wait for them.
 _AFTER_HEAD_S = 0.15
 # Of a client that reads slowly.
@@ -86,7 +87,7 @@ class Client:
     ) -> Answer:
         """One request, on a connection of its own or on an open one.
 
-        :raises NoAnswer: if there is no answer in time, or what comes is not HTTP.
+        :raises NoAnswer: if there is no whole answer in time, or what comes is not HTTP.
         """
         connection = self.connect() if on is None else on
         try:
@@ -95,7 +96,7 @@ class Client:
                 self._send(connection, url, method, headers)
                 response = connection.getresponse()
                 at_head = time.perf_counter()
-                body = response.read(_MOST_BYTES)
+                body = self._body(response, began + self._limit_s)
                 ended = time.perf_counter()
         finally:
             if on is None:
@@ -103,6 +104,16 @@ class Client:
         seconds, body_s = ended - began, ended - at_head
         head = response.getheaders()
         return Answer(response.status, head, body, seconds, body_s, response.will_close)
+
+    def _body(self, response: http.client.HTTPResponse, deadline: float) -> bytes:
+        """Read a body's first bytes: of an endless one some may come again and again."""
+        body = bytearray()
+        while len(body) < _MOST_BYTES and (block := response.read1(_BLOCK_BYTES)):
+            body += block
+            if time.perf_counter() > deadline:
+                raise TimeoutError(f"no end of the answer after {self._limit_s:g} s")
+        response.close()
+        return bytes(body)
 
     def read_slowly(self, url: str) -> socket.socket:
         """Request a body, and do not read it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 
 from ..errors import WSGIFastError
@@ -11,7 +10,7 @@ from ..http.framing import Framing, chunk
 from ..http.head import ResponseHead
 from .model import Recording
 
-__all__ = ["RecordedResponse", "described"]
+__all__ = ["RecordedResponse"]
 
 # Further chunks are not recorded; the endpoint is judged by these.
 _MAX_CHUNKS = 1_000_000
@@ -104,10 +103,3 @@ class RecordedResponse:
             self._recording.problem = f"{said} has {self._counter.sent}"
         elif self._counter.dropped and not is_file:
             self._recording.problem = f"{said} goes on for {self._counter.dropped} more"
-
-
-def described(error: BaseException) -> str:
-    """An exception, and the line that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"

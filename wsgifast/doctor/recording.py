@@ -20,10 +20,11 @@ from wsgiref import util
 from ..bodies.second_start import check_second_start
 from ..errors import BodyError
 from ..http.framing import chunk_size_line
+from ..loading import described
 from ..sockets.sendfile import FileSegment, file_segment, send_file_segment
 from .model import Endpoint, Recording
 from .opened import files_of_the_body, opened_files
-from .recorded_response import RecordedResponse, described
+from .recorded_response import RecordedResponse
 from .recording_client import HELD_S, RecordingClient
 
 if TYPE_CHECKING:
