@@ -195,7 +195,7 @@ def pieces_of(size: int, most: int) -> st.SearchStrategy[Pieces]:
     """Pieces of a content of so many bytes, for each way to write."""
     return st.lists(
         st.tuples(
-            st.sampled_from(["write", "more", "next", "all", "file"]),
+            st.sampled_from(["write", "next", "all", "file"]),
             st.one_of(st.integers(0, 2), st.integers(0, most)),
             st.integers(0, size - most),
             st.booleans(),
@@ -220,10 +220,10 @@ def arrives_in_order(near: Near, pieces: Pieces, content: bytes, fd: int) -> Non
                 data = b"head" + data
             elif kind == "all":
                 queue.write_all([data[: size // 2], b"", data[size // 2 :]])
-            elif kind == "next":
+            elif kind == "next" and data:
                 queue.write_next(data)
             else:
-                (queue.write_more if kind == "more" else queue.write)(data)
+                queue.write(data)
             expected += data
             if reads:
                 received += near.receive_all_there_is()

@@ -755,7 +755,7 @@ def test_a_response_ends_after_what_a_tick_has_taken_of_it(make_bench: MakeBench
         yield b"first, "
         yield b"second"
         output = client.near.output
-        lock, taken = output.lock, output._gathered.take()
+        lock, taken = output.lock, output._held.take()
         assert taken == b"second"
 
         class Held:

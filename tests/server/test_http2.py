@@ -46,13 +46,13 @@ def test_a_small_answer_leaves_in_one_send(begin: Begin, monkeypatch: pytest.Mon
     peer = begin(app_of(lambda: [b"hello"], ("Content-Length", "5")))
     sent: list[bytes] = []
     queue = peer.near.output
-    send = queue._send_now
+    send = queue.sender.send
 
     def note(data: bytes) -> int:
         sent.append(data)
         return send(data)
 
-    monkeypatch.setattr(queue, "_send_now", note)
+    monkeypatch.setattr(queue.sender, "send", note)
     assert peer.get().body == b"hello"
     assert len(sent) == 1
     assert sent[0][-5 - 9 :][3:5] == b"\0\1"  # DATA that ends the stream

@@ -114,15 +114,15 @@ def test_queues_have_nothing_in_common(near: Near, content: int) -> None:
 
 
 def test_what_is_coalesced_waits_for_company_up_to_a_size(near: Near) -> None:
-    near.queue.write_more(b"first ")
-    near.queue.write_more(b"second ")
+    near.queue.write_next(b"first ")
+    near.queue.write_next(b"second ")
     assert near.receive_all_there_is() == b""
     near.queue.flush()
     assert near.receive(13) == b"first second "
-    near.queue.write_more(b"left, ")
+    near.queue.write_next(b"left, ")
     near.queue.write(b"sent")
     assert near.receive(10) == b"left, sent"
-    near.queue.write_more(bytes(1 << 17))
+    near.queue.write_next(bytes(1 << 17))
     assert near.receive(1)
 
 
@@ -130,12 +130,11 @@ def test_what_is_coalesced_waits_for_company_up_to_a_size(near: Near) -> None:
     "write",
     [
         lambda queue, fd: queue.write(b"more"),
-        lambda queue, fd: queue.write_more(b"more"),
         lambda queue, fd: queue.write_next(b"more"),
         lambda queue, fd: queue.write_all([b"more"]),
         lambda queue, fd: queue.write_file(b"more", fd, 0, 10),
     ],
-    ids=["write", "write_more", "write_next", "write_all", "write_file"],
+    ids=["write", "write_next", "write_all", "write_file"],
 )
 def test_nothing_follows_what_an_error_has_dropped(
     near: Near, content: int, write: Callable[[OutputQueue, int], object]
@@ -283,15 +282,14 @@ def test_a_writer_that_waits_for_room_is_told_of_the_end(near: Near) -> None:
 def test_nobody_waits_for_what_is_only_coalesced(near: Near) -> None:
     """With no room at all: there is no event that would make some."""
     near.queue = queue = near.make_queue(rules(ahead_bytes=0))
-    queue.write_more(b"one")
-    queue.write_more(b"two")
+    queue.write_next(b"one")
+    queue.write_next(b"two")
     queue.flush()
     assert near.receive(6) == b"onetwo"
 
 
-@pytest.mark.parametrize("write", [OutputQueue.write_more, OutputQueue.write_next])
 def test_blocks_in_quick_succession_wait_for_the_next_tick(
-    near: Near, monkeypatch: pytest.MonkeyPatch, write: Callable[[OutputQueue, bytes], None]
+    near: Near, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, ticking = 1000.0, True
     monkeypatch.setattr(output, "_COALESCE_S", 0.0005)
@@ -300,7 +298,7 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(
     near.queue = near.make_queue(dataclasses.replace(rules(), coalescing=coalescing))
 
     def written(block: bytes) -> bytes:
-        write(near.queue, block)
+        near.queue.write_next(block)
         return near.receive_all_there_is()
 
     assert [written(block) for block in (b"1", b"2", b"3")] == [b"1", b"", b""]
@@ -335,12 +333,11 @@ def test_blocks_of_a_stream_that_leave_together_are_framed_together(
 ) -> None:
     monkeypatch.setattr(output, "_COALESCE_S", math.inf)
     queue = near.queue
-    queue.frame = chunk
-    queue.write(b"head")
+    queue.begin_stream(b"head", frame=chunk, may_run_ahead=True)
     for block in (b"first", b"second", b"third"):
         queue.write_next(block)
     assert near.receive_all_there_is() == b"head"
-    assert queue.may_hold_blocks()
+    assert queue.holds_blocks()
     assert queue.bytes_left() == len(b"firstsecondthird")
     queue.write(b"end")  # does not overtake them
     assert near.receive_all_there_is() == b"10\r\nfirstsecondthird\r\nend"
@@ -411,15 +408,15 @@ def test_a_tick_waits_for_nobody_who_is_sending() -> None:
     tick = shared.coalescing.tick
     try:
         assert not tick()
-        one.queue.write_more(b"one")
-        other.queue.write_more(b"other")
+        one.queue.write_next(b"one")
+        other.queue.write_next(b"other")
         with one.queue.lock:
             assert tick()
             assert (one.receive_all_there_is(), other.receive(5)) == (b"", b"other")
         assert tick()
         assert one.receive(3) == b"one"
         assert not tick()
-        one.queue.write_more(b"closed")
+        one.queue.write_next(b"closed")
         one.queue.close()
         assert not tick()
     finally:
@@ -435,15 +432,3 @@ def test_its_own_thread_may_be_quicker_than_a_tick() -> None:
     coalescing = Coalescing(lambda: True)
     coalescing.queues = Emptied()
     assert coalescing.tick()
-
-
-# A file that is not in memory
-
-
-# What waits in memory, and what does not
-
-
-# A writer that runs ahead of its client
-
-
-# How long a client may take

@@ -36,18 +36,24 @@ NOTHING_COUNTED = BodyCounter(NOT_STARTED)
 class Output(Protocol):
     """Where a response is sent.
 
-    :ivar frame: frames each block given to write_next; None if blocks are sent as they are.
-    :ivar may_run_ahead: whether output may be buffered for a slow client while the app goes on.
     :raises ClientGone: (from every method) if the client has gone.
     """
 
-    frame: Callable[[bytes], bytes] | None
-    may_run_ahead: bool
-
     def write(self, data: bytes, /) -> None: ...
-    def write_more(self, block: bytes, /) -> None: ...  # more may follow at once
-    def write_next(self, block: bytes, /) -> None: ...  # the same, framed by `frame`
     def write_all(self, buffers: Sequence[bytes], /) -> None: ...
+
+    def begin_stream(
+        self, data: bytes, /, *, frame: Callable[[bytes], bytes] | None, may_run_ahead: bool
+    ) -> None:
+        """Send the beginning of a stream.
+
+        :param frame: frames each block given to write_next; None if they are sent as they are.
+        :param may_run_ahead: whether output may be buffered for a slow client while the app goes
+            on.
+        """
+
+    def write_next(self, block: bytes, /) -> None:
+        """Send a block, which may be held back while more may follow at once."""
 
     def write_file(self, head: bytes, fd: int, offset: int, size: int, /) -> None:
         """Send a head, which may be empty, and a part of a file.
@@ -134,21 +140,26 @@ class ResponseWriter:
             if data == b"":
                 return  # start_response may be called as late as for the first byte (PEP 3333)
             raise BodyError("the app sent a body before it called start_response")
-        block = self._framed(data)
-        if not block and (self.headers_sent or not data):
-            return  # the head is sent with the first byte of the body, or at its end (PEP 3333)
+        block = self._admitted(data)
         if not self.headers_sent:
-            block = self._encoded_head() + block
-            self.headers_sent = True
-            self._output.frame = chunk if self._framing.chunked else None
-            self._output.may_run_ahead = self._head is not None and not is_event_stream(
-                self._head.headers
-            )
-        # At the Content-Length nothing follows: do not wait for more.
-        if self.counter.complete:
-            self._output.write(block)
-        else:
-            self._output.write_more(block)
+            if data:  # the head is sent with the first byte of the body, or at its end (PEP 3333)
+                self._begin_stream(block)
+        elif block:
+            # At the Content-Length nothing follows: do not wait for more.
+            write = self._output.write if self.counter.complete else self._output.write_next
+            write(block)
+
+    def _begin_stream(self, block: bytes) -> None:
+        """Send the head, and the first block, which may be empty."""
+        head = self._checked_head()
+        is_chunked = self._framing.chunked
+        begin = self._encoded_head() + (self._in_chunk(block) if is_chunked else block)
+        self.headers_sent = True
+        self._output.begin_stream(
+            begin,
+            frame=chunk if is_chunked else None,
+            may_run_ahead=not is_event_stream(head.headers),
+        )
 
     # For what the app returned.
 
@@ -327,6 +338,11 @@ class ResponseWriter:
         return LAST_CHUNK if self._framing.chunked else b""
 
     def _framed(self, data: bytes) -> bytes:
+        data = self._admitted(data)
+        return self._in_chunk(data) if self._framing.chunked else data
+
+    def _admitted(self, data: bytes) -> bytes:
+        """Return what is sent of some bytes of the body."""
         if not isinstance(data, bytes):
             raise BodyError(
                 f"the app returned a body with a {type(data).__name__} in it: yield bytes, or wrap "
@@ -334,9 +350,7 @@ class ResponseWriter:
             )
         size = len(data)
         admitted = self.counter.admit(size)
-        if admitted < size:
-            data = data[:admitted]
-        return self._in_chunk(data) if self._framing.chunked else data
+        return data if admitted == size else data[:admitted]
 
     def _in_chunk(self, data: bytes) -> bytes:
         return chunk(data) if data else b""

@@ -28,23 +28,24 @@ class Outlet:
     :raises ClientGone: (from all that send) if the client has left, or receives nothing.
     """
 
-    frame: Callable[[bytes], bytes] | None = None
-    may_run_ahead = False
-
     def __init__(self, sock: socket.socket, *, kernel_sends_files: bool = True) -> None:
         self._sock = sock
         self._kernel_sends_files = kernel_sends_files
         self._sized = False
+        self._frame: Callable[[bytes], bytes] | None = None
         self.unsent = 0
 
     def write(self, data: bytes) -> None:
         self.write_all([data])
 
-    def write_more(self, block: bytes) -> None:
-        self.write_all([block])
+    def begin_stream(
+        self, data: bytes, *, frame: Callable[[bytes], bytes] | None, may_run_ahead: bool
+    ) -> None:
+        self._frame = frame
+        self.write_all([data])
 
     def write_next(self, block: bytes) -> None:
-        self.write_all([block if self.frame is None else self.frame(block)])
+        self.write_all([block if self._frame is None else self._frame(block)])
 
     def write_all(
         self, buffers: Sequence[bytes | memoryview], *, more_follows: bool = False

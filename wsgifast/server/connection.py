@@ -292,7 +292,7 @@ class Connection(Endpoint):
 
     def app_is_done(self) -> None:
         """The app has returned: finish now, or let the thread do it that sends the last byte."""
-        if self.output.may_hold_blocks():
+        if self.output.holds_blocks():
             self.output.flush()
         self._finish_when_sent(ANSWERED)
 

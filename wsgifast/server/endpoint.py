@@ -182,13 +182,13 @@ class Endpoint:
             self.close()
 
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
-        """See :class:`~.send_queue.OutputOwner`."""
+        """See :class:`~.output.OutputOwner`."""
         self.deadline = deadline
         self.retries = retry
         self._core.registry.wait(self, 0 if retry else WRITE)
 
     def resume_sending(self) -> None:
-        """See :class:`~.send_queue.OutputOwner`."""
+        """See :class:`~.output.OutputOwner`."""
         self._core.resume(self)
 
     def retry(self) -> None:

@@ -104,7 +104,7 @@ def slowest_clients(
     for connection in connections:
         for channel in _channels(connection):
             output, exchange = channel.output, channel.exchange
-            pace = output.pace(now) if output.draining else None
+            pace = output.sender.pace(now) if output.draining else None
             if pace is None:  # it may wait for a disk
                 continue
             waited_s, taken = pace

@@ -1,22 +1,39 @@
-"""The writing end of an output queue: what the app's thread calls.
+"""The output queue of a connection, or of one stream of HTTP/2.
 
 Theory of operation
 -------------------
-The writer, which is the app's thread or the one that answers an error, hands over bytes and runs of
-files, in order. They are sent at once as far as the kernel takes them. The rest is sent by other
-threads (send_queue.py), and the writer does not wait for it.
+The *writer*, which is the app's thread or the one that answers an error, hands over bytes and runs
+of files, in order. They are sent at once as far as the kernel takes them (sending.py). What is left
+waits in the backlog (backlog.py), and the queue is *draining*: the thread that gets the socket's
+next event goes on, and the writer does not wait for it. From then on two threads may use the queue,
+so everything happens under its lock. TLS needs the lock too: two threads must not use one TLS
+object at once.
+
+    empty --write--> (all was sent)      empty
+                     (socket full)       draining --writable--> draining | empty
+                     (file not cached)   draining --disk thread--> draining | empty
 
 *Coalescing.* A generator's block that closely follows another is held back for the next one, until
 the monitor's next tick at most, which sends it while the app goes on (PEP 3333, "Buffering and
-Streaming"). Blocks of a stream that has begun are gathered without the lock, and framed together:
-the thread that takes the lock next adds them to the backlog.
+Streaming"). Blocks are held back without the lock, and framed together: the thread that takes the
+lock next adds them to the backlog.
 
-    empty --write_more or write_next, soon after another--> coalescing --tick, or enough--> sent
+    nothing held --write_next, soon after a block--> held --tick, or enough--> sent
 
 *Running ahead.* A writer that is more than `ahead_bytes` ahead of its client waits, or, if it *may
 run ahead*, goes on into a temporary file, so that a slow client does not hold the app's thread (as
 with nginx's proxy_buffering). A temporary file is also used when all queues together hold too much
 memory. It is written without the lock.
+
+*Disk.* An event's thread sends a file only as far as the page cache has it. For the rest, a disk
+thread makes one step without the lock, and waits for the socket again. No other thread sends
+meanwhile.
+
+An error is final: what is queued is dropped, files are closed, and the writer's next call raises
+:class:`ClientGone`.
+
+When the kernel is out of memory for TCP, a socket is writable and takes nothing. Waiting until it
+is writable would spin, so the queue *retries* after some time.
 """
 
 from __future__ import annotations
@@ -25,14 +42,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from ..errors import ClientGone
 from ..sockets.sendfile import FileSegment
+from .backlog import Backlog
 from .output_rules import OutputRules
-from .send_queue import OutputOwner, SenderLike, SendQueue
+from .sending import SenderLike, Turn
 from .transport import WOULD_BLOCK
 
-__all__ = ["OutputQueue"]
+__all__ = ["OutputOwner", "OutputQueue"]
 
 # A block is held back if it follows another one this soon.
 _COALESCE_S = 0.0005
@@ -40,14 +59,38 @@ _COALESCE_S = 0.0005
 _COALESCED_BYTES = 64 * 1024
 
 
-class OutputQueue(SendQueue):
-    """The output of one connection, or of one stream of HTTP/2.
+class OutputOwner(Protocol):
+    """What a queue needs of its connection or stream; called under the queue's lock."""
 
+    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
+        """Have :meth:`OutputQueue.on_writable` called once the socket is writable.
+
+        :param deadline: when to give up on the client; monotonic.
+        :param retry: have it called some time later instead, writable or not.
+        :raises OSError, ValueError: if the kernel cannot watch the socket; it ends the queue.
+        """
+
+    def resume_sending(self) -> None:
+        """Have :meth:`OutputQueue.on_writable` called soon."""
+
+
+class OutputQueue:
+    """What is written, and left to send.
+
+    :param lock: by default one of its own.
+    :ivar sender: sends on the socket, or on the stream.
     :ivar frame: frames blocks that are sent together, as one chunk; None for no framing.
     :ivar may_run_ahead: what is more than `ahead_bytes` may go to a temporary file.
+    :ivar backlog: what is left to send; None while every response was sent at once.
+    :ivar draining: an event's thread, or a disk thread, will go on sending.
+    :ivar closing: the response is complete: the thread that sends its last byte finishes it.
+    :ivar error: why nothing can be sent any more.
     """
 
-    __slots__ = ("_gathered", "_last_block", "_send_now", "frame", "may_run_ahead")
+    __slots__ = (
+        "_dropped", "_held", "_last_block", "_owner", "_room", "_rules", "backlog",
+        "closing", "draining", "error", "frame", "lock", "may_run_ahead", "sender",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -56,17 +99,22 @@ class OutputQueue(SendQueue):
         rules: OutputRules,
         lock: threading.Lock | threading.RLock | None = None,
     ) -> None:
-        super().__init__(sender, owner, rules, lock)
-        self.may_run_ahead = False
-        self.frame: Callable[[bytes], bytes] | None = None
-        self._gathered = _Gathered()
+        self.sender = sender
+        self.lock = lock or threading.Lock()
+        self.error: BaseException | None = None
+        self.backlog: Backlog | None = None
+        self.draining = False
+        self._owner = owner
+        self._rules = rules
+        self._room: threading.Condition | None = None
+        self._held = _HeldBlocks()
         self._last_block = 0.0  # when the app handed its last block over
-        self._send_now = sender.send
+        self.reset()
 
     def reset(self) -> None:
         """Prepare for the next response; the queue is empty."""
-        self.frame = None
-        self._dropped = 0
+        self.frame: Callable[[bytes], bytes] | None = None
+        self._dropped = 0  # bytes that an error has dropped
         self.closing = False
         self.may_run_ahead = False
         if self.backlog is not None:
@@ -81,21 +129,27 @@ class OutputQueue(SendQueue):
             if self.backlog is not None:
                 self.backlog.close()
 
-    def may_hold_blocks(self) -> bool:
-        """Whether blocks may be held back, which :meth:`flush` would send."""
-        return self.backlog is not None or bool(self._gathered.blocks)
+    @property
+    def bytes_queued(self) -> int:
+        return 0 if self.backlog is None else self.backlog.size
 
-    # Called by the writer
+    def holds_blocks(self) -> bool:
+        """Whether blocks are held back, which :meth:`flush` would send."""
+        return bool(self._held.blocks)
+
+    def bytes_left(self) -> int:
+        """Bytes that the kernel has not taken, including those that an error has dropped."""
+        with self.lock:
+            return self._dropped + self._held.size + self.bytes_queued
+
+    # Called by the writer; all of it raises ClientGone if the client has gone.
 
     def write(self, data: bytes) -> None:
-        """Send bytes, and queue what the kernel does not take; may wait for the client.
-
-        :raises ClientGone: if the client has gone.
-        """
+        """Send bytes, and queue what the kernel does not take; may wait for the client."""
         rest: bytes | memoryview = data
         with self.lock:
-            if self._gathered.blocks:
-                self._queue_gathered()
+            if self._held.blocks:
+                self._queue_held()
             queued = 0 if self.backlog is None else self.backlog.size
             if queued > self._rules.ahead_bytes and not self._runs_ahead():
                 self._wait_for_room(self._rules.ahead_bytes // 2)
@@ -103,7 +157,7 @@ class OutputQueue(SendQueue):
                 raise ClientGone(str(self.error))
             if not queued and not self.draining:
                 try:
-                    sent = self._send_now(data)
+                    sent = self.sender.send(data)
                 except WOULD_BLOCK:
                     sent = 0
                 except OSError as error:
@@ -114,65 +168,44 @@ class OutputQueue(SendQueue):
                 rest = memoryview(data)[sent:]
         self.write_all((rest,))
 
-    def write_more(self, block: bytes) -> None:
-        """As :meth:`write`, but the block may be held back for the next one."""
-        now = time.monotonic()
-        behind = now - self._last_block < _COALESCE_S
-        self._last_block = now
-        if not (behind and self._rules.coalescing.request_tick() and self._hold_back(block)):
-            self.write(block)
+    def begin_stream(
+        self, data: bytes, *, frame: Callable[[bytes], bytes] | None, may_run_ahead: bool
+    ) -> None:
+        """Send the beginning of a stream, whose further blocks come by :meth:`write_next`.
 
-    def _hold_back(self, block: bytes) -> bool:
-        """Hold a block back until the next one or the next tick; False if that is useless."""
-        with self.lock:
-            self._queue_gathered()
-            if self.draining or self.bytes_queued + len(block) >= _COALESCED_BYTES:
-                return False
-            self._check()
-            self._begin_backlog().append(block)
-        self._await_tick()
-        return True
+        :param data: the head, and the first block, framed.
+        """
+        self.frame = frame
+        self.may_run_ahead = may_run_ahead
+        self._last_block = time.monotonic()
+        self.write(data)
 
     def write_next(self, block: bytes) -> None:
-        """As :meth:`write_more`, for a stream that has begun, whose blocks are framed here.
-
-        :raises ClientGone: if the client has gone.
-        """
+        """As :meth:`write`, but the block is framed here, and may be held back for the next one."""
         now = time.monotonic()
         behind = now - self._last_block < _COALESCE_S
         self._last_block = now
-        gathered = self._gathered
         # Append first. A tick removes the queue from `coalescing.queues` and then takes the blocks:
         # if it came too early for this block, the check below finds the queue missing.
-        gathered.blocks.append(block)
-        gathered.size = size = gathered.size + len(block)
+        held = self._held
+        held.blocks.append(block)
+        held.size = size = held.size + len(block)
         if behind and size < _COALESCED_BYTES and not self.draining and self.error is None:
-            if self in self._rules.coalescing.queues:
-                return
-            if self._rules.coalescing.request_tick():
-                self._await_tick()
+            coalescing = self._rules.coalescing
+            if self in coalescing.queues or coalescing.add(self):
                 return
         with self.lock:
-            data = gathered.take()
+            data = held.take()
             self._check()
         if data:
             self.write(data if self.frame is None else self.frame(data))
 
-    def _await_tick(self) -> None:
-        coalescing = self._rules.coalescing
-        coalescing.queues.add(self)
-        if not coalescing.request_tick():
-            self.flush()  # the monitor has stopped meanwhile
-
     def write_all(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """Send several buffers, in one system call if possible; never waits for the client.
-
-        :raises ClientGone: if the client has gone.
-        """
+        """Send several buffers, in one system call if possible; never waits for the client."""
         buffers = [buffer for buffer in buffers if buffer]
         with self.lock:
             self._check()
-            self._queue_gathered()
+            self._queue_held()
             backlog = self._begin_backlog()
             for buffer in buffers:
                 backlog.append(buffer)
@@ -204,20 +237,27 @@ class OutputQueue(SendQueue):
     def write_file(self, head: bytes, fd: int, offset: int, size: int) -> None:
         """Send a head, which may be empty, and a run of a file, through a duplicate of `fd`.
 
-        :raises ClientGone: if the client has gone.
         :raises OSError: if no descriptor is left; nothing was sent.
         """
         with self.lock:
             self._check()
             # First of all: if no descriptor is left, the app's answer can still be a 500.
             segment = FileSegment(os.dup(fd), offset, size) if size > 0 else None
-            self._queue_gathered()
+            self._queue_held()
             backlog = self._begin_backlog()
             if head:
                 backlog.append(head)
             if segment is not None:
                 backlog.append_file(segment)
             self._send_or_raise()
+
+    def drain(self) -> None:
+        """Send everything, and wait until the client has taken it or is given up."""
+        self.flush()
+        with self.lock:
+            self._wait_for_room(0)
+
+    # Called by any thread
 
     def flush(self, *, wait: bool = True) -> bool:
         """Send the blocks that are held back.
@@ -229,29 +269,58 @@ class OutputQueue(SendQueue):
         if not self.lock.acquire(blocking=wait):
             return False
         try:
-            self._queue_gathered()
-            if self.backlog is not None and self.backlog.size and not self.draining:
+            self._queue_held()
+            if self.bytes_queued and not self.draining:
                 self._send()
         finally:
             self.lock.release()
         return True
 
-    def drain(self) -> None:
-        """Send everything, and wait until the client has taken it or is given up."""
-        self.flush()
+    def on_writable(self) -> bool:
+        """Go on sending; called by the owner of the socket's event.
+
+        :returns: True if the response is complete and its last byte has been sent, or never will
+            be: the caller finishes it. This is decided under the lock, so that the app's thread
+            does not finish it as well.
+        """
         with self.lock:
-            self._wait_for_room(0)
+            self.draining = False
+            if self.error is None:
+                self._send(after_event=True)
+            if self._room is not None and self.bytes_queued <= self._rules.ahead_bytes // 2:
+                self._room.notify_all()
+            return self.closing and not self.draining
 
-    def bytes_left(self) -> int:
-        """Bytes that the kernel has not taken, including those that an error has dropped."""
+    def fail(self, error: BaseException) -> None:
+        """Drop everything; the writer's next call raises."""
         with self.lock:
-            return self._dropped + self._gathered.size + self.bytes_queued
+            self._fail(error)
 
-    # Needs the lock
+    # Everything below needs the lock, unless it says otherwise.
 
-    def _queue_gathered(self) -> None:
-        """Frame the gathered blocks and add them to the backlog; after an error, drop them."""
-        data = self._gathered.take()
+    def _check(self) -> None:
+        if self.error is not None:
+            raise ClientGone(str(self.error)) from self.error
+
+    def _fail(self, error: BaseException) -> None:
+        if self.error is None:
+            self.error = error
+        self._dropped += len(self._held.take())
+        if self.backlog is not None:
+            self._dropped += self.backlog.size
+            self.backlog.clear()
+        self.draining = False
+        if self._room is not None:
+            self._room.notify_all()
+
+    def _begin_backlog(self) -> Backlog:
+        if self.backlog is None:
+            self.backlog = Backlog(self._rules.memory)
+        return self.backlog
+
+    def _queue_held(self) -> None:
+        """Frame the blocks that are held back, and queue them; after an error, drop them."""
+        data = self._held.take()
         if not data:
             return
         if self.error is not None:
@@ -265,12 +334,82 @@ class OutputQueue(SendQueue):
             return False
         return self.backlog is None or self.backlog.may_spill(self._rules.response_on_disk_bytes)
 
-    def _fail(self, error: BaseException) -> None:
-        self._dropped += len(self._gathered.take())
-        super()._fail(error)
+    def _wait_for_room(self, most: int) -> None:
+        """Wait until at most `most` bytes are queued, or the queue has failed."""
+        if self._room is None:
+            self._room = threading.Condition(self.lock)
+        began = time.monotonic()
+        # The sweep ends this if the client takes nothing.
+        while self.draining and self.bytes_queued > most:
+            self._room.wait()
+        if self.backlog is not None:
+            self.backlog.waited_s += time.monotonic() - began
+
+    def _send_or_raise(self) -> None:
+        if not self.draining:
+            self._send()
+            self._check()
+
+    def _send(self, after_event: bool = False) -> None:
+        backlog = self.backlog
+        if backlog is None:
+            return
+        try:
+            turn = self.sender.take_turn(backlog, after_event=after_event)
+        except OSError as error:
+            self._fail(error)
+        else:
+            if turn is Turn.DISK:
+                self._call_disk_thread(backlog)
+            elif turn is not Turn.DONE:
+                self._start_draining(again=turn is Turn.AGAIN)
+        backlog.release_memory()
+
+    def _start_draining(self, *, again: bool = False) -> None:
+        self.draining = True
+        try:
+            self._owner.wait_to_send(self.sender.wait_until(again=again), retry=again)
+        except (OSError, ValueError) as error:
+            self._fail(error)
+
+    def _call_disk_thread(self, backlog: Backlog) -> None:
+        segment = backlog.first
+        assert isinstance(segment, FileSegment)
+        self.draining = True
+        backlog.use(segment.fd)  # stays open even if the connection fails meanwhile
+        try:
+            device = os.fstat(segment.fd).st_dev
+            self._rules.disk.submit(device, lambda: self._go_on_from_disk(backlog, segment))
+        except OSError as error:
+            backlog.release(segment.fd)
+            self._fail(error)
+
+    def _go_on_from_disk(self, backlog: Backlog, segment: FileSegment) -> None:
+        """Make one step of sending a file; runs in a disk thread, without the lock.
+
+        No other thread sends meanwhile: the queue is draining, and waits for no event.
+        """
+        done: int | bytes = 0
+        failure: Exception | None = None
+        try:
+            done = self.sender.step_from_disk(backlog, segment)
+        except Exception as error:  # noqa: BLE001 - raised below, unless it is the client's or disk's
+            failure = error
+        with self.lock:
+            if failure is not None:
+                self._fail(failure)
+            elif self.error is None:
+                if done:
+                    self.sender.record_file(backlog, done)
+                self._start_draining()
+            backlog.release(segment.fd)
+            if self.error is not None and self.closing:
+                self._owner.resume_sending()  # to finish the response
+        if failure is not None and not isinstance(failure, OSError):
+            raise failure  # for the log: a bug, or no memory
 
 
-class _Gathered:
+class _HeldBlocks:
     """Unframed blocks of a stream that are held back.
 
     Only the writer appends; the thread that takes them has the queue's lock. The two need no lock

@@ -33,6 +33,15 @@ class Coalescing:
         self.request_tick = request_tick
         self.queues: set[SupportsFlush] = set()
 
+    def add(self, queue: SupportsFlush) -> bool:
+        """Have a queue flushed at the next tick; False if there will be none."""
+        if not self.request_tick():
+            return False
+        self.queues.add(queue)
+        if not self.request_tick():
+            queue.flush()  # the monitor has stopped meanwhile
+        return True
+
     def tick(self) -> bool:
         """Send what is held back; returns whether there was anything. Never blocks."""
         queues = self.queues

@@ -18,8 +18,9 @@ import os
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import Protocol, cast
 
 from ..sockets.options import (
     FIRST_SEND_BUFFER_BYTES,
@@ -42,7 +43,7 @@ from .look_ahead import LookAhead
 from .output_rules import OutputRules
 from .transport import WOULD_BLOCK
 
-__all__ = ["LONG_TURN_BYTES", "Sender", "Turn"]
+__all__ = ["LONG_TURN_BYTES", "Sender", "SenderLike", "Turn"]
 
 # What a connection sends before the others have their turn.
 _TURN_BYTES = 4 * 1024 * 1024
@@ -72,8 +73,49 @@ class Turn(enum.Enum):
     DISK = "the next bytes of a file may not be in the page cache"
 
 
+class SenderLike(Protocol):
+    """Sends on a socket (:class:`Sender`) or on an HTTP/2 stream (`StreamSender`).
+
+    Called under the queue's lock, except for :meth:`step_from_disk`.
+    """
+
+    @property
+    def send(self) -> Callable[[bytes], int]:
+        """Sends as much of a block as possible without waiting, and returns how many bytes.
+
+        Raises as :meth:`take_turn` does, or an error of `WOULD_BLOCK`.
+        """
+
+    def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
+        """Send until nothing more is taken, the turn is over, or a disk is needed.
+
+        :raises OSError: if the client has gone, or a file cannot be read.
+        """
+
+    def wait_until(self, *, again: bool) -> float:
+        """Return when to give up on a client that is waited for from now on (monotonic).
+
+        :param again: the wait goes on; the client has had no chance to end it.
+        """
+
+    def pace(self, now: float) -> tuple[float, int] | None:
+        """Return for how long the client has been waited for, and the bytes taken since.
+
+        For any thread. A stream waits for its client only while its window is used up.
+
+        :param now: monotonic.
+        :returns: None if the client is not waited for.
+        """
+
+    def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
+        """Send or read the next bytes of the first file; may wait for its disk."""
+
+    def record_file(self, backlog: Backlog, done: int | bytes) -> None:
+        """Record the result of `step_from_disk`."""
+
+
 class Sender:
-    """Sends on one socket; implements :class:`~.send_queue.SenderLike`.
+    """Sends on one socket; implements :class:`SenderLike`.
 
     :param sock: non-blocking, plain or TLS.
     :ivar send: sends as much of a block as the socket takes.
@@ -143,7 +185,7 @@ class Sender:
         return Turn.DONE
 
     def wait_until(self, *, again: bool) -> float:
-        """See :class:`~.send_queue.SenderLike`."""
+        """See :class:`SenderLike`."""
         self._limit_buffer()
         now = time.monotonic()
         if self._may_grow:
@@ -157,7 +199,7 @@ class Sender:
         return self._deadline
 
     def pace(self, now: float) -> tuple[float, int] | None:
-        """See :class:`~.send_queue.SenderLike`."""
+        """See :class:`SenderLike`."""
         since, taken = self._waiting_since, self._taken
         return None if since is None else (now - since, taken)
 

@@ -185,7 +185,7 @@ class Stream:
 
     def app_is_done(self) -> None:
         output = self.output
-        if output.may_hold_blocks():
+        if output.holds_blocks():
             output.flush()
         with self._session.lock:
             self.state = SENDING

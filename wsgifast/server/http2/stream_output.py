@@ -18,8 +18,7 @@ from ...errors import ClientGone
 from ...sockets.page_cache import view_cached
 from ...sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated
 from ..backlog import Backlog
-from ..output import OutputQueue
-from ..send_queue import OutputOwner
+from ..output import OutputOwner, OutputQueue
 from ..sending import Turn
 from .window_wait import WindowWait
 
@@ -35,7 +34,7 @@ Fields = list[tuple[bytes, bytes]]
 
 
 class StreamSender:
-    """Makes the frames of one stream; implements :class:`~..send_queue.SenderLike`.
+    """Makes the frames of one stream; implements :class:`~..sending.SenderLike`.
 
     :param number: of the stream.
     :ivar head: of the response, until it is sent.
@@ -182,11 +181,12 @@ class StreamSender:
 class StreamOutput(OutputQueue):
     """The output of one stream."""
 
-    __slots__ = ("sender",)
+    sender: StreamSender
+
+    __slots__ = ()
 
     def __init__(self, session: Outgoing, owner: OutputOwner, number: int) -> None:
-        self.sender = sender = StreamSender(session, number)
-        super().__init__(sender, owner, session.rules, session.lock)
+        super().__init__(StreamSender(session, number), owner, session.rules, session.lock)
 
     def begin(self, head: Fields) -> None:
         """Set the head, which is sent with the first bytes."""
@@ -211,7 +211,7 @@ class StreamOutput(OutputQueue):
             self._check()
             if self.sender.has_ended:
                 return
-            self._queue_gathered()
+            self._queue_held()
             self.sender.trailers = trailers or []
             self.sender.ends_after = size
             if self.bytes_queued:

@@ -37,7 +37,7 @@ class WindowWait:
         return now + self._rules.time_left_s(waited_s, self.taken)
 
     def pace(self, now: float) -> tuple[float, int] | None:
-        """See :meth:`~..send_queue.SenderLike.pace`."""
+        """See :meth:`~..sending.SenderLike.pace`."""
         waited_s = self._waited_s
         if (since := self._since) is not None:
             waited_s += now - since
