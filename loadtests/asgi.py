@@ -183,8 +183,8 @@ TABLES = [
 # Django's own handler holds all of a file in memory, so that its file is the smaller one.
 BOUNDED_BYTES, LARGE_BYTES = 256 * MIB, 10 * 1024 * MIB
 _MEMORY_UNIT = Unit(
-    "MiB more", lambda m: m.load.facts["at most, MiB"],
-    "CPU s/GB", lambda m: m.cpu_s_per_gb, difference=True,
+    "MiB more", lambda m: m.facts["at most, MiB"],
+    "CPU s/GB", lambda m: m.cpu_s_per_gb, difference=True, less=True,
 )  # fmt: skip
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import html
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
+
+from wsgifast.benchmark.results import Ratio
+from wsgifast.page import chart_picture
 
 
 class Bar(NamedTuple):
@@ -31,69 +32,33 @@ BARS = (
         "StaticFiles on FastWorker / WhiteNoise on gthread"),
     Bar("demo.small", _WSGIFAST, "a small response in good shape", _RAW),
 )  # fmt: skip
-
-
-class Theme(NamedTuple):
-    """Colours: of text, of less important text, of the scale, of bars."""
-
-    ink: str
-    soft: str
-    line: str
-    bar: str
-
-
 THEMES = {
-    "light": Theme("#1d2126", "#5d6670", "#d0d4d9", "#0b7a5c"),
-    "dark": Theme("#e9ebed", "#a0a9b2", "#3a4149", "#3fc59b"),
-}
-# Pixels of the picture, which on a phone is a little smaller, and can be read there too.
-_WIDTH, _ROW, _TOP, _BOTTOM = 480, 44, 34, 22
-_LEFT, _RIGHT = 8, 52
-_FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
-_TICKS = (1, 2, 5, 10, 20, 50, 100)
+    "light": {"ink": "#1d2126", "soft": "#5d6670", "line": "#d0d4d9", "better": "#0b7a5c",
+              "slow": "#a86a00", "wrong": "#b3382c"},
+    "dark": {"ink": "#e9ebed", "soft": "#a0a9b2", "line": "#3a4149", "better": "#3fc59b",
+             "slow": "#e0ae5a", "wrong": "#f08a7c"},
+}  # fmt: skip
+_WIDTH_PX = 560
 
 
-def chart(ratios: Mapping[str, float], theme: Theme) -> str:
-    """Bars from 1 on a logarithmic scale, of those of BARS that were measured.
+def chart(ratios: Mapping[str, Ratio], theme: Mapping[str, str]) -> str:
+    """Those of BARS that were measured, the highest first.
 
     :param ratios: by their rows' keys.
     """
-    found = [(bar, ratios[bar.key]) for bar in BARS if bar.key in ratios]
-    found.sort(key=lambda each: -each[1])
-    most = max([10.0, *(ratio for _, ratio in found)]) * 1.05
-    height = _TOP + len(found) * _ROW + _BOTTOM
-    across = _WIDTH - _LEFT - _RIGHT
-
-    def x(ratio: float) -> float:
-        return _LEFT + across * max(0.0, math.log(ratio)) / math.log(most)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
-        f'viewBox="0 0 {_WIDTH} {height}" role="img" '
-        f'font-family="{_FONT}" font-size="14" fill="{theme.ink}">',
-        "<title>How many times as fast</title>",
-        f'<text x="{_LEFT}" y="16" font-weight="600">Times as many requests per second</text>',
-    ]
-    for tick in _TICKS:
-        if tick < most:
-            parts.append(
-                f'<line x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{_TOP - 6}" '
-                f'y2="{height - _BOTTOM}" stroke="{theme.line}"/>'
-                f'<text x="{x(tick):.1f}" y="{height - 6}" font-size="12" text-anchor="middle" '
-                f'fill="{theme.soft}">{tick}x</text>'
-            )
-    for number, (bar, ratio) in enumerate(found):
-        y = _TOP + number * _ROW
-        parts.append(
-            f'<text x="{_LEFT + 4}" y="{y + 14}">{html.escape(bar.what)} '
-            f'<tspan font-size="12" fill="{theme.soft}">{html.escape(bar.beside)}</tspan></text>'
-            f'<rect x="{_LEFT}" y="{y + 20}" width="{max(2.0, x(ratio) - _LEFT):.1f}" height="12" '
-            f'rx="2" fill="{theme.bar}"/>'
-            f'<text x="{max(2.0, x(ratio)) + 8:.1f}" y="{y + 31}" font-weight="600">'
-            f"{_shown(ratio)}x</text>"
+    found = [(ratios[bar.key], bar) for bar in BARS if bar.key in ratios]
+    found.sort(key=lambda each: -each[0].median)
+    bars = [
+        (
+            bar.what,
+            (ratio.median, ratio.low, ratio.high),
+            f"{bar.beside}: {_shown(ratio)}x",
+            ratio.median >= 1,
         )
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        for ratio, bar in found
+    ]
+    return chart_picture(bars, "Times as many requests per second", _WIDTH_PX, theme)
 
 
-def _shown(ratio: float) -> str:
-    return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}"
+def _shown(ratio: Ratio) -> str:
+    return f"{ratio.median:.0f}" if ratio.median >= 10 else f"{ratio.median:.1f}"

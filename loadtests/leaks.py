@@ -287,7 +287,7 @@ def _row(key: str, name: str, server: Server, client: Client) -> Row:
     return row(f"leaks.{key}", name, {name: server}, "/blocks", _LEFT, client, fresh=True, rounds=1)
 
 
-_LEFT = Unit("connections", lambda m: m.load.requests)
+_LEFT = Unit("connections", lambda m: m.requests)
 _BOTH = ("--http-protocols=h2,h1", "--http2-cleartext=both", "--log-level=critical")
 _APP, _ASGI_APP = "loadtests.app:app", "loadtests.asgi_app:bare"
 _PEM = ("--ssl-certfile={folder}/server.pem", "--ssl-keyfile={folder}/server.pem")

@@ -83,7 +83,7 @@ def _scrape_row() -> Row:
         "nobody else asks": (server, _scrapes(port, loaded=False)),
         "under load, 32 connections": (server, _scrapes(port, loaded=True)),
     }
-    unit = Unit("ms (p50)", lambda m: m.load.latency_ms[50])
+    unit = Unit("ms (p50)", lambda m: m.latency_ms[50], less=True)
     title = f"a scrape of {WORKERS} workers"
     return row("metrics.scrape", title, sides, SMALL, unit, http=True, seconds=3.0)
 
@@ -101,7 +101,7 @@ def _idle_row() -> Row:
         Contender("off", plain, SMALL, ready=on_its_core()),
         Contender("on", metered, SMALL, ready=on_its_core(partial(_wait_for_workers, port, 1))),
     )
-    unit = Unit("CPU ms/s", lambda m: m.server_cpu_s * 1e3 / m.load.seconds, difference=True)
+    unit = Unit("CPU ms/s", lambda m: m.server_cpu_s * 1e3 / m.seconds, difference=True, less=True)
     title = "once a second, whatever comes: CPU of a second"
     return Row(
         "metrics.idle", title, contenders, _nobody, unit, seconds=_IDLE_RUN_S, rounds=_IDLE_ROUNDS

@@ -38,7 +38,7 @@ def pinned_row(
         Contender(name, each, path, fresh=True, ready=on_its_core((ready or {}).get(name)))
         for name, each in {**sides, f"{first} again": server}.items()
     )
-    unit = Unit("CPU us/req", lambda m: m.cpu_us_per_request, difference=True)
+    unit = Unit("CPU us/req", lambda m: m.cpu_us_per_request, difference=True, less=True)
     title = f"{title}, on a core: CPU of a request"
     return Row(key, title, contenders, _on_the_other_core(wrk(32)), unit, rounds=_ROUNDS)
 

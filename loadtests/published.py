@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from wsgifast.benchmark.results import Ratio
 from wsgifast.terminal import number_text
 
 if TYPE_CHECKING:
@@ -50,10 +51,10 @@ class Figures:
         found: Mapping[str, Any] | None = self._rows.get(key, {}).get("contenders", {}).get(name)
         return found
 
-    def ratio(self, key: str, name: str) -> float | None:
+    def ratio(self, key: str, name: str) -> Ratio | None:
         """How many times as fast; None where that is not published or was no number."""
         found = self.contender(key, name)
-        return found["ratio"]["median"] if found and found["ratio"] else None
+        return Ratio(**found["ratio"]) if found and found["ratio"] else None
 
 
 def read(folder: Path, order: Sequence[str] = ()) -> dict[str, Published]:

@@ -254,7 +254,7 @@ def _gunicorn(worker_class: str) -> Server:
     return replace(server, argv=(script, *server.argv[3:]))
 
 
-_ANSWERED = Unit("requests", lambda m: m.load.requests)
+_ANSWERED = Unit("requests", lambda m: m.requests)
 _APP = "loadtests.app:app"
 _HUP = signal.SIGHUP
 _ALL = (_HUP, _HUP, _HUP, signal.SIGTTIN, signal.SIGTTOU, _HUP, signal.SIGUSR2)

@@ -34,8 +34,8 @@ from .servers import nginx, uvicorn
 # The profile's seconds are of a run of many requests; a crowd is looked at so many times as long.
 SECONDS_FACTOR = 5
 OTHERS = Unit(
-    "others' p99 ms", lambda m: m.load.latency_ms[99],
-    "server CPU", lambda m: m.server_cpu_s / m.load.seconds,
+    "others' p99 ms", lambda m: m.latency_ms[99],
+    "server CPU", lambda m: m.server_cpu_s / m.seconds, less=True,
 )  # fmt: skip
 # Makes what is made once, such as threads and their stacks: it is no slow client's memory.
 _WARM = raw(connections=200, requests=1, receive_bytes=65_536)

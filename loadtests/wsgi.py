@@ -127,7 +127,7 @@ BODIES = [
 # --- Static files and Django
 
 FEW_FILES, MANY_FILES, DJANGO_FILES = 10, 100_000, 10_000
-MILLISECONDS = Unit("start, ms", lambda m: m.load.seconds * 1e3)
+MILLISECONDS = Unit("start, ms", lambda m: m.seconds * 1e3, less=True)
 _START = """
 import json, resource, sys, time
 from wsgifast import StaticFiles
@@ -227,7 +227,7 @@ FILES = [
 # --- FastWorker
 
 GTHREAD, OURS, OUR_FILES = "gthread", "FastWorker", "StaticFiles on FastWorker"
-IDLE = Unit("bytes a connection", lambda m: m.load.facts["bytes a connection"])
+IDLE = Unit("bytes a connection", lambda m: m.facts["bytes a connection"], less=True)
 
 
 _KINDS = {GTHREAD: "gthread", OURS: FAST}

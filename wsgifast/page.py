@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import html
 import math
+import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from . import __version__
 
-__all__ = ["page", "ratio_chart", "scale_bars", "table"]
+__all__ = ["chart_picture", "page", "ratio_chart", "scale_bars", "table"]
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #fbfaf8; --card: #fff; --ink: #1d2126; --soft: #5d6670;
@@ -39,12 +40,6 @@ article { background: var(--card); border: 1px solid var(--line); border-radius:
   align-items: center; font-size: .85rem; margin: .4rem 0; font-variant-numeric: tabular-nums; }
 .bar { height: .6rem; border-radius: 2px; background: var(--better); min-width: 2px; }
 .bar.raw { background: var(--raw); }
-svg { display: block; width: 100%; overflow: visible; }
-svg text { fill: var(--ink); font-size: 13px; } svg .value { fill: var(--soft); }
-svg .good { fill: var(--better); } svg .worse { fill: var(--slow); }
-svg .failed { fill: var(--wrong); }
-svg .whisker { stroke: var(--ink); stroke-width: 1.5; opacity: .55; }
-svg .rule { stroke: var(--line); }
 details { margin-top: .4rem; } summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .85rem;
   font-variant-numeric: tabular-nums; }
@@ -54,6 +49,16 @@ th { color: var(--soft); font-weight: 500; }
 th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
 code { font-size: .9em; overflow-wrap: anywhere; }
 """
+_CHART_STYLE = """
+svg { display: block; overflow: visible; }
+svg text { fill: var(--ink); font-size: 13px; } svg .value { fill: var(--soft); }
+svg .title { font-weight: 600; }
+svg .good { fill: var(--better); } svg .worse { fill: var(--slow); }
+svg .failed { fill: var(--wrong); }
+svg .whisker { stroke: var(--ink); stroke-width: 1.5; opacity: .55; }
+svg .rule { stroke: var(--line); }
+"""
+_FONT = 'font-family: system-ui, -apple-system, "Segoe UI", sans-serif'
 
 
 def page(title: str, body: str, *, by: str, note: str = "") -> str:
@@ -71,7 +76,7 @@ def page(title: str, body: str, *, by: str, note: str = "") -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{html.escape(title)}: {html.escape(by)}</title>
-<style>{_STYLE}</style>
+<style>{_STYLE}{_CHART_STYLE}</style>
 </head>
 <body>
 <h1>{html.escape(title)}</h1>
@@ -104,27 +109,58 @@ def scale_bars(bars: Sequence[tuple[str, float, str]]) -> str:
     return f'<div class="bars">{"".join(rows)}</div>'
 
 
-# Pixels down, in ratio_chart(): a line of text and its bar below it. Positions across are
-# percentages, so that the text keeps its size on a phone.
-_ROW_PX, _TEXT_Y_PX, _MARK_Y_PX, _BAR_PX = 46, 14, 28, 10
+# Pixels down, in a chart: a line of text and its bar below it, and a line at the end. Positions
+# across are percentages, so that the text keeps its size on a phone.
+_ROW_PX, _TEXT_Y_PX, _MARK_Y_PX, _BAR_PX, _TICKS_PX = 46, 14, 28, 10, 22
+_LEFT_PERCENT, _WIDTH_PERCENT = 2, 96
+_TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+# A bar's label, its ratio (the median, the lowest and the highest), a text, and whether it is good.
+Bar = tuple[str, "tuple[float, float, float] | None", str, bool]
 
 
-def ratio_chart(rows: Sequence[tuple[str, tuple[float, float, float] | None, str, bool]]) -> str:
-    """A bar for each (label, ratio, text, good) from 1 to the ratio, on a logarithmic scale.
+def ratio_chart(bars: Sequence[Bar]) -> str:
+    """Bars from 1 to each ratio, on a logarithmic scale; without a ratio there is a dot."""
+    height = len(bars) * _ROW_PX + _TICKS_PX
+    return (
+        f'<svg role="img" aria-label="ratios" width="100%" height="{height}">{_marks(bars)}</svg>'
+    )
 
-    A ratio is its median, lowest and highest; without one there is a dot, good or bad.
+
+def chart_picture(
+    bars: Sequence[Bar], title: str, width_px: int, colours: Mapping[str, str]
+) -> str:
+    """The same as an SVG file.
+
+    :param colours: by the names in the page's style, such as "ink".
     """
-    ends = [math.log(end) for _, ratio, _, _ in rows for end in (ratio or ())[1:] if end > 0]
-    lowest = min([0.0, *ends])
-    width = max([0.0, *ends]) - lowest or 1.0
+    style = re.sub(r"var\(--(\w+)\)", lambda match: colours[match[1]], _CHART_STYLE)
+    height = len(bars) * _ROW_PX + 2 * _TICKS_PX
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width_px}" height="{height}" '
+        f'viewBox="0 0 {width_px} {height}"><title>{html.escape(title)}</title>'
+        f"<style>{style}text {{ {_FONT}; }}</style>\n"
+        f'<text class="title" x="0" y="{_TEXT_Y_PX}">{html.escape(title)}</text>\n'
+        f'<svg y="{_TICKS_PX}">{_marks(bars)}</svg>\n</svg>\n'
+    )
 
-    def percent(ratio: float) -> float:
-        return 1 + 98 * (math.log(ratio) - lowest) / width if ratio > 0 else 1.0
 
-    one = f"{percent(1):.2f}%"
-    height = len(rows) * _ROW_PX
-    marks = [f'<line class="rule" x1="{one}" x2="{one}" y1="0" y2="{height}"/>']
-    for number, (label, ratio, text, good) in enumerate(rows):
+def _marks(bars: Sequence[Bar]) -> str:
+    ends = [math.log(end) for _, ratio, _, _ in bars for end in (ratio or ())[1:] if end > 0]
+    lowest, highest = min([0.0, *ends]), max([0.0, *ends])
+
+    def x(ratio: float) -> float:
+        place = (math.log(ratio) - lowest) / ((highest - lowest) or 1.0) if ratio > 0 else 0.0
+        return round(_LEFT_PERCENT + _WIDTH_PERCENT * place, 2)
+
+    height = len(bars) * _ROW_PX
+    marks = [
+        f'<line class="rule" x1="{x(tick)}%" x2="{x(tick)}%" y1="0" y2="{height}"/>'
+        f'<text class="value" x="{x(tick)}%" y="{height + _TEXT_Y_PX}" text-anchor="middle">'
+        f"{tick}x</text>"
+        for tick in _TICKS
+        if lowest <= math.log(tick) <= highest
+    ]
+    for number, (label, ratio, text, good) in enumerate(bars):
         top = number * _ROW_PX
         y = top + _MARK_Y_PX
         marks.append(
@@ -134,17 +170,13 @@ def ratio_chart(rows: Sequence[tuple[str, tuple[float, float, float] | None, str
         )
         if ratio is None:
             kind = "good" if good else "failed"
-            marks.append(f'<circle class="{kind}" cx="1%" cy="{y}" r="5"/>')
+            marks.append(f'<circle class="{kind}" cx="{_LEFT_PERCENT}%" cy="{y}" r="5"/>')
             continue
-        start, end = sorted((percent(1), percent(ratio[0])))
-        kind = "good" if ratio[0] >= 1 else "worse"
+        median, low, high = ratio
+        start, end = sorted((x(1), x(median)))
         marks.append(
-            f'<rect class="{kind}" x="{start:.2f}%" y="{y - _BAR_PX / 2}" '
+            f'<rect class="{"good" if good else "worse"}" x="{start}%" y="{y - _BAR_PX / 2}" '
             f'width="{max(0.4, end - start):.2f}%" height="{_BAR_PX}" rx="2"/>'
-            f'<line class="whisker" x1="{percent(ratio[1]):.2f}%" '
-            f'x2="{percent(ratio[2]):.2f}%" y1="{y}" y2="{y}"/>'
+            f'<line class="whisker" x1="{x(low)}%" x2="{x(high)}%" y1="{y}" y2="{y}"/>'
         )
-    return (
-        f'<svg role="img" aria-label="ratios" height="{height}" '
-        f'xmlns="http://www.w3.org/2000/svg">{"".join(marks)}</svg>'
-    )
+    return "\n".join(marks)

@@ -13,9 +13,7 @@ from wsgifast.benchmark.tables import Unit
 from .messages import DEPTH, MESSAGE_BYTES, MODES, SENDERS
 
 MESSAGES = {False: 40_000, True: 1_000_000}
-OPERATIONS = Unit(
-    "op/s", lambda m: m.load.requests_per_s, "p99 us", lambda m: m.load.latency_ms[99] * 1e3
-)
+OPERATIONS = Unit("op/s", lambda m: m.requests_per_s, "p99 us", lambda m: m.latency_ms[99] * 1e3)
 
 
 def _send(sender: str, mode: str) -> Client:

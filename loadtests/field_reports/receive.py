@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from loadtests.bench import row, table
 from loadtests.servers import small
-from wsgifast.benchmark.load import Client, Load, Measured, Task
+from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.processes import started
 from wsgifast.benchmark.tables import Row, Server, Unit
 from wsgifast.sockets import ReceiveCount, recv_exactly, recv_exactly_into
@@ -142,11 +142,11 @@ def receiving(
     return run
 
 
-def _client_cpu_s_per_gb(measured: Measured) -> float:
-    return measured.load.client_cpu_s * 1e9 / measured.load.body_bytes
+def _client_cpu_s_per_gb(load: Load) -> float:
+    return load.client_cpu_s * 1e9 / load.body_bytes
 
 
-RECEIVED = Unit("MB/s", lambda m: m.load.megabytes_per_s, "client CPU s/GB", _client_cpu_s_per_gb)
+RECEIVED = Unit("MB/s", lambda m: m.megabytes_per_s, "client CPU s/GB", _client_cpu_s_per_gb)
 OURS, OURS_INTO, BOUND = "recv_exactly", "recv_exactly_into", "bound: recv_into"
 MAKING_A_BUFFER: dict[str, Make] = {
     OURS: lambda size: whole,

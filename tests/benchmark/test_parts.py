@@ -11,10 +11,8 @@ from http.client import HTTPConnection
 import pytest
 
 from wsgifast import ConfigurationError
-from wsgifast.benchmark import looking
-from wsgifast.benchmark.load import Task, cpu_seconds
+from wsgifast.benchmark.load import Task, cpu_seconds, look
 from wsgifast.benchmark.locust_client import Locust, LocustFailed, Run
-from wsgifast.benchmark.looking import look
 from wsgifast.benchmark.processes import HOST, RunningServer, ServerFailed, free_port, running
 from wsgifast.benchmark.serving import served
 
@@ -95,7 +93,7 @@ def test_a_look(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert at("/secret", "Cookie: a=b") == ("200 OK", 6, True, True)
     assert at("/away") == ("302 Found", 0, True, True)
     assert at("/str")[2:] == (False, True)
-    monkeypatch.setattr(looking, "LOOK_S", 0.2)
+    monkeypatch.setattr("wsgifast.benchmark.load.LOOK_S", 0.2)
     with pytest.raises(ConfigurationError, match="/forever: no end of the answer"):
         at("/forever")
     nobody = look(Task(address=(HOST, free_port())))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -12,8 +13,7 @@ import pytest
 
 from wsgifast import ConfigurationError
 from wsgifast.benchmark.budget import budget, over_budget
-from wsgifast.benchmark.load import Client, Load, Task
-from wsgifast.benchmark.looking import Seen
+from wsgifast.benchmark.load import Client, Load, Seen, Task
 from wsgifast.benchmark.measuring import measure
 from wsgifast.benchmark.report import as_html, as_json, now, problems, results_text, rows_figures
 from wsgifast.benchmark.results import Difference, Ratio, Result
@@ -70,7 +70,7 @@ def test_what_comes_before_a_run_is_no_part_of_it() -> None:
         order.append("run")
         return Load(len(order), 0, 0, 1.0)
 
-    unit = Unit("requests", lambda m: m.load.requests, difference=True)
+    unit = Unit("requests", lambda m: m.requests, difference=True)
     contenders = (Contender("a"), Contender("b", ready=lambda task: order.append("ready")))
     row = Row("a.key", "a title", contenders, counts, unit, http=False)
     result = run(Table("test", "A test", [row]), Profile(1.0, 2))[0]
@@ -104,6 +104,17 @@ def test_the_chart_is_well_formed() -> None:
     rows = [("<a & b>", (30.0, 20.0, 40.0), "30x", True), ("fails", None, "rescued", False)]
     for some in (rows, []):
         assert ET.fromstring(ratio_chart(some)).tag.endswith("svg")
+
+
+@pytest.mark.parametrize(("less", "kinds"), [(False, ["good", "worse"]), (True, ["worse", "good"])])
+def test_the_chart_shows_what_is_better(less: bool, kinds: list[str]) -> None:
+    """Which of seconds is less."""
+    sides = {"a": 10, "more": 20, "fewer": 5}
+    contenders = tuple(Contender(name, client=client(rate)) for name, rate in sides.items())
+    row = Row("key", "title", contenders, client(), replace(REQUESTS, less=less), http=False)
+    table = Table("test", "A test", [row])
+    text = as_html("A page", [(table, run(table, Profile(1.0, 1)))])
+    assert re.findall(r'<rect class="(\w+)"', text) == kinds
 
 
 def test_ratios_are_taken_to_the_first_or_of_ours_to_each() -> None:

@@ -30,7 +30,7 @@ def _measured(key: str, *contenders: int, seconds: float | None = None) -> Resul
     row = replace(row, contenders=kept, seconds=seconds or row.seconds)
     for _ in range(TRIES):  # a machine that stalls may let no request through
         (result,) = run(replace(table, rows=[row]), SHORT)
-        if all(each.load.requests for runs in result.runs.values() for each in runs):
+        if all(each.requests for runs in result.runs.values() for each in runs):
             break
     return result
 

@@ -17,9 +17,8 @@ from ..errors import ConfigurationError
 from ..loading import AppNotLoaded
 from ..terminal import next_steps
 from .budget import budget, over_budget
-from .load import Client, Load, Task
+from .load import Client, Load, Task, look
 from .locust_client import GIVE_UP_S, Locust, LocustFailed
-from .looking import look
 from .measuring import measure
 from .processes import HOST, free_port, orderly_end
 from .serving import FAST_WORKER, facts_of, sides

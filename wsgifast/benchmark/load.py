@@ -1,22 +1,32 @@
-"""The result of one load run, whichever client drove it, and its cost to the server."""
+"""What a client is to do, and what came of it: one plain request, or a load run and its cost.
+
+Before any load each server is asked once: what it answers, and whether that is what it says.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import http.client
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ..errors import ConfigurationError
 from ..imports import needs
-from .processes import HOST, Address
+from .processes import HOST, Address, tls_context
 
 with needs("wsgifast bench", "psutil", "bench"):
     import psutil
 
 __all__ = [
-    "Client", "Load", "Measured", "Task", "cpu_seconds", "family", "measured", "resident_bytes",
+    "Client", "Load", "Seen", "Task", "cpu_seconds", "family", "look", "measured", "resident_bytes",
 ]  # fmt: skip
+
+# Raw bodies may take seconds; an answer that takes longer than this cannot be measured.
+LOOK_S = 30.0
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,7 @@ class Load:
         byte of its answer; empty if no request succeeded.
     :ivar errors: what the client saw -> how often.
     :ivar client_cpu_s: CPU seconds (user and system) of the client itself.
+    :ivar server_cpu_s: those that the server spent meanwhile, where it is watched.
     :ivar facts: further figures, by name and unit.
     """
 
@@ -68,6 +79,7 @@ class Load:
     errors: Mapping[str, int] = field(default_factory=dict)
     client_cpu_s: float = 0.0
     facts: Mapping[str, float] = field(default_factory=dict)
+    server_cpu_s: float = 0.0
 
     @property
     def requests_per_s(self) -> float:
@@ -78,29 +90,78 @@ class Load:
         """Payload in MB (10^6 bytes) per second."""
         return self.body_bytes / 1e6 / self.seconds if self.seconds else 0.0
 
+    @property
+    def cpu_us_per_request(self) -> float:
+        """The server's CPU time."""
+        return self.server_cpu_s * 1e6 / self.requests if self.requests else 0.0
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        """The server's CPU seconds per GB (10^9 bytes) of payload."""
+        return self.server_cpu_s * 1e9 / self.body_bytes if self.body_bytes else 0.0
+
 
 # One bounded run.
 Client = Callable[[Task], Load]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A load run and the CPU seconds (user and system) that the server spent on it."""
+class Seen:
+    """The status, or what went wrong; and the body.
 
-    load: Load
-    server_cpu_s: float
+    :ivar answered: there is a head at least.
+    """
 
-    @property
-    def cpu_us_per_request(self) -> float:
-        return self.server_cpu_s * 1e6 / self.load.requests if self.load.requests else 0.0
-
-    @property
-    def cpu_s_per_gb(self) -> float:
-        """CPU seconds per GB (10^9 bytes) of payload."""
-        return self.server_cpu_s * 1e9 / self.load.body_bytes if self.load.body_bytes else 0.0
+    answer: str
+    body_bytes: int
+    digest: str
+    ok: bool
+    answered: bool = True
 
 
-def measured(pid: int, run: Callable[[], Load]) -> Measured:
+def look(task: Task) -> Seen:
+    """Ask once, on a connection of its own.
+
+    :raises ConfigurationError: if the answer has no end, or none that one could wait for.
+    """
+    digest, size, answer, problem = hashlib.sha256(), 0, "", ""
+    deadline = time.monotonic() + LOOK_S
+    connection = _connection(task)
+    try:
+        connection.putrequest("GET", task.path, skip_accept_encoding=True)
+        for line in (*task.headers, "Connection: close"):
+            name, _, value = line.partition(":")
+            connection.putheader(name, value.strip())
+        connection.endheaders()
+        response = connection.getresponse()
+        answer = f"{response.status} {response.reason}"
+        while block := response.read1(_BLOCK_BYTES):  # what is there
+            digest.update(block)
+            size += len(block)
+            if time.monotonic() > deadline:
+                raise TimeoutError
+        if response.length:
+            problem = f"{answer}, then the end after {size} of {size + response.length} bytes"
+        elif response.status >= 400:
+            problem = answer
+    except TimeoutError:
+        raise ConfigurationError(
+            f"{task.path}: no end of the answer after {LOOK_S:.0f} s; name a path whose answers end"
+        ) from None
+    except (OSError, http.client.HTTPException) as error:
+        problem = f"{answer}, then {type(error).__name__}: {error}".removeprefix(", then ")
+    finally:
+        connection.close()
+    return Seen(problem or answer, size, digest.hexdigest(), not problem, bool(answer))
+
+
+def _connection(task: Task) -> http.client.HTTPConnection:
+    if not task.tls:
+        return http.client.HTTPConnection(*task.address, timeout=LOOK_S)
+    return http.client.HTTPSConnection(*task.address, timeout=LOOK_S, context=tls_context())
+
+
+def measured(pid: int, run: Callable[[], Load]) -> Load:
     """Do one load run, and measure the CPU time that the server spends meanwhile.
 
     Where the kernel counts in steps of 10 ms (see :func:`cpu_seconds`) a run should keep the
@@ -108,7 +169,7 @@ def measured(pid: int, run: Callable[[], Load]) -> Measured:
     """
     before = cpu_seconds(pid)
     load = run()
-    return Measured(load, cpu_seconds(pid) - before)
+    return replace(load, server_cpu_s=cpu_seconds(pid) - before)
 
 
 def cpu_seconds(pid: int) -> float:

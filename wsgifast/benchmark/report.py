@@ -239,19 +239,22 @@ def _section(of: Table, results: Sequence[Result]) -> str:
 
 
 def _chart(results: Sequence[Result]) -> str:
-    bars = []
+    bars: list[page.Bar] = []
     for result in results:
         base = result.row.ours or result.row.contenders[0].name
         for name in result.runs:
             if name != base:
                 ratio = result.ratio(name, result.row.unit.rate)
-                span = None if ratio is None else (ratio.median, ratio.low, ratio.high)
                 label = result.row.title + (f": {name}" if len(result.runs) > 2 else "")
                 text = result.verdict(name)
-                bars.append((label, span, text, text == "rescued"))
+                if ratio is None:
+                    bars.append((label, None, text, text == "rescued"))
+                    continue
+                good = ratio.median <= 1 if result.row.unit.less else ratio.median >= 1
+                bars.append((label, (ratio.median, ratio.low, ratio.high), text, good))
     return (
         "<h3>Ratios</h3>"
-        '<p class="soft">The thin line is the spread of the rounds. Logarithmic; 1 is no change.'
+        '<p class="soft">The thin line is the spread of the rounds. Logarithmic; green is better.'
         f"</p>{page.ratio_chart(bars)}"
     )
 

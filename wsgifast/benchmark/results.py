@@ -9,8 +9,7 @@ from math import sqrt
 from statistics import median, quantiles
 
 from ..terminal import number_text
-from .load import Measured
-from .looking import Seen
+from .load import Load, Seen
 from .tables import Row
 
 __all__ = ["Difference", "Ratio", "Result"]
@@ -97,32 +96,32 @@ class Result:
     """
 
     row: Row
-    runs: Mapping[str, Sequence[Measured]]
+    runs: Mapping[str, Sequence[Load]]
     seen: Mapping[str, Seen] = field(default_factory=dict)
     changes: bool = False
 
-    def median(self, name: str, figure: Callable[[Measured], float]) -> float | None:
+    def median(self, name: str, figure: Callable[[Load], float]) -> float | None:
         """None if no run of the contender succeeded."""
-        good = [figure(m) for m in self.runs[name] if m.load.requests]
+        good = [figure(m) for m in self.runs[name] if m.requests]
         return median(good) if good else None
 
     def latency_ms(self, name: str, percent: int) -> float | None:
-        timed = [m.load.latency_ms[percent] for m in self.runs[name] if m.load.latency_ms]
+        timed = [m.latency_ms[percent] for m in self.runs[name] if m.latency_ms]
         return median(timed) if timed else None
 
     def failures(self, name: str) -> int:
-        return sum(m.load.failures for m in self.runs[name])
+        return sum(m.failures for m in self.runs[name])
 
     def errors(self, name: str) -> dict[str, int]:
         """What the client saw -> how often."""
-        return dict(sum((Counter(m.load.errors) for m in self.runs[name]), Counter()))
+        return dict(sum((Counter(m.errors) for m in self.runs[name]), Counter()))
 
     def facts(self, name: str) -> dict[str, float]:
-        names = dict.fromkeys(fact for m in self.runs[name] for fact in m.load.facts)
-        found = {f: [m.load.facts[f] for m in self.runs[name] if f in m.load.facts] for f in names}
+        names = dict.fromkeys(fact for m in self.runs[name] for fact in m.facts)
+        found = {f: [m.facts[f] for m in self.runs[name] if f in m.facts] for f in names}
         return {fact: median(values) for fact, values in found.items()}
 
-    def ratio(self, name: str, figure: Callable[[Measured], float] | None) -> Ratio | None:
+    def ratio(self, name: str, figure: Callable[[Load], float] | None) -> Ratio | None:
         """The contender's figure to the first one's, or our contender's to this one's.
 
         None for the one that all are compared with, and where either never succeeded.
@@ -144,13 +143,13 @@ class Result:
         return Difference.of(*zip(*both, strict=True)) if both else None
 
     def _pairs(
-        self, one: str, other: str, figure: Callable[[Measured], float]
+        self, one: str, other: str, figure: Callable[[Load], float]
     ) -> list[tuple[float, float]]:
         """Both figures of each round in which both succeeded."""
         return [
             (figure(own), figure(its))
             for own, its in zip(self.runs[one], self.runs[other], strict=True)
-            if own.load.requests and its.load.requests
+            if own.requests and its.requests
         ]
 
     def verdict(self, name: str) -> str:
@@ -158,23 +157,23 @@ class Result:
         ratio = self.ratio(name, self.row.unit.rate)
         if ratio is not None:
             return str(ratio)
-        if any(m.load.requests for m in self.runs[name]):
+        if any(m.requests for m in self.runs[name]):
             first = self.row.contenders[0].name
             return "rescued" if name != first and not self.median(first, self.row.unit.rate) else ""
         return "fails"
 
     def busy(self, name: str) -> str:
         """Which side was busy all the time, and so the limit: "client", "server", both, neither."""
-        sides: dict[str, Callable[[Measured], float]] = {
-            "client": lambda m: m.load.client_cpu_s / m.load.seconds,
-            "server": lambda m: m.server_cpu_s / m.load.seconds,
+        sides: dict[str, Callable[[Load], float]] = {
+            "client": lambda m: m.client_cpu_s / m.seconds,
+            "server": lambda m: m.server_cpu_s / m.seconds,
         }
         return ", ".join(s for s, share in sides.items() if (self.median(name, share) or 0) > BUSY)
 
     @property
     def bodies(self) -> dict[str, Seen]:
         """What those that answer at all have answered first."""
-        good = {name for name, runs in self.runs.items() if any(m.load.requests for m in runs)}
+        good = {name for name, runs in self.runs.items() if any(m.requests for m in runs)}
         return {name: seen for name, seen in self.seen.items() if seen.ok and name in good}
 
     @property
@@ -191,7 +190,7 @@ class Result:
         first, *others = self.runs
         last = [first, *others][-1]
         judged = [last, *(name for name in others if not self.failures(first))]
-        answered = any(m.load.requests for m in self.runs[last])
+        answered = any(m.requests for m in self.runs[last])
         return answered and not self.differs and not any(map(self.failures, judged))
 
     def figures(self) -> dict[str, object]:

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..terminal import Progress
-from .load import Client, Measured, Task, measured
-from .looking import Seen, look
+from .load import Client, Load, Seen, Task, look, measured
 from .processes import HOST, RunningServer, free_port, running, temporary_folder
 from .results import Result
 from .tables import MIN_ROUNDS, Contender, Profile, Row, Server, Table
@@ -166,18 +165,18 @@ def _look(row: Row, tasks: Mapping[str, Task], servers: _Servers) -> tuple[dict[
     return seen, changes
 
 
-def _measure(contender: Contender, row: Row, task: Task, servers: _Servers) -> Measured:
+def _measure(contender: Contender, row: Row, task: Task, servers: _Servers) -> Load:
     client = contender.client or row.client
     if contender.server is None:
         contender.ready(task)
-        return Measured(client(task), 0.0)
+        return client(task)
     if contender.fresh:
         with servers.started(contender.server, contender.name) as server:
             return _one_run(contender, client, _at(task, server), server)
     return _one_run(contender, client, task, servers.shared(contender.server))
 
 
-def _one_run(contender: Contender, client: Client, task: Task, server: RunningServer) -> Measured:
+def _one_run(contender: Contender, client: Client, task: Task, server: RunningServer) -> Load:
     contender.ready(task)
     result = measured(task.pid, partial(client, task))
     server.check()

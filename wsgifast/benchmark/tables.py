@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .load import Client, Measured, Task
+from .load import Client, Load, Task
 
 __all__ = [
     "BYTES", "MIN_ROUNDS", "REQUESTS", "Contender", "Profile", "Row", "Server", "Table", "Unit",
@@ -65,19 +65,21 @@ class Unit:
     :ivar rate: the figure that is compared.
     :ivar cost: the server's CPU time for one of them; None: not reported.
     :ivar difference: what matters is how much more it is than the first one's, not how many times.
+    :ivar less: less of it is better.
     """
 
     name: str
-    rate: Callable[[Measured], float]
+    rate: Callable[[Load], float]
     cost_name: str = ""
-    cost: Callable[[Measured], float] | None = None
+    cost: Callable[[Load], float] | None = None
     difference: bool = False
+    less: bool = False
 
 
 REQUESTS = Unit(
-    "requests/s", lambda m: m.load.requests_per_s, "CPU us/req", lambda m: m.cpu_us_per_request
+    "requests/s", lambda m: m.requests_per_s, "CPU us/req", lambda m: m.cpu_us_per_request
 )
-BYTES = Unit("MB/s", lambda m: m.load.megabytes_per_s, "CPU s/GB", lambda m: m.cpu_s_per_gb)
+BYTES = Unit("MB/s", lambda m: m.megabytes_per_s, "CPU s/GB", lambda m: m.cpu_s_per_gb)
 
 
 @dataclass(frozen=True)
