@@ -78,6 +78,31 @@ def test_an_upload_that_does_not_come(begin: Begin) -> None:
     assert not peer.streams
 
 
+@pytest.mark.parametrize(("each", "status"), [(10_000, 200), (10, 408)])
+def test_an_upload_that_waits_for_another(begin: Begin, each: int, status: int) -> None:
+    """A client may send one body after the other, if only it sends quickly enough."""
+    peer = begin()
+    waiting = peer.ask(method="POST", body=b"begun", ends=False)
+    sending = peer.ask(method="POST", body=b"", ends=False)
+    for _ in range(6):
+        peer.run()
+        peer.bench.pass_time(FastWorker.body_timeout_s / 3)
+        peer.take(peer.socket.receive_all_there_is())
+        if status == 200 or peer.streams:
+            peer.state.send_data(sending, bytes(each))
+    peer.run()
+    if status == 200:
+        peer.state.send_data(waiting, b", sent", end_stream=True)
+        peer.run()
+        assert peer.answers[waiting].body == b"begun, sent"
+        peer.bench.pass_time(FastWorker.body_timeout_s + 1)  # and then nothing
+        peer.take(peer.socket.receive_all_there_is())
+        assert peer.answers[sending].status == 408
+    else:
+        assert [peer.answers[each].status for each in (waiting, sending)] == [408, 408]
+    assert not peer.streams
+
+
 def test_expect(begin: Begin) -> None:
     peer = begin()
     stream = peer.ask(method="POST", headers=[("expect", "100-continue")], ends=False)
@@ -154,6 +179,55 @@ def test_windows_open_as_the_app_reads(begin: Begin) -> None:
     # The app has not waited for the end: the client is told to send no more.
     answer = peers[0].answers[1]
     assert (answer.status, answer.ended, answer.reset) == (200, True, NO_ERROR)
+
+
+@pytest.mark.parametrize(("each", "status"), [(10_000, 200), (0, 408)])
+def test_an_app_waits_for_its_body_while_another_one_comes(
+    begin: Begin, each: int, status: int
+) -> None:
+    """It would be too long for a client that sends nothing."""
+    peers: list[Peer] = []
+    waits: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        """Have another body come while the time goes by, and at last this one."""
+        peer = peers[0]
+        peer.bench.clock.now += seconds / 2
+        waits.append(seconds)
+        is_last = len(waits) == 6
+        peer.state.send_data(3, bytes(each))
+        if is_last:
+            peer.state.send_data(1, b"second", end_stream=True)
+        peer.send_only()
+        server = peer.bench.server
+        server.pool.poll_events(0)
+        while server.pool.work:
+            peer.bench.take_up()  # no thread is free for the other app
+        peer.bench.clock.now += seconds / 2
+        return is_last
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        body = environ["wsgi.input"]
+        body.raw._came.wait = wait
+        data = body.read()
+        start_response("200 OK", [])
+        return [data]
+
+    peers.append(begin(app, attributes=STREAMED))
+    peer = peers[0]
+    first = peer.ask(method="POST", body=b"first, ", ends=False)
+    peer.send_only()
+    peer.bench.poll()
+    job = peer.bench.take_up()
+    peer.ask(method="POST", body=b"", ends=False)
+    peer.bench.answer(job)
+    peer.take(peer.socket.receive_all_there_is())
+    assert peer.answers[first].status == status
+    if status == 200:
+        assert peer.answers[first].body == b"first, second"
+        assert sum(waits) > 2 * FastWorker.body_timeout_s
+    else:
+        assert len(waits) < 4
 
 
 @pytest.mark.parametrize("end", ["reset", "silence", "leaves"])

@@ -23,12 +23,21 @@ from gunicorn.config import Config
 from gunicorn.workers import base
 
 from tests.support.http import Connection
-from wsgifast.server import application, connection, endpoint, exchange, output, sending, server
+from wsgifast.server import (
+    application,
+    connection,
+    endpoint,
+    exchange,
+    limits,
+    output,
+    sending,
+    server,
+)
 from wsgifast.server.http2 import incoming, multiplexer, outgoing, stream, uploads, window_wait
 from wsgifast.workers import FastWorker
 
 _WITH_A_CLOCK = (
-    application, connection, endpoint, exchange, incoming, multiplexer, outgoing, output,
+    application, connection, endpoint, exchange, incoming, limits, multiplexer, outgoing, output,
     sending, server, stream, uploads, window_wait,
 )  # fmt: skip
 PEER = ("192.0.2.1", 4711)

@@ -113,7 +113,7 @@ class Incoming(Outgoing):
         """
         options = self.core.options
         if not options.buffer_bodies:
-            return StreamedUpload(self, number, timeout_s=options.body_timeout_s)
+            return StreamedUpload(self, number)
         limit = options.body_limit_bytes
         if "CONTENT_LENGTH" in exchange.fields and (exchange.length or 0) > limit:
             raise BodyTooLarge(f"The request body is longer than {limit} bytes")
@@ -131,6 +131,8 @@ class Incoming(Outgoing):
         if stream is None:
             self.acknowledge(event.flow_controlled_length, event.stream_id)
             return
+        if event.data:
+            self.uploads.count(len(event.data))
         try:
             stream.take(event.data, event.flow_controlled_length)
         except Exception as error:  # noqa: BLE001 - each is answered

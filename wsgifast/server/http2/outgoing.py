@@ -22,6 +22,7 @@ from h2.exceptions import ProtocolError
 
 from ...errors import ClientGone
 from ..endpoint import Core, Endpoint
+from ..limits import UploadPace
 from ..output import OutputQueue
 from ..poller import READ, WRITE
 from ..sending import LONG_TURN_BYTES, Sender
@@ -50,13 +51,14 @@ class Outgoing:
 
     :ivar state: of the connection: open, leaving or lost.
     :ivar streams: those that are not over, by number.
+    :ivar uploads: how fast the client sends its bodies.
     :ivar lock: guards h2's state, all output, and every change of a state.
     """
 
     __slots__ = (
         "_encrypts", "_framed", "_is_pump_pushed", "_is_pumping", "_pumped", "_sending",
         "_wants_write", "_window_wait", "blocked_until", "connection", "core", "floods", "frames",
-        "lock", "output", "rules", "state", "streams", "until_sent",
+        "lock", "output", "rules", "state", "streams", "until_sent", "uploads",
     )  # fmt: skip
 
     def __init__(self, core: Core, connection: Endpoint) -> None:
@@ -69,6 +71,7 @@ class Outgoing:
         self._encrypts = sender.encrypts
         self.frames = Frames(core.http2)
         self.floods = Floods(time.monotonic())
+        self.uploads = UploadPace(core.options.body_timeout_s)
         self.state = OPEN
         # Streams are Any here: their module imports this one.
         self.streams: dict[int, Any] = {}

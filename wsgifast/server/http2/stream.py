@@ -24,7 +24,6 @@ from ...errors import ClientGone, RequestError
 from ...sockets.sendfile import FileTruncated
 from ..app_socket import AppSocket
 from ..exchange import Exchange
-from ..limits import BODY_BYTES_PER_S, time_left_s
 from ..request_body import Spool
 from .response import HTTP2Response
 from .stream_output import StreamOutput
@@ -55,7 +54,7 @@ class Stream:
     """
 
     __slots__ = (
-        "_is_head", "_received", "_session", "_spool", "address", "deadline", "exchange",
+        "_is_head", "_received_before", "_session", "_spool", "address", "deadline", "exchange",
         "has_ended", "is_held_back", "number", "output", "peer", "sock", "state",
     )  # fmt: skip
 
@@ -74,7 +73,7 @@ class Stream:
         self.is_held_back = False
         self.has_ended = False
         self._spool: Spool | None = None  # the body being received, if it is buffered
-        self._received = 0  # bytes of it, padding included
+        self._received_before = session.uploads.received
 
     # Shared with the connection
 
@@ -127,7 +126,6 @@ class Stream:
             return
         self._session.acknowledge(size, self.number)
         if self.state is RECEIVING and exchange is not None and self._spool is not None:
-            self._received += size
             self._spool.write(data)
             self._await_more(exchange)
 
@@ -150,10 +148,8 @@ class Stream:
             self.exchange.queued = time.monotonic()
 
     def _await_more(self, exchange: Exchange) -> None:
-        now = time.monotonic()
-        timeout_s = self._session.core.options.body_timeout_s
-        waited_s = now - exchange.started
-        self.deadline = now + time_left_s(timeout_s, BODY_BYTES_PER_S, self._received, waited_s)
+        uploads = self._session.uploads
+        self.deadline = uploads.deadline(exchange.started, self._received_before)
         self._session.cap_deadline(self.deadline)
 
     # The app's turn
@@ -208,7 +204,11 @@ class Stream:
             self.exchange.streamed.fail(error)
 
     def on_overdue(self) -> None:
-        """The client was too slow; the connection's owner calls this."""
+        """The client seems to be too slow; the connection's owner calls this."""
+        if self._spool is not None and self.exchange is not None:
+            self._await_more(self.exchange)
+            if self.deadline > time.monotonic():
+                return  # it has sent other bodies meanwhile
         waited_for = "body" if self.state is RECEIVING else "send"
         self._session.core.counters.timeouts[waited_for] += 1
         if self.state is RECEIVING:

@@ -9,7 +9,6 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from ...errors import RequestError
-from ..limits import BODY_BYTES_PER_S, time_left_s
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -26,19 +25,17 @@ class StreamedUpload(io.RawIOBase):
     flow-control window, which is opened again by what the app has read.
 
     :param number: of the stream.
-    :param timeout_s: see :func:`~..limits.time_left_s`.
     :ivar failure: why the body cannot be read to its end.
     """
 
-    def __init__(self, session: Outgoing, number: int, *, timeout_s: float) -> None:
+    def __init__(self, session: Outgoing, number: int) -> None:
         self.failure: Exception | None = None
         self._session = session
         self._number = number
-        self._timeout_s = timeout_s
         self._came = threading.Condition(session.lock)
         self._parts: deque[tuple[memoryview, int]] = deque()  # with the padding of each
         self._has_ended = False
-        self._received = 0
+        self._received_before = session.uploads.received
         self._waited_s = 0.0
 
     # Called by the connection's owner
@@ -51,7 +48,6 @@ class StreamedUpload(io.RawIOBase):
         with self._came:
             # The connection's window opens at once: other streams need it.
             self._session.open_window(size, None)
-            self._received += len(data)
             if self.closed or not data:
                 self._session.open_window(size, self._number)
             else:
@@ -98,10 +94,13 @@ class StreamedUpload(io.RawIOBase):
         if self.failure is not None:
             raise self.failure
         began = time.monotonic()
-        came = self._came.wait(
-            max(0.0, time_left_s(self._timeout_s, BODY_BYTES_PER_S, self._received, self._waited_s))
-        )
+        deadline = self._deadline(began)
+        while not self._came.wait(max(0.0, deadline - time.monotonic())):
+            passed, deadline = deadline, self._deadline(began)
+            if deadline <= passed:
+                self.failure = RequestError(408, "The request body did not come in time")
+                raise self.failure
         self._waited_s += time.monotonic() - began
-        if not came:
-            self.failure = RequestError(408, "The request body did not come in time")
-            raise self.failure
+
+    def _deadline(self, began: float) -> float:
+        return self._session.uploads.deadline(began, self._received_before, self._waited_s)
