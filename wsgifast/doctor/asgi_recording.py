@@ -14,17 +14,20 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from ..errors import WSGIFastError
 from ..loading import described
-from .lifespan import Lifespan
 from .model import Endpoint, Recording
-from .opened import files_of_the_body, opened_files
-from .recorded_response import RecordedResponse
-from .recording_client import HELD_S, RecordingClient
+from .recorder import (
+    HELD_S,
+    RecordedResponse,
+    RecordingClient,
+    files_of_the_body,
+    opened_files,
+)  # fmt: skip
 
 __all__ = ["ASGISession"]
 
@@ -56,25 +59,24 @@ class ASGISession:
         )
         self._thread.start()
         self._loop = self._loops.get()
-        self._lifespan: Lifespan | None = None
+        self._lifespan = _lifespan(app)
         try:
-            self._lifespan = self._run(Lifespan.start(app), _LIFESPAN_S)
+            self._run(self._lifespan.__aenter__(), _LIFESPAN_S)
         except BaseException:
-            self.close()
+            self._end_loop()
             raise
 
     def __enter__(self) -> ASGISession:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Shut the app down, and end the loop."""
-        if self._lifespan is not None:
-            with contextlib.suppress(Exception):
-                self._run(asyncio.sleep(0), _BLOCKED_S)
-                self._run(self._lifespan.stop(), _LIFESPAN_S)
+        with contextlib.suppress(Exception):
+            self._run(asyncio.sleep(0), _BLOCKED_S)
+            self._run(self._lifespan.__aexit__(None, None, None), _LIFESPAN_S)
+        self._end_loop()
+
+    def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(1.0)
 
@@ -127,6 +129,31 @@ class ASGISession:
         except concurrent.futures.TimeoutError:  # not the builtin TimeoutError on Python 3.10
             future.cancel()
             raise TimeLimit(f"no end after {limit_s} s") from None
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: App) -> AsyncIterator[None]:
+    """An app's startup and shutdown (the lifespan protocol).
+
+    :raises WSGIFastError: if the app reports that its startup failed.
+    """
+    asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
+    task = asyncio.ensure_future(app(scope, asked.get, said.put))
+
+    async def answer_to(event: str) -> dict[str, Any]:
+        asked.put_nowait({"type": event})
+        answer = asyncio.create_task(said.get())
+        await asyncio.wait({answer, task}, return_when=asyncio.FIRST_COMPLETED)
+        # Apps that do not support the protocol may end or raise instead.
+        return answer.result() if answer.done() else {"type": ""}
+
+    answer = await answer_to("lifespan.startup")
+    if answer["type"] == "lifespan.startup.failed":
+        raise WSGIFastError(f"the app's startup failed: {answer.get('message', '')}")
+    yield
+    await answer_to("lifespan.shutdown")
 
 
 class _RecordedRequest(asyncio.Protocol):

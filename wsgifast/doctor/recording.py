@@ -23,9 +23,13 @@ from ..http.framing import chunk_size_line
 from ..loading import described
 from ..sockets.sendfile import FileSegment, file_segment, send_file_segment
 from .model import Endpoint, Recording
-from .opened import files_of_the_body, opened_files
-from .recorded_response import RecordedResponse
-from .recording_client import HELD_S, RecordingClient
+from .recorder import (
+    HELD_S,
+    RecordedResponse,
+    RecordingClient,
+    files_of_the_body,
+    opened_files,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo

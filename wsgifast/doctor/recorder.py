@@ -1,0 +1,224 @@
+"""What the recording servers for WSGI and ASGI share.
+
+The response, framed and recorded; the client, at the other end of a real connection; the files that
+an app opens for its body.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..errors import WSGIFastError
+from ..http import LAST_CHUNK, BodyCounter, frame_response
+from ..http.framing import Framing, chunk
+from ..http.head import ResponseHead
+from .model import FileSeen, Recording
+
+__all__ = ["HELD_S", "RecordedResponse", "RecordingClient", "files_of_the_body", "opened_files"]
+
+# Further chunks are not recorded; the endpoint is judged by these.
+_MAX_CHUNKS = 1_000_000
+# How long a client does not read, to see whether it occupies the app's thread.
+HELD_S = 0.3
+# Its receive buffer: an app's thread that has more to hand over than this and the server's send
+# buffer has to wait.
+_SLOW_BUFFER_BYTES = 64 * 1024
+# Smaller files gain nothing from sendfile.
+_LEAST_FILE_BYTES = 16 * 1024
+# An audit hook cannot be removed, so it is added once and does nothing most of the time.
+_watched = threading.local()
+_everywhere: list[str] | None = None
+_adding_hook = threading.Lock()
+_has_hook = False
+
+
+class RecordedResponse:
+    """Frames a response, and records what the app does.
+
+    :param method: of the request.
+    :param inspect: False: do not record each chunk.
+    :ivar head: None before the app has called start_response, or sent http.response.start.
+    """
+
+    def __init__(self, method: str, recording: Recording, *, inspect: bool) -> None:
+        self.head: ResponseHead | None = None
+        self._method = method
+        self._recording = recording
+        self._inspect = inspect
+        self._framing: Framing | None = None
+        self._counter: BodyCounter
+
+    @property
+    def head_sent(self) -> bool:
+        return self._framing is not None
+
+    @property
+    def chunked(self) -> bool:
+        return self._framing is not None and self._framing.chunked
+
+    def fails(self, problem: str) -> WSGIFastError:
+        """Record what the app did wrong; returns an exception to raise."""
+        self._recording.problem = problem
+        return WSGIFastError(problem)
+
+    def start(self, status: str, headers: Sequence[tuple[str, str]]) -> None:
+        """:raises WSGIFastError: if the head cannot be sent."""
+        try:
+            self.head = ResponseHead(status, headers)
+        except WSGIFastError as error:
+            self._recording.problem = str(error)
+            raise
+        self._recording.status = self.head.code
+        self._recording.headers = list(headers)
+
+    def encoded_head(self) -> bytes:
+        """The head, encoded for sending."""
+        head = self.head
+        assert head is not None
+        self._framing = framing = frame_response(self._method, head.code, head.content_length)
+        self._counter = BodyCounter(framing)
+        return head.encode("1.1", framing, "")
+
+    def record(self, data: bytes, wait_s: float) -> None:
+        """Record a chunk that the app has produced.
+
+        :param wait_s: how long it took.
+        """
+        if self._inspect:
+            self.record_size(len(data), wait_s)
+            self._recording.keep(data)
+
+    def record_size(self, size: int, wait_s: float) -> None:
+        chunks = self._recording.chunks
+        if chunks.count < _MAX_CHUNKS:
+            chunks.add(size, wait_s)
+
+    def admit(self, size: int) -> int:
+        """How many of the next `size` bytes fit into the Content-Length."""
+        return self._counter.admit(size)
+
+    def framed(self, data: bytes) -> bytes:
+        """A chunk, framed, without what exceeds the Content-Length."""
+        data = data[: self.admit(len(data))]
+        return chunk(data) if data and self.chunked else data
+
+    def end(self) -> bytes:
+        """The last chunk, if the body is chunked."""
+        return LAST_CHUNK if self.chunked else b""
+
+    def check_length(self, *, is_file: bool = False) -> None:
+        """Record a problem if the length of the body differs from the Content-Length.
+
+        :param is_file: it came in `wsgi.file_wrapper`, which sends no more than Content-Length says
+            (PEP 3333).
+        """
+        if self._framing is None or not self._framing.has_body:
+            return
+        said = f"Content-Length says {self._recording.declared} bytes, the body"
+        if self._counter.missing:
+            self._recording.problem = f"{said} has {self._counter.sent}"
+        elif self._counter.dropped and not is_file:
+            self._recording.problem = f"{said} goes on for {self._counter.dropped} more"
+
+
+class RecordingClient:
+    """The other end of the connection: reads everything, at once or after a while.
+
+    :param reads: False for a client that takes nothing until :meth:`read_on`.
+    """
+
+    def __init__(self, *, reads: bool = True) -> None:
+        with socket.create_server(("127.0.0.1", 0), backlog=1) as listener:
+            self._sock = socket.socket()
+            if not reads:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOW_BUFFER_BYTES)
+            self._sock.connect(listener.getsockname())
+            self.server_side, _ = listener.accept()
+        if not reads:
+            self.server_side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SLOW_BUFFER_BYTES)
+        self.server_side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        #: The client's own CPU seconds; whole once it is closed.
+        self.cpu_s = 0.0
+        self._may_read = threading.Event()
+        if reads:
+            self._may_read.set()
+        self._thread = threading.Thread(target=self._read, name="wsgifast-doctor-client")
+        self._thread.start()
+
+    def read_on(self) -> None:
+        self._may_read.set()
+
+    def close(self) -> None:
+        """Close both sides; an app that is still sending gets an error."""
+        self._may_read.set()
+        with contextlib.suppress(OSError):
+            self.server_side.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self.server_side.close()
+        self._sock.close()
+
+    def _read(self) -> None:
+        began = time.thread_time()
+        self._may_read.wait()
+        buffer = bytearray(1 << 20)
+        with contextlib.suppress(OSError):
+            while self._sock.recv_into(buffer):
+                pass
+        self.cpu_s = time.thread_time() - began
+
+
+@contextlib.contextmanager
+def opened_files(*, everywhere: bool = False) -> Iterator[list[str]]:
+    """Record the files that are opened for reading.
+
+    :param everywhere: by any thread; otherwise only by this one.
+    """
+    global _everywhere, _has_hook
+    with _adding_hook:
+        if not _has_hook:
+            sys.addaudithook(_on_audit_event)
+            _has_hook = True
+    paths: list[str] = []
+    if everywhere:
+        _everywhere = paths
+    else:
+        _watched.paths = paths
+    try:
+        yield paths
+    finally:
+        _everywhere = _watched.paths = None
+
+
+def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
+    if event != "open":
+        return
+    paths = getattr(_watched, "paths", None)
+    if paths is None:
+        paths = _everywhere
+    if paths is None:
+        return
+    path, mode = arguments[0], arguments[1]
+    reads = mode is None or not set(str(mode)) & set("wax+")
+    if reads and isinstance(path, (str, bytes, os.PathLike)):
+        paths.append(os.fsdecode(path))
+
+
+def files_of_the_body(paths: list[str], recording: Recording) -> list[FileSeen]:
+    """The opened files that have the size of the body."""
+    total = recording.declared or recording.chunks.total
+    found = []
+    for path in dict.fromkeys(paths):
+        try:
+            size = os.stat(path).st_size
+        except OSError:
+            continue
+        if size >= _LEAST_FILE_BYTES and size == total:
+            found.append(FileSeen(path, size))
+    return found
