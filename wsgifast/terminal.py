@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 __all__ = [
     "Progress",
     "cell_text",
+    "cut",
     "next_steps",
     "number_text",
     "output_width",
@@ -117,6 +118,11 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
         for number, (cell, width) in enumerate(zip(cells, widths, strict=False))
     )
     return "  ".join([first, *others]).rstrip()
+
+
+def cut(text: str, width: int) -> str:
+    """A text in so many columns: filled up with spaces, or cut off with an ellipsis."""
+    return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
 
 
 def next_steps(*steps: tuple[str, str]) -> str:

@@ -11,7 +11,7 @@ import pytest
 from wsgifast import WSGIFastError
 from wsgifast.metrics import CATALOGUE
 from wsgifast.top import view as module
-from wsgifast.top.reading import Client, Histogram, parsed
+from wsgifast.top.reading import Client, parsed
 from wsgifast.top.text import lines
 from wsgifast.top.view import quantile, view
 
@@ -125,6 +125,23 @@ def test_the_text_of_slow_clients() -> None:
     ]
 
 
+def test_figures_stay_in_sight_on_a_narrow_terminal() -> None:
+    before = exposition(quick=100, slow=0, failed=3, cpu=10.0)
+    after = exposition(quick=300, slow=20, failed=7, cpu=13.0)
+    long = "/api/organizations/<int:number>/projects"
+    one, other = (
+        parsed(text.replace("/page", long), at) for at, text in enumerate((before, after))
+    )
+    slow = [Client(7, "192.0.2.1:5", "/movie" * 20, 300_000, 12.0, 800.0)]
+    wide, narrow = (lines(view(one, other, slow), "here", width=width) for width in (200, 70))
+    at = wide.index(next(line for line in wide if line.startswith("slowest endpoints")))
+    assert max(map(len, narrow[at:])) <= 70
+    for whole, cut in zip(wide[at:], narrow[at:], strict=True):
+        assert whole.split()[1:4] == cut.split()[1:4]
+    assert any(line.startswith("/api/organiz") and "… " in line for line in narrow)
+    assert any("/movie/movie" in line and line.endswith("…") for line in narrow)
+
+
 def test_every_metric_that_is_read_is_in_the_catalogue() -> None:
     source = Path(module.__file__).read_text()
     names = set(re.findall(r'"((?:wsgifast|http)_[a-z_]+)"', source))
@@ -138,13 +155,13 @@ def test_every_metric_that_is_read_is_in_the_catalogue() -> None:
     [(0.0, 0.0), (0.25, 0.5), (0.5, 1.0), (0.75, 2.0), (0.99, 2.0), (1.0, 2.0)],
 )
 def test_quantiles_are_as_prometheus_has_them(share: float, expected: float) -> None:
-    found = quantile(share, Histogram({1.0: 2, 2.0: 3, math.inf: 4}, 0.0))
+    found = quantile(share, {1.0: 2, 2.0: 3, math.inf: 4})
     assert found == pytest.approx(expected)
 
 
 def test_without_an_observation_there_is_no_quantile() -> None:
-    assert quantile(0.5, Histogram({}, 0.0)) is None
-    assert quantile(0.5, Histogram({1.0: 0, math.inf: 0}, 0.0)) is None
+    assert quantile(0.5, {}) is None
+    assert quantile(0.5, {1.0: 0, math.inf: 0}) is None
 
 
 def test_what_is_no_exposition() -> None:

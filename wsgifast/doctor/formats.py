@@ -8,6 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from .. import __version__
+from ..terminal import cut
 from .catalogue import CATALOGUE
 from .model import Finding, Report, Severity, Unreached
 
@@ -42,7 +43,7 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
         severities: Sequence[Severity | None] = [None, *(f.severity for f in findings)]
         widths, is_wide = _widths(cells, width)
         for row, severity in zip(cells, severities, strict=True):
-            line = "  ".join(map(_cut, row, widths)).rstrip()
+            line = "  ".join(map(cut, row, widths)).rstrip()
             if colours and severity is not None:
                 line = f"{_COLOURS[severity]}{line[:5]}{_RESET}{line[5:]}"
             lines.append(line)
@@ -64,7 +65,7 @@ def _not_reached(unreached: Iterable[Unreached], width: int | None) -> Iterator[
     for reason, names in groups[:_MOST_REASONS]:
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         line = f"  not reached ({reason}): {', '.join(names[:_MOST_NAMES])}{more}"
-        yield line if width is None else _cut(line, max(width, _LEAST_WIDTH)).rstrip()
+        yield line if width is None else cut(line, max(width, _LEAST_WIDTH)).rstrip()
     if len(by_reason) > _MOST_REASONS:
         yield f"  and {len(by_reason) - _MOST_REASONS} more reasons: --format json has them all"
 
@@ -206,10 +207,6 @@ def _widths(cells: Sequence[Sequence[str]], width: int | None) -> tuple[list[int
 
 def _total(widths: Sequence[int]) -> int:
     return sum(widths) + 2 * (len(widths) - 1)
-
-
-def _cut(text: str, width: int) -> str:
-    return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
 
 
 def _escaped(text: str, more: str = "") -> str:

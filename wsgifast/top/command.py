@@ -14,6 +14,7 @@ from ..arguments import add_parser, count, option, seconds
 from ..errors import WSGIFastError
 from ..metrics.multiprocess import VARIABLE, metrics_address
 from ..sockets.address import Address
+from ..terminal import output_width
 from .reading import clients, scrape
 from .text import lines
 from .view import View, view
@@ -101,7 +102,7 @@ class _Watch:
         return view(before, after, clients(self._address))
 
     def lines(self) -> list[str]:
-        return lines(self.look(), self.name, most=self._most)
+        return lines(self.look(), self.name, most=self._most, width=output_width())
 
     def lines_or_error(self) -> list[str]:
         """As lines(), or an error if the server is down; it may come back."""

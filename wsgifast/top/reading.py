@@ -5,15 +5,15 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ..errors import WSGIFastError
 from ..imports import needs
 from ..metrics.multiprocess import VARIABLE
 from ..sockets.address import Address
 
-__all__ = ["Client", "Histogram", "Scrape", "clients", "parsed", "scrape"]
+__all__ = ["Client", "Labels", "Scrape", "clients", "parsed", "scrape"]
 
 # A server that is asked on its own address answers in milliseconds.
 _TIMEOUT_S = 5.0
@@ -23,29 +23,14 @@ Labels = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Histogram:
-    """Observations by their size.
-
-    :ivar buckets: upper bound -> how many are at most that; the last bound is infinite.
-    """
-
-    buckets: Mapping[float, float]
-    total: float
-
-
-@dataclass(frozen=True)
 class Scrape:
-    """All values at one moment.
+    """All samples at one moment, by their names, such as "..._bucket", and their labels.
 
     :ivar at: monotonic, in seconds.
     """
 
     at: float
-    values: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
-    histograms: Mapping[str, Mapping[Labels, Histogram]] = field(default_factory=dict)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.values or name in self.histograms
+    samples: Mapping[str, Mapping[Labels, float]]
 
 
 @dataclass(frozen=True)
@@ -123,41 +108,11 @@ def parsed(text: str, at: float) -> Scrape:
     """
     with needs("wsgifast top", "prometheus_client", "prometheus"):
         from prometheus_client.parser import text_string_to_metric_families
-    values: dict[str, dict[Labels, float]] = {}
-    buckets: dict[str, dict[Labels, dict[float, float]]] = {}
-    sums: dict[tuple[str, Labels], float] = {}
+    samples: dict[str, dict[Labels, float]] = {}
     try:
         for family in text_string_to_metric_families(text):
             for name, labels, value, *_ in family.samples:
-                key = frozenset(labels.items())
-                if family.type != "histogram":
-                    values.setdefault(name, {})[key] = value
-                elif name.endswith("_bucket"):
-                    bound = float(labels["le"])
-                    key = frozenset(pair for pair in labels.items() if pair[0] != "le")
-                    buckets.setdefault(family.name, {}).setdefault(key, {})[bound] = value
-                elif name.endswith("_sum"):
-                    sums[family.name, key] = value
+                samples.setdefault(name, {})[frozenset(labels.items())] = value
     except (ValueError, KeyError) as error:
         raise WSGIFastError(f"that is not Prometheus's text format: {error}") from None
-    histograms = {
-        name: {key: Histogram(found, sums.get((name, key), 0.0)) for key, found in series.items()}
-        for name, series in buckets.items()
-    }
-    return Scrape(at, values, histograms)
-
-
-def label(labels: Labels, name: str) -> str:
-    """The value of a label; "" where there is none."""
-    return next((value for key, value in labels if key == name), "")
-
-
-def summed(histograms: Iterable[Histogram]) -> Histogram:
-    """Several histograms with the same bounds as one."""
-    buckets: dict[float, float] = {}
-    total = 0.0
-    for each in histograms:
-        total += each.total
-        for bound, count in each.buckets.items():
-            buckets[bound] = buckets.get(bound, 0.0) + count
-    return Histogram(buckets, total)
+    return Scrape(at, samples)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from ..terminal import table
+from collections.abc import Sequence
+
+from ..terminal import cut, table
 from .view import View
 
 __all__ = ["lines"]
 
+# Of a pattern or path, however narrow the terminal is.
+_LEAST_COLUMNS = 16
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def lines(view: View, address: str, *, most: int = 20) -> list[str]:
-    """The lines of a view; the caller cuts them to its width.
+def lines(view: View, address: str, *, most: int = 20, width: int | None = None) -> list[str]:
+    """The lines of a view.
 
     :param most: endpoints, and clients.
+    :param width: in columns: in longer tables patterns and paths are cut; the caller cuts the rest.
     """
     text = [f"{address}: {_counted(view.workers, 'worker')}, over {view.seconds:.1f} s", ""]
     if view.threads is not None:
@@ -60,7 +65,7 @@ def lines(view: View, address: str, *, most: int = 20) -> list[str]:
             for each in view.endpoints[:most]
         ]
         columns = ("slowest endpoints", "requests/s", "5xx/s", "p50", "p99", "bytes/s")
-        text += ["", *table(columns, rows).splitlines()]
+        text += ["", *_table(columns, rows, 0, width)]
     if view.clients:
         slow = [
             (
@@ -73,8 +78,21 @@ def lines(view: View, address: str, *, most: int = 20) -> list[str]:
             for each in view.clients[:most]
         ]
         titles = ("slowest clients", "takes", "queued", "for", "path")
-        text += ["", *table(titles, slow).splitlines()]
+        text += ["", *_table(titles, slow, 4, width)]
     return text
+
+
+def _table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], long: int, width: int | None
+) -> list[str]:
+    """:param long: the number of the column that is cut where the table is too wide."""
+    made = table(columns, rows).splitlines()
+    over = 0 if width is None else max(map(len, made)) - width
+    if over <= 0:
+        return made
+    room = max(_LEAST_COLUMNS, max(len(row[long]) for row in rows) - over)
+    shorter = [[*row[:long], cut(row[long], room).rstrip(), *row[long + 1 :]] for row in rows]
+    return table(columns, shorter).splitlines()
 
 
 def _counted(count: int | None, what: str) -> str:

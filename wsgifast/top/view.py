@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..metrics.catalogue import CONNECTION_STATES
-from .reading import Client, Histogram, Labels, Scrape, label, summed
+from .reading import Client, Labels, Scrape
 
 __all__ = ["Endpoint", "View", "quantile", "view"]
 
 _DURATION = "http_server_request_duration_seconds"
 _SIZE = "http_server_response_body_size_bytes"
+_WAIT = "wsgifast_thread_wait_seconds"
+_ROUTE, _STATUS = "http_route", "http_response_status_code"
 
 
 @dataclass(frozen=True)
@@ -75,20 +77,18 @@ def view(before: Scrape, after: Scrape, clients: Sequence[Client] | None = None)
     seconds = max(after.at - before.at, 1e-9)
 
     def gauge(name: str) -> int | None:
-        found = after.values.get(name)
+        found = after.samples.get(name)
         return None if found is None else round(sum(found.values()))
 
     def rate(name: str) -> float | None:
-        found = after.values.get(name)
-        if found is None:
+        if name not in after.samples:
             return None
-        old = before.values.get(name, {})
-        return sum(_gained(value, old.get(key, 0.0)) for key, value in found.items()) / seconds
+        return sum(_gained(before, after, name).values()) / seconds
 
-    durations = _since(before, after, _DURATION)
-    waits = summed(_since(before, after, "wsgifast_thread_wait_seconds").values())
-    all_requests = summed(durations.values())
-    counted = _DURATION in after
+    counts = _gained(before, after, f"{_DURATION}_count")
+    durations = _gained(before, after, f"{_DURATION}_bucket")
+    sizes = _gained(before, after, f"{_SIZE}_sum")
+    all_requests = _buckets(durations)
     workers = gauge("wsgifast_workers")
     saturated = rate("wsgifast_saturated_seconds_total")
     return View(
@@ -98,14 +98,12 @@ def view(before: Scrape, after: Scrape, clients: Sequence[Client] | None = None)
         threads_busy=gauge("wsgifast_threads_busy"),
         requests_waiting=gauge("wsgifast_requests_waiting"),
         none_free=None if saturated is None else min(1.0, saturated / max(1, workers or 1)),
-        wait_p99_s=quantile(0.99, waits),
-        requests_per_s=_count(durations.values()) / seconds if counted else None,
-        errors_per_s=_count(_errors(durations)) / seconds if counted else None,
+        wait_p99_s=quantile(0.99, _buckets(_gained(before, after, f"{_WAIT}_bucket"))),
+        requests_per_s=rate(f"{_DURATION}_count"),
+        errors_per_s=_errors(counts) / seconds if f"{_DURATION}_count" in after.samples else None,
         p50_s=quantile(0.5, all_requests),
         p99_s=quantile(0.99, all_requests),
-        body_bytes_per_s=sum(each.total for each in _since(before, after, _SIZE).values()) / seconds
-        if _SIZE in after
-        else None,
+        body_bytes_per_s=rate(f"{_SIZE}_sum"),
         sendfile_bytes_per_s=rate("wsgifast_sendfile_bytes_total"),
         clients_left_per_s=rate("wsgifast_clients_left_total"),
         timeouts_per_s=rate("wsgifast_timeouts_total"),
@@ -116,23 +114,24 @@ def view(before: Scrape, after: Scrape, clients: Sequence[Client] | None = None)
         accept_backlog=gauge("wsgifast_accept_backlog"),
         memory_bytes=_by_label(after, "wsgifast_worker_memory_bytes", "pid", ()),
         cpu=rate("wsgifast_worker_cpu_seconds_total"),
-        endpoints=_endpoints(durations, _since(before, after, _SIZE), seconds),
+        endpoints=_endpoints(counts, durations, sizes, seconds),
         clients=clients,
     )
 
 
-def quantile(share: float, histogram: Histogram) -> float | None:
+def quantile(share: float, buckets: Mapping[float, float]) -> float | None:
     """As Prometheus's histogram_quantile: within its bucket a value is taken to be anywhere.
 
-    :returns: None for an empty histogram; the last finite bound for what lies beyond it.
+    :param buckets: upper bound -> how many values are at most that; the last bound is infinite.
+    :returns: None without a value; the last finite bound for what lies beyond it.
     """
-    count = max(histogram.buckets.values(), default=0.0)
+    count = max(buckets.values(), default=0.0)
     if not count:
         return None
     rank = share * count
     low = below = 0.0
-    for bound in sorted(histogram.buckets):
-        at_most = histogram.buckets[bound]
+    for bound in sorted(buckets):
+        at_most = buckets[bound]
         if at_most >= rank:
             if math.isinf(bound):
                 return low
@@ -142,65 +141,54 @@ def quantile(share: float, histogram: Histogram) -> float | None:
     return low
 
 
+def _gained(before: Scrape, after: Scrape, name: str) -> dict[Labels, float]:
+    """By how much the counters of a name have grown."""
+    now, then = after.samples.get(name, {}), before.samples.get(name, {})
+    if any(value < then.get(key, 0.0) for key, value in now.items()):
+        then = {}  # the server began anew
+    return {key: value - then.get(key, 0.0) for key, value in now.items()}
+
+
+def _buckets(counters: Mapping[Labels, float]) -> dict[float, float]:
+    """Histograms with the same bounds as one."""
+    buckets: dict[float, float] = {}
+    for key, count in counters.items():
+        bound = float(dict(key)["le"])
+        buckets[bound] = buckets.get(bound, 0.0) + count
+    return buckets
+
+
+def _errors(counts: Mapping[Labels, float]) -> float:
+    return sum(n for key, n in counts.items() if dict(key).get(_STATUS, "").startswith("5"))
+
+
 def _endpoints(
-    durations: Mapping[Labels, Histogram], sizes: Mapping[Labels, Histogram], seconds: float
+    counts: Mapping[Labels, float],
+    durations: Mapping[Labels, float],
+    sizes: Mapping[Labels, float],
+    seconds: float,
 ) -> list[Endpoint]:
-    patterns = {label(key, "http_route") for key in durations}
+    def own(counters: Mapping[Labels, float]) -> dict[Labels, float]:
+        return {k: value for k, value in counters.items() if dict(k).get(_ROUTE, "") == pattern}
+
     found = []
-    for pattern in patterns:
-        own = {k: each for k, each in durations.items() if label(k, "http_route") == pattern}
-        count = _count(own.values())
-        if not count:
-            continue
-        whole = summed(own.values())
-        size = sum(each.total for k, each in sizes.items() if label(k, "http_route") == pattern)
+    for pattern in {dict(key).get(_ROUTE, "") for key, count in counts.items() if count}:
+        buckets = _buckets(own(durations))
         found.append(
             Endpoint(
                 pattern,
-                count / seconds,
-                _count(_errors(own)) / seconds,
-                quantile(0.5, whole),
-                quantile(0.99, whole),
-                size / seconds,
+                sum(own(counts).values()) / seconds,
+                _errors(own(counts)) / seconds,
+                quantile(0.5, buckets),
+                quantile(0.99, buckets),
+                sum(own(sizes).values()) / seconds,
             )
         )
     return sorted(found, key=lambda each: (-(each.p99_s or 0.0), each.pattern))
 
 
-def _errors(durations: Mapping[Labels, Histogram]) -> Iterable[Histogram]:
-    return (
-        each
-        for key, each in durations.items()
-        if label(key, "http_response_status_code").startswith("5")
-    )
-
-
-def _count(histograms: Iterable[Histogram]) -> float:
-    return sum(max(each.buckets.values(), default=0.0) for each in histograms)
-
-
-def _since(before: Scrape, after: Scrape, name: str) -> dict[Labels, Histogram]:
-    """What has been observed between the two."""
-    old = before.histograms.get(name, {})
-    return {
-        key: _difference(each, old.get(key)) for key, each in after.histograms.get(name, {}).items()
-    }
-
-
-def _difference(after: Histogram, before: Histogram | None) -> Histogram:
-    if before is None or _count([after]) < _count([before]):  # of a server that began anew
-        return after
-    return Histogram(
-        {bound: count - before.buckets.get(bound, 0.0) for bound, count in after.buckets.items()},
-        after.total - before.total,
-    )
-
-
-def _gained(after: float, before: float) -> float:
-    return after if after < before else after - before
-
-
 def _by_label(scrape: Scrape, name: str, of: str, order: Sequence[str]) -> dict[str, int]:
-    found = {label(key, of): round(value) for key, value in scrape.values.get(name, {}).items()}
+    samples = scrape.samples.get(name, {})
+    found = {dict(key).get(of, ""): round(value) for key, value in samples.items()}
     first = [key for key in order if key in found]
     return {key: found[key] for key in [*first, *sorted(found.keys() - set(first))]}
