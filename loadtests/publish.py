@@ -19,11 +19,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wsgifast.benchmark.report import machine
+from wsgifast.benchmark.report import Grid, grids, machine
+from wsgifast.terminal import cell_text
 
 from .chart import BARS, THEMES, chart
 from .gains import gains, rows_needed
-from .published import Figures, Published, Rows, number, read, take_in, write
+from .published import Figures, Published, read, take_in, write
 
 if TYPE_CHECKING:
     from wsgifast.benchmark.tables import Table
@@ -159,7 +160,8 @@ def benchmarks_page() -> str:
         "`python -m loadtests.publish` rewrites the page from existing reports.",
         "The contenders take turns on one machine, which they share with the client, over "
         "loopback. A figure is the median of its rounds; a ratio is the median of the ratios of "
-        "consecutive runs, with the lowest and the highest. MB are 10^6 bytes. **Trust the "
+        "consecutive runs, with the lowest and the highest. MB are 10^6 bytes. Below a row's title "
+        "is its key: `python -m loadtests KEY` measures it alone. **Trust the "
         "ratios**, most of all those that you [measure with your own app](how-to/measure.md).",
         *(part for table in published for part in _section(table)),
         *(["## Versions", *dict.fromkeys(versions)] if versions else []),
@@ -173,7 +175,8 @@ def _section(table: Published) -> Iterator[str]:
     for when, run in table.runs.items():
         rows = {key: row for key, row in table.rows.items() if row["measured"] == when}
         yield _run(when, run, list(rows) if len(table.runs) > 1 else _beginnings(rows))
-        yield from _grids(rows, run["profile"]["rounds"])
+        rounds = run["profile"]["rounds"]
+        yield from map(_markdown, grids({k: _with_rounds(row, rounds) for k, row in rows.items()}))
 
 
 def _beginnings_if_all(keys: Sequence[str], of_table: Sequence[str]) -> Sequence[str]:
@@ -214,57 +217,19 @@ def _versions(when: str, run: Mapping[str, Any]) -> str:
     )
 
 
-def _grids(rows: Rows, rounds: int) -> Iterator[str]:
-    """A table for each kind of figures."""
-    kinds: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for row in rows.values():
-        first = next(iter(row["contenders"].values()))
-        unit, cost = list(first)[:2]
-        ratio = "difference" if "difference" in first else "ours / this" if row["ours"] else "ratio"
-        kinds.setdefault((unit, ratio, cost), []).append(row)
-    for (unit, ratio, cost), group in kinds.items():
-        contenders = [each for row in group for each in row["contenders"].values()]
-        facts = list(dict.fromkeys(name for each in contenders for name in each["facts"]))
-        columns = ["", "", unit, ratio, cost, "p50 ms", "p99 ms", *facts]
-        marks = ["---", "---", *["--:"] * (len(columns) - 2)]
-        lines = [columns, marks, *(line for row in group for line in _lines(row, rounds, facts))]
-        yield "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _lines(row: Mapping[str, Any], rounds: int, facts: Sequence[str]) -> Iterator[list[str]]:
-    title = row["title"]
+def _with_rounds(row: Mapping[str, Any], rounds: int) -> Mapping[str, Any]:
+    """A row whose title tells that there were fewer rounds than asked for."""
     pairs = min(each["pairs"] for each in row["contenders"].values())
-    if pairs < rounds:
-        title += f" ({pairs} round{'s' * (pairs > 1)})"
-    for name, figures in row["contenders"].items():
-        unit, cost = list(figures)[:2]
-        rate = number(figures[unit])
-        if figures["failures"]:
-            rate += f" ({figures['failures']} failed)"
-        if "difference" in figures:
-            ratio = _difference(figures["difference"])
-        else:
-            ratio = _ratio(figures["ratio"])
-        times = (number(figures["ms"][percent]) for percent in ("50", "99"))
-        found = (number(figures["facts"].get(fact)) for fact in facts)
-        yield [title, name, rate.strip(), ratio, number(figures[cost]), *times, *found]
-        title = ""
+    if pairs >= rounds:
+        return row
+    return {**row, "title": f"{row['title']} ({pairs} round{'s' * (pairs > 1)})"}
 
 
-def _ratio(ratio: Mapping[str, float] | None) -> str:
-    if ratio is None:
-        return ""
-    median, low, high = (number(ratio[name]) for name in ("median", "low", "high"))
-    return f"**{median}x** ({low} to {high})"
-
-
-def _difference(difference: Mapping[str, float] | None) -> str:
-    """With the standard error of the median, and the quartiles."""
-    if difference is None:
-        return ""
-    names = ("median", "error", "low", "high")
-    median, error, low, high = (number(difference[name]) for name in names)
-    return f"**{'+' * (difference['median'] >= 0)}{median}** ±{error} ({low} to {high})"
+def _markdown(grid: Grid) -> str:
+    columns, rows = grid.wide()
+    marks = ["---", "---", *["--:"] * (len(columns) - 2)]
+    lines = [columns, marks, *([cell_text(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

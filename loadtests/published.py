@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wsgifast.benchmark.results import Ratio
-from wsgifast.terminal import number_text
 
 if TYPE_CHECKING:
     from wsgifast.benchmark.tables import Table
@@ -132,8 +131,3 @@ def _condensed(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
     return value
-
-
-def number(figure: float | None) -> str:
-    """A figure as a text; "" for none."""
-    return "" if figure is None else number_text(figure)

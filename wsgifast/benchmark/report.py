@@ -11,16 +11,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from itertools import compress, groupby
+from itertools import compress
 from pathlib import Path
+from typing import Any
 
 from .. import page
 from ..terminal import cell_text, table, tables
-from .results import Result
+from .results import Difference, Ratio, Result
 from .tables import MIN_ROUNDS, Profile, Table
 
 __all__ = [
-    "as_html", "as_json", "machine", "now", "problems", "results_text", "rows_figures",
+    "Grid", "as_html", "as_json", "grids", "machine", "now", "problems", "results_text",
+    "rows_figures", "verdict",
 ]  # fmt: skip
 
 READING = (
@@ -34,7 +36,7 @@ UNSTEADY = 1.5
 
 
 @dataclass(frozen=True)
-class _Grid:
+class Grid:
     """Results of one unit side by side.
 
     :ivar columns: the first is the contender's name.
@@ -68,7 +70,7 @@ def results_text(results: Sequence[Result], width: int | None = None) -> str:
     :param width: in characters; None for any.
     """
     found: list[str] = []
-    for grid in _grids(results):
+    for grid in grids({r.row.key: r.figures() for r in results}):
         columns, rows = grid.narrow()
         if width is None:
             found.append(table(columns, rows))
@@ -180,42 +182,76 @@ _OURS, _RATIO, _DIFFERENCE = "ours / this", "ratio", "difference"
 _BESIDE = frozenset({_OURS, f"{_OURS} ", _RATIO, f"{_RATIO} ", _DIFFERENCE})
 
 
-def _grids(results: Sequence[Result]) -> Iterator[_Grid]:
-    kinds = groupby(results, lambda r: (r.row.unit.name, r.row.unit.cost_name, bool(r.row.ours)))
-    for (unit, cost, ours), group in kinds:
-        members = list(group)
+def grids(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Grid]:
+    """A grid for each kind of figures.
+
+    :param rows: by their keys, as of :meth:`.results.Result.figures`, or as read from JSON.
+    """
+    kinds: dict[tuple[str, str, bool], dict[str, Mapping[str, Any]]] = {}
+    for key, row in rows.items():
+        unit, cost = list(next(iter(row["contenders"].values())))[:2]
+        kinds.setdefault((unit, cost, bool(row["ours"])), {})[key] = row
+    for (unit, cost, ours), group in kinds.items():
         ratio = _OURS if ours else _RATIO
-        facts = list(dict.fromkeys(f for r in members for n in r.runs for f in r.facts(n)))
-        columns = ["", unit, ratio]
-        columns += [_DIFFERENCE] if members[0].row.unit.difference else []
-        columns += ["p50 ms", "p99 ms", "failed"]
-        columns += [cost, f"{ratio} "] if cost else []
-        parts = []
-        for each in members:
-            key = f"[{each.row.key}]" if each.row.key != each.row.title else ""
-            parts.append((each.row.title, key, [_line(each, name, facts) for name in each.runs]))
-        yield _without_empty(_Grid([*columns, "busy", *facts], parts))
+        every = [figures for row in group.values() for figures in row["contenders"].values()]
+        facts = list(dict.fromkeys(fact for figures in every for fact in figures["facts"]))
+        columns = ["", unit, ratio, _DIFFERENCE, "p50 ms", "p99 ms", "failed", cost, f"{ratio} "]
+        parts = [
+            (
+                row["title"],
+                f"[{key}]" if key != row["title"] else "",
+                [_line(name, row["contenders"], facts) for name in row["contenders"]],
+            )
+            for key, row in group.items()
+        ]
+        yield _without_empty(Grid([*columns, "busy", *facts], parts))
 
 
-def _without_empty(grid: _Grid) -> _Grid:
+def _without_empty(grid: Grid) -> Grid:
     lines = [line for _, _, lines in grid.parts for line in lines]
     filled = [any(line[n] not in ("", None) for line in lines) for n in range(len(grid.columns))]
     filled[0] = True  # the names
-    return _Grid(
+    return Grid(
         list(compress(grid.columns, filled)),
         [(t, key, [list(compress(line, filled)) for line in own]) for t, key, own in grid.parts],
     )
 
 
-def _line(result: Result, name: str, facts: Sequence[str]) -> Sequence[object]:
-    unit = result.row.unit
-    line: list[object] = [name, result.median(name, unit.rate), result.verdict(name)]
-    line += [result.difference(name) or ""] if unit.difference else []
-    line += [result.latency_ms(name, 50), result.latency_ms(name, 99), result.failures(name) or ""]
-    if unit.cost is not None:
-        line += [result.median(name, unit.cost), result.ratio(name, unit.cost) or ""]
-    found = result.facts(name)
-    return [*line, result.busy(name), *(found.get(fact) for fact in facts)]
+def _line(name: str, contenders: Mapping[str, Any], facts: Sequence[str]) -> Sequence[object]:
+    figures = contenders[name]
+    unit, cost = list(figures)[:2]
+    return [
+        name,
+        figures[unit],
+        verdict(name, contenders),
+        _shown(Difference, figures.get("difference")),
+        figures["ms"]["50"],
+        figures["ms"]["99"],
+        figures["failures"] or "",
+        figures[cost],
+        _shown(Ratio, figures["cost ratio"]),
+        figures["busy"],
+        *(figures["facts"].get(fact) for fact in facts),
+    ]
+
+
+def verdict(name: str, contenders: Mapping[str, Any]) -> str:
+    """A contender's ratio, or what there is instead of one.
+
+    :param contenders: the figures of all, by their names.
+    """
+    first, figures = next(iter(contenders.values())), contenders[name]
+    unit = next(iter(figures))
+    if figures["ratio"] is not None:
+        return _shown(Ratio, figures["ratio"])
+    if figures[unit] is None:
+        return "fails"
+    return "rescued" if figures is not first and not first[unit] else ""
+
+
+def _shown(kind: type[Ratio | Difference], found: object) -> str:
+    """:param found: one of this kind, or what JSON has of one; None: there is none."""
+    return "" if found is None else str(kind(**found) if isinstance(found, dict) else found)
 
 
 def as_html(title: str, parts: Sequence[tuple[Table, Sequence[Result]]]) -> str:
@@ -233,7 +269,7 @@ def _section(of: Table, results: Sequence[Result]) -> str:
         parts += [f"<h3>{html.escape(caption)}</h3>", _table(columns, lines)]
     parts += [f"<p>{html.escape(note)}</p>" for note in of.notes]
     parts += [_chart(results), "<h3>All figures</h3>"]
-    parts += [_table(*grid.wide()) for grid in _grids(results)]
+    parts += [_table(*grid.wide()) for grid in grids({r.row.key: r.figures() for r in results})]
     parts.append(f"<ul>{notes or '<li>No failures, and identical bodies.</li>'}</ul>")
     return f"<article>{''.join(parts)}</article>"
 
@@ -242,11 +278,12 @@ def _chart(results: Sequence[Result]) -> str:
     bars: list[page.Bar] = []
     for result in results:
         base = result.row.ours or result.row.contenders[0].name
-        for name in result.runs:
+        contenders = result.figures()["contenders"]
+        for name in contenders:
             if name != base:
                 ratio = result.ratio(name, result.row.unit.rate)
                 label = result.row.title + (f": {name}" if len(result.runs) > 2 else "")
-                text = result.verdict(name)
+                text = verdict(name, contenders)
                 if ratio is None:
                     bars.append((label, None, text, text == "rescued"))
                     continue

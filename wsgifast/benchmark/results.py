@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from statistics import median, quantiles
+from typing import Any
 
 from ..terminal import number_text
 from .load import Load, Seen
@@ -152,16 +153,6 @@ class Result:
             if own.requests and its.requests
         ]
 
-    def verdict(self, name: str) -> str:
-        """The ratio, or what there is instead of one."""
-        ratio = self.ratio(name, self.row.unit.rate)
-        if ratio is not None:
-            return str(ratio)
-        if any(m.requests for m in self.runs[name]):
-            first = self.row.contenders[0].name
-            return "rescued" if name != first and not self.median(first, self.row.unit.rate) else ""
-        return "fails"
-
     def busy(self, name: str) -> str:
         """Which side was busy all the time, and so the limit: "client", "server", both, neither."""
         sides: dict[str, Callable[[Load], float]] = {
@@ -193,8 +184,8 @@ class Result:
         answered = any(m.requests for m in self.runs[last])
         return answered and not self.differs and not any(map(self.failures, judged))
 
-    def figures(self) -> dict[str, object]:
-        """All of it, for JSON."""
+    def figures(self) -> dict[str, Any]:
+        """All of it, as it is in JSON, but for dataclasses."""
         unit = self.row.unit
         contenders = {
             name: {
@@ -203,7 +194,7 @@ class Result:
                 "ratio": self.ratio(name, unit.rate),
                 **({"difference": self.difference(name)} if unit.difference else {}),
                 "cost ratio": self.ratio(name, unit.cost),
-                "ms": {p: self.latency_ms(name, p) for p in (50, 95, 99)},
+                "ms": {str(p): self.latency_ms(name, p) for p in (50, 95, 99)},
                 "pairs": len(self.runs[name]),
                 "failures": self.failures(name),
                 "errors": self.errors(name),
