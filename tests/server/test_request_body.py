@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wsgifast.errors import BodyTooLarge, MalformedRequest, RequestError
-from wsgifast.http.chunked import ChunkDecoder
+from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
 from wsgifast.server.limits import DiskBudget
-from wsgifast.server.request_body import ChunkedBody, KnownLength, Spool
+from wsgifast.server.request_body import BodyCollector, Spool
 
 NEXT = b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n"
 DISK_BYTES = 1 << 40
@@ -24,18 +24,20 @@ def spool(in_memory: int = 1 << 20, limit: int = 1 << 40, disk: DiskBudget | Non
     return Spool(in_memory, limit, disk or DiskBudget(DISK_BYTES))
 
 
-def chunked(in_memory: int = 1 << 20, limit: int = 1 << 40) -> ChunkedBody:
-    return ChunkedBody(ChunkDecoder(body_limit=limit), spool(in_memory))
+def chunked(in_memory: int = 1 << 20, limit: int = 1 << 40) -> BodyCollector:
+    return BodyCollector(ChunkDecoder(body_limit=limit), spool(in_memory))
 
 
-def collect(
-    collector: KnownLength | ChunkedBody, data: bytes, cuts: list[int]
-) -> tuple[bytes, bytes]:
+def known(length: int, spool: Spool) -> BodyCollector:
+    return BodyCollector(LengthDecoder(length), spool)
+
+
+def collect(collector: BodyCollector, data: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
     """Give a collector what a socket would hand out; returns the body and what has not been asked
     for, or was given back."""
     places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
     pieces = [data[a:b] for a, b in itertools.pairwise(places)]
-    while not collector.is_whole:
+    while not collector.decoder.done:
         if collector.has_more_to_do:
             collector.take(b"")
             continue
@@ -63,10 +65,10 @@ def test_chunks(chunks: list[bytes], cuts: list[int], in_memory: int) -> None:
 
 @given(st.binary(min_size=1, max_size=3000), cuts, st.integers(0, 50), st.sampled_from([0, 9999]))
 def test_known_length(body: bytes, cuts: list[int], early: int, in_memory: int) -> None:
-    collector = KnownLength(len(body), spool(in_memory))
+    collector = known(len(body), spool(in_memory))
     collector.take((body + NEXT)[:early])  # behind the head, and as much as there is
     rest = (body + NEXT)[early:]
-    if collector.is_whole:
+    if collector.decoder.done:
         with collector.spool.open() as file:
             assert file.read() == body
         assert collector.rest + rest == NEXT
@@ -77,7 +79,7 @@ def test_known_length(body: bytes, cuts: list[int], early: int, in_memory: int) 
 def test_memory_is_taken_when_bytes_come_and_not_before() -> None:
     tracemalloc.start()
     try:
-        heads = [KnownLength(400_000, spool()) for _ in range(100)]
+        heads = [known(400_000, spool()) for _ in range(100)]
         for head in heads:
             head.take(b"x" * 10)
         assert tracemalloc.get_traced_memory()[0] < 100 * 1000
@@ -95,7 +97,7 @@ def test_a_turn_is_short_however_small_the_chunks_are() -> None:
     decoded = [0]
     collector.take(b"1\r\na\r\n" * 40_000)  # far more than is asked for
     while collector.has_more_to_do:
-        decoded.append(collector.decoder.size)
+        decoded.append(collector.spool.size)
         collector.take(b"")
     assert len(decoded) > 40
     assert max(b - a for a, b in itertools.pairwise(decoded)) <= 1000
@@ -141,16 +143,16 @@ def test_a_file_that_takes_less_than_it_is_given(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("tempfile.TemporaryFile", lambda buffering: ShortWrites())
     body = bytes(range(100))
     for in_memory in (0, 60):
-        assert collect(KnownLength(100, spool(in_memory)), body, [50])[0] == body
+        assert collect(known(100, spool(in_memory)), body, [50])[0] == body
         data = b"32\r\n%b\r\n32\r\n%b\r\n0\r\n\r\n" % (body[:50], body[50:])
         assert collect(chunked(in_memory), data, [])[0] == body
 
 
 def test_all_bodies_of_a_worker_share_the_disk() -> None:
     disk = DiskBudget(250)
-    first = KnownLength(1000, spool(0, disk=disk))
-    second = KnownLength(1000, spool(0, disk=disk))
-    in_memory = KnownLength(1000, spool(1000, disk=disk))
+    first = known(1000, spool(0, disk=disk))
+    second = known(1000, spool(0, disk=disk))
+    in_memory = known(1000, spool(1000, disk=disk))
     first.take(bytes(200))
     with pytest.raises(RequestError) as caught:
         second.take(bytes(100))
@@ -163,7 +165,7 @@ def test_all_bodies_of_a_worker_share_the_disk() -> None:
         each.spool.close()
         each.spool.close()
     assert disk.used_bytes == 0
-    whole = KnownLength(250, spool(0, disk=disk))
+    whole = known(250, spool(0, disk=disk))
     whole.take(bytes(250))
     with whole.spool.open() as body:
         whole.spool.close()  # it is the app's now
@@ -178,7 +180,7 @@ def test_a_disk_that_fails_takes_nothing_of_the_budget(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("tempfile.TemporaryFile", fail)
     disk = DiskBudget(1000)
-    collector = KnownLength(100, spool(0, disk=disk))
+    collector = known(100, spool(0, disk=disk))
     with pytest.raises(OSError, match="no temporary files"):
         collector.take(bytes(100))
     collector.spool.close()

@@ -9,13 +9,13 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from wsgifast.errors import BodyTooLarge, ClientGone, MalformedRequest, RequestError
-from wsgifast.http.chunked import ChunkDecoder
+from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
 from wsgifast.server import streamed_body
 from wsgifast.server.streamed_body import DRAIN_BYTES, StreamedBody, receive_blocking
 
@@ -35,8 +35,7 @@ class Ends:
         return StreamedBody(
             self.near,
             threading.Lock(),
-            length=length,
-            decoder=ChunkDecoder(),
+            decoder=ChunkDecoder() if length is None else LengthDecoder(length),
             take_trailers=self.trailers.extend,
             data=data,
             timeout_s=timeout_s,
@@ -155,7 +154,7 @@ def test_malformed_chunks(ends: Ends) -> None:
 
 
 def test_trailers_that_are_refused(ends: Ends) -> None:
-    def refuse(lines: list[bytes]) -> None:
+    def refuse(lines: Sequence[bytes]) -> None:
         raise LookupError(lines)
 
     body = ends.body(None, CHUNKS)

@@ -1,14 +1,15 @@
-"""Decodes a chunked body that arrives in pieces (RFC 9112 section 7.1)."""
+"""Decodes a request's body that arrives in pieces (RFC 9112 sections 6.2 and 7.1)."""
 
 from __future__ import annotations
 
 import re
 import sys
+from typing import Final
 
 from ..errors import BodyTooLarge, MalformedRequest
 from .syntax import TOKEN
 
-__all__ = ["ChunkDecoder"]
+__all__ = ["BodyDecoder", "ChunkDecoder", "LengthDecoder"]
 
 _TOKEN = TOKEN.encode()
 _QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'  # RFC 9110 section 5.6.4
@@ -40,8 +41,36 @@ _EXTENSION_BYTES = 16 * 1024
 _SIZE_NEXT, _END_NEXT, _TRAILER_NEXT = "chunk size", "chunk end", "trailer"
 
 
+class LengthDecoder:
+    """Finds the end of a body with a Content-Length (section 6.2).
+
+    :param length: bytes.
+    :ivar left: bytes that are still to come.
+    """
+
+    __slots__ = ("left",)
+
+    trailers: Final = ()
+
+    def __init__(self, length: int) -> None:
+        self.left = length
+
+    @property
+    def done(self) -> bool:
+        """As :attr:`ChunkDecoder.done`."""
+        return not self.left
+
+    def decode(
+        self, data: bytes, start: int = 0, *, chunks: int = sys.maxsize
+    ) -> tuple[bytes, int]:
+        """As :meth:`ChunkDecoder.decode`."""
+        content = data[start : start + self.left]
+        self.left -= len(content)
+        return content, start + len(content)
+
+
 class ChunkDecoder:
-    """Decodes the bytes of a chunked body as they arrive.
+    """Decodes the bytes of a chunked body as they arrive (section 7.1).
 
     The result does not depend on how the bytes are split, and the work is linear. At most one
     incomplete line is kept between two calls. Lines end with CRLF: a bare LF or CR is refused as
@@ -51,6 +80,7 @@ class ChunkDecoder:
     :param line_limit: the most bytes of a size line or of one trailer, CRLF included.
     :param trailer_limit: the most bytes of the trailer section, its end included.
     :param trailer_fields: the most trailers.
+    :ivar left: None, because it is not known how much is still to come.
     :ivar done: whether the body and its trailers have ended.
     :ivar size: bytes of content, up to the end of the last chunk that has begun.
     :ivar trailers: the lines of the trailer section, checked, without CRLF.
@@ -70,6 +100,8 @@ class ChunkDecoder:
         "size",
         "trailers",
     )
+
+    left: Final = None
 
     def __init__(
         self,
@@ -191,3 +223,6 @@ class ChunkDecoder:
         self.trailers.append(line)
         if len(self.trailers) > self._trailer_fields:
             raise MalformedRequest(f"more than {self._trailer_fields} trailers")
+
+
+BodyDecoder = ChunkDecoder | LengthDecoder

@@ -230,8 +230,7 @@ class Connection(Endpoint):
         exchange.streamed = streamed = StreamedBody(
             self.sock,
             self.output.lock,
-            length=exchange.length,
-            decoder=receiver.decoder(),
+            decoder=receiver.decoder(exchange.length),
             take_trailers=receiver.take_trailers,
             data=exchange.rest,
             timeout_s=self._core.options.body_timeout_s,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from .counters import Counters
 from .disk import DiskThreads
-from .limits import DiskBudget, time_left_s
+from .limits import time_left_s
 from .look_ahead import CachedRuns
-from .options import Options
 from .output_memory import OutputMemory
 
 __all__ = ["Coalescing", "OutputRules"]
@@ -88,32 +87,6 @@ class OutputRules:
     coalescing: Coalescing
     counters: Counters
     share_work: Callable[[], object]
-
-    @classmethod
-    def of(
-        cls,
-        options: Options,
-        *,
-        coalescing: Coalescing,
-        counters: Counters,
-        share_work: Callable[[], object],
-        log: Any,
-    ) -> OutputRules:
-        """Make the rules of a server with these options."""
-        on_disk = DiskBudget(options.responses_on_disk_bytes)
-        return cls(
-            ahead_bytes=options.output_ahead_bytes,
-            response_on_disk_bytes=options.response_on_disk_bytes,
-            timeout_s=options.send_timeout_s,
-            least_bytes_per_s=options.send_least_bytes_per_s,
-            sendfile=options.sendfile,
-            memory=OutputMemory(options.output_memory_bytes, on_disk, log.warning),
-            disk=DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error)),
-            cached_runs=CachedRuns(),
-            coalescing=coalescing,
-            counters=counters,
-            share_work=share_work,
-        )
 
     def time_left_s(self, waited_s: float, taken: int) -> float:
         """Return for how many more seconds to wait; see :func:`.limits.time_left_s`."""

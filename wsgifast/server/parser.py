@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from .exchange import Exchange
@@ -45,7 +46,7 @@ class Parser(Protocol):
         :raises Exception: as :meth:`parse`.
         """
 
-    def take_trailers(self, req: Any, lines: list[bytes]) -> None:
+    def take_trailers(self, req: Any, lines: Sequence[bytes]) -> None:
         """Add trailers, whose syntax has been checked, to a request of this parser.
 
         :raises Exception: as :meth:`parse`.

@@ -1,4 +1,4 @@
-"""SupportsTurns the bytes of one connection into requests; sans I/O.
+"""Turns the bytes of one connection into requests; sans I/O.
 
 Nothing here waits, has a socket or knows a thread, and no byte is scanned twice. A request is a
 head, which the parser takes apart, and a body, which a collector takes unless the app reads it from
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 from ..errors import BodyTooLarge, RequestError
-from ..http.chunked import ChunkDecoder
+from ..http.chunked import BodyDecoder, ChunkDecoder, LengthDecoder
 from ..http.scan import HeadScanner
 from .exchange import Exchange
 from .limits import BODY_BYTES_PER_S, DiskBudget, time_left_s
 from .options import Options
 from .parser import NeedMoreData, Parser
-from .request_body import ChunkedBody, KnownLength, Spool
+from .request_body import BodyCollector, Spool
 
 __all__ = ["ASKED", "COMPLETE", "HTTP2", "MORE", "Receiver"]
 
@@ -59,7 +60,7 @@ class Receiver:
         self._disk = disk
         self._number = 0  # of the request on its connection
         self._scanner: HeadScanner | None = None  # of an incomplete head
-        self._body: KnownLength | ChunkedBody | None = None  # being received
+        self._body: BodyCollector | None = None  # being received
 
     def has_more_to_do(self) -> bool:
         """Whether :meth:`take` can go on without receiving anything."""
@@ -99,8 +100,13 @@ class Receiver:
             self._options.body_timeout_s, BODY_BYTES_PER_S, self._body.received, waited_s
         )
 
-    def decoder(self) -> ChunkDecoder:
-        """Return a decoder for a chunked body."""
+    def decoder(self, length: int | None) -> BodyDecoder:
+        """Return a decoder for a body.
+
+        :param length: bytes; None for a chunked one.
+        """
+        if length is not None:
+            return LengthDecoder(length)
         options = self._options
         return ChunkDecoder(
             body_limit=options.body_limit_bytes if options.buffer_bodies else sys.maxsize,
@@ -108,7 +114,7 @@ class Receiver:
             trailer_fields=options.trailer_fields,
         )
 
-    def take_trailers(self, lines: list[bytes]) -> None:
+    def take_trailers(self, lines: Sequence[bytes]) -> None:
         """Hand the trailers of a chunked body to the parser."""
         if self.exchange is not None:
             self.parser.take_trailers(self.exchange.req, lines)
@@ -151,22 +157,19 @@ class Receiver:
         if length is not None and length > options.body_limit_bytes:
             raise BodyTooLarge(f"The request body is longer than {options.body_limit_bytes} bytes")
         spool = Spool(options.body_memory_bytes, options.body_limit_bytes, self._disk)
-        self._body = body = (
-            ChunkedBody(self.decoder(), spool) if length is None else KnownLength(length, spool)
-        )
+        self._body = body = BodyCollector(self.decoder(length), spool)
         step = self._take_body(body, exchange.rest)
         return ASKED if step is MORE and exchange.expects_continue else step
 
-    def _take_body(self, body: KnownLength | ChunkedBody, data: bytes) -> str:
+    def _take_body(self, body: BodyCollector, data: bytes) -> str:
         if data or body.has_more_to_do:
             body.take(data)
-        if not body.is_whole:
+        if not body.decoder.done:
             self.wanted = body.wanted
             return MORE
         exchange = self.exchange
         assert exchange is not None
-        if isinstance(body, ChunkedBody):
-            self.take_trailers(body.decoder.trailers)
+        self.take_trailers(body.decoder.trailers)
         self.rest = body.rest
         exchange.body = body.spool.open()
         self.wanted = _HEAD_BYTES

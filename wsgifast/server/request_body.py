@@ -1,7 +1,7 @@
 """Request bodies that are buffered before the app runs, which then reads them from a file.
 
-A collector is fed by whichever thread receives; nothing here waits. A body is kept in memory up to
-a limit, and in a temporary file beyond it.
+The collector is fed by whichever thread receives; nothing here waits. A body is kept in memory up
+to a limit, and in a temporary file beyond it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import tempfile
 from typing import BinaryIO, cast
 
 from ..errors import BodyTooLarge, RequestError
-from ..http.chunked import ChunkDecoder
+from ..http.chunked import BodyDecoder
 from .limits import DiskBudget
 
-__all__ = ["ChunkedBody", "KnownLength", "Spool"]
+__all__ = ["BodyCollector", "Spool"]
 
 # Bytes of one receive: at most; and of a chunked body, at first and at least.
 _RECEIVE_BYTES = 256 * 1024
@@ -24,73 +24,31 @@ _LEAST_CHUNKS_BYTES = 1024
 _CHUNKS_A_TURN = 500
 
 
-class KnownLength:
-    """A body with a Content-Length (RFC 9112 section 6.2).
-
-    :ivar received: bytes received so far.
-    :ivar rest: what came after the body.
-    """
-
-    __slots__ = ("_length", "received", "rest", "spool")
-
-    has_more_to_do = False
-
-    def __init__(self, length: int, spool: Spool) -> None:
-        self.spool = spool
-        self.received = 0
-        self.rest = b""
-        self._length = length
-
-    @property
-    def wanted(self) -> int:
-        """How many bytes the next receive may return."""
-        return min(self._length - self.received, _RECEIVE_BYTES)
-
-    @property
-    def is_whole(self) -> bool:
-        return self.received == self._length
-
-    def take(self, data: bytes) -> None:
-        """Add what was received.
-
-        :raises RequestError: if there is no room for it.
-        :raises OSError: if the temporary file cannot be written.
-        """
-        missing = self._length - self.received
-        if len(data) > missing:
-            self.rest = data[missing:]
-            data = data[:missing]
-        self.received += len(data)
-        self.spool.write(data)
-
-
-class ChunkedBody:
-    """A chunked body (RFC 9112 section 7.1); attributes as for :class:`KnownLength`.
+class BodyCollector:
+    """Collects a body as it is received.
 
     Many small chunks take longer to decode than to receive. So one turn decodes a limited number of
     chunks, and the next receive shrinks to what a turn can decode.
 
     :ivar received: bytes received so far, framing included.
+    :ivar wanted: how many bytes the next receive may return.
     :ivar has_more_to_do: call :meth:`take` again, without data, before receiving more.
+    :ivar rest: what came after the body.
     """
 
     __slots__ = (
         "_at", "_data", "decoder", "has_more_to_do", "received", "rest", "spool", "wanted",
     )  # fmt: skip
 
-    def __init__(self, decoder: ChunkDecoder, spool: Spool) -> None:
+    def __init__(self, decoder: BodyDecoder, spool: Spool) -> None:
         self.spool = spool
         self.decoder = decoder
         self.received = 0
-        self.wanted = _FIRST_CHUNKS_BYTES
+        self.wanted = min(decoder.left or _FIRST_CHUNKS_BYTES, _RECEIVE_BYTES)
         self.has_more_to_do = False
         self.rest = b""
         self._data = b""  # received, and decoded up to `_at`
         self._at = 0
-
-    @property
-    def is_whole(self) -> bool:
-        return self.decoder.done
 
     def take(self, data: bytes) -> None:
         """Add what was received; b"" to go on with what is left of it.
@@ -102,15 +60,16 @@ class ChunkedBody:
             self.received += len(data)
             self._data, self._at = data, 0
         data, start = self._data, self._at
-        content, at = self.decoder.decode(data, start, chunks=_CHUNKS_A_TURN)
+        decoder = self.decoder
+        content, at = decoder.decode(data, start, chunks=_CHUNKS_A_TURN)
         if content:
             self.spool.write(content)
-        self.has_more_to_do = at < len(data) and not self.decoder.done
+        self.has_more_to_do = at < len(data) and not decoder.done
         if self.has_more_to_do:
             self._at = at
             self.wanted = max(at - start, _LEAST_CHUNKS_BYTES)
             return
-        self.wanted = min(self.wanted * 4, _RECEIVE_BYTES)
+        self.wanted = min(decoder.left or self.wanted * 4, _RECEIVE_BYTES)
         self._data = b""
         self.rest = data[at:]
 

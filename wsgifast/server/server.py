@@ -18,11 +18,14 @@ from .application import Application
 from .channel import Channel
 from .connection import Connection
 from .counters import Counters
+from .disk import DiskThreads
 from .drain import Drain
 from .endpoint import LINGER_S, Endpoint, Streams
 from .exchange import Exchange
 from .limits import DiskBudget
+from .look_ahead import CachedRuns
 from .options import HTTP2Options, Options
+from .output_memory import OutputMemory
 from .output_rules import Coalescing, OutputRules
 from .parser import Parser
 from .poller import HUNG_UP, Event, make_poller
@@ -82,13 +85,13 @@ class Server:
             log=log,
         )
         self.connections = self.registry.connections
-        self.coalescing = Coalescing(lambda: self.pool.monitor.request_tick())
+        coalescing = Coalescing(lambda: self.pool.monitor.request_tick())
         self.pool: Pool[Channel] = Pool(
             size=options.threads,
             poller=self.poller,
             receive=self._receive,
             run=self._run,
-            on_tick=self.coalescing.tick,
+            on_tick=coalescing.tick,
             on_failure=self._on_pool_failure,
             on_saturation=lambda: self._acceptor.update(),
             on_queued=self._on_queued,
@@ -113,12 +116,19 @@ class Server:
         self.bodies_on_disk = DiskBudget(options.bodies_on_disk_bytes)
         # Used by connections, like options, registry and log: see endpoint.Core.
         self.http2 = http2
-        self.output_rules = OutputRules.of(
-            options,
-            coalescing=self.coalescing,
+        responses_on_disk = DiskBudget(options.responses_on_disk_bytes)
+        self.output_rules = OutputRules(
+            ahead_bytes=options.output_ahead_bytes,
+            response_on_disk_bytes=options.response_on_disk_bytes,
+            timeout_s=options.send_timeout_s,
+            least_bytes_per_s=options.send_least_bytes_per_s,
+            sendfile=options.sendfile,
+            memory=OutputMemory(options.output_memory_bytes, responses_on_disk, log.warning),
+            disk=DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error)),
+            cached_runs=CachedRuns(),
+            coalescing=coalescing,
             counters=self.counters,
             share_work=self.pool.share_work,
-            log=log,
         )
         self.on_sent = application.on_sent
 

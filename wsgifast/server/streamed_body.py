@@ -8,11 +8,11 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import BodyTooLarge, ClientGone, RequestError
-from ..http.chunked import ChunkDecoder
+from ..http.chunked import BodyDecoder
 from .limits import BODY_BYTES_PER_S, time_left_s
 from .transport import WOULD_BLOCK
 
@@ -34,9 +34,7 @@ class StreamedBody(io.RawIOBase):
 
     :param sock: non-blocking.
     :param lock: the output queue's, because both directions share one TLS object.
-    :param length: bytes; None for a chunked body.
-    :param decoder: for a chunked body.
-    :param take_trailers: called with its trailers.
+    :param take_trailers: called with its trailers at the end of the body.
     :param data: what was received with the head.
     :param timeout_s: see :func:`.limits.time_left_s`.
     :ivar failure: why the body cannot be read to its end; the connection is then out of step, and
@@ -48,16 +46,14 @@ class StreamedBody(io.RawIOBase):
         sock: socket.socket,
         lock: threading.Lock | threading.RLock,
         *,
-        length: int | None,
-        decoder: ChunkDecoder,
-        take_trailers: Callable[[list[bytes]], None],
+        decoder: BodyDecoder,
+        take_trailers: Callable[[Sequence[bytes]], None],
         data: bytes,
         timeout_s: float,
     ) -> None:
         self.failure: Exception | None = None
         self._sock = sock
         self._lock = lock
-        self._left = length
         self._decoder = decoder
         self._take_trailers = take_trailers
         self._timeout_s = timeout_s
@@ -83,7 +79,7 @@ class StreamedBody(io.RawIOBase):
             raise self.failure
         view = memoryview(buffer).cast("B")
         try:
-            while not self._content and not self._is_at_end() and view:
+            while not self._content and not self._decoder.done and view:
                 self._take(self._rest or self._receive(len(view)))
         except Exception as error:
             self.failure = error
@@ -105,8 +101,8 @@ class StreamedBody(io.RawIOBase):
         self._skipped += len(self._content)
         self._content = memoryview(b"")
         try:
-            while not self._is_at_end():
-                if self._skipped + (self._left or 0) > DRAIN_BYTES:
+            while not self._decoder.done:
+                if self._skipped + (self._decoder.left or 0) > DRAIN_BYTES:
                     raise BodyTooLarge("more of the body is left than is discarded")
                 data = self._rest or self._sock.recv(self._wanted(_MOST_BYTES))
                 self._skipped += len(data)
@@ -119,21 +115,14 @@ class StreamedBody(io.RawIOBase):
             self.failure = error
         return None
 
-    def _is_at_end(self) -> bool:
-        return self._decoder.done if self._left is None else not self._left
-
     def _take(self, data: bytes) -> None:
         """Decode what was received; b"" is the end of the connection."""
         if not data:
             raise ClientGone("the client has left in the middle of its request body")
-        if self._left is None:
-            content, at = self._decoder.decode(data)
-            if self._decoder.done:
-                self._take_trailers(self._decoder.trailers)
-        else:
-            at = min(self._left, len(data))
-            content = data[:at]
-            self._left -= at
+        decoder = self._decoder
+        content, at = decoder.decode(data)
+        if decoder.done:
+            self._take_trailers(decoder.trailers)
         self._content = memoryview(content)
         self._rest = data[at:]
 
@@ -147,7 +136,7 @@ class StreamedBody(io.RawIOBase):
 
     def _wanted(self, size: int) -> int:
         size = max(_LEAST_BYTES, min(size, _MOST_BYTES))
-        return size if self._left is None else min(size, self._left)
+        return min(size, self._decoder.left or size)
 
 
 def receive_blocking(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gunicorn import http
@@ -137,7 +137,7 @@ class GunicornParser:
                 req.scheme = scheme
         return exchange
 
-    def take_trailers(self, req: Any, lines: list[bytes]) -> None:
+    def take_trailers(self, req: Any, lines: Sequence[bytes]) -> None:
         if lines:
             req.trailers = req.parse_headers(b"\r\n".join(lines), from_trailer=True)
 
