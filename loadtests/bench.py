@@ -41,7 +41,6 @@ def row(
     """
     contenders = tuple(_contender(name, side, path, fresh) for name, side in sides.items())
     client = client or contenders[0].client or _CLIENTS[unit.name]
-    more.setdefault("http", any(contender.client is None for contender in contenders))
     return Row(key, title, contenders, client, unit, **more)
 
 

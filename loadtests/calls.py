@@ -210,10 +210,9 @@ def _timed(call: str) -> Client:
             loops = LOOPS[task.full]
             if call.startswith("asgi"):
                 loops //= REQUESTS_A_TURN
-            options = [f"--loops={loops}", "--processes=1", "--values=5", "--warmups=1", "--quiet"]
-            command = [sys.executable, "-m", "loadtests.calls", "--call", call, *options]
-            command += ["--inherit-environ=PYTHONPATH", f"--output={path}"]
-            with started(command, stdout=subprocess.DEVNULL) as process:
+            options = [f"--loops={loops}", "--values=5", "--warmups=1", f"--output={path}"]
+            command = [sys.executable, "-m", "loadtests.calls", "--call", call, "--worker"]
+            with started([*command, *options], stdout=subprocess.DEVNULL) as process:
                 status = process.wait(120)
             if status:
                 raise RuntimeError(f"pyperf ended with status {status}; see above")
@@ -233,7 +232,7 @@ TABLE = table("calls", "What a call costs", [_row(key) for key in ROWS])
 
 
 def main() -> None:
-    """As pyperf has it: this process starts a worker, which times the call."""
+    """Time a call, in this process; the other options are pyperf's."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtests.calls",
         description=__doc__,
@@ -241,10 +240,7 @@ def main() -> None:
     )
     parser.add_argument("--call", choices=CALLS, required=True, help="what is timed")
     name = parser.parse_known_args()[0].call
-    runner = pyperf.Runner(
-        program_args=("-m", "loadtests.calls"),
-        add_cmdline_args=lambda command, args: command.extend(("--call", args.call)),
-    )
+    runner = pyperf.Runner()
     runner.argparser.add_argument("--call")
     key, _, side = name.partition(":")
     _, _, sides, make = ROWS[key]

@@ -4,11 +4,12 @@
     python -m loadtests leaks. --strict --seconds 3600     a soak: an hour each
 
 Clients leave in every state that a connection can be in, half of them by closing it and half by a
-reset; and in each round a process that holds connections in all of these states is killed. After
-each round the server must have as many descriptors and threads as before. Its memory must level
-off: the first rounds allocate what is allocated once (caches, buffers, the allocator's arenas); a
-leak continues to grow. Resident memory shows this within the allocator's noise, the number of
-memory blocks that Python has allocated shows it exactly. A leak counts as a failure.
+reset; and in each round many in all of these states leave at once, as those of a process that is
+killed do. After each round the server must have as many descriptors and threads as before. Its
+memory must level off: the first rounds allocate what is allocated once (caches, buffers, the
+allocator's arenas); a leak continues to grow. Resident memory shows this within the allocator's
+noise, the number of memory blocks that Python has allocated shows it exactly. A leak counts as a
+failure.
 """
 
 from __future__ import annotations
@@ -19,15 +20,13 @@ import os
 import socket
 import ssl
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tests.support.slow_clients import opening
 from wsgifast.benchmark.load import Client, Load, Task, family, resident_bytes
-from wsgifast.benchmark.processes import Address, started, tls_context
+from wsgifast.benchmark.processes import Address, tls_context
 from wsgifast.benchmark.serving import gunicorn
 from wsgifast.benchmark.tables import Row, Server, Unit
 from wsgifast.server.pool import MAX_SPARES
@@ -35,8 +34,8 @@ from wsgifast.server.pool import MAX_SPARES
 from .bench import FAST, row, table
 from .servers import uvicorn
 
-# In each round so many connections, for so long at the most; and what the process that is killed
-# holds, in all states together.
+# In each round so many connections, for so long at the most; and how many leave at once, in all
+# states together.
 ROUNDS, CONNECTIONS, ROUND_S, HELD = 8, 2000, 15.0, 100
 CLIENT_TIMEOUT_S = 10.0
 # So small that the kernel's buffers take in no answer whole.
@@ -133,31 +132,18 @@ class Clients:
             sock.close()
         return count
 
+    def leave_at_once(self, count: int) -> int:
+        """They wait for no answer, as threads may all be busy; returns how many they were."""
+        with contextlib.ExitStack() as stack:
+            for state in itertools.islice(itertools.cycle(self.states), count):
+                stack.enter_context(self.bring_to(replace(state, answered=False)))
+        return count
+
     def blocks(self) -> int:
         """What the server's app says at /blocks."""
         request = b"GET /blocks HTTP/1.0\r\nHost: a\r\n\r\n"
         with self.bring_to(State("asking", request)) as sock, sock.makefile("rb") as answer:
             return int(answer.read().rpartition(b"\r\n\r\n")[2])
-
-
-def hold(address: Address, tls: bool) -> None:
-    """Hold connections in all states until killed; they wait for no answer, as threads may all be
-    busy."""
-    clients = Clients(address, tls=tls)
-    states = itertools.islice(itertools.cycle(clients.states), HELD)
-    held = [clients.bring_to(replace(state, answered=False)) for state in states]
-    print(f"{len(held)} connections", flush=True)
-    time.sleep(60)
-
-
-def _killed(address: Address, tls: bool) -> int:
-    """Kill a process that holds connections; returns how many."""
-    code = f"from loadtests.leaks import hold; hold({address!r}, {tls!r})"
-    with started([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        if not process.stdout.readline():
-            raise RuntimeError("the process that holds connections has failed; see above")
-    return HELD
 
 
 @dataclass(frozen=True)
@@ -182,7 +168,7 @@ def measure(
     """Abandon connections of a server; yield its counts at the beginning and after each round.
 
     :param task: rounds go on beyond their number for its seconds.
-    :param connections: in each round, beside those of the process that is killed.
+    :param connections: in each round, beside those that leave at once.
     :param idle_s: seconds without a client before each count, for the server's timers.
     :raises OSError: if the server does not answer any more.
     """
@@ -199,7 +185,7 @@ def measure(
     yield count
     done = 0
     for number in itertools.count(1):
-        done += clients.abandon(connections, ROUND_S) + _killed(task.address, task.tls)
+        done += clients.abandon(connections, ROUND_S) + clients.leave_at_once(HELD)
         time.sleep(idle_s)
         most = count.descriptors
         deadline = time.monotonic() + SETTLE_S

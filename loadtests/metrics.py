@@ -85,7 +85,7 @@ def _scrape_row() -> Row:
     }
     unit = Unit("ms (p50)", lambda m: m.latency_ms[50], less=True)
     title = f"a scrape of {WORKERS} workers"
-    return row("metrics.scrape", title, sides, SMALL, unit, http=True, seconds=3.0)
+    return row("metrics.scrape", title, sides, SMALL, unit, seconds=3.0)
 
 
 def _pinned_row(key: str, title: str, app: str, path: str) -> Row:

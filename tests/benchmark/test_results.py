@@ -45,7 +45,7 @@ def client(*rates: float, failures: int = 0, facts: dict[str, float] | None = No
 
 
 def results(*contenders: Contender, rounds: int = 3, ours: str | None = None) -> Result:
-    row = Row("a.key", "a <title>", contenders, client(), ours=ours, http=False)
+    row = Row("a.key", "a <title>", contenders, client(), ours=ours)
     return run(Table("test", "A test", [row]), Profile(1.0, rounds))[0]
 
 
@@ -80,7 +80,7 @@ def test_what_comes_before_a_run_is_no_part_of_it() -> None:
 
     unit = Unit("requests", lambda m: m.requests, difference=True)
     contenders = (Contender("a"), Contender("b", ready=lambda task: order.append("ready")))
-    row = Row("a.key", "a title", contenders, counts, unit, http=False)
+    row = Row("a.key", "a title", contenders, counts, unit)
     result = run(Table("test", "A test", [row]), Profile(1.0, 2))[0]
     assert order == ["run", "ready", "run"] * 2
     assert result.difference("a") is None
@@ -119,7 +119,7 @@ def test_the_chart_shows_what_is_better(less: bool, kinds: list[str]) -> None:
     """Which of seconds is less."""
     sides = {"a": 10, "more": 20, "fewer": 5}
     contenders = tuple(Contender(name, client=client(rate)) for name, rate in sides.items())
-    row = Row("key", "title", contenders, client(), replace(REQUESTS, less=less), http=False)
+    row = Row("key", "title", contenders, client(), replace(REQUESTS, less=less))
     table = Table("test", "A test", [row])
     text = as_html("A page", [(table, run(table, Profile(1.0, 1)))])
     assert re.findall(r'<rect class="(\w+)"', text) == kinds
@@ -307,7 +307,7 @@ def test_the_page_is_complete_in_itself_and_escapes_what_it_shows() -> None:
 def test_each_table_has_a_file_of_its_own(tmp_path: Path) -> None:
     """Also where it is the only one of a page, so that the next one leaves it alone."""
     contenders = (Contender("a", client=client(1.0)), Contender("b", client=client(2.0)))
-    row = Row("a.key", "a row", contenders, client(), http=False)
+    row = Row("a.key", "a row", contenders, client())
     _, status = measure(
         [Table("one", "One", [row])], Profile(1.0, 1), folder=tmp_path, page_name="all"
     )
@@ -324,7 +324,7 @@ def test_a_row_that_fails_leaves_the_others_as_they_are(
     good, bad = (client(1.0, 2.0), client(1.0, 2.0)), (client(1.0, 2.0), fails)
     rows = [
         Row(key, key, tuple(Contender(n, client=c) for n, c in zip("ab", sides, strict=True)),
-            sides[0], http=False)
+            sides[0])
         for key, sides in (("good", good), ("bad", bad), ("later", good))
     ]  # fmt: skip
     kept, status = measure([Table("one", "One", rows)], Profile(1.0, 1), folder=tmp_path)
@@ -349,7 +349,7 @@ def test_a_run_takes_the_place_of_its_own_rows_alone(tmp_path: Path, stopped: Cl
         if last is not None:
             clients[-1] = last
         rows = [
-            Row(key, key, (Contender("a", client=asks),), asks, http=False)
+            Row(key, key, (Contender("a", client=asks),), asks)
             for key, asks in zip(keys, clients, strict=True)
         ]
         table = Table("one", "One", rows)

@@ -59,13 +59,11 @@ def run_rows(
 
             report_step("starting")
             tasks = {c.name: servers.task(c, row, profile) for c in row.contenders}
-            seen, changes = _look(row, tasks, servers) if row.http else ({}, False)
+            seen, changes = servers.look(row, tasks)
             sizes = [one.body_bytes for one in seen.values() if one.ok]
             if row.body_bytes is None and sizes and not changes:
                 tasks = {n: replace(task, body_bytes=sizes[-1]) for n, task in tasks.items()}
-            runs = {
-                c.name: partial(_measure, c, row, tasks[c.name], servers) for c in row.contenders
-            }
+            runs = {c.name: partial(servers.measure, c, row, tasks[c.name]) for c in row.contenders}
             rounds = row.rounds or profile.rounds
             samples = alternate(
                 runs, rounds=rounds, seconds=profile.row_seconds, progress=report_step
@@ -101,7 +99,7 @@ def alternate(
 
 
 class _Servers:
-    """Each kind of server, started when first needed."""
+    """The servers of a table's contenders: each kind is started when it is first needed."""
 
     def __init__(self, host: str, folder: Path, stack: contextlib.ExitStack) -> None:
         self._host = host
@@ -121,15 +119,52 @@ class _Servers:
         )
         if contender.server is None or contender.fresh:
             return task
-        return _at(task, self.shared(contender.server, contender.name))
+        return _at(task, self._shared(contender.server, contender.name))
 
-    def shared(self, server: Server, name: str = "") -> RunningServer:
+    def look(self, row: Row, tasks: Mapping[str, Task]) -> tuple[dict[str, Seen], bool]:
+        """Ask every contender once, and whether the first one's body changes."""
+        seen: dict[str, Seen] = {}
+        for contender in row.contenders:
+            if contender.server is None or contender.fresh or contender.client is not None:
+                continue
+            seen[contender.name] = found = look(tasks[contender.name])
+            server = self._shared(contender.server)
+            server.check(within=0.0 if found.answered else _MAY_END_S)
+        first = next(iter(seen), "")
+        if not first or not seen[first].ok:
+            return seen, False
+        again = look(tasks[first])
+        return seen, again.ok and again.digest != seen[first].digest
+
+    def measure(self, contender: Contender, row: Row, task: Task) -> Load:
+        """One run."""
+        client = contender.client or row.client
+        if contender.server is None:
+            contender.ready(task)
+            return client(task)
+        if not contender.fresh:
+            return _one_run(contender, client, task, self._shared(contender.server))
+        with self._started(contender.server, contender.name) as server:
+            return _one_run(contender, client, _at(task, server), server)
+
+    def _shared(self, server: Server, name: str = "") -> RunningServer:
         if server not in self._running:
-            self._running[server] = self._stack.enter_context(self.started(server, name))
+            self._running[server] = self._stack.enter_context(self._started(server, name))
         return self._running[server]
 
-    def started(self, server: Server, name: str) -> AbstractContextManager[RunningServer]:
+    def _started(self, server: Server, name: str) -> AbstractContextManager[RunningServer]:
         return running_server(server, name, folder=self._folder, host=self._host)
+
+
+def _one_run(contender: Contender, client: Client, task: Task, server: RunningServer) -> Load:
+    contender.ready(task)
+    result = measured(task.pid, partial(client, task))
+    server.check()
+    return result
+
+
+def _at(task: Task, server: RunningServer) -> Task:
+    return replace(task, address=server.address, pid=server.pid)
 
 
 def running_server(
@@ -144,40 +179,3 @@ def running_server(
     places = {"{host}": host, "{port}": str(address[1]), "{folder}": str(folder)}
     argv, env = server.placed(places)
     return running(argv, address, name=name, env=env)
-
-
-def _at(task: Task, server: RunningServer) -> Task:
-    return replace(task, address=server.address, pid=server.pid)
-
-
-def _look(row: Row, tasks: Mapping[str, Task], servers: _Servers) -> tuple[dict[str, Seen], bool]:
-    """Ask every contender once, and whether the first one's body changes."""
-    seen: dict[str, Seen] = {}
-    shared = [c for c in row.contenders if c.server is not None and not c.fresh]
-    for contender in shared:
-        assert contender.server is not None  # see above
-        seen[contender.name] = found = look(tasks[contender.name])
-        servers.shared(contender.server).check(within=0.0 if found.answered else _MAY_END_S)
-    changes = False
-    if shared and (first := seen[shared[0].name]).ok:
-        again = look(tasks[shared[0].name])
-        changes = again.ok and again.digest != first.digest
-    return seen, changes
-
-
-def _measure(contender: Contender, row: Row, task: Task, servers: _Servers) -> Load:
-    client = contender.client or row.client
-    if contender.server is None:
-        contender.ready(task)
-        return client(task)
-    if contender.fresh:
-        with servers.started(contender.server, contender.name) as server:
-            return _one_run(contender, client, _at(task, server), server)
-    return _one_run(contender, client, task, servers.shared(contender.server))
-
-
-def _one_run(contender: Contender, client: Client, task: Task, server: RunningServer) -> Load:
-    contender.ready(task)
-    result = measured(task.pid, partial(client, task))
-    server.check()
-    return result

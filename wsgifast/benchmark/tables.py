@@ -45,7 +45,7 @@ class Contender:
     """One side of a row.
 
     :ivar server: None: there is none; the client does everything.
-    :ivar client: in place of the row's.
+    :ivar client: in place of the row's: what has its own is not asked by HTTP beforehand.
     :ivar fresh: each run gets a new server, for figures that depend on what came before.
     :ivar ready: called before each run, whose figures it is no part of.
     """
@@ -91,7 +91,6 @@ class Row:
     :ivar ours: a contender's name: then it is compared with each of the others instead.
     :ivar seconds: of one run, where the profile's would say nothing.
     :ivar rounds: where the profile's would take too long.
-    :ivar http: the contenders are HTTP servers, and asked once before they are loaded.
     :ivar body_bytes: the payload, where a contender cannot be asked for it.
     """
 
@@ -103,7 +102,6 @@ class Row:
     ours: str | None = None
     seconds: float | None = None
     rounds: int | None = None
-    http: bool = True
     headers: tuple[str, ...] = ()
     body_bytes: int | None = None
 
