@@ -31,8 +31,8 @@ def findings_of(seen: Observation) -> list[Finding]:
     failure = _failure(seen)
     if failure is not None:
         return [failure]
-    shape = _messages if seen.raw.returned == "messages" else _shape
-    return [finding for finding in (*shape(seen), *_remarks(seen)) if finding is not None]
+    findings = (*_blocked(seen), *_shape(seen), *_remarks(seen))
+    return [finding for finding in findings if finding is not None]
 
 
 def why_not_reached(seen: Observation) -> str | None:
@@ -97,53 +97,42 @@ def _failure(seen: Observation) -> Finding | None:
     return _finding("WF014", seen, raw.problem, "return a list of bytes", cost)
 
 
+def _blocked(seen: Observation) -> Iterator[Finding]:
+    if seen.raw.blocked_s > BLOCKED_S:
+        what = f"it blocks the event loop for {_ms(seen.raw.blocked_s)} ms"
+        yield _finding("WF032", seen, what, "def in place of async def, or a thread")
+
+
 def _shape(seen: Observation) -> Iterator[Finding | None]:
     """At most one finding about how the body is made."""
-    raw = seen.raw
-    chunks = raw.chunks
+    raw, chunks = seen.raw, seen.raw.chunks
+    pieces = "messages" if raw.returned == "messages" else "chunks"
+    block = size_text(chunks.median)
+    many = f"{chunks.count:,} {pieces}, median {block}"
     id_ = slow_shape(_body(seen))
-    if id_ == "WF023":
-        yield _finding(id_, seen, f"{chunks.count} chunks, with pauses", "nothing to do")
+    if id_ == "WF001":
+        yield _worth(id_, seen, many, f"{_WRAP}, or return [b''.join(parts)]", "wrapped")
+    elif id_ == "WF003":
+        yield _worth(id_, seen, many, _COALESCE, "coalesced")
     elif id_ == "WF007" and chunks.count > 1:
-        what = f"a file, read {size_text(chunks.median)} at a time"
+        what = f"a file, read {block} at a time"
         fix = f"{_WRAP}, or {_own_file(seen)}"
         # Reading lines is the server's work, so there is always something to gain.
         yield _worth(id_, seen, what, fix, "wrapped", certain=is_many_and_small(chunks))
     elif id_ == "WF007":  # small enough for one block
         yield _finding(id_, seen, "a file in a foreign wrapper", f"{_WRAP}; {_own_file(seen)}")
+    elif id_ == "WF008":
+        what = f"a file behind a {_kind(raw)}, {block} at a time"
+        yield _finding(id_, seen, what, _own_file(seen), _cost_as_it_is(seen))
     elif id_ == "WF009":
         what = f"a file of {size_text(raw.files[0].size)}, read into memory"
         yield _finding(id_, seen, what, _own_file(seen))
-    elif id_ == "WF008":
-        what = f"a file behind a {_kind(raw)}, {size_text(chunks.median)} at a time"
-        yield _finding(id_, seen, what, _own_file(seen), _cost_as_it_is(seen))
-    elif id_ is not None:
-        what = f"{chunks.count:,} chunks, median {size_text(chunks.median)}"
-        if id_ == "WF001":
-            yield _worth(id_, seen, what, f"{_WRAP}, or return [b''.join(parts)]", "wrapped")
-        else:
-            yield _worth(id_, seen, what, _COALESCE, "coalesced")
-
-
-def _messages(seen: Observation) -> Iterator[Finding | None]:
-    """As _shape(), for the body messages of an ASGI app."""
-    raw = seen.raw
-    chunks = raw.chunks
-    if raw.blocked_s > BLOCKED_S:
-        what = f"it blocks the event loop for {_ms(raw.blocked_s)} ms"
-        yield _finding("WF032", seen, what, "def in place of async def, or a thread")
-    id_ = slow_shape(_body(seen))
-    if id_ == "WF023":
-        yield _finding(id_, seen, f"{chunks.count} messages, with pauses", "nothing to do")
+    elif id_ == "WF023":
+        yield _finding(id_, seen, f"{chunks.count} {pieces}, with pauses", "nothing to do")
+    elif id_ == "WF030":
+        yield _worth(id_, seen, many, _ASGI_WRAP, "wrapped")
     elif id_ == "WF031":
-        what = f"a file, {size_text(chunks.median)} at a time"
-        yield _worth(id_, seen, what, _PROTOCOL, "sendfile")
-    elif id_ == "WF009":
-        what = f"a file of {size_text(raw.files[0].size)}, read into memory"
-        yield _finding(id_, seen, what, "FileResponse")
-    elif id_ is not None:
-        what = f"{chunks.count:,} messages, median {size_text(chunks.median)}"
-        yield _worth(id_, seen, what, _ASGI_WRAP, "wrapped")
+        yield _worth(id_, seen, f"a file, {block} at a time", _PROTOCOL, "sendfile")
 
 
 def _body(seen: Observation) -> BodySeen:
@@ -211,6 +200,8 @@ def _ms(seconds: float) -> str:
 
 def _own_file(seen: Observation) -> str:
     returned = seen.raw.returned
+    if returned == "messages":
+        return "FileResponse"
     if returned.startswith("werkzeug"):
         return "return send_file(path)"
     return "return FileResponse(f)" if returned.startswith("django") else "return the file itself"
