@@ -6,17 +6,19 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from loadtests.field_reports import mail, receive
-from loadtests.field_reports.messages import MODES, SENDERS
+from loadtests.field_reports.coalescing import MODES, SENDERS
 from loadtests.field_reports.receive import Receive, bound, into, join_pieces, read_file, whole
 from loadtests.servers import echo
 from loadtests.wsgi import DEVELOPMENT
 from tests.sockets.support import tcp_pair
 from tests.support.programs import program
+from tests.support.servers import PATIENCE_S
 from wsgifast.benchmark.report import problems
 from wsgifast.benchmark.runner import run
 from wsgifast.benchmark.tables import Profile, Table
@@ -56,6 +58,20 @@ def test_every_sender_gets_an_answer_to_each_message(
     latencies = SENDERS[sender](echo_server, mode, MESSAGES)
     assert len(latencies) == MESSAGES
     assert 0 < latencies[0] <= latencies[-1]
+
+
+@pytest.mark.parametrize("sender", SENDERS)
+def test_a_sender_ends_where_no_more_answers_come(sender: str) -> None:
+    """With all of its threads."""
+    before = threading.active_count()
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(SENDERS[sender], listener.getsockname(), "no_delay", MESSAGES)
+        sock, _ = listener.accept()
+        with sock:
+            sock.sendall(sock.recv(64))
+        with pytest.raises(OSError):
+            sent.result(PATIENCE_S)
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("way", [join_pieces, read_file, whole, bound(5000), into(5000)])
