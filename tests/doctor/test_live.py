@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
@@ -193,6 +194,7 @@ def test_an_answer_without_an_end_is_not_waited_for() -> None:
 
     with faulty(endless) as url, pytest.raises(NoAnswer, match="no end of the answer"):
         look_at(url, limit_s=0.3)
+    gc.collect()  # a socket that is left open is an error
 
 
 def test_a_path_whose_checks_get_no_answer_is_counted_once() -> None:

@@ -48,7 +48,7 @@ def compare(options: argparse.Namespace) -> int:
     report = Path(options.report)
     if not report.name or not report.parent.is_dir():
         raise ConfigurationError(f"--report {options.report}: the folder does not exist")
-    paths = options.paths or ["/"]
+    paths = list(dict.fromkeys(options.paths or ["/"]))
     for path in paths:
         if not path.startswith("/") or not path.isascii() or not path.isprintable() or " " in path:
             raise ConfigurationError(

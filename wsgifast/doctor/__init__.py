@@ -12,6 +12,7 @@ From the command line `wsgifast doctor shop.wsgi:application`; in tests::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..apps import Interface, check_app, interface_of
@@ -82,6 +83,7 @@ def examine(
     :raises WSGIFastError: if an ASGI app does not start.
     """
     silenced = known_ids(silence)
+    headers = tuple(headers)
     if interface is None:
         interface = interface_of(app)
     if interface is None:
@@ -105,7 +107,8 @@ def examine(
         for number, endpoint in enumerate(asked):
             if progress is not None:
                 progress(number, len(asked), endpoint)
-            seen = observe(_with_headers(endpoint, tuple(headers)))
+            own = (*endpoint.headers, *headers)
+            seen = observe(replace(endpoint, headers=own))
             seen.raw.body.clear()  # no longer needed
             seen.wrapped.body.clear()
             findings = findings_of(seen)
@@ -126,9 +129,3 @@ def _askable(found: Found, *, unsafe: bool) -> tuple[list[Endpoint], list[Unreac
     reason = "may change something; --unsafe asks for it"
     left = [Unreached(e.name, reason, e.method) for e in endpoints if e.method not in _SAFE_METHODS]
     return [e for e in endpoints if e.method in _SAFE_METHODS], [*unreached, *left]
-
-
-def _with_headers(endpoint: Endpoint, headers: tuple[tuple[str, str], ...]) -> Endpoint:
-    if not headers:
-        return endpoint
-    return Endpoint(**{**vars(endpoint), "headers": (*endpoint.headers, *headers)})

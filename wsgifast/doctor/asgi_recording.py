@@ -21,13 +21,7 @@ from urllib.parse import unquote
 from ..errors import WSGIFastError
 from ..loading import described
 from .model import Endpoint, Recording
-from .recorder import (
-    HELD_S,
-    RecordedResponse,
-    RecordingClient,
-    files_of_the_body,
-    opened_files,
-)  # fmt: skip
+from .recorder import HELD_S, RecordedResponse, RecordingClient, body_file_noted
 
 __all__ = ["ASGISession"]
 
@@ -192,9 +186,8 @@ class _RecordedRequest(asyncio.Protocol):
         await asyncio.sleep(0)  # until it has started
         wall = self._before = time.perf_counter()
         try:
-            with opened_files(everywhere=True) as paths:
+            with body_file_noted(recording, everywhere=True):
                 await self._app(self._scope(), self._receive, self._send)
-            recording.files = files_of_the_body(paths, recording)
         except Exception as error:  # noqa: BLE001 - any exception of the app is a finding
             recording.error = described(error)
         finally:

@@ -86,7 +86,7 @@ def _observe(contenders: dict[str, _Record], endpoint: Endpoint) -> Observation:
     measured = dict(contenders)
     if "coalesced" in measured and (raw.chunks.count < 2 or raw.by_sendfile):
         del measured["coalesced"]
-    if raw.chunks.count > 1 or raw.files:
+    if raw.chunks.count > 1 or raw.file_bytes:
         seen.costs = _costs(measured, endpoint)
     if (raw.declared or raw.chunks.total) >= _HOLDING_BYTES:
         raw.held = record(endpoint, reads=False, inspect=False).held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
@@ -72,19 +73,12 @@ def _not_reached(unreached: Iterable[Unreached], width: int | None) -> Iterator[
 
 def summary(report: Report) -> str:
     """Such as "41 endpoints: 36 good, 3 slow, 1 wrong, 1 not reached."."""
-    asked = len(report.observations)
     parts = [f"{report.good} good"]
-    seen: set[str] = set()
-    worst: dict[str, int] = {}
-    for finding in report.of("wrong", "slow"):
-        key = f"{finding.endpoint.method} {finding.endpoint.url}"
-        if key not in seen:
-            seen.add(key)
-            worst[finding.severity] = worst.get(finding.severity, 0) + 1
-    parts += [f"{worst[kind]} {kind}" for kind in ("slow", "wrong") if kind in worst]
+    bad = Counter(report.bad.values())
+    parts += [f"{bad[kind]} {kind}" for kind in ("slow", "wrong") if bad[kind]]
     if report.unreached:
         parts.append(f"{len(report.unreached)} not reached")
-    total = asked + len(report.unreached)
+    total = len(report.observations) + len(report.unreached)
     return f"{total} endpoint{'' if total == 1 else 's'}: {', '.join(parts)}."
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ..bodies.streams import is_event_stream
-from ..shapes.rule import BodySeen, is_many_and_small, size_text, slow_shape
+from ..shapes.rule import BodyKind, BodySeen, is_many_and_small, size_text, slow_shape
 from .catalogue import CATALOGUE
 from .model import Cost, Finding, Observation, Recording
 
@@ -125,7 +125,7 @@ def _shape(seen: Observation) -> Iterator[Finding | None]:
         what = f"a file behind a {_kind(raw)}, {block} at a time"
         yield _finding(id_, seen, what, _own_file(seen), _cost_as_it_is(seen))
     elif id_ == "WF009":
-        what = f"a file of {size_text(raw.files[0].size)}, read into memory"
+        what = f"a file of {size_text(raw.chunks.total)}, read into memory"
         yield _finding(id_, seen, what, _own_file(seen))
     elif id_ == "WF023":
         yield _finding(id_, seen, f"{chunks.count} {pieces}, with pauses", "nothing to do")
@@ -139,15 +139,14 @@ def _body(seen: Observation) -> BodySeen:
     """The facts that the rule needs."""
     raw, route = seen.raw, seen.wrapped.route
     is_events = is_event_stream(raw.headers)
-    if raw.returned == "messages":
-        return BodySeen(raw.chunks, "messages", is_events, raw.files[0].size if raw.files else None)
     if raw.by_sendfile:
         return BodySeen(raw.chunks, "iterator", is_events)
-    file_bytes = raw.files[0].size if raw.files else None
-    if route in ("file", "blocks", "segments"):
-        is_foreign = _kind(raw) == "FileWrapper"
-        return BodySeen(raw.chunks, "wrapped-file" if is_foreign else "file", is_events, file_bytes)
-    return BodySeen(raw.chunks, "list" if route == "joined" else "iterator", is_events, file_bytes)
+    kind: BodyKind = "list" if route == "joined" else "iterator"
+    if raw.returned == "messages":
+        kind = "messages"
+    elif route in ("file", "blocks", "segments"):
+        kind = "wrapped-file" if _kind(raw) == "FileWrapper" else "file"
+    return BodySeen(raw.chunks, kind, is_events, raw.file_bytes)
 
 
 def _remarks(seen: Observation) -> Iterator[Finding | None]:
@@ -158,7 +157,7 @@ def _remarks(seen: Observation) -> Iterator[Finding | None]:
     coding = raw.header("Content-Encoding")
     if coding is not None and coding.lower() != "identity":
         yield _finding("WF022", seen, f"a body in {coding}", "compress static files beforehand")
-    is_file = bool(raw.files) or raw.by_sendfile > 0
+    is_file = raw.file_bytes is not None or raw.by_sendfile > 0
     if is_file and raw.status == 200 and not _has_validator(raw):
         wrap = _ASGI_WRAP if raw.returned == "messages" else _WRAP
         fix = wrap if _has_validator(seen.wrapped) else "return the file, or set an ETag"

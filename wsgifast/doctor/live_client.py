@@ -108,11 +108,11 @@ class Client:
     def _body(self, response: http.client.HTTPResponse, deadline: float) -> bytes:
         """Read a body's first bytes: of an endless one some may come again and again."""
         body = bytearray()
-        while len(body) < _MOST_BYTES and (block := response.read1(_BLOCK_BYTES)):
-            body += block
-            if time.perf_counter() > deadline:
-                raise TimeoutError(f"no end of the answer after {self._limit_s:g} s")
-        response.close()
+        with response:
+            while len(body) < _MOST_BYTES and (block := response.read1(_BLOCK_BYTES)):
+                body += block
+                if time.perf_counter() > deadline:
+                    raise TimeoutError(f"no end of the answer after {self._limit_s:g} s")
         return bytes(body)
 
     def read_slowly(self, url: str) -> socket.socket:

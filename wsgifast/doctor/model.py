@@ -13,7 +13,6 @@ from ..shapes.rule import Chunks
 __all__ = [
     "Cost",
     "Endpoint",
-    "FileSeen",
     "Finding",
     "Found",
     "Observation",
@@ -61,17 +60,6 @@ Found = tuple[list[Endpoint], list[Unreached]]
 
 
 @dataclass(frozen=True)
-class FileSeen:
-    """A regular file that the app opened and sent as the body.
-
-    :ivar size: bytes.
-    """
-
-    path: str
-    size: int
-
-
-@dataclass(frozen=True)
 class Cost:
     """What one response costs a server, including the app's own work: the minimum of several runs.
 
@@ -100,7 +88,7 @@ class Recording:
     :ivar body: its first MAX_KEPT_BYTES.
     :ivar route: environ["wsgifast.route"]; None where the app was not wrapped.
     :ivar app_s: seconds spent in the app, including its iterator.
-    :ivar files: the files opened meanwhile that are the body.
+    :ivar file_bytes: the size of the file that the app opened meanwhile and that is the body.
     :ivar by_sendfile: body bytes sent by sendfile.
     :ivar blocked_s: ASGI: the longest turn of the event loop, in seconds; if that is long, the
         minimum of several requests.
@@ -121,7 +109,7 @@ class Recording:
     wall_s: float = 0.0
     cpu_s: float = 0.0
     sends: int = 0
-    files: list[FileSeen] = field(default_factory=list)
+    file_bytes: int | None = None
     by_sendfile: int = 0
     blocked_s: float = 0.0
     held: bool | None = None
@@ -212,11 +200,16 @@ class Report:
         return [finding for finding in self.findings if finding.severity in severities]
 
     @property
+    def bad(self) -> dict[tuple[str, str], Severity]:
+        """The endpoints that are "wrong" or "slow", by method and URL."""
+        worst = reversed(self.of("wrong", "slow"))
+        return {(f.endpoint.method, f.endpoint.url): f.severity for f in worst}
+
+    @property
     def good(self) -> int:
-        """How many endpoints have no finding that is "wrong" or "slow"."""
-        bad = {(f.endpoint.method, f.endpoint.url) for f in self.of("wrong", "slow")}
+        """How many endpoints are neither."""
         asked = [(seen.endpoint.method, seen.endpoint.url) for seen in self.observations]
-        return sum(each not in bad for each in asked)
+        return sum(each not in self.bad for each in asked)
 
     def sort(self) -> None:
         """Sort findings by severity, then by the seconds saved over all known requests."""

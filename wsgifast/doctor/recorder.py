@@ -19,9 +19,9 @@ from ..errors import WSGIFastError
 from ..http import LAST_CHUNK, BodyCounter, frame_response
 from ..http.framing import Framing, chunk
 from ..http.head import ResponseHead
-from .model import FileSeen, Recording
+from .model import Recording
 
-__all__ = ["HELD_S", "RecordedResponse", "RecordingClient", "files_of_the_body", "opened_files"]
+__all__ = ["HELD_S", "RecordedResponse", "RecordingClient", "body_file_noted"]
 
 # Further chunks are not recorded; the endpoint is judged by these.
 _MAX_CHUNKS = 1_000_000
@@ -175,10 +175,10 @@ class RecordingClient:
 
 
 @contextlib.contextmanager
-def opened_files(*, everywhere: bool = False) -> Iterator[list[str]]:
-    """Record the files that are opened for reading.
+def body_file_noted(recording: Recording, *, everywhere: bool = False) -> Iterator[None]:
+    """Note which of the files that are opened for reading is the body, in `file_bytes`.
 
-    :param everywhere: by any thread; otherwise only by this one.
+    :param everywhere: opened by any thread; otherwise only by this one.
     """
     global _everywhere, _has_hook
     with _adding_hook:
@@ -191,9 +191,12 @@ def opened_files(*, everywhere: bool = False) -> Iterator[list[str]]:
     else:
         _watched.paths = paths
     try:
-        yield paths
+        yield
     finally:
         _everywhere = _watched.paths = None
+    size = recording.declared or recording.chunks.total
+    if size >= _LEAST_FILE_BYTES and any(_has_size(path, size) for path in paths):
+        recording.file_bytes = size
 
 
 def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
@@ -210,15 +213,8 @@ def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
         paths.append(os.fsdecode(path))
 
 
-def files_of_the_body(paths: list[str], recording: Recording) -> list[FileSeen]:
-    """The opened files that have the size of the body."""
-    total = recording.declared or recording.chunks.total
-    found = []
-    for path in dict.fromkeys(paths):
-        try:
-            size = os.stat(path).st_size
-        except OSError:
-            continue
-        if size >= _LEAST_FILE_BYTES and size == total:
-            found.append(FileSeen(path, size))
-    return found
+def _has_size(path: str, size: int) -> bool:
+    try:
+        return os.stat(path).st_size == size
+    except OSError:
+        return False

@@ -23,13 +23,7 @@ from ..http.framing import chunk_size_line
 from ..loading import described
 from ..sockets.sendfile import FileSegment, file_segment, send_file_segment
 from .model import Endpoint, Recording
-from .recorder import (
-    HELD_S,
-    RecordedResponse,
-    RecordingClient,
-    files_of_the_body,
-    opened_files,
-)  # fmt: skip
+from .recorder import HELD_S, RecordedResponse, RecordingClient, body_file_noted
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
@@ -97,9 +91,8 @@ class _RecordedRequest:
 
     def run(self) -> None:
         try:
-            with opened_files() as paths:
+            with body_file_noted(self._recording):
                 self._run()
-            self._recording.files = files_of_the_body(paths, self._recording)
         except BaseException as error:  # noqa: BLE001 - any exception of the app is a finding
             self._recording.error = described(error)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal, NamedTuple
 
-__all__ = ["BodySeen", "Chunks", "is_many_and_small", "size_text", "slow_shape"]
+__all__ = ["BodyKind", "BodySeen", "Chunks", "is_many_and_small", "size_text", "slow_shape"]
 
 # An app that takes longer than this for its next chunk has paused: it streams on purpose.
 PAUSE_S = 0.005
@@ -55,6 +55,9 @@ class Chunks:
         return sum(wait > PAUSE_S for wait in self.waits_s[1:])
 
 
+BodyKind = Literal["list", "iterator", "file", "wrapped-file", "messages"]
+
+
 class BodySeen(NamedTuple):
     """An app's body, as it was before any repair.
 
@@ -65,7 +68,7 @@ class BodySeen(NamedTuple):
     """
 
     chunks: Chunks
-    kind: Literal["list", "iterator", "file", "wrapped-file", "messages"]
+    kind: BodyKind
     is_events: bool = False
     file_bytes: int | None = None
 
