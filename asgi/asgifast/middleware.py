@@ -219,7 +219,7 @@ class _Response(FileMessages):
     `_head_sent` sends it. The first small message that is not the last makes the `_coalescer`.
     """
 
-    __slots__ = ("_coalescer", "_head_sent", "_may_coalesce")
+    __slots__ = ("_coalescer", "_has_text", "_head_sent", "_may_coalesce")
 
     def __init__(
         self,
@@ -233,10 +233,22 @@ class _Response(FileMessages):
         self._options = middleware
         self._start = start
         self._headers = start["headers"] if start is not None else []
+        self._has_text = False
         self._head_sent: BackgroundTask | None = None
         self._coalescer: Coalescer | None = None
         # asgifast's protocols coalesce themselves.
         self._may_coalesce = middleware.coalesce and not self.offers(COALESCING)
+
+    def _converted(self, body: object) -> bytes:
+        data = to_bytes(
+            body,
+            lambda: charset_of(text_headers(self._headers)),
+            self._options.app,
+            after_text=self._has_text,
+        )
+        if data and isinstance(body, str):
+            self._has_text = True
+        return data
 
     async def send(self, message: Message) -> None:
         kind = message["type"]
@@ -248,10 +260,7 @@ class _Response(FileMessages):
             body = message.get("body", b"")
             if type(body) is not bytes:
                 self._note_route("rescued")
-                body = to_bytes(
-                    body, lambda: charset_of(text_headers(self._headers)), self._options.app
-                )
-                message = {**message, "body": body}
+                message = {**message, "body": (body := self._converted(body))}
             if body and self._scope["method"] == "HEAD":
                 body = b""  # daphne would send it
                 message = {**message, "body": body}

@@ -266,6 +266,14 @@ def test_repaired(given: object, sent: bytes) -> None:
     assert type(answer.messages[1]["body"]) is bytes
 
 
+def test_text_has_one_byte_order_mark_however_many_messages_it_has() -> None:
+    start = {**START, "headers": [(b"content-type", b"text/plain; charset=utf-16")]}
+    parts = ["", "one, ", "", "two, ", "three"]
+    messages = [body(part) for part in parts]
+    answer = call(ASGIFast(sending(start, *messages, body("", False))), scope_of())
+    assert answer.body == "one, two, three".encode("utf-16")
+
+
 @pytest.mark.parametrize("given", [None, 7, {"a": 1}, [b"list"]])
 def test_refused(given: object) -> None:
     with pytest.raises(BodyError, match="sending"):

@@ -6,7 +6,7 @@ import io
 import itertools
 import wsgiref.util
 import wsgiref.validate
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,6 +71,37 @@ def test_the_middleware_is_a_valid_server_to_the_app(name: str) -> None:
 def test_the_route_is_in_the_environ(body: object, route: str) -> None:
     extra: dict[str, Any] = {"wsgi.file_wrapper": wsgiref.util.FileWrapper}
     assert serve(body, **extra).environ["wsgifast.route"] == route
+
+
+@pytest.mark.parametrize("charset", ["utf-16", "utf-32", "utf-8-sig", "utf-16-le", "utf-8"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ["", "one, ", "", "two, ", b"", "three"],
+        lambda: iter(["", "one, ", "", "two, ", "three"]),
+        lambda: ("one, two, ", "three"),
+        lambda: io.StringIO("one, two, three"),
+        lambda: "one, two, three",
+    ],
+    ids=["list", "generator", "tuple", "file", "bare"],
+)
+def test_text_has_one_byte_order_mark_however_many_chunks_it_has(
+    charset: str, make: Callable[[], Any]
+) -> None:
+    content_type = ("Content-Type", f"text/plain; charset={charset}")
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [content_type])
+        return make()
+
+    def writing(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        write: Any = start_response("200 OK", [content_type])
+        write("one, ")
+        write("two, ")
+        return ["three"]
+
+    for each in (app, writing):
+        assert Server(WSGIFast(each)).finish() == "one, two, three".encode(charset)
 
 
 def test_routes_that_depend_on_more_than_the_body() -> None:

@@ -45,17 +45,25 @@ def charset_of(headers: Iterable[tuple[str, str]]) -> str:
     return "utf-8"
 
 
-def to_bytes(chunk: object, charset: Callable[[], str], app: object) -> bytes:
+def to_bytes(
+    chunk: object, charset: Callable[[], str], app: object, *, after_text: bool = False
+) -> bytes:
     """Convert one chunk to bytes.
 
     :param charset: called only for text.
     :param app: named in errors.
+    :param after_text: text came before: if the charset has a byte order mark (UTF-16), there is one
+        already, and another one would be a character of the text (RFC 2781 section 3.2).
     :raises BodyError: if the chunk is neither text nor bytes-like, or cannot be encoded.
     """
     if type(chunk) is bytes:
         return chunk
     if isinstance(chunk, str):
-        return _encoded(chunk, charset(), app)
+        name = charset()
+        data = _encoded(chunk, name, app)
+        if after_text or not chunk:
+            data = data.removeprefix(_encoded("", name, app))
+        return data
     try:
         # Also a subclass of bytes: wsgiref accepts bytes alone.
         return bytes(memoryview(chunk))  # type: ignore[arg-type]

@@ -41,6 +41,7 @@ class HeldHead:
     no_body = False
     holds = True
     forwarded = False
+    _has_text = False
     _counter: BodyCounter | None = None
     _server_write: Callable[[bytes], object] | None = None
 
@@ -128,7 +129,12 @@ class HeldHead:
         """:raises BodyError: for a chunk that cannot be converted to bytes."""
         if type(chunk) is bytes:
             return chunk
-        return to_bytes(chunk, lambda: charset_of(self.headers), self._app)
+        data = to_bytes(
+            chunk, lambda: charset_of(self.headers), self._app, after_text=self._has_text
+        )
+        if data and isinstance(chunk, str):
+            self._has_text = True
+        return data
 
     def not_started(self) -> BodyError:
         return BodyError(f"{self.app_name} returned a body without calling start_response")
