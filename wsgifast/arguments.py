@@ -8,13 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigurationError, WSGIFastError
+from .errors import BodyError, ConfigurationError, WSGIFastError
+from .http.head import check_field
 
 __all__ = [
     "APP_HELP",
     "STATUS_NOT_STARTED",
     "add_header_options",
     "add_parser",
+    "check_path",
     "check_readable",
     "count",
     "given_headers",
@@ -89,11 +91,26 @@ def add_header_options(group: Any) -> None:
 
 
 def given_headers(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """The headers for every request, from --header and --cookie."""
+    """The headers for every request, from --header and --cookie.
+
+    :raises ConfigurationError: for one that cannot be sent.
+    """
     headers = [(name, value.strip()) for name, value in options.header]
     if options.cookie:
         headers.append(("Cookie", "; ".join(options.cookie)))
-    return headers
+    try:
+        return [check_field(name, value) for name, value in headers]
+    except BodyError as error:
+        raise ConfigurationError(f"--header or --cookie: {error}") from None
+
+
+def check_path(path: str) -> None:
+    """:raises ConfigurationError: if a client cannot ask for it."""
+    if not path.startswith("/") or not path.isascii() or not path.isprintable() or " " in path:
+        raise ConfigurationError(
+            f"{path!r} is not a path: paths begin with a slash and are percent-encoded, as in "
+            "/my%20file.pdf?v=2"
+        )
 
 
 def pair(separator: str) -> Callable[[str], tuple[str, str]]:

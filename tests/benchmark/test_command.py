@@ -31,6 +31,7 @@ def bench(*arguments: str) -> int:
         ((), 2, "name an app"),
         ((APP, "no-slash"), 2, "'no-slash' is not a path"),
         ((APP, "/a b"), 2, "percent-encoded"),
+        ((APP, "--header", "X-Price: 1 €"), 2, "X-Price"),
         ((APP, "--budget", "p98=1"), 2, "p98=1"),
         ((APP, "--report", "no/such/folder"), 2, "no/such/folder"),
         ((APP, "--server", "uvicorn"), 2, "is a WSGI app"),

@@ -34,6 +34,8 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
         ((APP, "no-slash"), 2),
         ((APP, "/good", "--silence", "WF999"), 2),
         ((APP, "/good", "--timeout", "0"), 2),
+        ((APP, "/good", "--cookie", "price=1 €"), 2),
+        (("--live", "http://127.0.0.1:9", "/ä"), 2),
         ((APP, "/good", "--baseline", "nowhere"), 2),
         ((), 2),
         (("--explain", "WF999"), 2),

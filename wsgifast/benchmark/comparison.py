@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..arguments import STATUS_NOT_STARTED, given_headers
+from ..arguments import STATUS_NOT_STARTED, check_path, given_headers
 from ..errors import ConfigurationError
 from ..loading import AppNotLoaded
 from ..terminal import next_steps
@@ -50,11 +50,7 @@ def compare(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"--report {options.report}: the folder does not exist")
     paths = list(dict.fromkeys(options.paths or ["/"]))
     for path in paths:
-        if not path.startswith("/") or not path.isascii() or not path.isprintable() or " " in path:
-            raise ConfigurationError(
-                f"{path!r} is not a path: paths begin with a slash and are percent-encoded, as in "
-                "/my%20file.pdf?v=2"
-            )
+        check_path(path)
     if options.master and options.processes:
         raise ConfigurationError("--master waits for other workers than those of --processes")
     workers = options.expect_workers if options.master else 0

@@ -133,13 +133,13 @@ def look(task: Task) -> Seen:
             name, _, value = line.partition(":")
             connection.putheader(name, value.strip())
         connection.endheaders()
-        response = connection.getresponse()
-        answer = f"{response.status} {response.reason}"
-        while block := response.read1(_BLOCK_BYTES):  # what is there
-            digest.update(block)
-            size += len(block)
-            if time.monotonic() > deadline:
-                raise TimeoutError
+        with connection.getresponse() as response:
+            answer = f"{response.status} {response.reason}"
+            while block := response.read1(_BLOCK_BYTES):  # what is there
+                digest.update(block)
+                size += len(block)
+                if time.monotonic() > deadline:
+                    raise TimeoutError
         if response.length:
             problem = f"{answer}, then the end after {size} of {size + response.length} bytes"
         elif response.status >= 400:

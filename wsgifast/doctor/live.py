@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from statistics import median
 
-from ..errors import ConfigurationError
+from ..arguments import check_path
 from ..shapes.rule import Chunks
 from .catalogue import CATALOGUE, known_ids
 from .live_client import Answer, Client, NoAnswer
@@ -46,8 +46,7 @@ def look_at(
     :param url: such as "http://127.0.0.1:8000"; a path in it goes before the others.
     :param limit_s: seconds for one request.
     :param silence: ids of findings to leave out.
-    :raises ConfigurationError: if the URL is none, a path does not begin with a slash, or an id is
-        unknown.
+    :raises ConfigurationError: if the URL is none, a path is none, or an id is unknown.
     :raises NoAnswer: if the server cannot be reached.
     """
     silenced = known_ids(silence)
@@ -55,8 +54,7 @@ def look_at(
     report = Report(url, "WSGI", None)
     sizes: dict[str, int] = {}
     for path in paths:
-        if not path.startswith("/"):
-            raise ConfigurationError(f"{path!r} is not a path: paths begin with a slash")
+        check_path(path)
         endpoint = Endpoint(client.prefix + path, path, "command line")
         try:
             first = client.ask(endpoint.url)
