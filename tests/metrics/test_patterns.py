@@ -95,7 +95,15 @@ def test_fastapi() -> None:
         return number
 
     app.include_router(router)
+    app.include_router(router, prefix="/towns/{town}")
+    around = APIRouter(prefix="/all")
+    around.include_router(router)
+    app.include_router(around)
+    app.mount("/in/{street}", app)
     assert _asgi_pattern(app, "/shop/items/7") == "/shop/items/{number}"
+    assert _asgi_pattern(app, "/towns/x/shop/items/7") == "/towns/{town}/shop/items/{number}"
+    assert _asgi_pattern(app, "/all/shop/items/7") == "/all/shop/items/{number}"
+    assert _asgi_pattern(app, "/in/x/all/shop/items/7") == "/in/{street}/all/shop/items/{number}"
     assert _asgi_pattern(app, "/nowhere") is None
 
 

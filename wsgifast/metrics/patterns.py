@@ -105,6 +105,12 @@ def asgi_pattern(scope: Mapping[str, Any], root_path: str) -> str | None:
     route = scope.get("route")
     if route is None:
         return None
+    own_notes = scope.get("fastapi")
+    if isinstance(own_notes, Mapping):
+        # A newer FastAPI puts a route there without the prefixes of include_router().
+        included = own_notes.get("effective_route_context")
+        if getattr(included, "original_route", None) is route:
+            route = included
     path = getattr(route, "path_format", None)
     if not isinstance(path, str):
         return None
