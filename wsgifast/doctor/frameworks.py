@@ -133,13 +133,23 @@ def _routes_with_paths(app: Any) -> _Routes | None:
     routes = getattr(app, "routes", None)
     if not isinstance(routes, (list, tuple)):
         return None
-    if not all(isinstance(getattr(route, "path", None), str) for route in routes):
+    if routes and not _with_paths(routes):
         return None
     return _path_routes(routes, "")
 
 
-def _path_routes(routes: Iterable[Any], prefix: str) -> _Routes:
-    for route in routes:
+def _with_paths(routes: Sequence[Any]) -> list[Any]:
+    """Those that have a path.
+
+    Among those of a newer FastAPI are included routers, which have their routes inside; a Host of
+    Starlette's has no path.
+    """
+    unfolded = getattr(sys.modules.get("fastapi.routing"), "iter_route_contexts", list)
+    return [each for each in unfolded(routes) if isinstance(getattr(each, "path", None), str)]
+
+
+def _path_routes(routes: Sequence[Any], prefix: str) -> _Routes:
+    for route in _with_paths(routes):
         path = prefix + route.path
         inner = getattr(route, "routes", None)
         if inner:
