@@ -18,13 +18,19 @@ from django.core.wsgi import get_wsgi_application
 from django.urls.resolvers import RegexPattern
 from starlette.applications import Starlette
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import PlainTextResponse
-from starlette.routing import Mount, Route
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.routing import Host, Mount, Route
 
 from tests.support import django_project
 from wsgifast import ConfigurationError, WSGIFast
-from wsgifast.doctor import as_text, examine
-from wsgifast.doctor.endpoints import from_access_log, from_har, from_openapi, from_urls_file
+from wsgifast.doctor import Endpoint, as_text, examine
+from wsgifast.doctor.endpoints import (
+    from_access_log,
+    from_har,
+    from_openapi,
+    from_urls_file,
+    sounds_unsafe,
+)
 from wsgifast.doctor.frameworks import _django_pattern, from_framework
 
 
@@ -110,6 +116,31 @@ def test_routes_of_an_app_that_is_mounted_in_middleware() -> None:
     _, (endpoints, unreached) = from_framework(app, {})
     assert {(e.method, e.url) for e in endpoints} == {("GET", "/shop/"), ("POST", "/shop/save")}
     assert [left.name for left in unreached] == ["/shop/user/{number:int}/{rest:path}"]
+
+
+def test_routes_of_fastapi_routers() -> None:
+    from fastapi import APIRouter, FastAPI  # a third of a second, of each process that runs tests
+
+    def ok() -> str:
+        return "ok"
+
+    router, around, inner, app = APIRouter(prefix="/a"), APIRouter(), FastAPI(), FastAPI()
+    router.get("/{number}")(ok)
+    router.add_route("/plain", lambda request: PlainTextResponse("ok"))
+    around.include_router(router)
+    inner.include_router(around, prefix="/in")
+    app.include_router(around, prefix="/v1")
+    app.mount("/sub", inner)
+    name, (endpoints, unreached) = from_framework(app, {})
+    assert name == "fastapi"
+    assert {left.name for left in unreached} == {"/v1/a/{number}", "/sub/in/a/{number}"}
+    assert {"/openapi.json", "/v1/plain", "/sub/in/plain"} <= {each.url for each in endpoints}
+    assert examine(app, values={"number": "3"}).good > 5
+
+
+def test_routes_beside_a_host() -> None:
+    app = Starlette(routes=[Host("other.example", starlette_app()), *starlette_app().routes])
+    assert "/" in {endpoint.url for endpoint in from_framework(app, {})[1][0]}
 
 
 def test_routes_that_are_added_when_the_app_starts() -> None:
@@ -214,6 +245,93 @@ def test_openapi(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(ConfigurationError, match="is not an OpenAPI document"):
         from_openapi(str(path), {}, fetch)
+
+
+def test_an_app_that_describes_itself_is_started_once() -> None:
+    started = []
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        started.append(app)
+        yield
+
+    async def described(request: Any) -> JSONResponse:
+        if request.headers.get("Authorization") != "Bearer x":
+            return JSONResponse({"detail": "who are you?"}, status_code=401)
+        return JSONResponse({"paths": {"/described": {"get": {}}}})
+
+    app = Starlette(routes=[Route("/describes", described)], lifespan=lifespan)
+    report = examine(
+        app,
+        found=lambda fetch: from_openapi("/describes", {}, fetch),
+        headers=[("Authorization", "Bearer x")],
+    )
+    assert "/described" in {left.name for left in report.unreached}  # there is no such route
+    assert len(started) == 1
+    with pytest.raises(ConfigurationError, match=r"answers 401 to GET /describes.*--header"):
+        examine(app, found=lambda fetch: from_openapi("/describes", {}, fetch))
+
+
+@pytest.mark.parametrize(
+    ("url", "unsafe"),
+    [
+        ("/logout", True),
+        ("/accounts/log-out/", True),
+        ("/Account/LogOff", True),
+        ("/sign_out?next=/", True),
+        ("/user/3/delete", True),
+        ("/deleteUser", True),
+        ("/api/cache/flush.json", True),
+        ("/admin?do=logout", True),
+        ("/?logout", True),
+        ("/%64elete", True),
+        ("/", False),
+        ("/login", False),
+        ("/deleted-items", False),
+        ("/catalogout", False),
+        ("/dropdown.js", False),
+        ("/search?q=how+to+stop", False),
+    ],
+)
+def test_paths_that_sound_unsafe(url: str, unsafe: bool) -> None:
+    assert sounds_unsafe(url) is unsafe
+
+
+def app_with_logout() -> tuple[Any, list[str]]:
+    app, asked = flask.Flask(__name__, static_folder=None), []
+
+    def note() -> str:
+        asked.append(flask.request.path)
+        return "ok"
+
+    app.add_url_rule("/", "index", note)
+    app.add_url_rule("/logout", "logout", note)
+    return app, asked
+
+
+def test_a_logout_that_was_found_is_left_alone() -> None:
+    app, asked = app_with_logout()
+    report = examine(app)
+    assert set(asked) == {"/"}
+    assert as_text(report).splitlines()[-1] == (
+        "  not reached (may change something, by its name; name the path, or --unsafe asks for "
+        "it): GET /logout"
+    )
+
+
+def test_a_logout_that_is_named_is_requested(tmp_path: Path) -> None:
+    urls = tmp_path / "urls.txt"
+    urls.write_text("/logout\n")
+    logout = Endpoint("/logout", "/logout", "test")
+    for arguments in (
+        {"endpoints": ["/logout"]},
+        {"endpoints": [logout]},
+        {"found": lambda fetch: from_urls_file(str(urls))},
+        {"unsafe": True},
+    ):
+        app, asked = app_with_logout()
+        examine(app, **arguments)
+        assert "/logout" in asked, arguments
 
 
 def test_har(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from ..apps import Interface, check_app, interface_of
 from ..errors import ConfigurationError
 from ..loading import unwrapped
 from .catalogue import CATALOGUE, explain, known_ids
-from .endpoints import from_paths
-from .examination import observer
+from .endpoints import NAMED, Fetch, from_paths, sounds_unsafe
+from .examination import Observer, observer
 from .formats import as_text
 from .frameworks import from_framework
 from .judge import findings_of, why_not_reached
@@ -58,13 +58,14 @@ def examine(
     silence: Iterable[str] = (),
     name: str | None = None,
     interface: Interface | None = None,
-    found: Found | None = None,
+    found: Callable[[Fetch], Found] | None = None,
     progress: Callable[[int, int, Endpoint], None] | None = None,
 ) -> Report:
     """Ask an app for its endpoints, raw and wrapped in turn, and report what was seen.
 
-    Each endpoint is asked for up to fifty times in this process. Only GET and HEAD are used,
-    unless `unsafe` is True.
+    Each endpoint is asked for up to fifty times in this process. Only GET and HEAD are used, and
+    what changes something by its name, such as "/logout", only if it is in `endpoints`; unless
+    `unsafe` is True.
 
     :param app: a WSGI or ASGI app; one that is wrapped in WSGIFast or ASGIFast already is
         examined without it.
@@ -77,7 +78,8 @@ def examine(
     :param silence: ids of findings to leave out.
     :param name: what the report calls the app.
     :param interface: "WSGI" or "ASGI", where it cannot be seen.
-    :param found: endpoints and what was not reached, from :mod:`wsgifast.doctor.endpoints`.
+    :param found: returns endpoints and what was not reached, from
+        :mod:`wsgifast.doctor.endpoints`; called with a function that requests a path of the app.
     :param progress: called before each endpoint with its number, their count, and itself.
     :raises ConfigurationError: if the app is none, an id is unknown, or there is nothing to ask.
     :raises WSGIFastError: if an ASGI app does not start.
@@ -100,8 +102,8 @@ def examine(
             texts = [each for each in given if isinstance(each, str)]
             listed = ([*from_paths(texts)[0], *(e for e in given if isinstance(e, Endpoint))], [])
         elif found is not None:
-            listed = found
-        asked, report.unreached = _askable(listed, unsafe=unsafe)
+            listed = found(_fetcher(observe, headers))
+        asked, report.unreached = _askable(listed, unsafe=unsafe, named=endpoints is not None)
         if not asked and not report.unreached:
             raise ConfigurationError(_NO_ENDPOINTS.format(report.app, report.app))
         for number, endpoint in enumerate(asked):
@@ -122,10 +124,37 @@ def examine(
     return report
 
 
-def _askable(found: Found, *, unsafe: bool) -> tuple[list[Endpoint], list[Unreached]]:
+def _fetcher(observe: Observer, headers: tuple[tuple[str, str], ...]) -> Fetch:
+    def fetch(path: str) -> bytes:
+        raw = observe(Endpoint(path, path, "fetched", headers=headers)).raw
+        if raw.status != 200:
+            answer = raw.error or raw.problem or raw.status or "nothing"
+            raise ConfigurationError(
+                f"the app answers {answer} to GET {path}, and not 200; "
+                "a page behind a login may need --header or --cookie"
+            )
+        return bytes(raw.body)
+
+    return fetch
+
+
+def _askable(found: Found, *, unsafe: bool, named: bool) -> tuple[list[Endpoint], list[Unreached]]:
+    """The endpoints to request, and the others with the reason.
+
+    :param named: somebody chose each of these endpoints.
+    """
     endpoints, unreached = found
     if unsafe:
         return list(endpoints), list(unreached)
-    reason = "may change something; --unsafe asks for it"
-    left = [Unreached(e.name, reason, e.method) for e in endpoints if e.method not in _SAFE_METHODS]
-    return [e for e in endpoints if e.method in _SAFE_METHODS], [*unreached, *left]
+    asked, left = [], list(unreached)
+    for endpoint in endpoints:
+        reason = None
+        if endpoint.method not in _SAFE_METHODS:
+            reason = "may change something; --unsafe asks for it"
+        elif not named and endpoint.source not in NAMED and sounds_unsafe(endpoint.url):
+            reason = "may change something, by its name; name the path, or --unsafe asks for it"
+        if reason is None:
+            asked.append(endpoint)
+        else:
+            left.append(Unreached(endpoint.name, reason, endpoint.method))
+    return asked, left

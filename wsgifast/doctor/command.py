@@ -7,10 +7,10 @@ import contextlib
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..apps import interface_of
 from ..arguments import (
     APP_HELP,
     STATUS_NOT_STARTED,
@@ -23,20 +23,20 @@ from ..arguments import (
     write_file,
 )
 from ..errors import ConfigurationError
-from ..loading import AppNotLoaded, load_app, unwrapped
+from ..loading import AppNotLoaded, load_app
 from ..terminal import next_steps, output_width, progress_line
 from . import examine
 from .catalogue import explain
 from .endpoints import (
+    Fetch,
     from_access_log,
     from_har,
     from_openapi,
     from_paths,
     from_urls_file,
 )
-from .examination import observer
 from .formats import FORMATS, as_text, baseline_of
-from .model import SEVERITIES, Endpoint, Found, Report
+from .model import SEVERITIES, Found, Report
 
 __all__ = ["add_command"]
 
@@ -83,7 +83,11 @@ def add_command(commands: Any) -> None:
     given = "a value for a URL parameter, such as slug=cat"
     option(asking, "--value", "NAME=X", given, repeated=True, type=pair("="))
     add_header_options(asking)
-    option(asking, "--unsafe", help="also use methods other than GET and HEAD")
+    option(
+        asking,
+        "--unsafe",
+        help="also use other methods than GET and HEAD, and paths such as /logout",
+    )
     option(asking, "--timeout", "S", "seconds for each request", default=10.0, type=seconds)
 
     result = parser.add_argument_group("result")
@@ -137,39 +141,33 @@ def _examined(options: argparse.Namespace) -> Report:
             silence=options.silence,
             name=options.app,
             interface=loaded.interface,
-            found=_found(options, loaded.app, values),
+            found=_finder(options, values),
             progress=lambda number, total, endpoint: progress(number, total, endpoint.name),
         )
 
 
-def _found(options: argparse.Namespace, app: Any, values: dict[str, str]) -> Found | None:
-    """The endpoints that the command line names; None to use those of the framework."""
-    found: list[Found] = []
-    if options.paths:
-        found.append(from_paths(options.paths))
-    if options.urls:
-        found.append(from_urls_file(options.urls))
-    if options.access_log:
-        found.append(from_access_log(options.access_log))
-    if options.openapi:
-        found.append(from_openapi(options.openapi, values, _fetcher(app, options.timeout)))
-    if options.har:
-        found.append(from_har(options.har))
-    if not found:
-        return None
-    return (
-        [endpoint for endpoints, _ in found for endpoint in endpoints],
-        [left for _, unreached in found for left in unreached],
-    )
+def _finder(options: argparse.Namespace, values: dict[str, str]) -> Callable[[Fetch], Found] | None:
+    """Finds the endpoints that the command line names; None to use those of the framework."""
 
+    def find(fetch: Fetch) -> Found:
+        found: list[Found] = []
+        if options.paths:
+            found.append(from_paths(options.paths))
+        if options.urls:
+            found.append(from_urls_file(options.urls))
+        if options.access_log:
+            found.append(from_access_log(options.access_log))
+        if options.openapi:
+            found.append(from_openapi(options.openapi, values, fetch))
+        if options.har:
+            found.append(from_har(options.har))
+        return (
+            [endpoint for endpoints, _ in found for endpoint in endpoints],
+            [left for _, unreached in found for left in unreached],
+        )
 
-def _fetcher(app: Any, limit_s: float) -> Any:
-    def fetch(path: str) -> bytes:
-        inner, _ = unwrapped(app)
-        with observer(inner, interface_of(inner) or "WSGI", limit_s=limit_s) as observe:
-            return bytes(observe(Endpoint(path, path, "openapi")).raw.body)
-
-    return fetch
+    sources = (options.paths, options.urls, options.access_log, options.openapi, options.har)
+    return find if any(sources) else None
 
 
 def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int:

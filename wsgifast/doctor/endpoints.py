@@ -1,4 +1,4 @@
-"""Endpoints that a command line or a file names."""
+"""Endpoints that a command line or a file names, and which are left alone unless it names them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from ..errors import ConfigurationError
 from .model import Endpoint, Found, Unreached
 
 __all__ = [
+    "NAMED",
+    "Fetch",
     "filled",
     "from_access_log",
     "from_har",
@@ -21,8 +23,36 @@ __all__ = [
     "from_paths",
     "from_urls_file",
     "needs",
+    "sounds_unsafe",
 ]
 
+# What the app answers to a path of its own: the body of a 200.
+Fetch = Callable[[str], bytes]
+# Sources of endpoints that somebody chose one by one.
+NAMED = frozenset({"command line", "urls file"})
+
+# Words for what a GET should not do (RFC 9110 section 9.2.1), and apps let it do all the same.
+_ACTIONS = frozenset(
+    {
+        "abort",
+        "cancel",
+        "clean",
+        "clear",
+        "deactivate",
+        "delete",
+        "destroy",
+        "disable",
+        "disconnect",
+    }
+    | {"drop", "erase", "exit", "flush", "halt", "kill", "logoff", "logout", "poweroff", "prune"}
+    | {"purge", "quit", "reboot", "remove", "reset", "restart", "revoke", "rollback", "shutdown"}
+    | {"signoff", "signout", "stop", "terminate", "truncate", "uninstall", "unsubscribe", "wipe"}
+)
+# A word of a path: "log-out" and "sign_out" are one; "deleteAll" and "URLDelete" are two.
+_WORD = re.compile(
+    r"(?i:log|sign|power|shut)[-_ ]?(?i:out|off|down)(?![a-z])"
+    r"|[A-Z]+(?![a-z])|[A-Z]?[a-z]+"
+)
 # NCSA's common and combined log formats.
 _LOG_LINE = re.compile(
     r'(?P<host>\S+) \S+ .*?\[[^]]*\] "(?P<method>[A-Z]+) (?P<url>\S+)(?: HTTP/[0-9.]+)?" '
@@ -90,11 +120,10 @@ def from_access_log(path: str, *, most: int = 200) -> Found:
     return endpoints, left
 
 
-def from_openapi(source: str, values: Mapping[str, str], fetch: Callable[[str], bytes]) -> Found:
+def from_openapi(source: str, values: Mapping[str, str], fetch: Fetch) -> Found:
     """The operations of an OpenAPI description.
 
     :param source: a JSON file, or a path of the app that answers with one.
-    :param fetch: asks the app for a path.
     :raises ConfigurationError: if it is no such description.
     """
     data = fetch(source) if source.startswith("/") and not Path(source).is_file() else None
@@ -134,6 +163,18 @@ def from_har(path: str) -> Found:
         Endpoint(url, url.partition("?")[0], "har", method, requests=count)
         for (method, url), count in counts.items()
     ], []
+
+
+def sounds_unsafe(url: str) -> bool:
+    """Whether a path, or a parameter of its query, has the name of an action: "/logout".
+
+    Of a query only whole names and values count: "?do=logout", and not "?q=how+to+stop".
+    """
+    parts = urlsplit(url)
+    words = _WORD.findall(unquote(parts.path))
+    for pair in parse_qsl(parts.query, keep_blank_values=True):
+        words += pair
+    return any(re.sub("[-_ ]", "", word).lower() in _ACTIONS for word in words)
 
 
 def _examples(parameters: Iterable[Any]) -> dict[str, str]:
