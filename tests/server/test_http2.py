@@ -329,7 +329,7 @@ def test_an_error_of_ours_ends_one_connection(
     def fail(*args: object, **options: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr(peer.near.frames, "send_body", fail)
+    monkeypatch.setattr(peer.near.outgoing.frames, "send_body", fail)
     peer.open(100, stream)
     peer.send_only()
     peer.bench.run()

@@ -243,11 +243,11 @@ def test_header_blocks_have_a_limit(begin: Begin) -> None:
 
 def test_unknown_settings_are_not_kept(begin: Begin) -> None:
     peer = begin()
-    known = len(peer.near.frames.remote_settings)
+    known = len(peer.near.outgoing.frames.remote_settings)
     values = b"".join(code.to_bytes(2, "big") + bytes(4) for code in range(1000, 3000))
     peer.socket.send(len(values).to_bytes(3, "big") + b"\4\0\0\0\0\0" + values)
     peer.run()
-    assert len(peer.near.frames.remote_settings) == known
+    assert len(peer.near.outgoing.frames.remote_settings) == known
     assert peer.get().status == 200
 
 

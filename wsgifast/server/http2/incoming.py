@@ -14,14 +14,13 @@ from h2.settings import SettingCodes
 
 from ...errors import BodyTooLarge, ClientGone
 from ...http.http2 import request_head, trailer_lines
-from ..endpoint import Core, Endpoint
 from ..exchange import Exchange
 from ..parser import Parser
 from ..request_body import Spool
 from ..transport import WOULD_BLOCK
 from .floods import Flood
 from .frames import ALL_STREAMS, StreamRefused
-from .outgoing import LEAVING, LOST, OPEN, Outgoing
+from .outgoing import LEAVING, OPEN, Outgoing
 from .stream import READY, RECEIVING, Stream
 from .uploads import StreamedUpload
 
@@ -32,43 +31,47 @@ _RECEIVE_BYTES = 16 * 1024
 _RECEIVE_BODIES_BYTES = 64 * 1024
 
 
-class Incoming(Outgoing):
+class Incoming:
     """Hands received frames to their streams, and makes new ones.
 
     :ivar ready: streams whose apps can run.
     :ivar last_stream: the highest stream number that is accepted.
     """
 
-    streams: dict[int, Stream]
+    __slots__ = (
+        "_floods", "_frames", "_lock", "_out", "_parser", "_streams", "last_stream", "ready",
+    )  # fmt: skip
 
-    __slots__ = ("_parser", "last_stream", "ready")
-
-    def __init__(self, core: Core, connection: Endpoint, parser: Parser) -> None:
-        super().__init__(core, connection)
+    def __init__(self, outgoing: Outgoing, parser: Parser) -> None:
+        self._out = outgoing
+        self._floods = outgoing.floods
+        self._frames = outgoing.frames
+        self._lock = outgoing.lock
+        self._streams: dict[int, Stream] = outgoing.streams
         self._parser = parser
         self.ready: list[Stream] = []
         self.last_stream = ALL_STREAMS
 
     def receive(self) -> None:
-        bodies = any(not stream.has_ended for stream in list(self.streams.values()))
+        bodies = any(not stream.has_ended for stream in list(self._streams.values()))
         size = _RECEIVE_BODIES_BYTES if bodies else _RECEIVE_BYTES
         try:
-            with self.lock:  # both directions share one TLS object
-                data = self.connection.sock.recv(size)
+            with self._lock:  # both directions share one TLS object
+                data = self._out.connection.sock.recv(size)
         except WOULD_BLOCK:
             return
         except OSError as error:
-            self.lose(error)
+            self._out.lose(error)
             return
         if data:
             self.take(data)
         else:
-            self.lose(ConnectionError("the client has left"))
+            self._out.lose(ConnectionError("the client has left"))
 
     def take(self, data: bytes) -> None:
         try:
-            with self.lock:
-                found = self.frames.take(data)
+            with self._lock:
+                found = self._frames.take(data)
             for event in found:
                 handle = _HANDLERS.get(type(event))
                 if handle is not None:
@@ -76,25 +79,25 @@ class Incoming(Outgoing):
         except ProtocolError as error:
             self._end_badly(error)
         except Flood as error:
-            with self.lock:
-                self.frames.refuse_more()
+            with self._lock:
+                self._frames.refuse_more()
             self._end_badly(error)
 
     def _on_request(self, event: events.RequestReceived) -> None:
         number = event.stream_id
         if number > self.last_stream:
-            with self.lock:
-                self.frames.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+            with self._lock:
+                self._frames.reset_stream(number, ErrorCodes.REFUSED_STREAM)
             self._on_refused(event)
             return
         is_head = (b":method", b"HEAD") in event.headers
-        self.streams[number] = stream = Stream(self, number, is_head=is_head)
+        self._streams[number] = stream = Stream(self._out, number, is_head=is_head)
         try:
             head, scheme = request_head(event.headers)
             ends = event.stream_ended is not None
             # Never number 1: a PROXY header or a preface cannot come before it on a stream.
             exchange = self._parser.parse_stream(
-                head, self.connection.peer, number + 1, scheme=scheme, has_body=not ends
+                head, self._out.connection.peer, number + 1, scheme=scheme, has_body=not ends
             )
             stream.exchange = exchange
             if ends:
@@ -111,35 +114,35 @@ class Incoming(Outgoing):
 
         :raises BodyTooLarge: if its Content-Length is over the limit.
         """
-        options = self.core.options
+        options = self._out.core.options
         if not options.buffer_bodies:
-            return StreamedUpload(self, number)
+            return StreamedUpload(self._out, number)
         limit = options.body_limit_bytes
         if "CONTENT_LENGTH" in exchange.fields and (exchange.length or 0) > limit:
             raise BodyTooLarge(f"The request body is longer than {limit} bytes")
         # The bodies of one connection share what one body may keep in memory.
-        waiting = sum(each.state in (RECEIVING, READY) for each in list(self.streams.values()))
-        return Spool(options.body_memory_bytes // waiting, limit, self.core.bodies_on_disk)
+        waiting = sum(each.state in (RECEIVING, READY) for each in list(self._streams.values()))
+        return Spool(options.body_memory_bytes // waiting, limit, self._out.core.bodies_on_disk)
 
     def _on_refused(self, event: events.Event) -> None:
-        self.floods.count_reset(time.monotonic())
+        self._floods.count_reset(time.monotonic())
 
     def _on_data(self, event: events.DataReceived) -> None:
         if not event.data and event.stream_ended is None:
-            self.floods.count_control_frame(time.monotonic())
-        stream = self.streams.get(event.stream_id)
+            self._floods.count_control_frame(time.monotonic())
+        stream = self._streams.get(event.stream_id)
         if stream is None:
-            self.acknowledge(event.flow_controlled_length, event.stream_id)
+            self._out.acknowledge(event.flow_controlled_length, event.stream_id)
             return
         if event.data:
-            self.uploads.count(len(event.data))
+            self._out.uploads.count(len(event.data))
         try:
             stream.take(event.data, event.flow_controlled_length)
         except Exception as error:  # noqa: BLE001 - each is answered
             stream.refuse(error)
 
     def _on_trailers(self, event: events.TrailersReceived) -> None:
-        stream = self.streams.get(event.stream_id)
+        stream = self._streams.get(event.stream_id)
         exchange = None if stream is None else stream.exchange
         if stream is not None and exchange is not None:
             try:
@@ -148,68 +151,51 @@ class Incoming(Outgoing):
                 stream.refuse(error)
 
     def _on_end(self, event: events.StreamEnded) -> None:
-        stream = self.streams.get(event.stream_id)
+        stream = self._streams.get(event.stream_id)
         if stream is not None and stream.end_request():
             self.make_ready(stream)
 
     def _on_reset(self, event: events.StreamReset) -> None:
-        self.floods.count_reset(time.monotonic())
-        stream = self.streams.get(event.stream_id)
+        self._floods.count_reset(time.monotonic())
+        stream = self._streams.get(event.stream_id)
         if stream is not None:
             stream.fail(ClientGone("the stream is reset"))
 
     def _on_window(self, event: events.WindowUpdated) -> None:
-        self.floods.count_window(time.monotonic())
-        with self.lock:
+        self._floods.count_window(time.monotonic())
+        with self._lock:
             if event.stream_id:
-                stream = self.streams.get(event.stream_id)
+                stream = self._streams.get(event.stream_id)
                 if stream is not None:
-                    self.unblock(stream)
+                    self._out.unblock(stream)
             else:
-                self.unblock_all()
+                self._out.unblock_all()
 
     def _on_settings(self, event: events.RemoteSettingsChanged) -> None:
-        self.floods.count_control_frame(time.monotonic())
-        with self.lock:
-            self.frames.forget_settings()
+        self._floods.count_control_frame(time.monotonic())
+        with self._lock:
+            self._frames.forget_settings()
             if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
-                self.unblock_all()
+                self._out.unblock_all()
 
     def _on_goaway(self, event: events.ConnectionTerminated) -> None:
         if event.error_code:
-            self.drop(ConnectionError("the client has ended the connection"))
+            self._out.drop(ConnectionError("the client has ended the connection"))
         else:
-            self.state = LEAVING if self.state is OPEN else self.state
+            self._out.state = LEAVING if self._out.state is OPEN else self._out.state
 
     def _on_control_frame(self, event: events.Event) -> None:
-        self.floods.count_control_frame(time.monotonic())
+        self._floods.count_control_frame(time.monotonic())
 
     def make_ready(self, stream: Stream) -> None:
         stream.make_ready()
         self.ready.append(stream)
 
-    # Failures
-
     def _end_badly(self, error: Exception) -> None:
         """A connection error (RFC 9113 section 5.4.1); h2 has made the GOAWAY frame."""
-        with self.lock:
-            self.transmit_or_wait()
-        self.drop(error)
-
-    def lose(self, error: Exception) -> None:
-        """The socket has failed or is overdue: nothing can be sent any more."""
-        self.output.fail(error)
-        self.drop(error)
-
-    def drop(self, error: Exception) -> None:
-        """End all streams."""
-        self.core.log.debug("HTTP/2 connection lost: %s", error)
-        with self.lock:
-            self.state = LOST
-            self.ready.clear()
-            streams = list(self.streams.values())
-        for stream in streams:
-            stream.fail(error)
+        with self._lock:
+            self._out.transmit_or_wait()
+        self._out.drop(error)
 
 
 _HANDLERS: dict[type[events.Event], Callable[[Incoming, Any], None]] = {

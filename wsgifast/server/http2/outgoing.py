@@ -16,8 +16,10 @@ import math
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
+from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 
 from ...errors import ClientGone
@@ -49,6 +51,7 @@ LOST: Final = "lost"
 class Outgoing:
     """What streams use to send, and the owner to see that they do.
 
+    :param end: called when a stream is over, without the lock, by the thread that ended it.
     :ivar state: of the connection: open, leaving or lost.
     :ivar streams: those that are not over, by number.
     :ivar uploads: how fast the client sends its bodies.
@@ -57,12 +60,13 @@ class Outgoing:
 
     __slots__ = (
         "_encrypts", "_framed", "_is_pump_pushed", "_is_pumping", "_pumped", "_sending",
-        "_wants_write", "_window_wait", "blocked_until", "connection", "core", "floods", "frames",
-        "lock", "output", "rules", "state", "streams", "until_sent", "uploads",
+        "_wants_write", "_window_wait", "blocked_until", "connection", "core", "end", "floods",
+        "frames", "lock", "output", "rules", "state", "streams", "until_sent", "uploads",
     )  # fmt: skip
 
-    def __init__(self, core: Core, connection: Endpoint) -> None:
+    def __init__(self, core: Core, connection: Endpoint, end: Callable[[Any], None]) -> None:
         self.core = core
+        self.end = end
         self.connection = connection
         self.rules = rules = core.output_rules
         self.lock = threading.RLock()
@@ -83,10 +87,6 @@ class Outgoing:
         self.until_sent = math.inf  # and gives the client up then
         self._window_wait: WindowWait | None = None  # for the connection's window
         self.blocked_until = math.inf  # and the client is given up then
-
-    def end(self, stream: Any) -> None:
-        """A stream is over; called without the lock by the thread that ended it."""
-        raise NotImplementedError
 
     # Windows of the client's bodies; for any thread.
 
@@ -147,7 +147,7 @@ class Outgoing:
         with contextlib.suppress(ClientGone):
             self.transmit()
 
-    # SupportsTurns, under the lock.
+    # Turns, under the lock.
 
     def queue(self, stream: Any, *, is_over: bool = False) -> None:
         """Have a stream take its turn, once its windows allow it.
@@ -226,6 +226,42 @@ class Outgoing:
             self.output.fail(error)
             with contextlib.suppress(OSError):  # which the owner's next event reports
                 self.connection.sock.shutdown(socket.SHUT_RDWR)
+
+    # Ends
+
+    def lose(self, error: Exception) -> None:
+        """The socket has failed or is overdue: nothing can be sent any more."""
+        self.output.fail(error)
+        self.drop(error)
+
+    def drop(self, error: Exception) -> None:
+        """End all streams."""
+        self.core.log.debug("HTTP/2 connection lost: %s", error)
+        with self.lock:
+            self.state = LOST
+            streams = list(self.streams.values())
+        for stream in streams:
+            stream.fail(error)
+
+    def forget(self, stream: Any) -> None:
+        """Drop a stream that is over, and reset it if anything is missing; under the lock."""
+        number = stream.number
+        del self.streams[number]
+        self._sending.pop(stream, None)
+        if not any(each.is_held_back for each in self.streams.values()):
+            self.end_window_wait()
+        error = stream.output.error
+        stream.output.close()
+        if self.state is LOST:
+            return
+        if self.frames.is_open(number):
+            code = ErrorCodes.CANCEL if error is not None else ErrorCodes.INTERNAL_ERROR
+            if stream.output.sender.has_ended:
+                # The client need not send the rest of its request (RFC 9113 section 8.1).
+                code = ErrorCodes.NO_ERROR
+            with contextlib.suppress(ProtocolError):  # the connection is about to be lost
+                self.frames.reset_stream(number, code)
+        self.transmit_or_wait()
 
     # The socket.
 
