@@ -335,3 +335,18 @@ def test_an_error_of_ours_ends_one_connection(
     peer.bench.run()
     assert not peer.bench.server.connections
     assert peer.bench.log.says("Error in a connection")
+
+
+def test_streams_begin_under_the_lock(begin: Begin) -> None:
+    """A thread that ends one looks at all of them: a dictionary must not grow meanwhile."""
+    peer = begin()
+    near = peer.near
+
+    class Streams(dict[int, Any]):
+        def __setitem__(self, number: int, stream: Any) -> None:
+            assert near.outgoing.lock._is_owned()  # type: ignore[attr-defined]
+            super().__setitem__(number, stream)
+
+    near.streams = near.outgoing.streams = near.incoming._streams = Streams()
+    assert peer.get(method="POST", body=b"a").body == b"a"
+    assert peer.get(method="GET").status == 200

@@ -91,7 +91,9 @@ class Incoming:
             self._on_refused(event)
             return
         is_head = (b":method", b"HEAD") in event.headers
-        self._streams[number] = stream = Stream(self._out, number, is_head=is_head)
+        stream = Stream(self._out, number, is_head=is_head)
+        with self._lock:  # another thread may be looking at all of them, for the end of one
+            self._streams[number] = stream
         try:
             head, scheme = request_head(event.headers)
             ends = event.stream_ended is not None
