@@ -6,7 +6,7 @@ Litestar, Quart and Sanic come with `pip install --group frameworks`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -14,15 +14,11 @@ from typing import Any
 from asgifast import ASGIFast
 from asgifast.messages import ASGIApp
 
-from .payloads import FILE_BYTES, MIB, chunks, payload, payload_file
+from . import django_app
+from .payloads import FILE_BYTES, blocks, payload, payload_file
 
-SMALL_BYTES, BLOCK_BYTES = 1024, 1024
+SMALL_BYTES = 1024
 HEADER = ("X-Middleware", "passed")
-
-
-async def _blocks() -> AsyncIterator[bytes]:
-    for block in chunks(MIB, BLOCK_BYTES):
-        yield block
 
 
 def _starlette() -> ASGIApp:
@@ -42,7 +38,7 @@ def _starlette() -> ASGIApp:
         return FileResponse(payload_file(FILE_BYTES))
 
     async def stream(request: Request) -> Response:
-        return StreamingResponse(_blocks())
+        return StreamingResponse(blocks())
 
     async def small(request: Request) -> Response:
         return Response(payload(SMALL_BYTES))
@@ -54,41 +50,7 @@ def _starlette() -> ASGIApp:
 
 
 def _django(module: str = "django.core.asgi") -> ASGIApp:
-    from django.conf import settings
-
-    settings.configure(
-        ALLOWED_HOSTS=["*"],
-        ROOT_URLCONF=__name__,
-        MIDDLEWARE=[f"{__name__}.django_middleware"],
-        SECRET_KEY="of a load test",
-    )
-    app: ASGIApp = import_module(module).get_asgi_application()
-    return app
-
-
-def _django_middleware(get_response: Callable[[Any], Any]) -> Any:
-    async def mark(request: Any) -> Any:
-        response = await get_response(request)
-        response[HEADER[0]] = HEADER[1]
-        return response
-
-    return mark
-
-
-def _django_urls() -> list[Any]:
-    from django.http import FileResponse, HttpResponse, StreamingHttpResponse
-    from django.urls import path
-
-    async def file(request: Any) -> Any:
-        return FileResponse(payload_file(FILE_BYTES).open("rb"))
-
-    async def stream(request: Any) -> Any:
-        return StreamingHttpResponse(_blocks())
-
-    async def small(request: Any) -> Any:
-        return HttpResponse(payload(SMALL_BYTES))
-
-    return [path(view.__name__, view) for view in (file, stream, small)]
+    return django_app.asgi(f"{django_app.__name__}.Mark", module=module)  # type: ignore[no-any-return]
 
 
 def _litestar() -> ASGIApp:
@@ -109,7 +71,7 @@ def _litestar() -> ASGIApp:
         return response.File(path=payload_file(FILE_BYTES))
 
     async def stream() -> Any:
-        return response.Stream(_blocks())
+        return response.Stream(blocks())
 
     async def small() -> bytes:
         return payload(SMALL_BYTES)
@@ -139,7 +101,7 @@ def _quart() -> ASGIApp:
 
     @app.route("/stream")
     async def stream() -> Any:
-        return _blocks(), 200
+        return blocks(), 200
 
     @app.route("/small")
     async def small() -> Any:
@@ -163,7 +125,7 @@ def _sanic() -> ASGIApp:
     @app.get("/stream")
     async def stream(request: Any) -> None:
         answer = await request.respond()
-        async for block in _blocks():
+        async for block in blocks():
             await answer.send(block)
         await answer.eof()
 
@@ -192,12 +154,8 @@ def _made(kind: str, name: str) -> ASGIApp:
     return ASGIFast(app) if kind == "fast" else app
 
 
-def __getattr__(name: str) -> Any:
-    """The apps, for the servers; for Django its URLs and its middleware."""
-    if name == "urlpatterns":
-        return _django_urls()
-    if name == "django_middleware":
-        return import_module("django.utils.decorators").async_only_middleware(_django_middleware)
+def __getattr__(name: str) -> ASGIApp:
+    """The apps, for the servers."""
     kind, _, framework = name.partition("_")
     if kind in ("plain", "fast") and framework in FRAMEWORKS:
         return _made(kind, framework)

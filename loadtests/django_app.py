@@ -6,10 +6,14 @@ The same project each time, with another middleware or another application aroun
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .payloads import FILE_BYTES, PAYLOADS, payload_file, table_lines
+from asgiref.sync import markcoroutinefunction
+
+from .payloads import FILE_BYTES, PAYLOADS, blocks, payload, payload_file, table_lines
 
 # Names the folder of the large files of a run to the servers.
 LARGE_FOLDER_VARIABLE = "WSGIFAST_LARGE_FOLDER"
@@ -20,13 +24,31 @@ MIDDLEWARE = {
 }
 
 
-def _configure(middleware: str, root: str = str(PAYLOADS)) -> None:
+_SECURITY = "django.middleware.security.SecurityMiddleware"
+
+
+class Mark:
+    """The least that an asynchronous middleware does."""
+
+    sync_capable, async_capable = False, True
+
+    def __init__(self, get_response: Callable[[Any], Awaitable[Any]]) -> None:
+        self._get_response = get_response
+        markcoroutinefunction(self)
+
+    async def __call__(self, request: Any) -> Any:
+        response = await self._get_response(request)
+        response["X-Middleware"] = "passed"
+        return response
+
+
+def _configure(*middleware: str, root: str = str(PAYLOADS)) -> None:
     from django.conf import settings
 
     settings.configure(
         ALLOWED_HOSTS=["*"],
         INSTALLED_APPS=["django.contrib.staticfiles"],
-        MIDDLEWARE=["django.middleware.security.SecurityMiddleware", MIDDLEWARE[middleware]],
+        MIDDLEWARE=middleware,
         ROOT_URLCONF=__name__,
         SECRET_KEY="a load test keeps no secrets",
         STATIC_ROOT=root,
@@ -38,7 +60,7 @@ def wsgi(middleware: str = "ours", root: str = str(PAYLOADS), *, wrapped: bool =
     """Django's WSGI application with a middleware, or ours."""
     import django.core.wsgi
 
-    _configure(middleware, root)
+    _configure(_SECURITY, MIDDLEWARE[middleware], root=root)
     if wrapped:
         from wsgifast.django import get_wsgi_application
 
@@ -46,20 +68,15 @@ def wsgi(middleware: str = "ours", root: str = str(PAYLOADS), *, wrapped: bool =
     return django.core.wsgi.get_wsgi_application()
 
 
-def asgi() -> Any:
-    """Django's own ASGI application, with WhiteNoise."""
-    import django.core.asgi
-
-    _configure("WhiteNoise")
-    return django.core.asgi.get_asgi_application()
+def asgi(*middleware: str, module: str = "django.core.asgi") -> Any:
+    """Django's ASGI application of a module; its own with WhiteNoise."""
+    _configure(*(middleware or (_SECURITY, MIDDLEWARE["WhiteNoise"])))
+    return import_module(module).get_asgi_application()
 
 
 def fast_asgi() -> Any:
     """Ours, with our middleware."""
-    _configure("ours")
-    from wsgifast.django import get_asgi_application
-
-    return get_asgi_application()
+    return asgi(_SECURITY, MIDDLEWARE["ours"], module="wsgifast.django")
 
 
 def _urlpatterns() -> list[Any]:
@@ -80,6 +97,8 @@ def _urlpatterns() -> list[Any]:
         # A generator of half a megabyte.
         path("export", lambda request: csv(f"{n:999}\n" for n in range(500))),
         path("page", lambda request: HttpResponse("<h1>page</h1>" * 40)),
+        path("stream", lambda request: StreamingHttpResponse(blocks())),
+        path("small", lambda request: HttpResponse(payload(1024))),
     ]
 
 

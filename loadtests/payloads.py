@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -39,6 +39,12 @@ def table_lines() -> Iterator[str]:
     """An export: 1,000 lines."""
     for number in range(1000):
         yield f"{number},the price of it,{number * 7}\n"
+
+
+async def blocks() -> AsyncIterator[bytes]:
+    """A stream: 1 MiB in blocks of 1 KiB."""
+    for block in chunks(MIB, 1024):
+        yield block
 
 
 @lru_cache(maxsize=8)
