@@ -14,10 +14,10 @@ import resource
 import shutil
 import socket
 import subprocess
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.processes import Address, temporary_folder, tls_context
@@ -209,12 +209,9 @@ def raw(
                     else:
                         times.append((time.perf_counter() - asked) * 1e3)
 
-        threads = [threading.Thread(target=ask) for _ in range(connections - 1)]
-        for thread in threads:
-            thread.start()
-        ask()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(connections) as pool:
+            for asking in [pool.submit(ask) for _ in range(connections)]:
+                asking.result()
         seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
         ms = percentiles(times)
         return Load(len(times), errors.total(), sum(sizes), seconds, ms, dict(errors), cpu)

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import errno
 import json
+import pickle
 import resource
 import select
 import socket
@@ -24,7 +25,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from .processes import Address, started, tls_context
 
@@ -200,13 +200,11 @@ class SlowClients:
     :ivar gathered: how many clients had sent their requests at the beginning.
     """
 
-    def __init__(self, process: subprocess.Popen[str], kind: Kind) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], kind: Kind) -> None:
         self.process = process
         assert process.stdin is not None
         assert process.stdout is not None
-        texts = {n: getattr(kind, n).decode("latin-1") for n in ("opening", "then")}
-        words = {**vars(kind), **texts}
-        process.stdin.write(json.dumps(words) + "\n")
+        pickle.dump(vars(kind), process.stdin)
         process.stdin.flush()
         line = process.stdout.readline()
         if not line:
@@ -235,8 +233,7 @@ def slow_clients(
     """
     command = [sys.executable, "-m", "wsgifast.benchmark.slow_clients"]
     command += [*map(str, address), str(clients), str(seconds)]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with started(command, **pipes) as process:
+    with started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield SlowClients(process, kind)
 
 
@@ -257,9 +254,7 @@ def main() -> None:
     parser.add_argument("clients", type=int)
     parser.add_argument("seconds", type=float, help=f"up to {MOST_SECONDS:.0f}")
     given = parser.parse_args()
-    words = json.loads(sys.stdin.readline())
-    texts = {name: words.pop(name).encode("latin-1") for name in ("opening", "then")}
-    kind = Kind(**words, **texts)
+    kind = Kind(**pickle.load(sys.stdin.buffer))
     crowd = Crowd(kind, (given.host, given.port), min(given.clients, raise_open_files() - 50))
     turn_s = max(TURN_S, TURN_S_PER_CLIENT * crowd.clients)
     begun = time.monotonic()
