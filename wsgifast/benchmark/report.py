@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +182,7 @@ _BESIDE = frozenset({_OURS, f"{_OURS} ", _RATIO, f"{_RATIO} ", _DIFFERENCE})
 
 
 def grids(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Grid]:
-    """A grid for each kind of figures.
+    """A grid for each kind of figures, with the columns in which something stands.
 
     :param rows: by their keys, as of :meth:`.results.Result.figures`, or as read from JSON.
     """
@@ -191,48 +190,40 @@ def grids(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Grid]:
     for key, row in rows.items():
         unit, cost = list(next(iter(row["contenders"].values())))[:2]
         kinds.setdefault((unit, cost, bool(row["ours"])), {})[key] = row
-    for (unit, cost, ours), group in kinds.items():
-        ratio = _OURS if ours else _RATIO
-        every = [figures for row in group.values() for figures in row["contenders"].values()]
-        facts = list(dict.fromkeys(fact for figures in every for fact in figures["facts"]))
-        columns = ["", unit, ratio, _DIFFERENCE, "p50 ms", "p99 ms", "failed", cost, f"{ratio} "]
+    for group in kinds.values():
+        cells = {key: {name: _cells(name, row) for name in row["contenders"]}
+                 for key, row in group.items()}  # fmt: skip
+        every = [own for contenders in cells.values() for own in contenders.values()]
+        titles = dict.fromkeys(title for own in every for title in own)
+        columns = [t for t in titles if any(own.get(t) not in ("", None) for own in every)]
         parts = [
             (
-                row["title"],
-                f"[{key}]" if key != row["title"] else "",
-                [_line(name, row["contenders"], facts) for name in row["contenders"]],
+                group[key]["title"],
+                f"[{key}]" if key != group[key]["title"] else "",
+                [[name, *map(own.get, columns)] for name, own in contenders.items()],
             )
-            for key, row in group.items()
+            for key, contenders in cells.items()
         ]
-        yield _without_empty(Grid([*columns, "busy", *facts], parts))
+        yield Grid(["", *columns], parts)
 
 
-def _without_empty(grid: Grid) -> Grid:
-    lines = [line for _, _, lines in grid.parts for line in lines]
-    filled = [any(line[n] not in ("", None) for line in lines) for n in range(len(grid.columns))]
-    filled[0] = True  # the names
-    return Grid(
-        list(compress(grid.columns, filled)),
-        [(t, key, [list(compress(line, filled)) for line in own]) for t, key, own in grid.parts],
-    )
-
-
-def _line(name: str, contenders: Mapping[str, Any], facts: Sequence[str]) -> Sequence[object]:
-    figures = contenders[name]
+def _cells(name: str, row: Mapping[str, Any]) -> dict[str, object]:
+    """A contender's figures by the titles of their columns."""
+    figures = row["contenders"][name]
     unit, cost = list(figures)[:2]
-    return [
-        name,
-        figures[unit],
-        verdict(name, contenders),
-        _shown(Difference, figures.get("difference")),
-        figures["ms"]["50"],
-        figures["ms"]["99"],
-        figures["failures"] or "",
-        figures[cost],
-        _shown(Ratio, figures["cost ratio"]),
-        figures["busy"],
-        *(figures["facts"].get(fact) for fact in facts),
-    ]
+    ratio = _OURS if row["ours"] else _RATIO
+    return {
+        unit: figures[unit],
+        ratio: verdict(name, row["contenders"]),
+        _DIFFERENCE: _shown(Difference, figures.get("difference")),
+        "p50 ms": figures["ms"]["50"],
+        "p99 ms": figures["ms"]["99"],
+        "failed": figures["failures"] or "",
+        cost: figures[cost],
+        f"{ratio} ": _shown(Ratio, figures["cost ratio"]),
+        "busy": figures["busy"],
+        **figures["facts"],
+    }
 
 
 def verdict(name: str, contenders: Mapping[str, Any]) -> str:
