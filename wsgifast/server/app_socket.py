@@ -5,14 +5,23 @@ from __future__ import annotations
 import socket
 from typing import Any, Protocol
 
-__all__ = ["AppSocket"]
+__all__ = ["AppSocket", "Owner"]
 
 
 class Owner(Protocol):
-    """The connection."""
+    """What all requests of a connection share.
 
-    @property
-    def sock(self) -> socket.socket: ...
+    :ivar peer: the client's address as accept() returned it.
+    :ivar address: the listener's.
+    :ivar app_socket: `gunicorn.socket` for its apps; None until it is made.
+    :ivar proxy: environ keys from its PROXY header.
+    """
+
+    sock: socket.socket
+    peer: Any
+    address: Any
+    app_socket: AppSocket | None
+    proxy: dict[str, Any] | None
 
     def hijack(self) -> socket.socket:
         """Hand the socket to the app.

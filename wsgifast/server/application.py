@@ -120,14 +120,15 @@ class Application:
     def _environ(
         self, channel: Channel, exchange: Exchange, *, check: bool = True
     ) -> dict[str, Any]:
-        sock = channel.app_socket
+        connection = channel.connection
+        sock = connection.app_socket
         if sock is None:
-            sock = channel.app_socket = AppSocket(channel)
+            sock = connection.app_socket = AppSocket(connection)
         if exchange.proxy is None:
-            exchange.proxy = channel.proxy
+            exchange.proxy = connection.proxy
         else:
-            channel.proxy = exchange.proxy
-        return self._environs.make(exchange, sock, channel.peer, channel.address, check=check)
+            connection.proxy = exchange.proxy
+        return self._environs.make(exchange, sock, connection.peer, connection.address, check=check)
 
     def _answer_failure(
         self, channel: Channel, exchange: Exchange, resp: Response | None, error: Any
@@ -164,7 +165,7 @@ class Application:
             self._answer_error(channel, exchange and exchange.req, error)
             return
         if error.status not in (408, 413):
-            self.log.warning("Invalid request from %s: %s", channel.peer, error)
+            self.log.warning("Invalid request from %s: %s", channel.connection.peer, error)
         try:
             channel.send_error(error.status, _error_page(error))
         except ClientGone as gone:

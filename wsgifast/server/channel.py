@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-from typing import Any, Protocol
+from typing import Protocol
 
-from .app_socket import AppSocket
+from .app_socket import Owner
 from .exchange import Exchange
 from .output import OutputQueue
 from .response import Response
@@ -19,13 +18,8 @@ class Channel(Protocol):
     :ivar exchange: the request to run.
     :ivar output: where its response goes.
     :ivar response_class: what writes the response.
-    :ivar app_socket: `gunicorn.socket` for the apps of the connection; None until it is made.
-    :ivar proxy: environ keys from the connection's PROXY header.
-    :ivar address: the listener's.
+    :ivar connection: itself, or the stream's.
     """
-
-    app_socket: AppSocket | None
-    proxy: dict[str, Any] | None
 
     @property
     def exchange(self) -> Exchange | None: ...
@@ -37,25 +31,13 @@ class Channel(Protocol):
     def response_class(self) -> type[Response]: ...
 
     @property
-    def sock(self) -> socket.socket: ...
-
-    @property
-    def peer(self) -> Any: ...
-
-    @property
-    def address(self) -> Any: ...
+    def connection(self) -> Owner: ...
 
     def begin_app(self) -> bool:
         """The app is about to be called; False if nobody waits for the response any more."""
 
     def app_is_done(self) -> None:
         """The app has returned, or failed: the rest of the response is sent without its thread."""
-
-    def hijack(self) -> socket.socket:
-        """Hand the socket to the app.
-
-        :raises OSError: if other streams use it too.
-        """
 
     def send_error(self, status: int, page: bytes) -> None:
         """Answer with an error, if nothing has been sent; without a body to HEAD.

@@ -69,10 +69,9 @@ class Connection(Endpoint):
     :param address: the listener's.
     :param receiver: parses its requests.
     :ivar exchange: the request that runs or is being answered.
-    :ivar hijacked: the app has taken the socket over.
     """
 
-    __slots__ = ("_is_read_empty", "_receiver", "_unread", "exchange", "hijacked")
+    __slots__ = ("_is_read_empty", "_receiver", "_unread", "exchange")
 
     response_class = Response
 
@@ -81,7 +80,6 @@ class Connection(Endpoint):
     ) -> None:
         super().__init__(core, sock, peer, address)
         self.exchange: Exchange | None = None
-        self.hijacked = False
         self._receiver = receiver
         # The last receive has emptied the socket: an event will report whatever comes next.
         self._is_read_empty = False
@@ -280,14 +278,9 @@ class Connection(Endpoint):
             page = head + end
         self.output.write(page)
 
-    def hijack(self) -> socket.socket:
-        """Hand the socket to the app, once the client has taken all queued output."""
-        if not self.hijacked:
-            self.hijacked = True
-            self._core.registry.unwatch(self)
-            self.output.drain()
-            self.sock.setblocking(True)
-        return self.sock
+    @property
+    def connection(self) -> Connection:
+        return self
 
     def app_is_done(self) -> None:
         """The app has returned: finish now, or let the thread do it that sends the last byte."""

@@ -121,14 +121,16 @@ class Endpoint:
     """An accepted socket, its output queue and its state; connection.py says who owns it.
 
     For `deadline`, `known`, `watched` and `retries` see :class:`~.registry.Waiting`; for
-    `app_socket` and `proxy`, :class:`~.channel.Channel`.
+    `app_socket` and `proxy`, :class:`~.app_socket.Owner`.
 
     :ivar streams: the multiplexer, once HTTP/2 is negotiated.
+    :ivar hijacked: the app has taken the socket over.
     """
 
     __slots__ = (
         "_core", "_left_to_discard", "_lingers_until", "_tls", "address", "app_socket", "deadline",
-        "fd", "known", "output", "peer", "proxy", "retries", "sock", "state", "streams", "watched",
+        "fd", "hijacked", "known", "output", "peer", "proxy", "retries", "sock", "state", "streams",
+        "watched",
     )  # fmt: skip
 
     def __init__(self, core: Core, sock: socket.socket, peer: Any, address: Any) -> None:
@@ -139,6 +141,7 @@ class Endpoint:
         self.app_socket: AppSocket | None = None
         self.proxy: dict[str, Any] | None = None
         self.streams: Streams | None = None
+        self.hijacked = False
         self.known = False
         self.watched = False
         self.retries = False
@@ -202,6 +205,20 @@ class Endpoint:
     def has_more_in_tls(self) -> bool:
         """Whether TLS holds decrypted bytes, which no event would report."""
         return self._tls is not None and self._tls.pending() > 0
+
+    def hijack(self) -> socket.socket:
+        """Hand the socket to the app, once the client has taken all queued output.
+
+        :raises OSError: if it has streams.
+        """
+        if self.streams is not None:
+            raise OSError("the socket of an HTTP/2 connection cannot be taken over")
+        if not self.hijacked:
+            self.hijacked = True
+            self._core.registry.unwatch(self)
+            self.output.drain()
+            self.sock.setblocking(True)
+        return self.sock
 
     # Ends
 

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import io
 import math
-import socket
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ...errors import ClientGone, RequestError
 from ...sockets.sendfile import FileTruncated
-from ..app_socket import AppSocket
+from ..app_socket import Owner
 from ..exchange import Exchange
 from ..request_body import Spool
 from .response import HTTP2Response
@@ -54,16 +53,14 @@ class Stream:
     """
 
     __slots__ = (
-        "_is_head", "_received_before", "_session", "_spool", "address", "deadline", "exchange",
-        "has_ended", "is_held_back", "number", "output", "peer", "sock", "state",
+        "_is_head", "_received_before", "_session", "_spool", "deadline", "exchange", "has_ended",
+        "is_held_back", "number", "output", "state",
     )  # fmt: skip
 
     response_class = HTTP2Response
 
     def __init__(self, session: Outgoing, number: int, *, is_head: bool) -> None:
         self._session = session
-        connection = session.connection
-        self.sock, self.peer, self.address = connection.sock, connection.peer, connection.address
         self._is_head = is_head
         self.number = number
         self.exchange: Exchange | None = None
@@ -75,26 +72,10 @@ class Stream:
         self._spool: Spool | None = None  # the body being received, if it is buffered
         self._received_before = session.uploads.received
 
-    # Shared with the connection
-
     @property
-    def app_socket(self) -> AppSocket | None:
-        return self._session.connection.app_socket
-
-    @app_socket.setter
-    def app_socket(self, sock: AppSocket | None) -> None:
-        self._session.connection.app_socket = sock
-
-    @property
-    def proxy(self) -> dict[str, Any] | None:
-        return self._session.connection.proxy
-
-    @proxy.setter
-    def proxy(self, said: dict[str, Any] | None) -> None:
-        self._session.connection.proxy = said
-
-    def hijack(self) -> socket.socket:
-        raise OSError("the socket of an HTTP/2 connection cannot be taken over: others use it too")
+    def connection(self) -> Owner:
+        """See :class:`~..channel.Channel`."""
+        return self._session.connection
 
     # The request; called by the connection's owner
 
