@@ -5,7 +5,7 @@
 #   make benchmarks  measure its figures
 #   make release   build wheel and source archive, and check them
 #   make test-release  install and test them as their users do
-#   make servers   install the servers that some tests talk to, for Debian and Ubuntu
+#   make servers   install what tests and load tests talk to, for Debian and Ubuntu
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -55,7 +55,7 @@ benchmarks: $(READY)
 field-reports: $(READY)
 	@$(BIN)/python -m loadtests $(or $(ARGS),field.) --page field-reports --profile $(or $(PROFILE),quick)
 
-# nginx, Dovecot, Exim, curl and others by apt-get, for root or by sudo, and two tools by Go, where
+# nginx, uWSGI, Dovecot, Exim, curl, wrk and others by apt-get, for root or by sudo, and two tools by Go, where
 # it is installed; tests without theirs are skipped.
 servers:
 	@$(PYTHON) tests/support/programs.py

@@ -253,7 +253,7 @@ def wrk(connections: int = 8) -> Client:
 
     def run(task: Task) -> Load:
         if shutil.which("wrk") is None:
-            raise RuntimeError("wrk is not installed: apt-get install wrk (Debian, Ubuntu)")
+            raise RuntimeError("wrk is not installed: make servers (apt-get install wrk)")
         seconds = max(1, round(task.seconds))
         scheme = "https" if task.tls else "http"
         url = f"{scheme}://{task.address[0]}:{task.address[1]}{task.path}"

@@ -7,6 +7,7 @@ import gc
 import importlib
 import os
 import signal
+import sysconfig
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
@@ -17,8 +18,8 @@ from hypothesis import settings
 
 from tests.support import forkserver
 from tests.support.effort import effort
-from tests.support.programs import ProgramMissing
-from tests.support.servers import LiveServer, free_port, live_server
+from tests.support.programs import ProgramMissing, program
+from tests.support.servers import ROOT, LiveServer, free_port, live_server
 from wsgifast.benchmark import processes
 
 # No test asserts a time: a busy machine must not fail one.
@@ -117,6 +118,7 @@ WSGI_SERVERS: dict[str, Callable[[int, str], list[str]]] = {
     "werkzeug": lambda port, app: small_server("werkzeug", port, app),
     "cheroot": lambda port, app: small_server("cheroot", port, app),
     "pywsgi": lambda port, app: small_server("pywsgi", port, app),
+    "uwsgi": lambda port, app: uwsgi(port, app),
 }
 
 
@@ -129,6 +131,16 @@ def gunicorn(worker: str, port: int, app: str, *options: str) -> list[str]:
 
 def small_server(server: str, port: int, app: str) -> list[str]:
     return ["python", "-m", "tests.support.serve", server, str(port), app]
+
+
+def uwsgi(port: int, app: str) -> list[str]:
+    """Debian's, with Debian's Python, which takes the packages without compiled parts from ours."""
+    return [
+        program("uwsgi_python3"), "--http-socket", f"127.0.0.1:{port}", "--threads", "4",
+        "--pythonpath", str(ROOT), "--pythonpath", sysconfig.get_path("purelib"),
+        "--module", app, "--need-app", "--die-on-term", "--disable-logging",
+        "--add-header", "Connection: close",  # which it does, and does not say
+    ]  # fmt: skip
 
 
 @contextlib.contextmanager

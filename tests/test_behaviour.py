@@ -122,7 +122,12 @@ def test_no_response_poisons_the_next_on_its_connection(server: LiveServer) -> N
 def ends_head_with_a_last_chunk(server: LiveServer, response: Response) -> bool:
     """waitress's and pywsgi's own mistake, when the app told them no Content-Length."""
     unsized = response.header("Transfer-Encoding") == "chunked"
-    return unsized and any(name in str(server.process.args) for name in ("waitress", "pywsgi"))
+    return unsized and runs(server, "waitress", "pywsgi")
+
+
+def runs(server: LiveServer, *names: str) -> bool:
+    """Whether the server is one of these."""
+    return any(name in str(server.process.args) for name in names)
 
 
 def test_statuses_without_a_body(server: LiveServer) -> None:
@@ -142,8 +147,13 @@ def test_what_cannot_be_repaired_is_a_500(server: LiveServer) -> None:
     bare_lf = may_end_head_with_bare_lf(server)
     for name in BROKEN_NAMES:
         told = server.log().count(APPS_NAME)
-        response = server.get(f"/broken/{name}", bare_lf=bare_lf)
-        assert response.status == 500, f"{name}: {response}"
+        if runs(server, "uwsgi"):  # where an app raises, it closes the connection
+            with Connection(server.address) as connection:
+                connection.send_request(f"/broken/{name}")
+                assert connection.read_to_end()[:12] in (b"", b"HTTP/1.1 500"), name
+        else:
+            response = server.get(f"/broken/{name}", bare_lf=bare_lf)
+            assert response.status == 500, f"{name}: {response}"
         # The log names the app, so that its author finds it.
         if name != "raises":
             wait_for(
@@ -216,8 +226,8 @@ def test_a_request_body_arrives(server: LiveServer) -> None:
 
 
 def test_nodelay_is_on_wherever_the_socket_can_be_reached(server: LiveServer) -> None:
-    # These two set it by themselves.
-    unreachable = any(name in str(server.process.args) for name in ("waitress", "fast-wsgiref"))
+    # The first two set it by themselves; uWSGI shows its socket to nobody.
+    unreachable = runs(server, "waitress", "fast-wsgiref", "uwsgi")
     expected = b"out of reach" if unreachable else b"True"
     with Connection(server.address) as connection:
         assert connection.request("/nodelay").body == expected

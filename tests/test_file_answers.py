@@ -25,7 +25,7 @@ CONTENT = os.urandom(1_000_003)
 SIZE = len(CONTENT)
 # Servers that know a body of several runs of a file, and send it by sendfile.
 OURS = ("fast-wsgiref", "fast-werkzeug", "wsgifast.workers.FastWorker")
-SERVERS = ("gunicorn-gthread", "gunicorn-sync", "waitress", "wsgiref", *OURS)
+SERVERS = ("gunicorn-gthread", "gunicorn-sync", "waitress", "wsgiref", "uwsgi", *OURS)
 
 
 @pytest.fixture(scope="module")

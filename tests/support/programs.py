@@ -30,6 +30,8 @@ PACKAGES = {
     "apache2": "apache2-bin",
     "caddy": "caddy",
     "systemd-analyze": "systemd",
+    "uwsgi_python3": "uwsgi-plugin-python3",  # for Debian's own Python; it brings uwsgi-core
+    "wrk": "wrk",  # the load tests' client
 }
 # Programs that no package index has, and what `go install` makes them of.
 MODULES = {
