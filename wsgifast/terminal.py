@@ -16,6 +16,7 @@ __all__ = [
     "next_steps",
     "number_text",
     "output_width",
+    "printable",
     "progress_line",
     "table",
     "tables",
@@ -123,6 +124,11 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 def cut(text: str, width: int) -> str:
     """A text in so many columns: filled up with spaces, or cut off with an ellipsis."""
     return text.ljust(width) if len(text) <= width else text[: width - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """A text of somebody else's without control characters, which a terminal would act on."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def next_steps(*steps: tuple[str, str]) -> str:

@@ -6,6 +6,7 @@ import importlib
 import threading
 import time
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.doctor.apps import ASGI_SHAPES, SHAPES, asgi_app, failing_asgi_app, w
 from tests.support.servers import wait_for
 from wsgifast import ConfigurationError, WSGIFast, WSGIFastError
 from wsgifast.doctor import CATALOGUE, Endpoint, as_text, examination, examine, explain, judge
+from wsgifast.doctor.formats import as_junit
 
 
 @pytest.mark.parametrize("path", SHAPES)
@@ -212,6 +214,21 @@ def test_an_error_of_several_lines_is_told_in_one() -> None:
     (finding,) = examine(app, ["/"]).findings
     assert finding.what.startswith("ValueError: no such table [SQL: SELECT 1] (")
     assert "\n" not in finding.what
+
+
+def test_what_an_app_says_does_not_act_on_the_terminal_nor_break_xml() -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        if environ["PATH_INFO"] == "/moved":
+            start_response("302 Found", [("Location", "/\x9b31m")])
+            return []
+        raise ValueError("\x1b[31mred\0 \udcff")
+
+    report = examine(app, ["/", "/moved"])
+    assert len(report.findings) == len(report.unreached) == 1
+    text = as_text(report)
+    assert "ValueError: \ufffd[31mred\ufffd \ufffd (" in text
+    assert text.replace("\n", "").isprintable()
+    ElementTree.fromstring(as_junit(report))
 
 
 def test_an_app_that_blocks_the_loop_is_not_waited_for_at_the_end() -> None:

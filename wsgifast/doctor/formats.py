@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from .. import __version__
-from ..terminal import cut
+from ..terminal import cut, printable
 from .catalogue import CATALOGUE
 from .model import Finding, Report, Severity, Unreached
 
@@ -40,7 +40,7 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
     findings = report.findings
     if findings:
         cells = [("", "endpoint", "what it returns", "CPU time", "what to do")]
-        cells += [(f.id, _endpoint(f), f.what, f.cost, f.fix) for f in findings]
+        cells += [(f.id, _endpoint(f), printable(f.what), f.cost, f.fix) for f in findings]
         severities: Sequence[Severity | None] = [None, *(f.severity for f in findings)]
         widths, is_wide = _widths(cells, width)
         for row, severity in zip(cells, severities, strict=True):
@@ -61,7 +61,8 @@ def _not_reached(unreached: Iterable[Unreached], width: int | None) -> Iterator[
     """A line for each reason."""
     by_reason: dict[str, list[str]] = {}
     for left in unreached:
-        by_reason.setdefault(left.reason, []).append(f"{left.method} {left.name}")
+        name = printable(f"{left.method} {left.name}")
+        by_reason.setdefault(printable(left.reason), []).append(name)
     groups = sorted(by_reason.items(), key=lambda group: -len(group[1]))
     for reason, names in groups[:_MOST_REASONS]:
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
@@ -107,11 +108,11 @@ def as_junit(report: Report) -> str:
         for finding in own:
             title = f"{finding.id} {CATALOGUE[finding.id].title}"
             failure = ElementTree.SubElement(case, "failure", type=finding.severity, message=title)
-            failure.text = f"{finding.what}\n{finding.cost}\n{finding.fix}"
+            failure.text = f"{printable(finding.what)}\n{finding.cost}\n{finding.fix}"
         failures += bool(own)
     for left in report.unreached:
         case = _case(suite, report, left.method, left.name)
-        ElementTree.SubElement(case, "skipped", message=left.reason)
+        ElementTree.SubElement(case, "skipped", message=printable(left.reason))
     suite.set("tests", str(len(report.observations) + len(report.unreached)))
     suite.set("failures", str(failures))
     suite.set("skipped", str(len(report.unreached)))
@@ -180,7 +181,8 @@ def _data(report: Report) -> dict[str, Any]:
 
 def _endpoint(finding: Finding) -> str:
     endpoint = finding.endpoint
-    text = endpoint.name if endpoint.method == "GET" else f"{endpoint.method} {endpoint.name}"
+    name = printable(endpoint.name)
+    text = name if endpoint.method == "GET" else f"{endpoint.method} {name}"
     return f"{text} ({endpoint.requests:,}x)" if endpoint.requests else text
 
 
@@ -211,7 +213,10 @@ def _escaped(text: str, more: str = "") -> str:
 
 def _case(suite: Any, report: Report, method: str, name: str) -> Any:
     return ElementTree.SubElement(
-        suite, "testcase", classname=f"wsgifast.doctor.{report.app}", name=f"{method} {name}"
+        suite,
+        "testcase",
+        classname=f"wsgifast.doctor.{report.app}",
+        name=printable(f"{method} {name}"),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..terminal import cut, table
+from ..terminal import cut, printable, table
 from .view import View
 
 __all__ = ["lines"]
@@ -55,7 +55,7 @@ def lines(view: View, address: str, *, most: int = 20, width: int | None = None)
     if view.endpoints:
         rows = [
             (
-                each.pattern,
+                printable(each.pattern),
                 f"{each.requests_per_s:,.1f}",
                 f"{each.errors_per_s:,.1f}",
                 _time(each.p50_s),
@@ -69,11 +69,11 @@ def lines(view: View, address: str, *, most: int = 20, width: int | None = None)
     if view.clients:
         slow = [
             (
-                each.client,
+                printable(each.client),
                 f"{_bytes(each.bytes_per_s)}/s",
                 _bytes(each.queued_bytes),
                 _time(each.waited_s),
-                each.path,
+                printable(each.path),
             )
             for each in view.clients[:most]
         ]
