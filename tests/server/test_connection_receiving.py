@@ -1,0 +1,278 @@
+"""What a connection receives: requests one after the other, bodies, and what an event tells of."""
+
+from __future__ import annotations
+
+import socket
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from tests.server.connections import (
+    CHUNKED,
+    EXPECTS,
+    KNOWN,
+    STREAMED,
+    MakeBench,
+    bench,
+    descriptors,
+    fill,
+)
+from tests.workers.bench import GET, Bench, echo, make_bench
+from wsgifast.server.poller import READ, WRITE
+from wsgifast.server.states import (
+    CLOSED,
+    IDLE,
+    LINGERING,
+    SKIPPING,
+)
+from wsgifast.server.streamed_body import DRAIN_BYTES
+
+__all__ = ["bench", "make_bench"]
+
+
+def test_pipelined_requests_keep_nobody_waiting(make_bench: MakeBench) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/first":
+            other.send_request(target="/other")
+        start_response("200 OK", [("Content-Length", "0")])
+        return []
+
+    bench = make_bench(app, keepalive=5)
+    client, other = bench.connect(), bench.connect()
+    paths = ("/first", "/second", "/third")
+    client.send(b"".join(b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % p.encode() for p in paths))
+    bench.run()
+    served = [line for line, *_ in bench.log.requests]
+    assert served == ["GET /first", "GET /other", "GET /second", "GET /third"]
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", KNOWN + b"a", CHUNKED + b"a\r\n0"])
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_client_that_goes(make_bench: MakeBench, sent: bytes, reset: bool) -> None:
+    bench = make_bench(echo, attributes={"body_memory_bytes": 0})
+    client = bench.connect()
+    before = descriptors()
+    client.send(sent)
+    bench.run()
+    if reset:
+        # A Unix socket resets if it is closed with something that was not read.
+        client.near.sock.send(b"unread")
+    client.close()
+    bench.run()
+    assert client.is_in(CLOSED)
+    assert client.near.fd not in bench.server.registry.waiting
+    assert descriptors() == before - 2
+    assert not bench.log.requests
+
+
+def test_a_body_of_many_chunks_is_decoded_in_turns(bench: Bench) -> None:
+    client = bench.begin(CHUNKED + b"1\r\na\r\n" * 1200 + b"0\r\n\r\n")
+    assert client.read_response().body == 1200 * b"a"
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_continue_is_said_before_the_body(make_bench: MakeBench, buffered: bool) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if not buffered:
+            client.send(b"body")  # as if it came now
+        return echo(environ, start_response)
+
+    bench = make_bench(app, attributes={"buffer_bodies": buffered})
+    client = bench.connect()
+    client.send(EXPECTS)
+    bench.run()
+    assert client.read_head().status == 100
+    if buffered:
+        client.send(b"body")
+        bench.run()
+    assert client.read_response().body == b"body"
+
+
+def test_continue_that_the_kernel_does_not_take_at_once(bench: Bench) -> None:
+    client = bench.connect()
+    near = client.near
+    filled = fill(near.sock)
+    events = bench.armed()
+    client.send(EXPECTS)
+    bench.run()
+    assert near.output.draining
+    bench.server.pool.push((near.fd, READ))  # which changes nothing
+    bench.run()
+    # The body is not waited for until it has been asked for.
+    assert events == [WRITE, 0]
+    assert client.read(filled) == bytes(filled)
+    bench.pass_time(1)  # the kernel takes it now; the sweep asks, or the event says so
+    assert client.read_head().status == 100
+    client.send(b"body")
+    bench.run()
+    assert client.read_response().body == b"body"
+    assert near.state is IDLE
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_client_that_has_gone_is_not_asked_to_continue(
+    make_bench: MakeBench, buffered: bool
+) -> None:
+    bench = make_bench(echo, attributes={"buffer_bodies": buffered})
+    client = bench.connect()
+    client.send(EXPECTS)
+    client.close()
+    bench.run()
+    assert client.is_in(CLOSED)
+    assert not bench.log.says("Error in a connection")
+
+
+def test_nothing_of_a_request_is_kept_behind_it(make_bench: MakeBench) -> None:
+    bodies: list[weakref.ref[Any]] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        bodies.append(weakref.ref(environ["wsgi.input"]))
+        return echo(environ, start_response)
+
+    for memory in (0, 1_000_000):
+        bench = make_bench(app, attributes={"body_memory_bytes": memory}, keepalive=5)
+        bench.log.environs = type("Nothing", (), {"append": lambda self, environ: None})()
+        client = bench.connect()
+        before = descriptors()
+        client.send_request(method="POST", body=bytes(10_000))
+        bench.run()
+        assert client.read_response().keep_alive
+        assert bodies[-1]() is None
+        assert descriptors() == before
+
+
+@pytest.mark.parametrize(
+    ("there", "fields", "state"),
+    [
+        (b"56789", b"", IDLE),
+        (b"", b"", SKIPPING),
+        (b"56789", b"Connection: close\r\n", LINGERING),
+    ],
+)
+def test_a_streamed_body_that_nobody_reads(
+    make_bench: MakeBench, there: bytes, fields: bytes, state: str
+) -> None:
+    """The next request is behind it, if there is to be another."""
+    bench = make_bench(_unread, attributes=STREAMED, keepalive=5)
+    client = bench.begin(KNOWN.replace(b"Host", fields + b"Host") + b"01234" + there)
+    assert client.read_response().status == 200
+    assert client.is_in(state)
+    if state is SKIPPING:
+        client.send(b"56")
+        bench.run()
+        assert client.is_in(SKIPPING)
+        client.send(b"789")
+        bench.run()
+        assert client.is_in(IDLE)
+    if state is not LINGERING:
+        client.send_request(method="POST", body=b"next")
+        bench.run()
+        assert client.read_response().status == 200
+
+
+@pytest.mark.parametrize("why", ["too much", "too late", "client gone"])
+def test_a_streamed_body_that_is_not_waited_for(make_bench: MakeBench, why: str) -> None:
+    bench = make_bench(_unread, attributes=STREAMED, keepalive=5)
+    head = KNOWN.replace(b": 10\r\n", b": %d\r\n" % (10 * DRAIN_BYTES))
+    client = bench.begin((head if why == "too much" else KNOWN) + b"01234")
+    assert client.read_response().status == 200
+    if why == "too late":
+        assert client.is_in(SKIPPING)
+        bench.pass_time(6)
+    elif why == "client gone":
+        client.close()
+        bench.run()
+    assert client.is_in(CLOSED if why == "client gone" else LINGERING)
+
+
+def _unread(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    start_response("200 OK", [("Content-Length", "0")])
+    return []
+
+
+def test_a_request_on_a_kept_connection_needs_no_arming(bench: Bench) -> None:
+    client = bench.begin()
+    calls = bench.armed()
+    poller: Any = bench.server.poller
+    watch = poller.watch
+
+    def look(fd: int, *, known: bool) -> None:
+        calls.append(READ)
+        watch(fd, known=known)
+
+    poller.watch = look
+    for _ in range(3):
+        client.send(GET)
+        bench.run()
+        assert client.read_response().status == 200
+    assert not calls
+    client.send(GET + GET[:7])
+    bench.run()
+    client.send(GET[7:])
+    bench.run()
+    assert [client.read_response().status for _ in range(2)] == [200, 200]
+    assert client.is_in(IDLE)
+
+
+@pytest.mark.parametrize("also", [b"", b"GET / HT"])
+def test_a_client_that_closes_its_side_with_its_request(bench: Bench, also: bytes) -> None:
+    """One event tells of both, and none of the end alone."""
+    client = bench.connect()
+    client.send(GET + also)
+    client.sock.shutdown(socket.SHUT_WR)
+    bench.run()
+    assert client.read_response().status == 200
+    assert client.is_in(CLOSED)
+
+
+def test_urgent_data_hides_nothing_that_comes_behind_it(bench: Bench) -> None:
+    """RFC 9293 section 3.8.5: a receive ends in front of it, although there is more."""
+    client = bench.connect(tcp=True)
+    for _ in range(2):
+        client.send(GET[:7])
+        client.sock.send(b"!", socket.MSG_OOB)
+        client.send(GET[7:])
+        bench.run()
+        assert client.read_response().status == 200
+    assert client.is_in(IDLE)
+
+
+@pytest.mark.parametrize("what", [GET, b""])
+def test_what_comes_while_the_app_runs_is_not_lost(make_bench: MakeBench, what: bytes) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if what and not asked:
+            client.send(what)
+        elif not what:
+            client.sock.shutdown(socket.SHUT_WR)
+        asked.append(True)
+        # Another thread leads meanwhile, and finds nobody waiting.
+        bench.poll()
+        while bench.server.pool.work:
+            assert bench.take_up() is None
+        return echo(environ, start_response)
+
+    asked: list[bool] = []
+    bench = make_bench(app, keepalive=5)
+    client = bench.connect()
+    client.send(GET)
+    bench.run()
+    for _ in range(2 if what else 1):
+        assert client.read_response().status == 200
+    assert client.is_in(IDLE if what else CLOSED)
+
+
+def test_a_socket_that_the_app_has_taken_over_is_watched_no_more(make_bench: MakeBench) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        environ["gunicorn.socket"].sendall(b"taken")
+        client.send(b"for the app")
+        bench.poll()
+        assert not bench.server.pool.work
+        raise StopIteration
+
+    bench = make_bench(app, keepalive=5)
+    client = bench.connect()
+    client.send(GET)
+    bench.run()
+    assert client.receive_all_there_is() == b"taken"
