@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import itertools
 import socket
-import ssl
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-import trustme
 
 from tests.conftest import WSGI_SERVERS, gunicorn, wsgi_server
 from tests.support.gunicorn import may_end_head_with_bare_lf
 from tests.support.http import Connection, Response
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.support.shapes import BROKEN_NAMES, FAILING_NAMES, SHAPES
+from tests.support.tls import client_context, write_certificate
 
 pytestmark = pytest.mark.long
 
@@ -74,12 +73,10 @@ def test_without_sendfile(worker: str) -> None:
 
 @pytest.mark.parametrize("worker", ["gthread", "sync", "gevent"])
 def test_tls(worker: str, tmp_path: Path) -> None:
-    authority = trustme.CA()
-    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "pem")
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
+    pem = write_certificate(tmp_path / "pem")
+    context = client_context()
     port = free_port()
-    tls = (f"--certfile={tmp_path}/pem", f"--keyfile={tmp_path}/pem", "--threads=4")
+    tls = (f"--certfile={pem}", f"--keyfile={pem}", "--threads=4")
     command = gunicorn(worker, port, "tests.support.shapes:app", *tls)
     with live_server(command, ("127.0.0.1", port)) as server:
         for name in SHAPES:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import ssl
 import tracemalloc
 import weakref
 from collections.abc import Awaitable, Callable
@@ -13,7 +12,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-import trustme
 import uvicorn
 from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
@@ -21,6 +19,8 @@ from asgifast.uvicorn.uploads import ReceivedBody
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from uvicorn.server import ServerState
+
+from tests.support.tls import client_context, server_context
 
 from .protocols import HELLO, TOO_MUCH, Client, Upgraded, body, serving, start, turns
 
@@ -366,18 +366,14 @@ def test_an_upload_over_tls(run: Run, protocol: Any) -> None:
         await answer(send, b"whole")
 
     async def upload() -> None:
-        authority = trustme.CA()
-        theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        authority.issue_cert("localhost").configure_cert(theirs)
-        ours = ssl.create_default_context()
-        authority.configure_trust(ours)
+        ours = client_context()
         config = uvicorn.Config(app, log_config=None, proxy_headers=False, lifespan="off")
         config.load()
         state = ServerState()
         server = await asyncio.get_running_loop().create_server(
             lambda: protocol(config=config, server_state=state, app_state={}),
             "127.0.0.1",
-            ssl=theirs,
+            ssl=server_context(),
         )
         address = server.sockets[0].getsockname()
         reader, writer = await asyncio.open_connection(

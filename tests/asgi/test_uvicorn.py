@@ -8,16 +8,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import ssl
 import struct
 import threading
 from pathlib import Path
 
 import pytest
-import trustme
 
 from tests.support.http import Connection, get
 from tests.support.servers import STOP_S, LiveServer, wait_for
+from tests.support.tls import client_context, write_certificate
 
 from .app import crumbs
 from .servers import OURS, OURS_ON_GUNICORN, asgi_server
@@ -346,18 +345,9 @@ def test_many_at_once(name: str, files: Path) -> None:
 
 @each_uvicorn
 def test_tls(name: str, files: Path, tmp_path: Path) -> None:
-    authority = trustme.CA()
-    certificate = authority.issue_cert("localhost")
-    key = str(tmp_path / "key.pem")
-    certificate.private_key_and_cert_chain_pem.write_to_path(key)
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    extra = (
-        "--ssl-certfile",
-        str(tmp_path / "key.pem"),
-        "--ssl-keyfile",
-        str(tmp_path / "key.pem"),
-    )
+    pem = write_certificate(tmp_path / "key.pem")
+    context = client_context()
+    extra = ("--ssl-certfile", pem, "--ssl-keyfile", pem)
     with asgi_server(name, "tests.asgi.app:app", files, extra=extra) as server:
         large = (files / "large").read_bytes()
         with Connection(server.address, tls=context) as connection:

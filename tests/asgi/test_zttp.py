@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import os
 import socket
-import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +17,6 @@ from types import FrameType
 from typing import Any
 
 import pytest
-import trustme
 import uvicorn
 from asgifast import ASGIFast, FileResponse
 from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
@@ -37,6 +35,8 @@ pytest.importorskip("zttp", reason="zttp is not installed (Python 3.11 or newer)
 pytest.importorskip("uvicorn.protocols.http.auto_zttp_impl", reason="this uvicorn has no zttp")
 
 from asgifast.uvicorn import ZttpH2Protocol, ZttpProtocol
+
+from tests.support.tls import client_context, write_certificate
 
 PATHSEND = "http.response.pathsend"
 ZEROCOPYSEND = "http.response.zerocopysend"
@@ -562,14 +562,8 @@ def test_http_1_1_beside_it(server: LiveServer, files: Path) -> None:
 
 
 def test_http_2_by_alpn(files: Path, tmp_path: Path) -> None:
-    authority = trustme.CA()
-    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(
-        tmp_path / "cert"
-    )
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    context.set_alpn_protocols(["h2", "http/1.1"])
-    extra = ("--ssl-certfile", str(tmp_path / "cert"))
+    context = client_context("h2", "http/1.1")
+    extra = ("--ssl-certfile", write_certificate(tmp_path / "cert"))
     with asgi_server(AUTO, "tests.asgi.app:app", files, extra=extra) as server:
         assert isinstance(server.address, tuple)
         plain = socket.create_connection(server.address, 20.0)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import flask
 import pytest
-import trustme
 from werkzeug.debug import DebuggedApplication
 from werkzeug.middleware.proxy_fix import ProxyFix
 
 from tests.support.http import Connection, get
 from tests.support.servers import free_port, live_server, wait_for
+from tests.support.tls import client_context, server_context
 
 from .serving import KINDS, serve
 
@@ -34,23 +34,14 @@ werkzeug.serving.run_simple(
 """
 
 
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
+@pytest.fixture
+def server_tls() -> ssl.SSLContext:
+    return server_context()
 
 
 @pytest.fixture
-def server_tls(authority: trustme.CA) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("localhost").configure_cert(context)
-    return context
-
-
-@pytest.fixture
-def client_tls(authority: trustme.CA) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    return context
+def client_tls() -> ssl.SSLContext:
+    return client_context()
 
 
 @pytest.fixture

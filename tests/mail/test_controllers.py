@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from aiosmtpd import smtp as stock_smtp
 
 from tests.mail.serving import LARGE, RECIPIENT, SENDER, TEXT, Handler, Line, send, serving
 from tests.support.programs import program
 from tests.support.servers import free_port
+from tests.support.tls import client_context, server_context
 from wsgifast import ConfigurationError
 from wsgifast.mail import SMTP, SMTP_SSL
 from wsgifast.mail import server as fast
@@ -29,23 +29,14 @@ def nodelay(client: smtplib.SMTP) -> int:
     return client.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
+@pytest.fixture
+def server_tls() -> ssl.SSLContext:
+    return server_context()
 
 
 @pytest.fixture
-def server_tls(authority: trustme.CA) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("localhost", "127.0.0.1").configure_cert(context)
-    return context
-
-
-@pytest.fixture
-def client_tls(authority: trustme.CA) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    return context
+def client_tls() -> ssl.SSLContext:
+    return client_context()
 
 
 @pytest.mark.parametrize("spool_bytes", [None, 1000])

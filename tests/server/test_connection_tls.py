@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-import trustme
 
 from tests.support import http2
+from tests.support.tls import client_context, write_certificate
 from tests.workers.bench import Bench, echo, make_bench
 from wsgifast.server.http2 import outgoing
 from wsgifast.server.poller import READ, WRITE
@@ -28,12 +28,8 @@ MakeBench = Callable[..., Bench]
 
 @pytest.fixture(scope="module")
 def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ssl.SSLContext]:
-    authority = trustme.CA()
     path = tmp_path_factory.mktemp("tls") / "server.pem"
-    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(path)
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    return str(path), context
+    return write_certificate(path), client_context()
 
 
 TLSBench = Callable[..., Bench]

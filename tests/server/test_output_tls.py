@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +24,7 @@ from tests.server.output_bench import (
     until_tried_again,
 )
 from tests.support.effort import effort
+from tests.support.tls import client_context, server_context
 from wsgifast.server import sending
 from wsgifast.sockets.options import NEAR_SEND_BUFFER_BYTES
 
@@ -33,12 +33,7 @@ CONTENT = os.urandom(8 * 1024 * 1024)
 
 @pytest.fixture(scope="module")
 def tls() -> TLS:
-    authority = trustme.CA()
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("localhost").configure_cert(server)
-    client = ssl.create_default_context()
-    authority.configure_trust(client)
-    return server, client
+    return server_context(), client_context()
 
 
 @pytest.fixture

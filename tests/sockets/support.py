@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import trustme
+from tests.support.tls import client_context, server_context
 
 __all__ = ["Pair", "tcp_pair", "tls_contexts", "tls_pair", "unix_pair"]
 
@@ -65,9 +65,4 @@ def tls_pair() -> Iterator[Pair]:
 @functools.cache
 def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """A server's and a client's side that trust each other."""
-    authority = trustme.CA()
-    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("localhost").configure_cert(server_side)
-    client_side = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    authority.configure_trust(client_side)
-    return server_side, client_side
+    return server_context(), client_context()

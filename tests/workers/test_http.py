@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import trustme
 
 from tests.support.gunicorn import may_end_head_with_bare_lf
 from tests.support.http import Connection, Response
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
+from tests.support.tls import client_context, write_certificate
 from tests.workers.app import FILE_BYTES, block
 from tests.workers.serving import POLLERS, fast_worker, gunicorn_command, has_setting, stats
 
@@ -61,14 +61,9 @@ def client(
     }
     tls = None
     if kind.startswith("tls"):
-        folder = tmp_path_factory.mktemp("tls")
-        authority = trustme.CA()
-        authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(
-            folder / "server.pem"
-        )
-        options = [f"--certfile={folder / 'server.pem'}", f"--keyfile={folder / 'server.pem'}"]
-        tls = ssl.create_default_context()
-        authority.configure_trust(tls)
+        pem = write_certificate(tmp_path_factory.mktemp("tls") / "server.pem")
+        options = [f"--certfile={pem}", f"--keyfile={pem}"]
+        tls = client_context()
     if "read-write" in kind:
         options += ["--no-sendfile"]
     parser_options = []

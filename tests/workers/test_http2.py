@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import trustme
 from h2.connection import ConnectionState
 
 from tests.support.http import Connection
@@ -20,26 +19,17 @@ from tests.support.http2 import Answer
 from tests.support.http2 import Connected as Client
 from tests.support.programs import program
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
+from tests.support.tls import client_context, write_certificate
 from tests.workers.app import FILE_BYTES, block
 from tests.workers.serving import fast_worker, gunicorn_command, has_setting, stats
 
 pytestmark = pytest.mark.long
 
 
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
 @contextlib.contextmanager
-def tls_server(
-    worker: str, authority: trustme.CA, folder: Path
-) -> Iterator[tuple[LiveServer, ssl.SSLContext]]:
-    pem = folder / "server.pem"
-    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    context.set_alpn_protocols(["h2"])
+def tls_server(worker: str, folder: Path) -> Iterator[tuple[LiveServer, ssl.SSLContext]]:
+    pem = write_certificate(folder / "server.pem")
+    context = client_context("h2")
     options = [f"--certfile={pem}", f"--keyfile={pem}", "--http-protocols=h2,h1"]
     with contextlib.ExitStack() as stack:
         if worker == "FastWorker":
@@ -74,10 +64,10 @@ BODYLESS = {"/small/100", "/status/204"}
 CHANGING = {"SERVER_PORT", "REMOTE_PORT", "thread"}
 
 
-def answers(worker: str, authority: trustme.CA, folder: Path) -> dict[str, object]:
+def answers(worker: str, folder: Path) -> dict[str, object]:
     said: dict[str, object] = {}
     with (
-        tls_server(worker, authority, folder) as (server, context),
+        tls_server(worker, folder) as (server, context),
         Connection(server.address, tls=context) as connection,
     ):
         client = Client(connection.sock)
@@ -98,9 +88,9 @@ def answers(worker: str, authority: trustme.CA, folder: Path) -> dict[str, objec
     return said
 
 
-def test_over_tls_as_gthread_answers(authority: trustme.CA, tmp_path: Path) -> None:
-    expected = answers("gthread", authority, tmp_path)
-    said = answers("FastWorker", authority, tmp_path)
+def test_over_tls_as_gthread_answers(tmp_path: Path) -> None:
+    expected = answers("gthread", tmp_path)
+    said = answers("FastWorker", tmp_path)
     for path in ("/raise/before", "/raise/first"):
         # What an app has raised is not for its client.
         told, untold = expected.pop(path), said[path]
@@ -118,8 +108,8 @@ def test_over_tls_as_gthread_answers(authority: trustme.CA, tmp_path: Path) -> N
     assert echoed.body == block(200_000)
 
 
-def test_over_tls_beside_http_1(authority: trustme.CA, tmp_path: Path) -> None:
-    with tls_server("FastWorker", authority, tmp_path) as (server, context):
+def test_over_tls_beside_http_1(tmp_path: Path) -> None:
+    with tls_server("FastWorker", tmp_path) as (server, context):
         with Connection(server.address, tls=context) as connection:
             client = Client(connection.sock)
             client.begin()
@@ -332,10 +322,10 @@ def test_streams_end_well_when_workers_are_replaced() -> None:
                 assert client.sock.recv(1) == b""
 
 
-def test_h2spec(authority: trustme.CA, tmp_path: Path) -> None:
+def test_h2spec(tmp_path: Path) -> None:
     """The conformance tests of RFC 9113's forerunner and of HPACK."""
     h2spec = program("h2spec")
-    with tls_server("FastWorker", authority, tmp_path) as (server, _):
+    with tls_server("FastWorker", tmp_path) as (server, _):
         port = str(server.address[1])
         command = [h2spec, "-t", "-k", "-o", "20", "-p", port, "-P", "/small/1000"]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=280)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import trustme
 
 from tests.support.http import Connection, Response
 from tests.support.servers import LiveServer, wait_for
+from tests.support.tls import client_context, write_certificate
 from tests.workers.app import PIECE_BYTES, block
 from tests.workers.serving import POLLERS, fast_worker, nothing_left_behind, reset, stats
 
@@ -62,14 +62,10 @@ def impatient(
 
 @contextlib.contextmanager
 def served(folder: Path, **attributes: object) -> Iterator[Client]:
-    authority = trustme.CA()
-    pem = folder / "server.pem"
-    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
-    tls = ssl.create_default_context()
-    authority.configure_trust(tls)
+    pem = write_certificate(folder / "server.pem")
     options = [f"--certfile={pem}", f"--keyfile={pem}", f"--threads={THREADS}", "--keep-alive=30"]
     with fast_worker(*options, attributes={"buffer_bodies": False, **attributes}) as server:
-        yield Client(server, tls)
+        yield Client(server, client_context())
 
 
 def digest(response: Response) -> str:

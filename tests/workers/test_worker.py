@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from gunicorn.config import Config
 
+from tests.support.tls import write_certificate
 from tests.workers.asking import MakeBench, ask, hello
 from tests.workers.bench import Bench, Log, make_bench
 from wsgifast.errors import ConfigurationError
@@ -389,10 +389,8 @@ def test_events_give_an_unfinished_listener_its_turn(make_bench: MakeBench) -> N
 
 
 def test_a_connection_that_cannot_be_made(make_bench: MakeBench, tmp_path: Path) -> None:
-    pem = tmp_path / "server.pem"
-    authority = trustme.CA()
-    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
-    bench = make_bench(hello, certfile=str(pem), keyfile=str(pem))
+    pem = write_certificate(tmp_path / "server.pem")
+    bench = make_bench(hello, certfile=pem, keyfile=pem)
     near, far = socket.socketpair()
     with far:
         bench.server._parser_for = None
@@ -407,9 +405,8 @@ def test_a_connection_that_cannot_be_made(make_bench: MakeBench, tmp_path: Path)
 def test_tls_settings_reach_the_socket(
     make_bench: MakeBench, tmp_path: Path, suppressed: bool
 ) -> None:
-    pem = tmp_path / "server.pem"
-    trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
-    bench = make_bench(hello, certfile=str(pem), keyfile=str(pem), suppress_ragged_eofs=suppressed)
+    pem = write_certificate(tmp_path / "server.pem")
+    bench = make_bench(hello, certfile=pem, keyfile=pem, suppress_ragged_eofs=suppressed)
     client = bench.connect()
     sock = client.near.sock
     assert isinstance(sock, ssl.SSLSocket)
