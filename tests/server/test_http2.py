@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,10 @@ from tests.server.http2_streams import (
     begin,
 )
 from tests.workers.bench import LARGE, echo, make_bench
+from wsgifast.errors import ClientGone
+from wsgifast.server.exchange import Exchange
 from wsgifast.server.http2.frames import ALL_STREAMS
+from wsgifast.server.http2.stream import RUNNING, Stream
 from wsgifast.workers.worker import FastWorker
 
 __all__ = ["begin", "make_bench"]
@@ -350,3 +354,48 @@ def test_streams_begin_under_the_lock(begin: Begin) -> None:
     near.streams = near.outgoing.streams = near.incoming._streams = Streams()
     assert peer.get(method="POST", body=b"a").body == b"a"
     assert peer.get(method="GET").status == 200
+
+
+class Leaves:
+    """A stream whose request is dropped by another thread right after a look at it."""
+
+    def __init__(self, exchange: Any) -> None:
+        self._seen = [exchange]
+
+    @property
+    def exchange(self) -> Any:
+        return self._seen.pop() if self._seen else None
+
+
+def test_a_stream_may_end_while_it_is_queued_or_taken(begin: Begin) -> None:
+    server = begin().bench.server
+    exchange = Exchange(None, 0, b"", {})
+    stream: Any = Leaves(exchange)
+    server._on_queued(stream)
+    assert exchange.queued
+    stream = Leaves(exchange)
+    server._on_taken(stream)
+    assert len(server.counters.take_waits()) == 1
+
+
+def test_a_stream_may_end_while_it_is_failed(begin: Begin) -> None:
+    failed: list[BaseException] = []
+    exchange = Exchange(None, None, b"", {})
+    exchange.streamed = SimpleNamespace(fail=failed.append)
+
+    class Ending(Leaves, Stream):
+        def __init__(self, peer: Peer) -> None:
+            Leaves.__init__(self, None)
+            self._seen = []
+            Stream.__init__(self, peer.near.outgoing, 99, is_head=False)
+
+        def _set(self, exchange: Any) -> None:
+            self._seen = [exchange]
+
+        exchange = property(lambda self: self._seen.pop() if self._seen else None, _set)
+
+    stream = Ending(begin())
+    stream.exchange = exchange
+    stream.state = RUNNING
+    stream.fail(ClientGone("gone"))
+    assert [str(error) for error in failed] == ["gone"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.server.http2_bench import Peer
-from tests.server.http2_streams import NO_ERROR, Begin, another_thread, begin
+from tests.server.http2_streams import CANCEL, NO_ERROR, Begin, another_thread, begin
 from tests.workers.bench import make_bench
 from wsgifast.workers.worker import FastWorker
 
@@ -101,6 +101,21 @@ def test_an_upload_that_waits_for_another(begin: Begin, each: int, status: int) 
     else:
         assert [peer.answers[each].status for each in (waiting, sending)] == [408, 408]
     assert not peer.streams
+
+
+def test_an_answer_that_nobody_takes_is_given_up_while_another_body_comes(begin: Begin) -> None:
+    peer = begin(client={"window": 0}, attributes={"body_limit_bytes": 50_000})
+    refused = peer.ask(method="POST", body=bytes(50_001), ends=False)
+    peer.run()
+    sending = peer.ask(method="POST", body=b"", ends=False)
+    for _ in range(9):
+        peer.run()
+        peer.bench.pass_time(FastWorker.send_timeout_s / 6)
+        peer.take(peer.socket.receive_all_there_is())
+        peer.state.send_data(sending, bytes(5_500))
+    assert peer.answers[refused].status == 413
+    assert peer.answers[refused].reset == CANCEL
+    assert peer.streams == 1
 
 
 def test_expect(begin: Begin) -> None:

@@ -321,12 +321,14 @@ class Server:
             return None
 
     def _on_queued(self, channel: Channel) -> None:
-        if channel.exchange is not None:
-            channel.exchange.queued = time.monotonic()
+        exchange = channel.exchange
+        if exchange is not None:  # a stream may end meanwhile, and drop it
+            exchange.queued = time.monotonic()
 
     def _on_taken(self, channel: Channel) -> None:
-        if channel.exchange is not None:
-            self.counters.count_wait(time.monotonic() - channel.exchange.queued)
+        exchange = channel.exchange
+        if exchange is not None:
+            self.counters.count_wait(time.monotonic() - exchange.queued)
 
     def _run(self, channel: Channel) -> None:
         try:

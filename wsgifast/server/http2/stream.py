@@ -101,11 +101,12 @@ class Stream:
         :raises RequestError: if it is refused.
         :raises OSError: if the temporary file cannot be written.
         """
-        exchange = self.exchange
-        if exchange is not None and exchange.streamed is not None:
-            exchange.streamed.feed(data, size)
+        upload = self._upload
+        if upload is not None:
+            upload.feed(data, size)
             return
         self._session.acknowledge(size, self.number)
+        exchange = self.exchange
         if self.state is RECEIVING and exchange is not None and self._spool is not None:
             self._spool.write(data)
             self._await_more(exchange)
@@ -113,9 +114,9 @@ class Stream:
     def end_request(self) -> bool:
         """The request is complete; returns whether the app can run now."""
         self.has_ended = True
-        exchange = self.exchange
-        if exchange is not None and exchange.streamed is not None:
-            exchange.streamed.end()
+        upload, exchange = self._upload, self.exchange
+        if upload is not None:
+            upload.end()
         if self._spool is None or exchange is None or self.state is not RECEIVING:
             return False
         exchange.body = self._spool.open()
@@ -127,6 +128,12 @@ class Stream:
         self.deadline = math.inf
         if self.exchange is not None:
             self.exchange.queued = time.monotonic()
+
+    @property
+    def _upload(self) -> StreamedUpload | None:
+        exchange = self.exchange  # read once: the thread that ends the stream drops it
+        upload: StreamedUpload | None = None if exchange is None else exchange.streamed
+        return upload
 
     def _await_more(self, exchange: Exchange) -> None:
         uploads = self._session.uploads
@@ -181,13 +188,14 @@ class Stream:
         if self.state is RECEIVING:
             self._session.core.refuse(self, self.exchange, error)
             self.app_is_done()
-        elif self.exchange is not None and self.exchange.streamed is not None:
-            self.exchange.streamed.fail(error)
+        elif (upload := self._upload) is not None:
+            upload.fail(error)
 
     def on_overdue(self) -> None:
         """The client seems to be too slow; the connection's owner calls this."""
-        if self._spool is not None and self.exchange is not None:
-            self._await_more(self.exchange)
+        exchange = self.exchange
+        if self.state is RECEIVING and exchange is not None:
+            self._await_more(exchange)
             if self.deadline > time.monotonic():
                 return  # it has sent other bodies meanwhile
         waited_for = "body" if self.state is RECEIVING else "send"
@@ -203,8 +211,8 @@ class Stream:
             state = self.state
             self.deadline = math.inf
             self.output.fail(error)
-            if self.exchange is not None and self.exchange.streamed is not None:
-                self.exchange.streamed.fail(ClientGone(str(error)))
+            if (upload := self._upload) is not None:
+                upload.fail(ClientGone(str(error)))
             if state is READY or state is RECEIVING:
                 self.state = OVER
         if state is SENDING:
