@@ -432,3 +432,16 @@ def test_its_own_thread_may_be_quicker_than_a_tick() -> None:
     coalescing = Coalescing(lambda: True)
     coalescing.queues = Emptied()
     assert coalescing.tick()
+
+
+def test_a_response_may_end_while_its_queue_is_looked_at(near: Near) -> None:
+    """Metrics look at it without the lock."""
+    seen: list[Any] = []
+
+    class Ending(OutputQueue):
+        backlog = property(lambda self: seen.pop() if seen else None, lambda self, backlog: None)
+
+    queue = Ending(near.queue.sender, near, rules())
+    seen.append(SimpleNamespace(size=5))
+    assert queue.bytes_queued == 5
+    assert queue.bytes_queued == 0

@@ -131,7 +131,9 @@ class OutputQueue:
 
     @property
     def bytes_queued(self) -> int:
-        return 0 if self.backlog is None else self.backlog.size
+        """For any thread, also without the lock."""
+        backlog = self.backlog  # which the end of a response removes
+        return 0 if backlog is None else backlog.size
 
     def holds_blocks(self) -> bool:
         """Whether blocks are held back, which :meth:`flush` would send."""
