@@ -204,9 +204,9 @@ def test_a_path_whose_checks_get_no_answer_is_counted_once() -> None:
         return good(method, headers)
 
     with faulty(breaks_off) as url:
-        report = look_at(url)
-    assert [left.name for left in report.unreached] == ["/"]
-    assert "1 endpoint: 0 good, 1 not reached." in as_text(report)
+        report = look_at(url, ["/", "/more"])
+    assert [left.name for left in report.unreached] == ["/", "/more"]
+    assert "2 endpoints: 0 good, 2 not reached." in as_text(report)
 
 
 def test_nobody_there() -> None:

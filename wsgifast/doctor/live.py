@@ -59,7 +59,7 @@ def look_at(
         try:
             first = client.ask(endpoint.url)
         except NoAnswer as error:
-            if not report.observations:
+            if not report.observations and not report.unreached:
                 raise
             report.unreached.append(Unreached(path, str(error)))
             continue
