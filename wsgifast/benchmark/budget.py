@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import ConfigurationError
+from ..terminal import number_text
 from .results import Result
 from .tables import REQUESTS
 
@@ -61,9 +62,9 @@ class Bar:
         seen = figure.of(result, name)
         if seen is not None and (seen >= self.value if figure.least else seen <= self.value):
             return None
-        said = "is not known" if seen is None else f"is {seen:.3g}{figure.unit}"
+        said = "is not known" if seen is None else f"is {number_text(seen)}{figure.unit}"
         kind = "least" if figure.least else "most"
-        bar = f"{self.value:g}{figure.unit} at the {kind}"
+        bar = f"{self.value:,.10g}{figure.unit} at the {kind}"
         return f"over budget: {result.row.title}, {name}: {self.name} {said}, not {bar}"
 
 

@@ -119,12 +119,8 @@ def plan_gunicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
         "--worker-class=wsgifast.workers.FastWorker",
         f"--threads={threads}",
         f"--bind={options.bind}",
+        *_given(options, "--", "workers", "config", "certfile", "keyfile"),
     ]
-    if options.workers is not None:
-        command.append(f"--workers={options.workers}")
-    for name in ("config", "certfile", "keyfile"):
-        if getattr(options, name) is not None:
-            command.append(f"--{name}={getattr(options, name)}")
     if options.reload:
         command.append("--reload")
     if options.access_log is not None:
@@ -157,12 +153,9 @@ def plan_uvicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
         *_program("uvicorn"),
         "--http=asgifast.uvicorn:HttpToolsProtocol",
         *_uvicorn_address(options.bind),
+        *_given(options, "--", "workers"),
+        *_given(options, "--ssl-", "certfile", "keyfile"),
     ]
-    if options.workers is not None:
-        command.append(f"--workers={options.workers}")
-    for name in ("certfile", "keyfile"):
-        if getattr(options, name) is not None:
-            command.append(f"--ssl-{name}={getattr(options, name)}")
     graceful_s = _GRACEFUL_S
     if options.reload:
         command.append("--reload")
@@ -176,6 +169,12 @@ def plan_uvicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
         arguments["json_log"] = True
     decided = f"{loaded.target} is an ASGI app: uvicorn with asgifast's protocol"
     return Plan(command, decided, {ARGUMENTS: json.dumps(arguments)})
+
+
+def _given(options: argparse.Namespace, prefix: str, *names: str) -> list[str]:
+    """The options of these names that were given, as the server has them."""
+    values = {name: getattr(options, name) for name in names}
+    return [f"{prefix}{name}={value}" for name, value in values.items() if value is not None]
 
 
 def _program(name: str) -> list[str]:
