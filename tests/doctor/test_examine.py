@@ -5,10 +5,16 @@ from __future__ import annotations
 import importlib
 import threading
 import time
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import FileResponse, PlainTextResponse
+from starlette.routing import Route
 
 from tests.doctor.apps import ASGI_SHAPES, SHAPES, asgi_app, failing_asgi_app, wsgi_app
 from tests.support.servers import wait_for
@@ -47,6 +53,25 @@ def test_what_would_be_gained_is_measured() -> None:
 def test_a_body_to_head_has_no_length_to_be_wrong(app: Any) -> None:
     report = examine(app, [Endpoint("/good", "/good", "test", "HEAD")])
     assert not report.of("wrong"), as_text(report)
+
+
+def test_a_file_that_loses_its_compression(tmp_path: Path) -> None:
+    (tmp_path / "app.js").write_text("x" * 10_000)
+
+    async def file(request: Any) -> FileResponse:
+        return FileResponse(tmp_path / "app.js")
+
+    async def page(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("x" * 10_000)
+
+    routes = [Route("/app.js", file), Route("/page", page)]
+    gzip = Middleware(GZipMiddleware)
+    report = examine(Starlette(routes=routes, middleware=[gzip]), ["/app.js", "/page"])
+    (finding,) = [finding for finding in report.findings if finding.id == "WF024"]
+    assert finding.endpoint.url == "/app.js"
+    assert "in gzip; under ASGIFast uncompressed" in finding.what
+    report = examine(Starlette(routes=routes), ["/app.js"])
+    assert "WF024" not in [finding.id for finding in report.findings]
 
 
 def test_a_slow_reader_is_tried() -> None:

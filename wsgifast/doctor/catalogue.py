@@ -208,6 +208,18 @@ _ENTRIES = (
         "It passes the chunks on as they come, and never joins them.",
     ),
     Entry(
+        "WF024",
+        "info",
+        "a file that loses its compression",
+        "A middleware compresses the file as it is read, but not when the server sends it, as "
+        "Starlette's GZipMiddleware does.",
+        "Under ASGIFast or asgifast's protocols the server takes less CPU time for it, and clients "
+        "load more bytes.",
+        "wsgifast compress writes .gz, .br and .zst files once, and asgifast.StaticFiles sends "
+        "them. ASGIFast(app, pathsend=False) has the app read its files, so that they are "
+        "compressed as before.",
+    ),
+    Entry(
         "WF030",
         "slow",
         "many small body messages",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -88,9 +89,20 @@ def _observe(contenders: dict[str, _Record], endpoint: Endpoint) -> Observation:
         del measured["coalesced"]
     if raw.chunks.count > 1 or raw.file_bytes:
         seen.costs = _costs(measured, endpoint)
+    if raw.status == 200 and "sendfile" in contenders:
+        seen.lost_coding = _lost_coding(contenders, endpoint)
     if (raw.declared or raw.chunks.total) >= _HOLDING_BYTES:
         raw.held = record(endpoint, reads=False, inspect=False).held
     return seen
+
+
+def _lost_coding(contenders: dict[str, _Record], endpoint: Endpoint) -> str | None:
+    """See Observation.lost_coding: most clients accept gzip, which the other requests do not."""
+    asks = replace(endpoint, headers=(*endpoint.headers, ("Accept-Encoding", "gzip")))
+    coding = contenders["raw"](asks).header("Content-Encoding")
+    if coding is None or contenders["sendfile"](asks).header("Content-Encoding") is not None:
+        return None
+    return coding
 
 
 def _least_blocked_s(seen: Observation, record: _Record) -> float:

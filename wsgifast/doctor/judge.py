@@ -157,6 +157,10 @@ def _remarks(seen: Observation) -> Iterator[Finding | None]:
     coding = raw.header("Content-Encoding")
     if coding is not None and coding.lower() != "identity":
         yield _finding("WF022", seen, f"a body in {coding}", "compress static files beforehand")
+    if seen.lost_coding is not None:
+        what = f"a file in {seen.lost_coding}; under ASGIFast uncompressed"
+        fix = "wsgifast compress, and StaticFiles; or ASGIFast(app, pathsend=False)"
+        yield _finding("WF024", seen, what, fix)
     is_file = raw.file_bytes is not None or raw.by_sendfile > 0
     if is_file and raw.status == 200 and not _has_validator(raw):
         wrap = _ASGI_WRAP if raw.returned == "messages" else _WRAP

@@ -143,12 +143,14 @@ class Observation:
     :ivar raw: the app as it is.
     :ivar wrapped: under WSGIFast or ASGIFast with their defaults.
     :ivar costs: by "raw", "wrapped", and "coalesced" (WSGIFast(coalesce=True)) or "sendfile".
+    :ivar lost_coding: the coding in which an ASGI app sends a file, though not by sendfile.
     """
 
     endpoint: Endpoint
     raw: Recording
     wrapped: Recording
     costs: dict[str, Cost] = field(default_factory=dict)
+    lost_coding: str | None = None
 
 
 @dataclass(frozen=True)
