@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from wsgifast import ConfigurationError
+from wsgifast import ConfigurationError, WSGIFastError
 from wsgifast.benchmark.budget import budget, over_budget
 from wsgifast.benchmark.load import Client, Load, Seen, Task
 from wsgifast.benchmark.measuring import measure
@@ -314,6 +314,16 @@ def test_each_table_has_a_file_of_its_own(tmp_path: Path) -> None:
     )
     assert status == 0
     assert {path.name for path in tmp_path.iterdir()} == {"one.json", "all.html"}
+
+
+def test_figures_are_told_where_they_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.json").mkdir()
+    row = Row("a.key", "a row", (Contender("a", client=client(7.0)),), client())
+    with pytest.raises(WSGIFastError, match=r"one\.json"):
+        measure([Table("one", "One", [row])], Profile(1.0, 1), folder=tmp_path)
+    assert "a row [a.key]" in capsys.readouterr().out
 
 
 def test_a_row_that_fails_leaves_the_others_as_they_are(

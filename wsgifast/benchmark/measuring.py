@@ -50,13 +50,14 @@ def measure(
         results, failed = _measured(table, profile, host)
         status = failed or status
         if results:
+            notes = "".join(f"\n- {note}" for note in table.notes)
+            text = results_text(results, output_width())
+            print(f"\n{table.title}\n\n{text}{notes}", flush=True)
             path = folder / f"{table.name}.json"
             rows = _rows(path) if keep_rows else {}
             rows.update(rows_figures(results, profile, when))
             write_file(path, as_json(table.title, rows))
-            notes = "".join(f"\n- {note}" for note in table.notes)
-            text = results_text(results, output_width())
-            print(f"\n{table.title}\n\n{text}{notes}\n\n{path}", flush=True)
+            print(f"\n{path}", flush=True)
             parts.append((table, results))
         if failed == _STATUS_STOPPED:
             break
