@@ -134,7 +134,8 @@ class WSGIFast:
         self.ranges = ranges
         self.conditional = conditional
         self.front_server = front_server_of(accel_redirect, x_sendfile)
-        self._nodelay_set: set[weakref.ref[Any]] = set()
+        # The open connections that have it, by the id() of their socket.
+        self._nodelay_set: dict[int, weakref.ref[Any]] = {}
         self._call = app
         check_rate(report_slow_shapes)
         if report_slow_shapes:
@@ -208,8 +209,13 @@ class WSGIFast:
         if head.forwarded:  # write() was used, and may have sent a part
             return self._send_stream(environ, head, content)
         if shape is HELD_WHOLE:
+            if not head.no_body and _is_one_block(content, head.length):
+                head.forward()
+                environ[ROUTE] = "as-is"
+                environ[CHUNKS] = 1
+                return body  # type: ignore[return-value]
             # By the wrappers' own iteration, which may encode or count each chunk.
-            return ClosedWith(_send_whole(environ, head, list(content)), body)
+            return ClosedWith(_send_whole(environ, head, list(body)), body)  # type: ignore[call-overload]
         return _send_whole(environ, head, content, "rescued")
 
     def _send_stream(
@@ -308,14 +314,24 @@ class WSGIFast:
             sock = owned_socket(environ.get("wsgi.input"))
             if sock is None:
                 return
-        done = self._nodelay_set
-        if weakref.ref(sock) in done:
+        done, key = self._nodelay_set, id(sock)
+        if key in done:
             return  # a later request of the same connection
         try:
             set_nodelay(sock)
         except OSError:
             return  # the client has gone; the server will notice when it writes
-        done.add(weakref.ref(sock, done.discard))
+        done[key] = weakref.ref(sock, lambda ref: done.pop(key, None))
+
+
+def _is_one_block(chunks: Any, length: int | None) -> bool:
+    """Whether a body is one block of bytes, as long as its Content-Length."""
+    return (
+        (type(chunks) is list or type(chunks) is tuple)
+        and len(chunks) == 1
+        and type(chunks[0]) is bytes
+        and len(chunks[0]) == length
+    )
 
 
 def _send_whole(

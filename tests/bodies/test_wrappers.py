@@ -213,6 +213,18 @@ def test_a_generator_in_flask_is_streamed_and_closed_first() -> None:
     assert closed[0] == "source"
 
 
+def test_one_block_of_the_declared_length_is_passed_on_as_the_app_returned_it() -> None:
+    returned: list[object] = []
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        returned.append(flask_app(b"page")(environ, start_response))
+        return returned[-1]  # type: ignore[return-value]
+
+    server = check(app, "as-is")
+    assert server.result is returned[-1]
+    assert server.sent == [b"page"]
+
+
 class Shouting(ClosingIterator):
     def __next__(self) -> bytes:
         return super().__next__().upper()

@@ -48,17 +48,17 @@ def classify(body: Any, server_wrapper: object = None) -> tuple[Shape, Any]:
     """Classify a body.
 
     :param server_wrapper: the server's `wsgi.file_wrapper`, if it has one.
-    :returns: the shape, and with it the body; for a file, the file inside any known wrapper; for a
-        refused body, what the app's author should return instead.
+    :returns: the shape, and with it the body; for a list or a file, that inside any known wrapper;
+        for a refused body, what the app's author should return instead.
     """
     kind = type(body)
     if kind is list or kind is tuple:
         return WHOLE, body
-    if isinstance(body, (str, bytes, bytearray, memoryview)):
-        return BARE, body
     held = held_in(body)
     if held is not body and holds_all(held):
-        return HELD_WHOLE, body
+        return HELD_WHOLE, held
+    if isinstance(body, (str, bytes, bytearray, memoryview)):
+        return BARE, body
     if type(held) is SegmentedBody:
         # The wrapper around it closes it.
         return PASS, held if held is body else SegmentedBody(held.segments, body.close)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from types import GeneratorType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from ..errors import ConfigurationError
 from .files import FileSlice, segment_of
@@ -56,10 +55,10 @@ _HOLDERS: dict[str, Callable[[Any], object]] = {
     "wsgifast.bodies.segments.SegmentedBlocks": attrgetter("body"),
     "wsgifast.bodies.streams.ClosedWith": attrgetter("blocks"),
 }
-# Generators that encode text and pass bytes on: the argument that they iterate.
+# Generators that encode text and pass bytes on: their module, and the argument that they iterate.
 _ENCODERS = {
-    "cherrypy.lib.encoding.ResponseEncoder.encode_stream.<locals>.encoder": "body",
-    "werkzeug.wrappers.response._iter_encoded": "iterable",
+    "ResponseEncoder.encode_stream.<locals>.encoder": ("cherrypy.lib.encoding", "body"),
+    "_iter_encoded": ("werkzeug.wrappers.response", "iterable"),
 }
 # Files whose iteration gives the same bytes as read().
 _BINARY_FILES = (io.BytesIO, io.BufferedRandom, io.BufferedReader, io.FileIO, FileSlice)
@@ -68,7 +67,9 @@ _WHOLE: tuple[type, ...] = (list, tuple, type(iter([])), type(iter(())))
 # Wrappers that users have registered.
 _registered: dict[type, Callable[[Any], object]] = {}
 # For each class seen so far, the function that returns what an instance holds; None for no wrapper.
-_getters: WeakKeyDictionary[type, Callable[[Any], object] | None] = WeakKeyDictionary()
+_getters: dict[type, Callable[[Any], object] | None] = {}
+# An app may make classes for as long as it runs; beyond so many they are looked up each time.
+_MAX_GETTERS = 500
 
 
 def register_file_wrapper(wrapper: type, get_file: Callable[[Any], object]) -> None:
@@ -93,10 +94,7 @@ def held_in(body: object) -> object:
     """
     while True:
         kind = type(body)
-        try:
-            getter = _getters[kind]
-        except KeyError:
-            getter = _getters[kind] = _getter_for(kind)
+        getter = _getters[kind] if kind in _getters else _getter_for(kind)
         held = None if getter is None else getter(body)
         if held is None:
             return body
@@ -114,8 +112,7 @@ def iterated(body: Any) -> Iterable[Any]:
     Django looks the charset up for every chunk of text, which takes longer than encoding it. It is
     still the body whose close() has to be called.
     """
-    held_in(body)  # fills _getters
-    if _getters[type(body)] is _streamed_by_django:
+    if _getter_for(type(body)) is _streamed_by_django:
         return body if body.is_async else _encoded_as_by_django(body, body._iterator)
     if _name(body) == "werkzeug.wsgi.ClosingIterator":
         inner: Iterator[Any] = body._next.args[0]
@@ -139,18 +136,26 @@ def known_file(held: object) -> object | None:
 
 
 def _getter_for(kind: type) -> Callable[[Any], object] | None:
+    if kind in _getters:
+        return _getters[kind]
     if kind is GeneratorType:
-        return _encoded_by
-    return _HOLDERS.get(f"{kind.__module__}.{kind.__qualname__}") or _django_getter(kind)
+        getter: Callable[[Any], object] | None = _encoded_by
+    else:
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        getter = _HOLDERS.get(name) or _django_getter(kind)
+    if len(_getters) < _MAX_GETTERS:
+        _getters[kind] = getter
+    return getter
 
 
 def _encoded_by(generator: Any) -> object | None:
     """Return what a framework's generator encodes, if it has not been started."""
-    if inspect.getgeneratorstate(generator) != inspect.GEN_CREATED:
+    encoder = _ENCODERS.get(generator.__qualname__)
+    if encoder is None or inspect.getgeneratorstate(generator) != inspect.GEN_CREATED:
         return None
-    module = generator.gi_frame.f_globals.get("__name__")
-    argument = _ENCODERS.get(f"{module}.{generator.__qualname__}")
-    return None if argument is None else generator.gi_frame.f_locals[argument]
+    module, argument = encoder
+    frame = generator.gi_frame
+    return frame.f_locals[argument] if frame.f_globals.get("__name__") == module else None
 
 
 def _django_getter(kind: type) -> Callable[[Any], object] | None:

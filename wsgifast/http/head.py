@@ -40,9 +40,11 @@ _HOP_BY_HOP = frozenset(
     }
 )  # fmt: skip
 
-# Caches of checked statuses, with their codes, and of checked header names, as sent and in lower
-# case; hop-by-hop names are not among them. Apps use a few of each.
+# Caches of checked statuses, with their codes, of an app's values of Content-Length, and of checked
+# header names, as sent and in lower case; hop-by-hop names are not among them. Apps use a few of
+# each.
 _codes: dict[str, int] = {}
+_lengths: dict[str, int] = {}
 _names: dict[str, tuple[str, str]] = {}
 _MAX_CACHED = 500
 # Of a str subclass, such as an enum's member, the characters are checked and sent; its format() may
@@ -245,7 +247,12 @@ def declared_length(headers: Iterable[tuple[str, str]]) -> int | None:
         for name, value in headers:
             # The cheaper comparison first: it usually decides.
             if len(name) == 14 and name.lower() == "content-length":
-                length = _agreed(length, value)
+                known = _lengths.get(value) if type(value) is str else None
+                if known is None or (length is not None and length != known):
+                    known = _agreed(length, value)
+                    if len(_lengths) < _MAX_CACHED:
+                        _lengths[value] = known
+                length = known
     except BodyError:
         raise
     except (AttributeError, TypeError, ValueError):

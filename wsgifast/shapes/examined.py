@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..bodies.classify import HELD_WHOLE, STREAM, WHOLE, classify
 from ..bodies.streams import close_body, is_event_stream
-from ..bodies.wrappers import held_in
 from ..metrics.patterns import PATTERN, call_noting_pattern
 from .reports import EXAMINED_CHUNKS, Reports
 from .rule import BodySeen, Chunks
@@ -50,9 +49,8 @@ class Examined:
             )
 
         body: Any = call_noting_pattern(self._app, environ, start)
-        shape, _ = classify(body, environ.get("wsgi.file_wrapper"))
+        shape, held = classify(body, environ.get("wsgi.file_wrapper"))
         if shape is WHOLE or shape is HELD_WHOLE:
-            held: Any = held_in(body)
             # If it is an iterator over a list, a copy is consumed.
             listed = held if isinstance(held, (list, tuple)) else list(copy.copy(held))
             sizes = [_size(chunk) for chunk in listed[:EXAMINED_CHUNKS]]
