@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,7 @@ from tests.support.servers import ROOT, START_S, wait_for
 pytestmark = pytest.mark.long
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_its_servers_end_with_it(number: signal.Signals, tmp_path: Path) -> None:
     app = "tests.benchmark.apps:app"
     # gunicorn's workers are not our children.
@@ -31,6 +32,8 @@ def test_its_servers_end_with_it(number: signal.Signals, tmp_path: Path) -> None
         env={**os.environ, "TMPDIR": str(files)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        # Under nohup it would be ignored.
+        preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),
     ) as process:
         try:
             benchmark = psutil.Process(process.pid)

@@ -145,7 +145,8 @@ def started(
     guard = _guard().fileno()
     # Python drops what is raised in the functions that it calls at a fork (os.register_at_fork): a
     # signal that is to end this process waits until the fork is over.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
 
     def announce() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -189,32 +190,34 @@ def _guard() -> IO[bytes]:
 
 @contextlib.contextmanager
 def temporary_folder(name: str) -> Iterator[Path]:
-    """A new folder, removed at the end of the block: by Ctrl-C and SIGTERM too."""
+    """A new folder, removed at the end of the block: by Ctrl-C, SIGTERM and SIGHUP too."""
     with orderly_end(), tempfile.TemporaryDirectory(prefix=f"wsgifast-{name}-") as folder:
         yield Path(folder)
 
 
 @contextlib.contextmanager
 def orderly_end() -> Iterator[None]:
-    """Let SIGTERM end this process as Ctrl-C does: through every `finally` on the way.
+    """Let SIGTERM, and the SIGHUP of a terminal that closes, end this process as Ctrl-C does.
 
-    Leaves a handler of the program's own alone; without effect in any but the main thread, which
-    is the one that runs handlers.
+    That is through every `finally` on the way. Leaves handlers of the program's own alone; without
+    effect in any but the main thread, which is the one that runs handlers.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
+    signals = (signal.SIGTERM, signal.SIGHUP) if in_main_thread else ()
+    ours = [number for number in signals if signal.getsignal(number) is signal.SIG_DFL]
 
     def end(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # timeout(1) sends it twice: clean up in peace
+        for each in ours:
+            signal.signal(each, signal.SIG_IGN)  # timeout(1) sends it twice: clean up in peace
         sys.exit(128 + number)  # as shells report the end by a signal
 
-    signal.signal(signal.SIGTERM, end)
+    for number in ours:
+        signal.signal(number, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def free_port(host: str = HOST) -> int:
