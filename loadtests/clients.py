@@ -209,9 +209,12 @@ def raw(
                     else:
                         times.append((time.perf_counter() - asked) * 1e3)
 
-        with ThreadPoolExecutor(connections) as pool:
-            for asking in [pool.submit(ask) for _ in range(connections)]:
-                asking.result()
+        # This thread asks too, so that Ctrl-C ends a run of one connection at once.
+        with ThreadPoolExecutor(max(1, connections - 1)) as pool:
+            others = [pool.submit(ask) for _ in range(connections - 1)]
+            ask()
+            for each in others:
+                each.result()
         seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
         ms = percentiles(times)
         return Load(len(times), errors.total(), sum(sizes), seconds, ms, dict(errors), cpu)
