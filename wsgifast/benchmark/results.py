@@ -38,10 +38,6 @@ class Ratio:
         :raises ValueError: if there are no rounds, or not equally many of both.
         :raises ZeroDivisionError: if a base figure is 0.
         """
-        if not base or len(contender) != len(base):
-            raise ValueError(
-                f"{len(contender)} rounds against {len(base)}: need equal, one or more"
-            )
         ratios = [one / other for one, other in zip(contender, base, strict=True)]
         return cls(median(ratios), min(ratios), max(ratios))
 
