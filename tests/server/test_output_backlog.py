@@ -16,7 +16,7 @@ import pytest
 from tests.server.near_output import CONTENT, SIZE, blocks, content, file, in_quick_succession, near
 from tests.server.output_bench import Near, drain_armed, rules
 from tests.support.descriptors import open_descriptors
-from wsgifast.server import look_ahead, output_memory, sending
+from wsgifast.server import limits, look_ahead, output_memory, sending
 
 __all__ = ["content", "file", "in_quick_succession", "near"]
 
@@ -229,7 +229,8 @@ def test_crumbs_wait_in_few_pieces_of_memory() -> None:
 
 def test_a_client_must_take_some_bytes_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(sending, "time", SimpleNamespace(monotonic=lambda: now))
+    for module in (limits, sending):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     near = Near(rules(timeout_s=60.0, least_bytes_per_s=500.0))
     queue = near.queue
     try:
@@ -264,7 +265,8 @@ def test_the_time_of_the_disk_is_not_the_clients(
         now += 500.0
         return sendfile(out, fd, offset, size)
 
-    monkeypatch.setattr(sending, "time", SimpleNamespace(monotonic=lambda: now))
+    for module in (limits, sending):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(look_ahead, "cached_bytes", lambda fd, offset, size: 0)
     monkeypatch.setattr(os, "sendfile", slow)
     near = Near(rules(timeout_s=60.0, least_bytes_per_s=500.0))

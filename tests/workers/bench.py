@@ -33,12 +33,12 @@ from wsgifast.server import (
     sending,
     server,
 )
-from wsgifast.server.http2 import incoming, multiplexer, outgoing, stream, uploads, window_wait
+from wsgifast.server.http2 import incoming, multiplexer, outgoing, stream, uploads
 from wsgifast.workers import FastWorker
 
 _WITH_A_CLOCK = (
     application, connection, endpoint, exchange, incoming, limits, multiplexer, outgoing, output,
-    sending, server, stream, uploads, window_wait,
+    sending, server, stream, uploads,
 )  # fmt: skip
 PEER = ("192.0.2.1", 4711)
 # More than a Unix socket's buffers take.

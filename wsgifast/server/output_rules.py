@@ -8,7 +8,7 @@ from typing import Protocol
 
 from .counters import Counters
 from .disk import DiskThreads
-from .limits import time_left_s
+from .limits import ClientWait
 from .look_ahead import CachedRuns
 from .output_memory import OutputMemory
 
@@ -88,6 +88,6 @@ class OutputRules:
     counters: Counters
     share_work: Callable[[], object]
 
-    def time_left_s(self, waited_s: float, taken: int) -> float:
-        """Return for how many more seconds to wait; see :func:`.limits.time_left_s`."""
-        return time_left_s(self.timeout_s, self.least_bytes_per_s, taken, waited_s)
+    def new_wait(self) -> ClientWait:
+        """A client is waited for, for the first time in its response."""
+        return ClientWait(self.timeout_s, self.least_bytes_per_s)

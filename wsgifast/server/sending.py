@@ -39,6 +39,7 @@ from ..sockets.sendfile import (
     send_file_once,
 )
 from .backlog import Backlog
+from .limits import ClientWait
 from .look_ahead import LookAhead
 from .output_rules import OutputRules
 from .transport import WOULD_BLOCK
@@ -124,8 +125,8 @@ class Sender:
     """
 
     __slots__ = (
-        "_ahead", "_deadline", "_full_since", "_is_full", "_may_grow", "_refusals", "_refused",
-        "_rules", "_sized", "_sock", "_taken", "_waiting_since", "encrypts", "send", "sends_files",
+        "_ahead", "_full_since", "_is_full", "_may_grow", "_refusals", "_refused", "_rules",
+        "_sized", "_sock", "_taken", "_wait", "encrypts", "send", "sends_files",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, rules: OutputRules) -> None:
@@ -141,9 +142,8 @@ class Sender:
         self._ahead: LookAhead | None = None  # made for the first file
         self._refused = 0  # bytes of a file that TLS has refused, and must be given again
         self._refusals = 0  # writable events in a row after which nothing was taken
-        self._waiting_since: float | None = None  # for the client
-        self._taken = 0  # bytes, since then
-        self._deadline = 0.0
+        self._wait: ClientWait | None = None  # until all of the response is sent
+        self._taken = 0  # bytes
 
     def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
         """Send until the socket is full, the turn is over, or a disk is needed.
@@ -181,27 +181,22 @@ class Sender:
             self._refusals += 1
             starves = not self.encrypts or self._refusals >= _TLS_REFUSALS
             return Turn.AGAIN if starves else Turn.FULL
-        self._waiting_since = None
+        self._wait = None
         return Turn.DONE
 
     def wait_until(self, *, again: bool) -> float:
         """See :class:`SenderLike`."""
         self._limit_buffer()
-        now = time.monotonic()
         if self._may_grow:
-            self._full_since = now
-        if again:
-            return self._deadline
-        if self._waiting_since is None:
-            self._waiting_since = now
-            self._taken = 0
-        self._deadline = now + self._rules.time_left_s(now - self._waiting_since, self._taken)
-        return self._deadline
+            self._full_since = time.monotonic()
+        if self._wait is None:
+            self._wait = self._rules.new_wait()
+        return self._wait.deadline if again else self._wait.begin()
 
     def pace(self, now: float) -> tuple[float, int] | None:
         """See :class:`SenderLike`."""
-        since, taken = self._waiting_since, self._taken
-        return None if since is None else (now - since, taken)
+        wait = self._wait
+        return None if wait is None else wait.pace(now)
 
     # Bytes
 
@@ -212,12 +207,17 @@ class Sender:
             del buffers[1:]
             rest = buffers[0][self.send(buffers[0]) :]
             self._is_full = False
-            self._taken += backlog.replace_buffers(1, [rest] if rest else ())
+            self._count(backlog.replace_buffers(1, [rest] if rest else ()))
             return
         flags = MSG_MORE if file_follows and self.sends_files else 0
         left = send_some(self._sock, buffers, flags)
         self._is_full = bool(left)
-        self._taken += backlog.replace_buffers(len(buffers), left)
+        self._count(backlog.replace_buffers(len(buffers), left))
+
+    def _count(self, size: int) -> None:
+        self._taken += size
+        if self._wait is not None:
+            self._wait.taken += size
 
     # Files
 
@@ -227,14 +227,12 @@ class Sender:
         :returns: an argument for :meth:`record_file`.
         :raises OSError: as :meth:`take_turn`.
         """
-        began = time.monotonic()
+        if self._wait is not None:
+            self._wait.end()  # the client is not to blame for the disk
         try:
             return self._send_file(backlog, segment, _DISK_STEP_BYTES, may_wait=True) or 0
         except WOULD_BLOCK:
             return 0
-        finally:
-            if self._waiting_since is not None:  # the client is not to blame for the disk
-                self._waiting_since += time.monotonic() - began
 
     def record_file(self, backlog: Backlog, done: int | bytes) -> None:
         """Record how many bytes of the first file were sent, or what was read to be sent next."""
@@ -242,7 +240,7 @@ class Sender:
             backlog.insert_read(done)
             self._refused = 0  # from now on it is kept until it is sent
             return
-        self._taken += done
+        self._count(done)
         if self.sends_files:
             self._rules.counters.sendfile_bytes += done
         backlog.advance_file(done, by_kernel=self.sends_files)

@@ -24,13 +24,12 @@ from h2.exceptions import ProtocolError
 
 from ...errors import ClientGone
 from ..endpoint import Core, Endpoint
-from ..limits import UploadPace
+from ..limits import ClientWait, UploadPace
 from ..output import OutputQueue
 from ..poller import READ, WRITE
 from ..sending import LONG_TURN_BYTES, Sender
 from .floods import Floods
 from .frames import Frames, goaway
-from .window_wait import WindowWait
 
 __all__ = ["LEAVING", "LOST", "OPEN", "Outgoing"]
 
@@ -85,7 +84,7 @@ class Outgoing:
         self._is_pumping = self._is_pump_pushed = False
         self._wants_write = False  # the output queue waits for the socket
         self.until_sent = math.inf  # and gives the client up then
-        self._window_wait: WindowWait | None = None  # for the connection's window
+        self._window_wait: ClientWait | None = None  # for the connection's window
         self.blocked_until = math.inf  # and the client is given up then
 
     # Windows of the client's bodies; for any thread.
@@ -158,7 +157,7 @@ class Outgoing:
         if stream.is_held_back:
             self.cap_deadline(stream.deadline)
             if self.frames.window <= 0:
-                self._window_wait = self._window_wait or WindowWait(self.rules)
+                self._window_wait = self._window_wait or self.rules.new_wait()
                 self.blocked_until = self._window_wait.begin()
                 self.cap_deadline(self.blocked_until)
             return

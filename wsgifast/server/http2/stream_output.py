@@ -18,9 +18,9 @@ from ...errors import ClientGone
 from ...sockets.page_cache import view_cached
 from ...sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated
 from ..backlog import Backlog
+from ..limits import ClientWait
 from ..output import OutputOwner, OutputQueue
 from ..sending import Turn
-from .window_wait import WindowWait
 
 if TYPE_CHECKING:
     from .outgoing import Outgoing
@@ -53,7 +53,7 @@ class StreamSender:
     def __init__(self, session: Outgoing, number: int) -> None:
         self._session = session
         self._number = number
-        self._window_wait: WindowWait | None = None  # most streams need none
+        self._window_wait: ClientWait | None = None  # most streams need none
         self.head: Fields | None = None
         self.has_head = False
         self.trailers: Fields = []
@@ -122,7 +122,7 @@ class StreamSender:
         if self._session.frames.stream_window(self._number) > 0:
             return math.inf  # the connection keeps it waiting, which has a deadline of its own
         if self._window_wait is None:
-            self._window_wait = WindowWait(self._session.rules)
+            self._window_wait = self._session.rules.new_wait()
         return self._window_wait.begin()
 
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
