@@ -61,10 +61,13 @@ class Instrumented:
         if recorder is None and span is None:
             await self._app(scope, receive, send)
             return
+        active = None
         if recorder is None:
             pass
         elif self._metrics is not None:
-            self._metrics.started.append((scope["method"], scope.get("scheme", "http")))
+            scheme = scope["scheme"] if "scheme" in scope else "http"  # noqa: SIM401
+            active = self._metrics.active[scope["method"], scheme]
+            active.append(None)
         else:
             self._begin(recorder, scope)
         # Attribute by attribute: a constructor would be one more call for every request.
@@ -93,6 +96,8 @@ class Instrumented:
                 self._record(scope, request, span)
             except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
                 self._failures.log()
+            if active:
+                active.pop()
             del request.app_scope  # which has the request
 
     def _begin(self, recorder: Recorder, scope: Scope) -> None:
@@ -125,11 +130,18 @@ class Instrumented:
         recorder = request.recorder
         if recorder is None:
             return
-        seconds = perf_counter() - request.began
-        recorder.record(
-            scope["method"], scope.get("scheme", "http"), request.status, pattern, request.route,
-            seconds, size,
+        now = perf_counter()
+        record = (
+            scope["method"], scope.get("scheme", "http"), request.status,
+            pattern, request.route, now - request.began, size,
         )  # fmt: skip
+        metrics = self._metrics
+        if metrics is None:
+            recorder.record(*record)
+        else:  # as RequestMetrics.record() does, without a call
+            metrics.records.extend(record)
+            if now > metrics.look_at:
+                metrics.look(now)
         if length_error is not None:
             recorder.count_length_error(length_error)
         if request.left:

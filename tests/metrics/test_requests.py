@@ -82,14 +82,17 @@ def test_without_a_route_only_the_request_is_told() -> None:
     assert not _points(metrics, "wsgifast_responses_total")
 
 
-def test_what_clients_invent_takes_no_memory() -> None:
+def test_what_clients_invent_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_metrics, "_MAX_LABELS", 100)
     metrics = RequestMetrics()
-    for number in range(3 * request_metrics.BATCH_SIZE):
+    for number in range(3 * request_metrics._BATCH_SIZE):
         metrics.begin(f"M{number}", f"s{number}")
         _record(metrics, method=f"M{number}", scheme=f"s{number}")
     assert list(_points(metrics, _DURATION)) == [("_OTHER", "_OTHER", "200", "/items/<id>")]
     assert _active(metrics) == {("_OTHER", "_OTHER"): 0}
-    assert len(metrics._series) == 1
+    assert len(metrics._series.known) == 1
+    assert len(metrics._series) <= 100
+    assert len(metrics.active) <= 100
 
 
 def test_distinct_patterns_are_limited() -> None:
@@ -151,7 +154,7 @@ def test_series_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_lost_between_threads() -> None:
     metrics = RequestMetrics()
-    each = 5 * request_metrics.BATCH_SIZE
+    each = 5 * request_metrics._BATCH_SIZE
 
     def work() -> None:
         for _ in range(each):
@@ -199,13 +202,15 @@ def test_records_of_several_labels_in_one_batch() -> None:
         assert (sum(size.counts), size.total) == (5, total)
 
 
-def test_records_are_bounded_and_collected() -> None:
+def test_records_are_bounded_and_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_metrics, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(request_metrics, "_MAX_UNSORTED", 300)
     metrics = RequestMetrics()
-    for number in range(3 * request_metrics.BATCH_SIZE):
+    for number in range(3 * request_metrics._BATCH_SIZE):
         metrics.begin("GET", "http")
         _record(metrics)
-        assert len(metrics.records) < request_metrics.BATCH_SIZE
-        assert len(metrics.started) < request_metrics.BATCH_SIZE
+        assert len(metrics.records) < (request_metrics._BATCH_SIZE + 1) * request_metrics._FIELDS
+        assert metrics._unsorted < 300
         if number % 100 == 99:
             count = _value(metrics, "wsgifast_responses_total", "as-is", "/items/<id>")
             assert count == number + 1
@@ -230,7 +235,7 @@ def test_the_first_request_of_a_process_starts_the_reports() -> None:
 
 def test_requests_under_way_are_asked_for_where_somebody_knows() -> None:
     metrics = RequestMetrics()
-    metrics.active = lambda: [("GET", "http"), ("GET", "http"), ("BREW", "http")]
+    metrics.under_way = lambda: [("GET", "http"), ("GET", "http"), ("BREW", "http")]
     _record(metrics, method="POST")
     assert _active(metrics) == {("GET", "http"): 2, ("_OTHER", "http"): 1, ("POST", "http"): 0}
 

@@ -19,7 +19,6 @@ from tests.workers.bench import GET, Bench, large, make_bench
 from wsgifast import WSGIFast
 from wsgifast.metrics import CATALOGUE, Collector, Distribution, RequestMetrics, points
 from wsgifast.metrics.opentelemetry import Instruments
-from wsgifast.metrics.requests import BATCH_SIZE
 from wsgifast.server.figures import figures_of
 from wsgifast.workers import FastWorker
 from wsgifast.workers import metrics as worker_metrics
@@ -39,15 +38,17 @@ class Recording(RequestMetrics):
 
     @property
     def requests(self) -> list[Recorded]:
-        self.aggregate()
+        list(self.collect())
         return self._kept
 
     def _aggregate(self) -> None:
-        self._kept += [Recorded(*labels, seconds, size) for labels, seconds, size in self.records]
+        size = len(Recorded._fields)
+        for at in range(0, len(self.records), size):
+            self._kept.append(Recorded(*self.records[at : at + size]))
         super()._aggregate()
 
     @property
-    def under_way(self) -> int:
+    def active_requests(self) -> int:
         return self._sum("http_server_active_requests")
 
     @property
@@ -71,7 +72,7 @@ class Recording(RequestMetrics):
 
 
 class Failing(Recording):
-    def aggregate(self) -> None:
+    def look(self, now: float) -> None:
         raise RuntimeError("the back end is down")
 
 
@@ -191,11 +192,11 @@ def test_a_client_that_is_given_up(begin: Begin) -> None:
     bench, told = begin(large)
     bench.begin()
     assert not told.requests
-    assert told.under_way == 1
+    assert told.active_requests == 1
     bench.pass_time(FastWorker.send_timeout_s + 1)
     (request,) = told.requests
     assert told.clients_left == 1
-    assert told.under_way == 0
+    assert told.active_requests == 0
     assert 0 < request.size < 1024 * 1024
 
 
@@ -205,7 +206,7 @@ def test_streams_of_http2(begin: Begin) -> None:
     assert peer.get().status == 200
     assert peer.get().body == b"x" * 100
     assert [(r.status, r.route, r.size) for r in told.requests] == [(200, "joined", 100)] * 2
-    assert told.under_way == 0
+    assert told.active_requests == 0
     assert figures_of(bench.server).connections == {"http2": 1}
     bench.pass_time(1000)
     peer.run()
@@ -221,7 +222,7 @@ def test_an_app_that_raises(begin: Begin) -> None:
     client = bench.begin()
     assert client.read_response().status == 500
     assert [request.status for request in told.requests] == [500]
-    assert told.under_way == 0
+    assert told.active_requests == 0
 
 
 def test_an_app_that_takes_the_connection_over(begin: Begin) -> None:
@@ -232,7 +233,7 @@ def test_an_app_that_takes_the_connection_over(begin: Begin) -> None:
     bench, told = begin(app)
     bench.begin()
     assert not told.requests
-    assert told.under_way == 0
+    assert told.active_requests == 0
 
 
 def test_a_request_that_never_reaches_the_app_is_none(begin: Begin) -> None:
@@ -244,7 +245,7 @@ def test_a_request_that_never_reaches_the_app_is_none(begin: Begin) -> None:
 def test_a_back_end_that_raises_costs_no_response(begin: Begin) -> None:
     bench, _ = begin(app_of([b"abc"], "200 OK", ("Content-Length", "3")), Failing())
     client = bench.begin()
-    for _ in range(2 * BATCH_SIZE):
+    for _ in range(3):
         assert client.read_response().body == b"abc"
         client.send(GET)
         bench.run()

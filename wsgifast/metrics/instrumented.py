@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from time import monotonic
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..bodies.files import FileReader, FileSlice
@@ -59,7 +59,7 @@ class Instrumented:
 
     def answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """As the app's own `__call__`."""
-        began = monotonic()
+        began = perf_counter()
         recorder, metrics, span = self._recorder, self._metrics, None
         if self._spans is not None:
             span = self._spans.current()
@@ -72,7 +72,8 @@ class Instrumented:
             environ[RECORDER] = recorder or self._spans
         method, scheme = environ["REQUEST_METHOD"], environ["wsgi.url_scheme"]
         if metrics is not None:
-            metrics.started.append((method, scheme))
+            active = metrics.active[method, scheme]
+            active.append(None)
         elif recorder is not None:
             self._begin(recorder, method, scheme)
         head = HeldHead(self._app, method, start_response)
@@ -89,12 +90,15 @@ class Instrumented:
             self._record(environ, head.code, recorder, span, began, size)
             return body  # type: ignore[no-any-return]
         # As RequestMetrics.record() does, without a call.
+        active.pop()
         pattern = environ[PATTERN] if PATTERN in environ else None  # noqa: SIM401
-        labels = (method, scheme, head.code, pattern, environ[ROUTE])
-        metrics.records.append((labels, monotonic() - began, size))
-        if len(metrics.started) >= metrics.batch_size:
+        now = perf_counter()
+        metrics.records.extend(
+            (method, scheme, head.code, pattern, environ[ROUTE], now - began, size)
+        )
+        if now > metrics.look_at:
             try:
-                metrics.aggregate()
+                metrics.look(now)
             except Exception:  # noqa: BLE001 - whatever a back end does, the response goes out
                 self._failures.log()
         return body  # type: ignore[no-any-return]
@@ -154,7 +158,7 @@ class Instrumented:
                 status,
                 pattern,
                 environ.get(ROUTE, ""),
-                monotonic() - began,
+                perf_counter() - began,
                 size,
             )
             if length_error is not None:

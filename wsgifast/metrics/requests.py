@@ -8,13 +8,14 @@ import weakref
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from time import perf_counter
+from typing import Any
 
 from .catalogue import CATALOGUE, OTHER, UNKNOWN
 from .points import Distribution, Point, point, points_of
 from .recorder import LengthError
 
-__all__ = ["BATCH_SIZE", "Labels", "Record", "RequestMetrics", "known_method", "known_scheme"]
+__all__ = ["RequestMetrics", "known_method", "known_scheme"]
 
 # RFC 9110 section 9, and PATCH (RFC 5789): those that OpenTelemetry's conventions know.
 _METHODS = frozenset(
@@ -25,8 +26,15 @@ _SCHEMES = frozenset({"http", "https"})
 # patterns from requests must fill neither this memory nor the scraper's.
 _MAX_PATTERNS = 500
 _MAX_SERIES = 5000
-# Records are aggregated in batches of this size. A larger batch would leave the processor's caches.
-BATCH_SIZE = 500
+# Labels as they were sent that are remembered; others are looked up each time.
+_MAX_LABELS = 5000
+# Records are aggregated in batches of this size or more: a much larger one would leave the
+# processor's caches. The number is looked at this often; at each request would cost more.
+_BATCH_SIZE = 250
+_LOOK_EVERY_S = 0.01
+# This many durations and sizes may wait to be put into buckets. The more there are with the same
+# labels, the less it costs for each.
+_MAX_UNSORTED = 2000
 
 _DURATION = CATALOGUE["http_server_request_duration_seconds"]
 _SIZE = CATALOGUE["http_server_response_body_size_bytes"]
@@ -35,56 +43,51 @@ _ACTIVE = CATALOGUE["http_server_active_requests"]
 _REPAIRED = frozenset({"rescued", "joined", "coalesced"})
 
 # Method, scheme, status, URL pattern and route.
-Labels = tuple[str, str, int, str | None, str]
-# Labels, duration in seconds, bytes of the body.
-Record = tuple[Labels, float, int]
+_Labels = tuple[str, str, int, str | None, str]
+# Of a record: its labels, duration in seconds, bytes of the body.
+_FIELDS = 7
 # Method and scheme.
 _Kind = tuple[str, str]
-_T = TypeVar("_T")
 
 
 class RequestMetrics:
     """The metrics of requests; a :class:`~.recorder.Recorder`. Any thread may record and collect.
 
     Theory of operation. Between a request's own instructions, each of ours misses the processor's
-    caches, and costs several times what it does in a loop. So a request only appends one record to
-    a list. The records are aggregated in batches: when there are :data:`BATCH_SIZE` of them, and
-    before metrics are collected.
+    caches, and costs several times what it does in a loop. So a request only extends a list by the
+    fields of its record; a tuple for each record would have to be made, and looked at by the
+    garbage collector. Records are aggregated in batches, and before metrics are collected.
 
-    :meth:`record` costs a call. Callers on a hot path append to `records` and `started` themselves
-    instead, and call :meth:`aggregate` once a list has `batch_size` items or more. That needs no
-    lock: list.append() is atomic.
+    :meth:`begin` and :meth:`record` cost a call each. Callers on a hot path do themselves what is
+    in them. That needs no lock: list.append(), extend() and pop() are atomic.
 
     :param on_first: called once, by the first request that this process records.
-    :ivar records: of requests that have ended, not aggregated yet.
-    :ivar started: method and scheme of requests that have started, not aggregated yet.
-    :ivar batch_size: how many may wait in a list; 1 until the first request.
-    :ivar active: if set, returns the method and scheme of each active request; `started` is not
+    :ivar records: the fields of requests that have ended, not aggregated yet.
+    :ivar look_at: from then on (perf_counter()'s clock) a request has to call :meth:`look`.
+    :ivar active: by method and scheme, a list with an item for each active request.
+    :ivar under_way: if set, returns the method and scheme of each active request; `active` is not
         used then.
     """
 
     def __init__(self, on_first: Callable[[], object] | None = None) -> None:
         self._on_first = on_first
-        self.records: list[Record] = []
-        self.started: list[_Kind] = []
+        self.records: list[Any] = []
         self._reset()
         _instances.add(self)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self.batch_size = BATCH_SIZE if self._on_first is None else 1
+        self.look_at = 0.0
         self.records.clear()
-        self.started.clear()
-        self.active: Callable[[], Iterable[_Kind]] | None = None
-        self._series: dict[Labels, _Series] = {}
-        self._patterns: set[str] = set()
-        self._started = Counter[_Kind]()
-        self._ended = Counter[_Kind]()
+        self.active = _Active()
+        self.under_way: Callable[[], Iterable[_Kind]] | None = None
+        self._series = _SeriesByLabels()
+        self._unsorted = 0
         self._length_errors = Counter[LengthError]()
         self._clients_left = 0
 
     def begin(self, method: str, scheme: str) -> None:
-        self.started.append((method, scheme))
+        self.active[method, scheme].append(None)
 
     def record(
         self,
@@ -96,9 +99,23 @@ class RequestMetrics:
         seconds: float,
         size: int,
     ) -> None:
-        self.records.append(((method, scheme, status, pattern, route), seconds, size))
-        if len(self.records) >= self.batch_size or len(self.started) >= self.batch_size:
-            self.aggregate()
+        self.records.extend((method, scheme, status, pattern, route, seconds, size))
+        active = self.active[method, scheme]
+        if active:  # else its parent process has begun this request
+            active.pop()
+        now = perf_counter()
+        if now > self.look_at:
+            self.look(now)
+
+    def look(self, now: float) -> None:
+        """Aggregate the records if there are enough of them."""
+        is_first = not self.look_at
+        self.look_at = now + _LOOK_EVERY_S
+        if is_first and self._on_first is not None:
+            self._on_first()
+        if len(self.records) >= _BATCH_SIZE * _FIELDS:
+            with self._lock:
+                self._aggregate()
 
     def count_length_error(self, kind: LengthError) -> None:
         with self._lock:
@@ -108,22 +125,16 @@ class RequestMetrics:
         with self._lock:
             self._clients_left += 1
 
-    def aggregate(self) -> None:
-        """Aggregate the records that wait."""
-        if self.batch_size < BATCH_SIZE:
-            self.batch_size = BATCH_SIZE
-            if self._on_first is not None:
-                self._on_first()
-        with self._lock:
-            self._aggregate()
-
     def collect(self) -> Iterator[Point]:
         """The metrics of all requests so far; a :data:`~.points.Collector`."""
         with self._lock:
             self._aggregate()
-            series = [(key, each.durations(), each.sizes()) for key, each in self._series.items()]
+            self._sort()
+            series = [
+                (labels, each.durations(), each.sizes())
+                for labels, each in self._series.known.items()
+            ]
             length_errors: dict[str, int] = dict(self._length_errors.items())
-            started, ended = self._started.copy(), self._ended.copy()
         durations: dict[tuple[str, ...], Distribution] = {}
         sizes: dict[tuple[str, ...], Distribution] = {}
         responses = Counter[tuple[str, str]]()
@@ -142,12 +153,8 @@ class RequestMetrics:
         for metric, distributions in ((_DURATION, durations), (_SIZE, sizes)):
             for request, value in distributions.items():
                 yield Point(metric, request, value)
-        if self.active is not None:
-            active = Counter((known_method(m), known_scheme(s)) for m, s in self.active())
-        else:
-            active = started - ended  # negative in a child, of requests that its parent has started
-        for kind in {**active, **started, **ended}:
-            yield Point(_ACTIVE, kind, active[kind])
+        for kind, count in self._active(labels[:2] for labels, _, _ in series):
+            yield Point(_ACTIVE, kind, count)
         for (route, pattern), count in responses.items():
             yield point("wsgifast_responses_total", count, route, pattern)
         for route, count in body_bytes.items():
@@ -157,49 +164,69 @@ class RequestMetrics:
         yield from points_of("wsgifast_content_length_errors_total", length_errors)
         yield point("wsgifast_clients_left_total", self._clients_left)
 
+    def _active(self, ended: Iterable[_Kind]) -> Iterable[tuple[_Kind, int]]:
+        """How many requests are active of each method and scheme, 0 for others that have ended."""
+        if self.under_way is None:
+            return [(kind, len(requests)) for kind, requests in self.active.known.items()]
+        found = Counter((known_method(m), known_scheme(s)) for m, s in self.under_way())
+        return {**dict.fromkeys(ended, 0), **found}.items()
+
     # With the lock.
 
     def _aggregate(self) -> None:
-        if records := _taken(self.records):
-            for labels, (seconds, sizes) in _by_labels(records).items():
-                self._ended[known_method(labels[0]), known_scheme(labels[1])] += len(sizes)
-                self._series_of(*labels).add(seconds, sizes)
-        # After those that have ended, so that none of them is missing here.
-        for (method, scheme), count in Counter(_taken(self.started)).items():
-            self._started[known_method(method), known_scheme(scheme)] += count
+        """Give the durations and sizes in the records to the series of their labels."""
+        records = self.records
+        end = len(records)  # other threads add more meanwhile
+        if not end:
+            return
+        *labels, seconds, sizes = [records[n:end:_FIELDS] for n in range(_FIELDS)]
+        del records[:end]
+        count = len(sizes)
+        if all(values.count(values[0]) == count for values in labels):
+            series = self._series[tuple(values[0] for values in labels)]
+            series.new_seconds += seconds
+            series.new_sizes += sizes
+        else:
+            found = map(self._series.__getitem__, zip(*labels))  # noqa: B905 - of one length
+            for series, duration, size in zip(found, seconds, sizes):  # noqa: B905
+                series.new_seconds.append(duration)
+                series.new_sizes.append(size)
+        self._unsorted += count
+        if self._unsorted >= _MAX_UNSORTED:
+            self._sort()
 
-    def _series_of(
-        self, method: str, scheme: str, status: int, pattern: str | None, route: str
-    ) -> _Series:
-        method, scheme = known_method(method), known_scheme(scheme)
-        if pattern is not None and pattern not in self._patterns:
-            if len(self._patterns) < _MAX_PATTERNS:
-                self._patterns.add(pattern)
-            else:
-                pattern = OTHER
-        key = (method, scheme, status, pattern, route)
-        if key not in self._series and len(self._series) >= _MAX_SERIES:
-            key = (OTHER, scheme, status // 100 * 100, OTHER, route)
-        return self._series.setdefault(key, _Series())
+    def _sort(self) -> None:
+        self._unsorted = 0
+        for series in self._series.known.values():
+            if series.new_sizes:
+                series.sort()
 
 
 class _Series:
-    """The durations and sizes of requests with the same labels."""
+    """The durations and sizes of requests with the same labels.
 
-    __slots__ = ("_bytes", "_duration_counts", "_seconds", "_size_counts")
+    :ivar new_seconds: those that are not in their buckets yet.
+    :ivar new_sizes: the same of bytes.
+    """
+
+    __slots__ = (
+        "_bytes", "_duration_counts", "_seconds", "_size_counts", "new_seconds", "new_sizes",
+    )  # fmt: skip
 
     def __init__(self) -> None:
+        self.new_seconds: list[float] = []
+        self.new_sizes: list[int] = []
         self._duration_counts = [0] * (len(_DURATION.bounds) + 1)
         self._size_counts = [0] * (len(_SIZE.bounds) + 1)
         self._seconds = 0.0
         self._bytes = 0
 
-    def add(self, seconds: Sequence[float], sizes: Sequence[int]) -> None:
-        """Add requests, by the seconds and the bytes of each."""
-        _count_into(self._duration_counts, _DURATION.bounds, seconds)
-        _count_into(self._size_counts, _SIZE.bounds, sizes)
-        self._seconds += sum(seconds)
-        self._bytes += sum(sizes)
+    def sort(self) -> None:
+        """Put what is new into its buckets."""
+        self._seconds += sum(self.new_seconds)
+        self._bytes += sum(self.new_sizes)
+        _count_into(self._duration_counts, _DURATION.bounds, self.new_seconds)
+        _count_into(self._size_counts, _SIZE.bounds, self.new_sizes)
 
     def durations(self) -> Distribution:
         return Distribution(tuple(self._duration_counts), self._seconds)
@@ -208,40 +235,61 @@ class _Series:
         return Distribution(tuple(self._size_counts), self._bytes)
 
 
-def _by_labels(records: list[Record]) -> dict[Labels, tuple[Sequence[float], Sequence[int]]]:
-    """The seconds and the sizes of records with the same labels."""
-    if records[0][0] == records[-1][0]:
-        labels, seconds, sizes = zip(*records, strict=True)
-        if labels.count(labels[0]) == len(labels):
-            return {labels[0]: (seconds, sizes)}
-    grouped: dict[Labels, tuple[list[float], list[int]]] = {}
-    for key, duration, size in records:
-        of_key = grouped.get(key)
-        if of_key is None:
-            of_key = grouped[key] = ([], [])
-        of_key[0].append(duration)
-        of_key[1].append(size)
-    return grouped  # type: ignore[return-value]
+class _SeriesByLabels(dict[Any, _Series]):
+    """Series by the labels of records, which may be anything that a client or an app invents.
+
+    :ivar known: by the labels that are shown.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[_Labels, _Series] = {}
+        self._patterns: set[str] = set()
+
+    def __missing__(self, labels: _Labels) -> _Series:
+        method, scheme, status, pattern, route = labels
+        method, scheme = known_method(method), known_scheme(scheme)
+        if pattern is not None and pattern not in self._patterns:
+            if len(self._patterns) < _MAX_PATTERNS:
+                self._patterns.add(pattern)
+            else:
+                pattern = OTHER
+        key = (method, scheme, status, pattern, route)
+        if key not in self.known and len(self.known) >= _MAX_SERIES:
+            key = (OTHER, scheme, status // 100 * 100, OTHER, route)
+        series = self.known.setdefault(key, _Series())
+        if len(self) < _MAX_LABELS:
+            self[labels] = series
+        return series
 
 
-def _count_into(counts: list[int], bounds: Sequence[float], values: Sequence[float]) -> None:
-    """Count values into the buckets of a histogram; a bound belongs to its bucket."""
-    ordered = sorted(values)
+class _Active(dict[_Kind, list[None]]):
+    """The active requests by the method and scheme that clients and proxies have sent.
+
+    :ivar known: by those that are shown.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[_Kind, list[None]] = {}
+
+    def __missing__(self, kind: _Kind) -> list[None]:
+        requests = self.known.setdefault((known_method(kind[0]), known_scheme(kind[1])), [])
+        if len(self) < _MAX_LABELS:
+            self[kind] = requests
+        return requests
+
+
+def _count_into(counts: list[int], bounds: Sequence[float], values: list[Any]) -> None:
+    """Move values into the buckets of a histogram; a bound belongs to its bucket."""
+    values.sort()
     begin = 0
     for bucket, bound in enumerate(bounds):
-        end = bisect_right(ordered, bound, begin)
+        end = bisect_right(values, bound, begin)
         counts[bucket] += end - begin
         begin = end
-        if end == len(ordered):
-            return
-    counts[-1] += len(ordered) - begin
-
-
-def _taken(items: list[_T]) -> list[_T]:
-    """Empty a list to which other threads append meanwhile; returns what was in it."""
-    taken = items[:]
-    del items[: len(taken)]
-    return taken
+        if end == len(values):
+            break
+    counts[-1] += len(values) - begin
+    values.clear()
 
 
 def known_method(method: str) -> str:

@@ -22,7 +22,7 @@ from ..metrics.periodic import Failures, every_second
 from ..metrics.points import Distribution, Point, observers, point, points_of, process_collectors
 from ..metrics.processes import resident_bytes
 from ..metrics.recorder import RECORDER, LengthError
-from ..metrics.requests import BATCH_SIZE, RequestMetrics
+from ..metrics.requests import RequestMetrics
 from ..middleware import WSGIFast
 from ..routes import LENGTH_ERROR, ROUTE
 from ..server.application import Application
@@ -129,7 +129,7 @@ class ResponseRecorder:
 
     def watch(self, server: Server, application: Application) -> None:
         """Count the active requests of a server, and note the URL patterns of its app."""
-        self._metrics.active = partial(requests_under_way, server)
+        self._metrics.under_way = partial(requests_under_way, server)
         self._application = application
         self.note_patterns()
 
@@ -157,64 +157,66 @@ class ResponseRecorder:
         :param error: what the response ended with, if anything.
         """
         resp = exchange.resp
-        environ: Any = exchange.environ
         try:
-            if environ is None:
-                return
-            # Not by get(), which is a call.
-            route = environ[ROUTE] if ROUTE in environ else ""  # noqa: SIM401
             if (
                 error is not None
                 or resp is None
                 or resp.must_close
                 or (counter := resp.counter).dropped
-                or (route and LENGTH_ERROR in environ)
             ):
-                sent = self._sent(channel, environ, resp, error)
-                if sent is None:
-                    return
-                status, size = sent
-            else:
-                status, size = resp.status_code, counter.sent
-            pattern = environ[PATTERN] if PATTERN in environ else None  # noqa: SIM401
+                self._record_failed(channel, exchange, now, error)
+                return
+            environ: Any = exchange.environ
+            # Not by get(), which is a call.
+            route = environ[ROUTE] if ROUTE in environ else ""  # noqa: SIM401
+            if route and LENGTH_ERROR in environ:
+                self._metrics.count_length_error(environ[LENGTH_ERROR])
             req = exchange.req
-            records = self._records
-            records.append(
-                ((req.method, req.scheme, status, pattern, route), now - exchange.started, size)
+            self._records.extend(
+                (
+                    req.method,
+                    req.scheme,
+                    resp.status_code,
+                    environ[PATTERN] if PATTERN in environ else None,  # noqa: SIM401
+                    route,
+                    now - exchange.started,
+                    counter.sent,
+                )
             )
-            if len(records) >= BATCH_SIZE:
-                self._metrics.aggregate()
+            if now > self._metrics.look_at:
+                self._metrics.look(now)
         except Exception:  # noqa: BLE001 - the response is out
             self._failures.log()
 
-    def _sent(
-        self,
-        channel: Channel,
-        environ: dict[str, Any],
-        resp: Response | None,
-        error: BaseException | None,
-    ) -> tuple[int, int] | None:
-        """Count what has gone wrong, if anything has.
-
-        :returns: the status, and the bytes of the body; None where the app has taken its
-            connection over.
-        """
-        if resp is None:
-            status, size = 500, 0  # the answer to what the app has raised is not the app's
-        elif resp.status is not None:
+    def _record_failed(
+        self, channel: Channel, exchange: Exchange, now: float, error: BaseException | None
+    ) -> None:
+        """Record a request whose response may have gone wrong, and count what has."""
+        environ, resp = exchange.environ, exchange.resp
+        if environ is None:
+            return
+        status, size = 500, 0  # the answer to what the app has raised is not the app's
+        if resp is not None and resp.status is not None:
             status, size = resp.status_code, resp.sent
-        elif error is not None:
-            status, size = 500, 0
-        else:
-            return None
+        elif resp is not None and error is None:
+            return  # the app has taken its connection over
+        if error is not None:
+            size = max(0, size - channel.output.bytes_left())
+        req = exchange.req
+        self._metrics.record(
+            req.method,
+            req.scheme,
+            status,
+            environ.get(PATTERN),
+            environ.get(ROUTE, ""),
+            now - exchange.started,
+            size,
+        )
         length_error = environ.get(LENGTH_ERROR) or _length_error(resp, error)
         if length_error is not None:
             self._metrics.count_length_error(length_error)
-        if error is not None:
-            size = max(0, size - channel.output.bytes_left())
-            if not isinstance(error, FileTruncated):
-                self._metrics.count_client_left()
-        return status, size
+        if error is not None and not isinstance(error, FileTruncated):
+            self._metrics.count_client_left()
 
 
 def _length_error(resp: Response | None, error: BaseException | None) -> LengthError | None:
