@@ -1,8 +1,6 @@
 """`python -m wsgifast` is the command `wsgifast`."""
 
-import sys
-
-from .cli import main
+from .cli import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -7,6 +7,7 @@ import difflib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -17,7 +18,7 @@ from .errors import WSGIFastError
 from .running import command as running
 from .top import command as top
 
-__all__ = ["command_parser", "main"]
+__all__ = ["command_parser", "main", "program"]
 
 _STATUS_USAGE = 2
 # As shells report the end by a signal.
@@ -32,6 +33,21 @@ start with your app, as module:app:
 
 wsgifast COMMAND --help explains each command.
 """
+
+
+def program() -> NoReturn:
+    """Run one command, and end this process.
+
+    Python waits for threads. Those of an app that the doctor has loaded, as its job runner, may
+    never end; nor are they waited for where `wsgifast bench` serves an app.
+    """
+    status = main()
+    others = set(threading.enumerate()) - {threading.main_thread()}
+    if not all(thread.daemon for thread in others):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

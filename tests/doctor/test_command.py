@@ -123,6 +123,19 @@ def test_explain() -> None:
     assert "WF047  info" in doctor("--explain").stdout
 
 
+def test_the_command_ends_although_a_thread_of_the_app_does_not(tmp_path: Path) -> None:
+    (tmp_path / "busy.py").write_text(
+        "import threading\n"
+        "threading.Thread(target=threading.Event().wait).start()\n"
+        "def app(environ, start_response):\n"
+        "    start_response('200 OK', [('Content-Length', '0')])\n"
+        "    return []\n"
+    )
+    command = [sys.executable, "-m", "wsgifast", "doctor", str(tmp_path / "busy.py"), "/"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "1 endpoint: 1 good.\n"), ended.stderr
+
+
 def test_what_the_app_prints_is_not_in_the_report(tmp_path: Path) -> None:
     (tmp_path / "noisy.py").write_text(
         "print('at import')\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -270,6 +271,15 @@ def test_an_app_that_describes_itself_is_started_once() -> None:
     assert len(started) == 1
     with pytest.raises(ConfigurationError, match=r"answers 401 to GET /describes.*--header"):
         examine(app, found=lambda fetch: from_openapi("/describes", {}, fetch))
+
+
+def test_an_app_that_takes_too_long_to_describe_itself() -> None:
+    async def described(request: Any) -> None:
+        await asyncio.sleep(60)
+
+    app = Starlette(routes=[Route("/described", described)])
+    with pytest.raises(ConfigurationError, match=r"GET /described within 0.1 s: .* --timeout"):
+        examine(app, found=lambda fetch: from_openapi("/described", {}, fetch), limit_s=0.1)
 
 
 @pytest.mark.parametrize(

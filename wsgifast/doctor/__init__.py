@@ -102,7 +102,7 @@ def examine(
             texts = [each for each in given if isinstance(each, str)]
             listed = ([*from_paths(texts)[0], *(e for e in given if isinstance(e, Endpoint))], [])
         elif found is not None:
-            listed = found(_fetcher(observe, headers))
+            listed = found(_fetcher(observe, headers, limit_s))
         asked, report.unreached = _askable(listed, unsafe=unsafe, named=endpoints is not None)
         if not asked and not report.unreached:
             raise ConfigurationError(_NO_ENDPOINTS.format(report.app, report.app))
@@ -124,9 +124,13 @@ def examine(
     return report
 
 
-def _fetcher(observe: Observer, headers: tuple[tuple[str, str], ...]) -> Fetch:
+def _fetcher(observe: Observer, headers: tuple[tuple[str, str], ...], limit_s: float) -> Fetch:
     def fetch(path: str) -> bytes:
         raw = observe(Endpoint(path, path, "fetched", headers=headers)).raw
+        if raw.timed_out:
+            raise ConfigurationError(
+                f"the app does not answer GET {path} within {limit_s:g} s: give it more by --timeout"
+            )
         if raw.status != 200:
             answer = raw.error or raw.problem or raw.status or "nothing"
             raise ConfigurationError(
