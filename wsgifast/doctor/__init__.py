@@ -129,7 +129,7 @@ def _fetcher(observe: Observer, headers: tuple[tuple[str, str], ...], limit_s: f
         raw = observe(Endpoint(path, path, "fetched", headers=headers)).raw
         if raw.timed_out:
             raise ConfigurationError(
-                f"the app does not answer GET {path} within {limit_s:g} s: give it more by --timeout"
+                f"the app does not answer GET {path} within {limit_s:g} s: give a longer --timeout"
             )
         if raw.status != 200:
             answer = raw.error or raw.problem or raw.status or "nothing"
