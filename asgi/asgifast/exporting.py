@@ -20,7 +20,7 @@ from .instrumented import Instrumented
 from .messages import ASGIApp
 
 if TYPE_CHECKING:
-    from wsgifast.metrics.exporter import Export
+    from wsgifast.metrics.supervisor import Export
 
 __all__ = ["begin", "begin_under_uvicorn", "instrumented"]
 

@@ -17,7 +17,7 @@ with needs("asgifast.workers", "gunicorn", "gunicorn"):
     from gunicorn.errors import AppImportError
 
 if TYPE_CHECKING:
-    from wsgifast.metrics.exporter import Export
+    from wsgifast.metrics.supervisor import Export
 
     class _Worker:
         cfg: Any

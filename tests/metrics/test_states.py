@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from wsgifast.metrics import probes, states
+from wsgifast.metrics import states
 from wsgifast.metrics.processes import ProcessEnd, is_alive, name_of_process
 from wsgifast.metrics.states import SlowClient, State, StateFile
 
@@ -95,7 +95,7 @@ def test_what_is_no_state_is_left_out(tmp_path: Path, text: str) -> None:
 
 
 def answered(path: str, directory: Path) -> tuple[int, str]:
-    answer = probes.answer(path, str(directory))
+    answer = states.answer(path, str(directory))
     assert answer is not None
     return int(answer.status[:3]), answer.body.decode()
 
@@ -116,7 +116,7 @@ def test_probes(tmp_path: Path) -> None:
     status, text = answered("/livez", tmp_path)
     assert status == 503
     assert "sign of life" in text
-    assert probes.answer("/metrics", str(tmp_path)) is None
+    assert states.answer("/metrics", str(tmp_path)) is None
 
 
 def test_the_slowest_clients_come_first(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_an_address_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(metrics_setup, "find_spec", lambda name: None)
+    monkeypatch.setattr(multiprocess, "find_spec", lambda name: None)
     monkeypatch.setenv("WSGIFAST_METRICS", "127.0.0.1:9100")
     prepare_metrics(FastWorker)
     assert not list(tmp_path.iterdir())
@@ -89,9 +89,12 @@ def test_a_directory_is_made_once(tmp_path: Path) -> None:
     (made,) = tmp_path.iterdir()
     assert os.environ[DIRECTORY] == str(made)
     export = export_of(worker("9100"), os.getpid())
+    assert export is not None
     assert (made / "address").read_text() == export.address == "127.0.0.1:9100"
     assert export.own
-    assert export_of(worker("[::1]:9100"), os.getpid()).address == "[::1]:9100"
+    elsewhere = export_of(worker("[::1]:9100"), os.getpid())
+    assert elsewhere is not None
+    assert elsewhere.address == "[::1]:9100"
 
 
 def test_a_directory_that_is_given_is_only_used(
@@ -102,6 +105,7 @@ def test_a_directory_that_is_given_is_only_used(
     monkeypatch.setenv(DIRECTORY, str(given))
     prepare_metrics(worker("9100"))
     export = export_of(worker("9100"), os.getpid())
+    assert export is not None
     assert (export.directory, export.own) == (str(given), False)
     assert [path.name for path in tmp_path.iterdir()] == ["given"]
 

@@ -14,21 +14,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..imports import needs
 from .dead import DEAD, UNREADABLE, finish, merged, put_together
-from .merge import Layout, Text, ValuesFile, parts_of
+from .merge import Layout, ValuesFile, parts_of
 from .processes import is_alive, pid_in
-
-with needs("wsgifast.metrics.directory", "prometheus_client", "prometheus"):
-    from prometheus_client.exposition import choose_encoder
 
 __all__ = ["Directory"]
 
 # What counts on behind a process's end; gauges do not.
 _LASTING = frozenset({"counter", "histogram", "summary"})
 _ATTEMPTS = 3
-# Texts that are kept, each for a content type: whoever scrapes says of which version.
-_MOST_FORMATS = 4
 
 
 class Directory:
@@ -44,7 +38,6 @@ class Directory:
         # By path and inode.
         self._values: dict[tuple[str, int], ValuesFile] = {}
         self._layout: Layout | None = None
-        self._texts: dict[str, Text] = {}
 
     def collect(self) -> Iterator[Any]:
         """All processes' metrics, added up; what prometheus_client's registries ask for."""
@@ -56,24 +49,6 @@ class Directory:
                 values = layout.sums()
                 metrics = [_with_values(metric, values) for metric in layout.metrics]
         yield from metrics
-
-    def text(self, accept: str | None) -> tuple[str, bytes]:
-        """The same in the best of prometheus_client's formats for an Accept header.
-
-        :returns: its content type, and what :func:`prometheus_client.generate_latest` would make.
-        """
-        as_chosen: Any = choose_encoder  # takes None, too
-        encode, content_type = as_chosen(accept)
-        with self._lock:
-            layout = self._read()
-            if layout is not None:
-                text = self._texts.get(content_type)
-                if text is None:
-                    if len(self._texts) >= _MOST_FORMATS:
-                        self._texts.clear()
-                    text = self._texts[content_type] = Text(encode, layout)
-                return content_type, text.with_values(layout.sums())
-        return content_type, encode(self)
 
     def _read(self) -> Layout | None:
         """Read all files anew; None where it needs prometheus_client to add them up."""
@@ -102,7 +77,6 @@ class Directory:
             return None
         if self._layout is None:
             self._layout = Layout(list(self._values.values()))
-            self._texts.clear()
         return self._layout
 
     def _merged_by_time(self) -> Iterator[Any]:

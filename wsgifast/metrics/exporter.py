@@ -19,11 +19,9 @@ import signal
 import socket
 import socketserver
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -32,17 +30,13 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from ..sockets.address import Address
 from .directory import Directory
 from .multiprocess import check_space, metrics_address
-from .probes import PATHS, Answer, answer
 from .processes import ProcessEnd, is_alive
-from .states import remove_dead
+from .states import PATHS, Answer, answer, remove_dead
+from .supervisor import ADDRESS_FILE, Export
 
-__all__ = ["ADDRESS_FILE", "Export", "main"]
+__all__ = ["main"]
 
 logger = logging.getLogger("wsgifast.metrics")
-
-# The file in the directory that has the address where the server wants to be scraped; an exporter
-# that is at another one ends.
-ADDRESS_FILE = "address"
 
 # While it waits: for the address, for workers that end, and for the arbiter where the system does
 # not tell of its end (pidfd_open(2)).
@@ -58,35 +52,7 @@ _THREADS = 2
 _REQUEST_TIMEOUT_S = 10
 # How long workers may outlive their arbiter before their directory is removed.
 _LAST_WORKER_S = 10.0
-
-
-@dataclass(frozen=True)
-class Export:
-    """What is served, and for whom.
-
-    :ivar directory: of prometheus_client's multiprocess mode.
-    :ivar own: it was made for this server, and is removed with it.
-    :ivar address: where to serve it.
-    :ivar arbiter: the process whose end is the server's.
-    """
-
-    directory: str
-    own: bool
-    address: str
-    arbiter: str
-
-    def as_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    def announce(self) -> None:
-        """Say in the directory where the server wants to be scraped.
-
-        :raises OSError: if that cannot be.
-        """
-        fd, made = tempfile.mkstemp(dir=self.directory, suffix=".tmp")
-        with open(fd, "w") as file:
-            file.write(self.address)
-        os.replace(made, os.path.join(self.directory, ADDRESS_FILE))
+_NO_STORE = ("Cache-Control", "no-store")
 
 
 def main(export: str) -> None:
@@ -255,8 +221,9 @@ def _app(directory: Directory, clean: Callable[[], object]) -> Callable[..., Ite
     """
     registry = CollectorRegistry()
     registry.register(directory)
-    # It can choose by name, too, and refuses what is no GET.
-    of_prometheus: Callable[..., Iterable[bytes]] = make_wsgi_app(registry)
+    of_prometheus: Callable[..., Iterable[bytes]] = make_wsgi_app(
+        registry, disable_compression=True
+    )
 
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] == "HEAD":  # wsgiref would send a body (RFC 9110 9.3.2)
@@ -269,16 +236,16 @@ def _app(directory: Directory, clean: Callable[[], object]) -> Callable[..., Ite
             found = answer(path, directory.path)
         elif problem := _disk_full(directory.path):
             found = Answer("500 Internal Server Error", "text/plain; charset=utf-8", problem)
-        elif environ["REQUEST_METHOD"] == "GET" and not environ["QUERY_STRING"]:
-            found = Answer("200 OK", *directory.text(environ.get("HTTP_ACCEPT")))
         else:
-            return of_prometheus(environ, start_response)
+            return of_prometheus(
+                environ, lambda status, headers: start_response(status, [*headers, _NO_STORE])
+            )
         if found is None:
             text = f"There are /metrics, {', '.join(PATHS)}\n".encode()
             found = Answer("404 Not Found", "text/plain", text)
         length = str(len(found.body))
         headers = [("Content-Type", found.content_type), ("Content-Length", length)]
-        start_response(found.status, [*headers, ("Cache-Control", "no-store")])
+        start_response(found.status, [*headers, _NO_STORE])
         return [found.body]
 
     return serve

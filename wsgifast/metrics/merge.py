@@ -1,13 +1,12 @@
-"""Adds up the files of prometheus_client's multiprocess mode, again and again at little cost.
+"""Adds up the files of prometheus_client's multiprocess mode at each scrape, at little cost.
 
-Theory of operation. A process only ever adds entries to its files, and an entry stays where it is.
-So what they are called, and which sum each of them belongs to, is found once (a :class:`Layout`)
-and holds until a file comes, goes or grows. A scrape in between reads the numbers alone, adds each
-to its sum, and writes the sums behind text that was made before: by prometheus_client, which is
-given the samples with numbers by which each line is known again.
+Theory of operation. A process only adds entries to its files, and an entry keeps its place. So the
+names of entries, and the sum that each of them belongs to, are found once (a :class:`Layout`). That
+holds until a file comes, goes or grows. A scrape in between only reads the numbers and adds
+each to its sum; prometheus_client's own code would parse every entry at each scrape.
 
-What the sums are is prometheus_client's rule, by a metric's kind and a gauge's mode; the modes that
-go by time are left to it.
+How numbers are added up is prometheus_client's rule, by a metric's kind and a gauge's mode. Gauges
+that go by time are left to it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ with needs("wsgifast.metrics.merge", "prometheus_client", "prometheus"):
     from prometheus_client.mmap_dict import MmapedDict
     from prometheus_client.utils import floatToGoString
 
-__all__ = ["Layout", "Text", "ValuesFile", "parts_of"]
+__all__ = ["Layout", "ValuesFile", "parts_of"]
 
 # A file begins with the number of its bytes that are used.
 _USED = struct.Struct("=i")
@@ -235,42 +234,3 @@ class _Found:
         at = None if bound is None else float(bound)
         group[name, at] = _MODES[kind].start
         return metric, tuple(sorted(labels.items())), name, at
-
-
-class Text:
-    """Metrics as text, made of what stays.
-
-    :param encode: prometheus_client's, of a format.
-    :param layout: whose metrics they are.
-    """
-
-    def __init__(self, encode: Callable[[Any], bytes], layout: Layout) -> None:
-        self._lines = encode(_Given(layout.metrics)).decode().split("\n")
-        # By place: where its line is, and what of it stays.
-        self._of: list[tuple[int, str]] = [(0, "")] * sum(len(m.samples) for m in layout.metrics)
-        for number, line in enumerate(self._lines):
-            if line and not line.startswith("#"):
-                stays, _, place = line.rpartition(" ")
-                self._of[int(float(place))] = (number, f"{stays} ")
-        self._shown: list[float | None] = [None] * len(self._of)
-
-    def with_values(self, values: Sequence[float]) -> bytes:
-        """The text, with the values of the samples."""
-        as_text: Any = floatToGoString  # has no types
-        lines, of, shown = self._lines, self._of, self._shown
-        for place, value in enumerate(values):
-            if value != shown[place]:
-                number, stays = of[place]
-                lines[number] = stays + as_text(value)
-                shown[place] = value
-        return "\n".join(lines).encode()
-
-
-class _Given:
-    """A registry of what it is given."""
-
-    def __init__(self, metrics: Iterable[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        return self._metrics

@@ -7,8 +7,9 @@ import fcntl
 import os
 import tempfile
 import time
+from importlib.util import find_spec
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, MissingExtra
 from ..sockets.address import Address
 
 __all__ = [
@@ -18,7 +19,9 @@ __all__ = [
     "check_free",
     "check_space",
     "check_writable",
+    "checked_address",
     "has_exporter",
+    "is_installed",
     "memory_folder",
     "metrics_address",
     "take_lock",
@@ -38,6 +41,24 @@ _LOCK_FILE = "exporter.lock"
 _MIN_FREE_BYTES = 16 * 1024 * 1024
 
 
+def checked_address(text: str, name: str) -> Address:
+    """The address that an option asks for, if metrics can be made.
+
+    :param name: of the option, for errors.
+    :raises ConfigurationError: if it is no address.
+    :raises MissingExtra: without prometheus_client.
+    """
+    address = metrics_address(text, name)
+    if not is_installed():
+        raise MissingExtra(name, "prometheus_client", "prometheus")
+    return address
+
+
+def is_installed() -> bool:
+    """Whether prometheus_client can be imported; it must not be before the directory is chosen."""
+    return find_spec("prometheus_client") is not None
+
+
 def metrics_address(text: object, name: str = VARIABLE) -> Address:
     """Parse HOST:PORT, [IPV6]:PORT, or a port on 127.0.0.1.
 
@@ -52,10 +73,11 @@ def metrics_address(text: object, name: str = VARIABLE) -> Address:
     return address
 
 
-def check_free(address: Address) -> None:
+def check_free(address: Address, option: str) -> None:
     """Wait for an address that the exporter of a server before this one may still have.
 
-    :raises OSError: if it cannot be had.
+    :param option: the option and its value, for errors.
+    :raises ConfigurationError: if the address cannot be used.
     """
     deadline = time.monotonic() + ADDRESS_PATIENCE_S
     while True:
@@ -63,7 +85,7 @@ def check_free(address: Address) -> None:
             address.check_free()
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
-                raise
+                raise ConfigurationError(f"{option}: {error.strerror}") from None
             time.sleep(0.1)
         else:
             return

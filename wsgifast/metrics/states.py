@@ -1,7 +1,7 @@
-"""How each worker is at the moment: a small file of its own in the directory of all of them.
+"""The state of each worker, in a small file of its own, and what probes are answered by it.
 
-A worker writes its file once a second; whoever answers for the server reads those of the workers
-that live. Times in them are the monotonic clock's, which all processes of a system share.
+A worker writes its file once a second. The exporter reads the files of the workers that live. Times
+in them are the monotonic clock's, which all processes of a system share.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .health import WorkerState
+from .health import Verdict, WorkerState, liveness, readiness
 from .processes import is_alive, name_of_process
 
-__all__ = ["SlowClient", "State", "StateFile", "remove_dead", "states"]
+__all__ = ["PATHS", "Answer", "SlowClient", "State", "StateFile", "answer", "remove_dead", "states"]
+
+# What the metrics address answers by them.
+PATHS = ("/livez", "/readyz", "/clients")
 
 _PREFIX, _SUFFIX = "state_", ".json"
 # A sign of life is written this often; health.py takes a worker without one for 10 s as silent.
@@ -122,6 +126,40 @@ def remove_dead(directory: str) -> None:
             if not is_alive(name):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
+
+
+class Answer(NamedTuple):
+    """A response."""
+
+    status: str
+    content_type: str
+    body: bytes
+
+
+def answer(path: str, directory: str) -> Answer | None:
+    """The answer to a path by the states of the workers; None for a path that is not one of PATHS.
+
+    :param directory: where their files are.
+    """
+    now = time.monotonic()
+    if path == "/livez":
+        return _answer_of(liveness([state.at(now) for state in states(directory)]))
+    if path == "/readyz":
+        return _answer_of(readiness([state.at(now) for state in states(directory)]))
+    if path == "/clients":
+        clients = [
+            {"pid": state.pid, **client._asdict()}
+            for state in states(directory)
+            for client in state.slow_clients
+        ]
+        clients.sort(key=lambda client: client["bytes_per_s"])
+        return Answer("200 OK", "application/json", json.dumps(clients).encode())
+    return None
+
+
+def _answer_of(verdict: Verdict) -> Answer:
+    status = "200 OK" if verdict.ok else "503 Service Unavailable"
+    return Answer(status, "text/plain; charset=utf-8", f"{verdict.text}\n".encode())
 
 
 def _files(directory: str, suffix: str) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Supervises the exporter, from every worker of a server.
+"""Starts the exporter, from every worker of a server, and says what it is told.
 
 The lock is taken before the exporter is started, which inherits it: two workers never start two,
 and however it ends, the next check finds the lock free.
@@ -6,15 +6,22 @@ and however it ends, the next check finds the lock free.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import asdict, dataclass
 
-from .exporter import Export
 from .multiprocess import take_lock
+from .periodic import every_second
 
-__all__ = ["Supervisor"]
+__all__ = ["ADDRESS_FILE", "Export", "start_exporter"]
+
+# The file in the directory that has the address where the server wants to be scraped; an exporter
+# that is at another one ends.
+ADDRESS_FILE = "address"
 
 _PROGRAM = (
     "import sys; sys.path[:] = {path!r}; "
@@ -27,7 +34,41 @@ _MOST_PATIENCE_S = 60.0
 _LOCKED_FOR_S = 3.0
 
 
-class Supervisor:
+@dataclass(frozen=True)
+class Export:
+    """What is served, and for whom.
+
+    :ivar directory: of prometheus_client's multiprocess mode.
+    :ivar own: it was made for this server, and is removed with it.
+    :ivar address: where to serve it.
+    :ivar arbiter: the process whose end is the server's.
+    """
+
+    directory: str
+    own: bool
+    address: str
+    arbiter: str
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    def announce(self) -> None:
+        """Say in the directory where the server wants to be scraped.
+
+        :raises OSError: if that cannot be.
+        """
+        fd, made = tempfile.mkstemp(dir=self.directory, suffix=".tmp")
+        with open(fd, "w") as file:
+            file.write(self.address)
+        os.replace(made, os.path.join(self.directory, ADDRESS_FILE))
+
+
+def start_exporter(export: Export) -> None:
+    """Start the exporter once a second where there is none, for as long as this process lives."""
+    every_second.add(_Supervisor(export).check)
+
+
+class _Supervisor:
     """Starts the exporter if there is none."""
 
     def __init__(self, export: Export) -> None:

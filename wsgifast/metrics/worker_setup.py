@@ -12,27 +12,25 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ..errors import ConfigurationError, MissingExtra
+from ..errors import ConfigurationError
 from .multiprocess import (
     DIRECTORY,
     VARIABLE,
     check_free,
     check_writable,
+    checked_address,
     has_exporter,
     memory_folder,
-    metrics_address,
 )
 from .periodic import every_second
 from .points import Point, point, process_collectors
 from .processes import name_of_process, resident_bytes
 from .states import State, StateFile
+from .supervisor import Export, start_exporter
 
 if TYPE_CHECKING:
-    from .exporter import Export
     from .requests import RequestMetrics
 
 __all__ = ["prepare_worker", "start_reporting"]
@@ -51,9 +49,7 @@ def prepare_worker(server_pid: int) -> Export | None:
     text = os.environ.get(VARIABLE)
     if not text:
         return None
-    address = metrics_address(text)
-    if find_spec("prometheus_client") is None:
-        raise MissingExtra(VARIABLE, "prometheus_client", "prometheus")
+    address = checked_address(text, VARIABLE)
     name = name_of_process(server_pid)
     given = os.environ.get(DIRECTORY)
     directory = given or os.path.join(memory_folder(), f"wsgifast-metrics-{name}-workers")
@@ -67,16 +63,13 @@ def prepare_worker(server_pid: int) -> Export | None:
             ) from None
     check_writable(directory, option)
     os.environ[DIRECTORY] = directory
-    from .exporter import Export
-
     export = Export(directory, not given, str(address), name)
     if not has_exporter(directory):
         try:
-            check_free(address)
-        except OSError as error:
-            # Unless another worker's exporter has come meanwhile.
-            if not has_exporter(directory):
-                raise ConfigurationError(f"{option}: {error.strerror}") from None
+            check_free(address, option)
+        except ConfigurationError:
+            if not has_exporter(directory):  # else another worker has started it meanwhile
+                raise
     export.announce()
     return export
 
@@ -88,12 +81,11 @@ def start_reporting(export: Export, state: Callable[[], State]) -> RequestMetric
     :returns: what records its requests.
     """
     from .prometheus import recorder
-    from .supervisor import Supervisor
 
     process_collectors.append(_worker_points)
-    every_second.add(Supervisor(export).check)
+    start_exporter(export)
     file = StateFile(export.directory)
-    every_second.add(partial(_write, file, state))
+    every_second.add(lambda: file.update(state()))
     metrics = recorder()
     every_second.start()
     return metrics
@@ -109,10 +101,6 @@ def _make_ours(directory: str) -> None:
     found = os.stat(directory, follow_symlinks=False)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, "it is another user's", directory)
-
-
-def _write(file: StateFile, state: Callable[[], State]) -> None:
-    file.update(state())
 
 
 def _worker_points() -> Iterator[Point]:

@@ -23,6 +23,7 @@ from ..metrics.points import Distribution, Point, observers, point, points_of, p
 from ..metrics.processes import resident_bytes
 from ..metrics.recorder import RECORDER, LengthError
 from ..metrics.requests import RequestMetrics
+from ..metrics.supervisor import start_exporter
 from ..middleware import WSGIFast
 from ..routes import LENGTH_ERROR, ROUTE
 from ..server.application import Application
@@ -243,12 +244,11 @@ def start_reporting(
     export = export_of(type(worker), worker.ppid)
     if export is not None:
         from ..metrics.prometheus import reporter
-        from ..metrics.supervisor import Supervisor
 
         files = reporter()
         files.activity = collector.activity
         reports.append(files.report)
-        every_second.add(Supervisor(export).check)
+        start_exporter(export)
         every_second.add(StateReporter(collector.server, worker, export.directory).report)
     if responses is not None:
         every_second.add(responses.note_patterns)

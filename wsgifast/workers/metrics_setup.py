@@ -7,7 +7,6 @@ import glob
 import os
 import shutil
 import tempfile
-from importlib.util import find_spec
 from typing import Any
 
 from ..errors import ConfigurationError, MissingExtra
@@ -16,11 +15,14 @@ from ..metrics.multiprocess import (
     VARIABLE,
     check_free,
     check_writable,
+    checked_address,
     has_exporter,
+    is_installed,
     memory_folder,
     metrics_address,
 )
 from ..metrics.processes import is_alive, name_of_process
+from ..metrics.supervisor import Export
 from .attributes import InvalidWorkerOption
 
 __all__ = ["check_metrics", "export_of", "prepare_metrics", "wants_metrics"]
@@ -46,7 +48,7 @@ def prepare_metrics(worker_class: Any) -> None:
     What cannot be done is said by :func:`check_metrics`.
     """
     global _made
-    if wants_metrics(worker_class) is None or find_spec("prometheus_client") is None:
+    if wants_metrics(worker_class) is None or not is_installed():
         return
     given = os.environ.get(DIRECTORY)
     # An arbiter that takes another's place (USR2) may have that one's in its environment.
@@ -74,37 +76,30 @@ def check_metrics(worker_class: Any, cfg: Any) -> None:
         return
     name, text = wanted
     try:
-        address = metrics_address(text, name)
-        if find_spec("prometheus_client") is None:
-            raise MissingExtra(name, "prometheus_client", "prometheus")
+        address = checked_address(text, name)
         directory = os.environ.get(DIRECTORY) or memory_folder()
-        check_writable(directory, f"{name}={text!r}")
+        option = f"{name}={text!r}"
+        check_writable(directory, option)
+        if "GUNICORN_PID" not in os.environ:  # else the server that this one replaces still has it
+            check_free(address, option)
     except (ConfigurationError, MissingExtra) as error:
         raise InvalidWorkerOption(str(error)) from None
-    # Here, where it can be said; and a worker of another user may not be able to read it.
-    from ..metrics import prometheus, supervisor  # noqa: F401
+    # Imported here, where an error can be reported; a worker of another user may not be allowed to.
+    from ..metrics import prometheus  # noqa: F401
 
     if directory == _made and os.geteuid() == 0:
         os.chown(directory, cfg.uid, cfg.gid)  # the workers'
-    # The server that this one is to replace has it still; it is waited for.
-    if "GUNICORN_PID" not in os.environ:
-        try:
-            check_free(address)
-        except OSError as error:
-            raise InvalidWorkerOption(f"{name}={text!r}: {error.strerror}") from None
 
 
-def export_of(worker_class: Any, arbiter_pid: int) -> Any:
-    """What an exporter is told; None where no metrics are wanted. Says where it is to be, too.
+def export_of(worker_class: Any, arbiter_pid: int) -> Export | None:
+    """What the exporter is told; None if no metrics are wanted.
 
-    A reload of the configuration may have brought another address.
+    The address is announced each time: a reload of the configuration may have changed it.
     """
     wanted = wants_metrics(worker_class)
     directory = os.environ.get(DIRECTORY)
     if wanted is None or not directory:
         return None
-    from ..metrics.exporter import Export
-
     address = str(metrics_address(wanted[1], wanted[0]))
     export = Export(directory, directory == _made, address, name_of_process(arbiter_pid))
     export.announce()
