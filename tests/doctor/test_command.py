@@ -138,7 +138,9 @@ def test_the_command_ends_although_a_thread_of_the_app_does_not(tmp_path: Path) 
 
 def test_what_the_app_prints_is_not_in_the_report(tmp_path: Path) -> None:
     (tmp_path / "noisy.py").write_text(
+        "import os\n"
         "print('at import')\n"
+        "os.system('echo of a process')\n"
         "def app(environ, start_response):\n"
         "    print('at a request')\n"
         "    start_response('200 OK', [('Content-Length', '0')])\n"
@@ -147,3 +149,4 @@ def test_what_the_app_prints_is_not_in_the_report(tmp_path: Path) -> None:
     ended = doctor(str(tmp_path / "noisy.py"), "/", "--format", "json")
     assert json.loads(ended.stdout)["findings"] == []
     assert "at a request" in ended.stderr
+    assert "of a process" in ended.stderr

@@ -359,9 +359,11 @@ def test_what_was_not_reached_is_grouped_by_its_reason() -> None:
     app = flask.Flask(__name__, static_folder=None)
     for number in range(5):
         app.add_url_rule(f"/save{number}", str(number), lambda: "ok", methods=["POST"])
-    app.add_url_rule("/user/<name>", "user", lambda name: name)
+    for number in range(9):
+        app.add_url_rule(f"/{number}/<name>", f"user{number}", lambda name: name)
     assert as_text(examine(app)).splitlines()[1:] == [
         "  not reached (may change something; --unsafe asks for it): POST /save0, POST /save1, "
         "POST /save2 and 2 more",
-        "  not reached (needs --value name=...): GET /user/<name>",
+        "  not reached (needs --value name=...): GET /0/<name>, GET /1/<name>, GET /2/<name> "
+        "and 6 more",
     ]

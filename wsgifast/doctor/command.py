@@ -7,7 +7,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +120,25 @@ def _run(options: argparse.Namespace) -> int:
     if options.app is None:
         raise ConfigurationError("name an app, as in: wsgifast doctor shop.wsgi:application")
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what the app prints: stdout is the report's
+        with _stdout_kept():
             report = _examined(options)
     except AppNotLoaded as error:
         print(f"wsgifast doctor: {error}", file=sys.stderr)
         return STATUS_NOT_STARTED
     return _finish(report, options, known)
+
+
+@contextlib.contextmanager
+def _stdout_kept() -> Iterator[None]:
+    """What the app and its processes print goes to stderr: stdout is the report's."""
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _examined(options: argparse.Namespace) -> Report:

@@ -58,12 +58,14 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
 
 
 def _not_reached(unreached: Iterable[Unreached], width: int | None) -> Iterator[str]:
-    """A line for each reason."""
+    """A line for each reason; missing values last, of which a large app has many kinds."""
     by_reason: dict[str, list[str]] = {}
     for left in unreached:
         name = printable(f"{left.method} {left.name}")
         by_reason.setdefault(printable(left.reason), []).append(name)
-    groups = sorted(by_reason.items(), key=lambda group: -len(group[1]))
+    groups = sorted(
+        by_reason.items(), key=lambda group: (group[0].startswith("needs "), -len(group[1]))
+    )
     for reason, names in groups[:_MOST_REASONS]:
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         line = f"  not reached ({reason}): {', '.join(names[:_MOST_NAMES])}{more}"
