@@ -5,7 +5,7 @@ from __future__ import annotations
 from .loops import BackgroundTask, Loop, running_loop
 from .messages import Send, response_body
 
-__all__ = ["COALESCED_BYTES", "LONE_TURNS", "SMALL_MESSAGE_BYTES", "Coalescer", "next_lone"]
+__all__ = ["COALESCED_BYTES", "LONE_TURNS", "PASSED_ON", "SMALL_MESSAGE_BYTES", "Coalescer"]
 
 # A body message up to this size is coalesced; a larger one costs less to pass on than to copy.
 SMALL_MESSAGE_BYTES = 8 * 1024
@@ -15,16 +15,9 @@ COALESCED_BYTES = 64 * 1024
 # After so many turns in a row with one message each, messages are passed on at once, which is
 # cheaper for an app that waits before each message, or whose middleware does.
 LONE_TURNS = 4
-# After so many of those the next message is held until the turn's end again, to look for others.
-_PASSED_ON = 16
-
-
-def next_lone(lone: int) -> int:
-    """Count a message that is passed on at once.
-
-    :param lone: LONE_TURNS and more; below that it counts turns with one message.
-    """
-    return lone + 1 if lone < LONE_TURNS + _PASSED_ON else LONE_TURNS - 1
+# After so many of those the next message is held until the turn's end again, to look for others; if
+# there are none, as many are passed on again.
+PASSED_ON = 17
 
 
 class Coalescer:
@@ -35,22 +28,39 @@ class Coalescer:
     raised.
     """
 
-    __slots__ = ("_chunks", "_lone", "_loop", "_send", "_size", "_task", "_turn_scheduled")
+    __slots__ = (
+        "_chunks",
+        "_lone",
+        "_loop",
+        "_passes",
+        "_send",
+        "_size",
+        "_task",
+        "_turn_scheduled",
+    )
 
     def __init__(self, send: Send) -> None:
         self._loop: Loop = running_loop()
         self._send = send
         self._chunks: list[bytes] = []
         self._lone = 0
+        self._passes = 0
         self._size = 0
         self._turn_scheduled = False
         self._task: BackgroundTask | None = None
 
+    def passes(self) -> bool:
+        """Whether the next message is passed on at once; if so, it is counted."""
+        if not self._passes or self._task is not None:
+            return False
+        self._passes -= 1
+        return True
+
     async def add(self, body: bytes) -> None:
         if self._task is not None:
             await self._wait()
-        if self._lone >= LONE_TURNS and not self._chunks:
-            self._lone = next_lone(self._lone)
+        if self._passes:
+            self._passes -= 1
             await self._send(response_body(body, more_body=True))
             return
         self._chunks.append(body)
@@ -87,6 +97,9 @@ class Coalescer:
     def _on_turn_end(self) -> None:
         self._turn_scheduled = False
         self._lone = self._lone + 1 if len(self._chunks) == 1 else 0
+        if self._lone == LONE_TURNS:
+            self._lone -= 1
+            self._passes = PASSED_ON
         if self._chunks and self._task is None:
             self._task = self._loop.create_task(self._send_coalesced())
 

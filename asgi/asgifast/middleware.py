@@ -273,7 +273,7 @@ class _Response(FileMessages):
                         self._may_coalesce = False
                         self._coalescer = Coalescer(self._server_send)
                         self._note_route("coalesced")
-                    if self._coalescer is not None:
+                    if self._coalescer is not None and not self._coalescer.passes():
                         await self._coalescer.add(body)
                         return
                 elif self._coalescer is not None:

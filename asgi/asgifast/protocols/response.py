@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..coalescing import COALESCED_BYTES, LONE_TURNS, SMALL_MESSAGE_BYTES, next_lone
+from ..coalescing import COALESCED_BYTES, LONE_TURNS, PASSED_ON, SMALL_MESSAGE_BYTES
 from ..extensions import PLANNED
 from ..files.parsing import parse_pathsend
 from ..messages import PATHSEND, ZEROCOPYSEND, Message
@@ -24,7 +24,7 @@ class Response(FileBody):
     :param cycle: uvicorn's RequestResponseCycle, whose send() gets the other messages.
     """
 
-    __slots__ = ("_chunks", "_error", "_lone", "_size")
+    __slots__ = ("_chunks", "_error", "_lone", "_passes", "_size")
 
     def __init__(self, cycle: Any, transport: CoalescingTransport) -> None:
         self._cycle = cycle
@@ -34,6 +34,7 @@ class Response(FileBody):
         self._chunks: list[bytes] = []
         self._size = 0
         self._lone = 0
+        self._passes = 0
         # What uvicorn said of coalesced messages, for the next send() to raise.
         self._error: Exception | None = None
 
@@ -49,18 +50,18 @@ class Response(FileBody):
                 if (
                     type(body) is bytes
                     and len(body) <= SMALL_MESSAGE_BYTES
-                    and cycle.response_started
                     and not cycle.flow.write_paused
                     and self._error is None
                     and not cycle.response_complete
                     and not cycle.disconnected
-                    and not self._is_bodyless()
+                    and (self._passes or (cycle.response_started and not self._is_bodyless()))
                 ):
+                    if self._passes:
+                        self._passes -= 1
+                        if body:
+                            self._transport.write_now(self._frame(body))
+                        return
                     if not self._chunks:
-                        if self._lone >= LONE_TURNS:
-                            self._lone = next_lone(self._lone)
-                            self._write_alone(body)
-                            return
                         self._transport.call_before_flush(self._write_chunks)
                     self._chunks.append(body)
                     self._size += len(body)
@@ -125,6 +126,9 @@ class Response(FileBody):
         if not self._chunks:
             return
         self._lone = self._lone + 1 if len(self._chunks) == 1 else 0
+        if self._lone == LONE_TURNS:
+            self._lone -= 1
+            self._passes = PASSED_ON
         data = self._take()
         if not data or self._cycle.disconnected:
             return
@@ -134,17 +138,6 @@ class Response(FileBody):
             self._error = error
             return
         self._transport.write(framed)
-
-    def _write_alone(self, body: bytes) -> None:
-        if not body:
-            return
-        transport = self._transport
-        transport.flush_follows = True
-        try:
-            transport.write(self._frame(body))
-        finally:
-            transport.flush_follows = False
-            transport.flush()
 
     def _take(self, last: bytes = b"") -> bytes:
         self._chunks.append(last)

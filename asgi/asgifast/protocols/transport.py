@@ -98,6 +98,14 @@ class CoalescingTransport(asyncio.Transport):
         elif not self._turn_scheduled:
             self._schedule()
 
+    def write_now(self, data: bytes) -> None:
+        """Write, and flush."""
+        if self._pending or self._before_flush is not None or self._file is not None:
+            self.write(data)
+            self.flush()
+        elif data:
+            self.real.write(data)
+
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         for data in list_of_data:
             self.write(data)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from wsgifast.errors import WSGIFastError
 from wsgifast.http import chunk_size_line
+from wsgifast.http.framing import chunk
 from wsgifast.imports import needs
 
 from ..exporting import begin_under_uvicorn, instrumented
@@ -143,6 +144,9 @@ class CountedResponse(Response):
     """A response whose cycle counts and frames the body itself: over httptools and zttp."""
 
     __slots__ = ()
+
+    def _frame(self, data: bytes) -> bytes:
+        return chunk(data) if self._cycle.chunked_encoding else super()._frame(data)
 
     def _frame_for(self, size: int) -> tuple[bytes, bytes]:
         cycle = self._cycle

@@ -191,7 +191,11 @@ class _GunicornResponse(Response):
         return not has_body(cycle.scope["method"], cycle.start["status"])
 
     def _frame(self, data: bytes) -> bytes:
-        _begin(self._cycle.send(response_body(data, more_body=True)))
+        self._transport.flush_follows = True
+        try:
+            _begin(self._cycle.send(response_body(data, more_body=True)))
+        finally:
+            self._transport.flush_follows = False
         return b""  # gunicorn has written it
 
     def _frame_for(self, size: int) -> tuple[bytes, bytes]:
