@@ -4,12 +4,13 @@
     python -m loadtests all --profile release        for publication: make benchmarks
     python -m loadtests worker.tls asgi --profile release
     python -m loadtests sockets.                     demo's bodies over raw sockets, with a bound
+    python -m loadtests instructions.                what a request costs, counted by valgrind
     python -m loadtests leaks. replaced. --strict    what abandoned connections leave behind; what
                                                      is lost while a server's processes are replaced
 
 A KEY selects rows; --list lists the keys. They are also the keys in reports/PROFILE/*.json, where a
 run replaces the rows that it measured and keeps the others. Contenders take turns. `all` excludes
-the rows of the last two lines, whose figures are not published.
+the rows of the last three lines, whose figures are not published.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from wsgifast.benchmark.measuring import measure
 from wsgifast.benchmark.slow_clients import raise_open_files
 from wsgifast.benchmark.tables import Profile, Table
 
-from . import asgi, calls, leaks, metrics, replaced, slow, wsgi
+from . import asgi, calls, instructions, leaks, metrics, replaced, slow, wsgi
 from .field_reports import coalescing, mail, receive
 from .payloads import REPORTS
 
 # A round of the longest row, four servers in turn beside 2,000 downloads, takes a minute.
 PROFILES = {"quick": Profile(0.3), "release": Profile(1.0, row_seconds=300.0, full=True)}
-UNPUBLISHED = [wsgi.SOCKETS, leaks.TABLE, replaced.TABLE]
+UNPUBLISHED = [wsgi.SOCKETS, instructions.TABLE, leaks.TABLE, replaced.TABLE]
 
 
 def tables() -> list[Table]:

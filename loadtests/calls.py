@@ -45,7 +45,7 @@ REQUESTS_A_TURN = 10
 MICROSECONDS = Unit("us", lambda m: m.seconds * 1e6, difference=True, less=True)
 CALLS_A_SECOND = Unit("calls/s", lambda m: m.requests_per_s)
 # Of the size of gunicorn's: what is put into a dictionary of three costs more than its place.
-_ENVIRON: dict[str, Any] = {
+ENVIRON: dict[str, Any] = {
     "wsgi.version": (1, 0), "wsgi.errors": sys.stderr, "wsgi.multithread": True,
     "wsgi.multiprocess": False, "wsgi.run_once": False, "wsgi.input_terminated": True,
     "wsgi.url_scheme": "http", "REQUEST_METHOD": "GET", "PATH_INFO": "/plain",
@@ -80,10 +80,10 @@ def _wsgi(
         return body
 
     # As gunicorn hands it over.
-    return _request(wrap(app), {**_ENVIRON, "gunicorn.socket": socket.socket()})
+    return request(wrap(app), {**ENVIRON, "gunicorn.socket": socket.socket()})
 
 
-def _request(app: Any, environ: Mapping[str, Any]) -> Callable[[], None]:
+def request(app: Any, environ: Mapping[str, Any]) -> Callable[[], None]:
     """As a server makes it: a new environ, the body read, and closed."""
 
     def call() -> None:
@@ -139,7 +139,7 @@ def _static(make: Callable[[], Any], **headers: str) -> Callable[[], None]:
         body = app(environ.copy(), lambda status, sent, exc_info=None: found.update(sent))
         getattr(body, "close", lambda: None)()
         headers = {"HTTP_IF_NONE_MATCH": found["ETag"]}
-    return _request(app, {**environ, **headers})
+    return request(app, {**environ, **headers})
 
 
 def _itself(app: Any) -> Any:
@@ -157,7 +157,7 @@ def _with_opentelemetry(app: Any) -> Any:
 
 _LENGTH = ("Content-Length", "512")
 _DECLARED = _asgi_app((b"content-length", b"512"))
-_WSGI: dict[str, Any] = {"raw": _itself, "WSGIFast": WSGIFast}
+WSGI: dict[str, Any] = {"raw": _itself, "WSGIFast": WSGIFast}
 _ASGI: dict[str, Any] = {
     "raw": _itself, "least middleware": in_the_least_middleware, "ASGIFast": ASGIFast
 }  # fmt: skip
@@ -178,10 +178,10 @@ _STATIC: dict[str, Any] = {
 _NOTED: dict[str, Any] = {"headers": (_LENGTH,), "pattern": "/items/<int:number>"}
 # A row's key -> its title, unit, contenders, and what makes the call of a contender.
 ROWS: dict[str, tuple[str, Unit, dict[str, Any], Callable[..., Callable[[], Any]]]] = {
-    "wsgi.declared": ("WSGI: [bytes] with Content-Length", MICROSECONDS, _WSGI,
+    "wsgi.declared": ("WSGI: [bytes] with Content-Length", MICROSECONDS, WSGI,
                       partial(_wsgi, headers=(_LENGTH,))),
-    "wsgi.undeclared": ("WSGI: [bytes] without", MICROSECONDS, _WSGI, _wsgi),
-    "wsgi.iterator": ("WSGI: an iterator of one chunk", MICROSECONDS, _WSGI,
+    "wsgi.undeclared": ("WSGI: [bytes] without", MICROSECONDS, WSGI, _wsgi),
+    "wsgi.iterator": ("WSGI: an iterator of one chunk", MICROSECONDS, WSGI,
                       partial(_wsgi, kind=iter)),
     "metrics": ("WSGIFast with metrics", MICROSECONDS, _METRICS, partial(_wsgi, **_NOTED)),
     "asgi_metrics": ("ASGIFast with metrics", MICROSECONDS, _ASGI_METRICS,

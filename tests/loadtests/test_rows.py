@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -24,7 +25,7 @@ TRIES = 5
 
 def _measured(key: str, *contenders: int, seconds: float | None = None) -> Result:
     """The row of a key, with some of its contenders, as shortly as can be."""
-    (table,) = chosen(tables(), [key])
+    (table,) = chosen([*tables(), *UNPUBLISHED], [key])
     (row,) = table.rows
     kept = tuple(row.contenders[number] for number in contenders)
     row = replace(row, contenders=kept, seconds=seconds or row.seconds)
@@ -105,6 +106,13 @@ def test_a_row_gives_a_figure_for_every_contender(key: str) -> None:
     for name in result.runs:
         assert result.median(name, result.row.unit.rate), problems([result])
     assert not result.differs
+
+
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+def test_instructions_are_counted() -> None:
+    result = _measured("instructions.wsgi.declared", 0, -1)
+    raw, wrapped = (result.median(name, result.row.unit.rate) for name in result.runs)
+    assert 0 < (raw or 0) < (wrapped or 0), problems([result])
 
 
 def test_a_row_whose_framework_is_missing_says_how_to_get_it() -> None:
