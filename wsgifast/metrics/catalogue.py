@@ -1,8 +1,8 @@
-"""The metrics: what each is called, what it counts, and by what it is told apart.
+"""The metrics: the name, the meaning and the labels of each.
 
-Where OpenTelemetry's semantic conventions have a name for what is measured, it is that one, as
-Prometheus spells it: `http.server.request.duration` in seconds is
-`http_server_request_duration_seconds`. What they have no name for begins with `wsgifast`.
+Names are those of OpenTelemetry's semantic conventions where they define one, in Prometheus's
+spelling: `http.server.request.duration` in seconds is `http_server_request_duration_seconds`. Other
+names begin with `wsgifast`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = [
 ]
 
 Kind = Literal["counter", "gauge", "histogram"]
-# What a gauge of several workers is: their sum, the greatest of them, or one for each `pid`.
+# How a gauge of several workers is shown: their sum, the greatest value, or one for each `pid`.
 Across = Literal["sum", "max", "each"]
-# Who tells of it: WSGIFast and ASGIFast, FastWorker, asgifast's protocols and workers.
+# What reports a metric: WSGIFast and ASGIFast, FastWorker, asgifast's protocols and workers.
 Teller = Literal["middleware", "worker", "protocol"]
 
 
@@ -33,8 +33,8 @@ class Metric(NamedTuple):
     :ivar unit: in OpenTelemetry's spelling (UCUM): "s", "By", or what is counted, in braces.
     :ivar labels: in Prometheus's spelling; :data:`ATTRIBUTES` has OpenTelemetry's.
     :ivar bounds: of a histogram's buckets, each inclusive, without the last, infinite one.
-    :ivar known: all values of its one label, each told from the start: of a counter that appears
-        with its first event, PromQL's increase() is 0, and an alert on it says nothing.
+    :ivar known: all values of its one label. Each is reported from the start: if a counter first
+        appeared with its first event, PromQL's increase() would be 0, and no alert would fire.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Metric(NamedTuple):
 
     @property
     def opentelemetry_name(self) -> str:
-        """As OpenTelemetry spells it: without unit and kind, with dots between namespaces."""
+        """OpenTelemetry's spelling: without unit and kind, with dots between namespaces."""
         name = self.name.removesuffix("_total").removesuffix("_bytes").removesuffix("_seconds")
         if name == "http_server_active_requests":
             return "http.server.active_requests"
@@ -58,7 +58,7 @@ class Metric(NamedTuple):
         return name.replace("wsgifast_", "wsgifast.", 1)
 
 
-# Labels, and the attributes of OpenTelemetry that they are.
+# OpenTelemetry's attributes, by label.
 ATTRIBUTES: Final = {
     "http_request_method": "http.request.method",
     "http_response_status_code": "http.response.status_code",
@@ -71,9 +71,9 @@ ATTRIBUTES: Final = {
     "status": "http.response.status_code",
 }
 
-# What stands for a label's value that is outside a known list, or over a limit.
+# Replaces a label's value that is outside a known list, or beyond a limit.
 OTHER: Final = "_OTHER"
-# The http_route of a request for which the framework has none, or does not tell it.
+# The http_route of a request whose framework has no URL pattern for it.
 UNKNOWN: Final = "unknown"
 
 # The states of a connection: `head` and `body` wait for the rest of a request, `running` has its
@@ -82,11 +82,11 @@ CONNECTION_STATES: Final = (
     "handshake", "idle", "head", "body", "running", "sending", "closing", "http2",
 )  # fmt: skip
 
-# What a connection has had too little time for.
+# What a connection was doing when its time was over.
 _TIMEOUTS = ("handshake", "head", "body", "send", "keepalive")
 _ENDS = ("max_requests", "max_rss_bytes", "max_lifetime_s", "stuck", "failed", "stopped")
 
-# Those that the conventions advise, and three below them: a short response takes less.
+# The bounds that the conventions advise, and three smaller ones, for short responses.
 _DURATION_S = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
     7.5, 10.0,
@@ -114,7 +114,7 @@ _METRICS = (
     Metric(
         "http_server_active_requests", "gauge", "{request}",
         ("http_request_method", "url_scheme"),
-        "Requests that have come to the app, and whose response has not ended.",
+        "Requests that have reached the app and whose response has not ended.",
         _ANY_SERVER,
     ),
     # Bodies
@@ -130,22 +130,22 @@ _METRICS = (
     ),
     Metric(
         "wsgifast_responses_repaired_total", "counter", "{response}", ("http_route",),
-        "Responses whose body the app had made in a slow or wrong shape, which was mended.",
+        "Responses whose body had a slow or wrong shape, which was repaired.",
         _ANY_SERVER,
     ),
     Metric(
         "wsgifast_content_length_errors_total", "counter", "{response}", ("kind",),
-        "Bodies that broke their Content-Length: short, long, or corrected before they were sent.",
+        "Bodies that did not match their Content-Length: short, long, or corrected in time.",
         _ANY_SERVER, known=("short", "long", "corrected"),
     ),
     Metric(
         "wsgifast_clients_left_total", "counter", "{response}", (),
-        "Responses whose client left, or was given up, before it had all of them.",
+        "Responses whose client left, or was dropped, before it had received everything.",
         _ANY_SERVER,
     ),
     Metric(
         "wsgifast_sendfile_bytes_total", "counter", "By", (),
-        "Bytes that the kernel has sent from files by itself.",
+        "Bytes of files that were sent by sendfile.",
         _SOCKETS,
     ),
     # Threads
@@ -156,17 +156,17 @@ _METRICS = (
     ),
     Metric(
         "wsgifast_threads_busy", "gauge", "{thread}", (),
-        "Those of them that are in a request.",
+        "Threads that are handling a request.",
         _WORKER,
     ),
     Metric(
         "wsgifast_requests_waiting", "gauge", "{request}", (),
-        "Requests that are here whole, and for which no thread is free.",
+        "Complete requests for which no thread is free.",
         _WORKER,
     ),
     Metric(
         "wsgifast_thread_wait_seconds", "histogram", "s", (),
-        "How long a request has waited for a thread.",
+        "How long requests have waited for a thread.",
         _WORKER, bounds=_WAIT_S,
     ),
     Metric(
@@ -182,7 +182,7 @@ _METRICS = (
     ),
     Metric(
         "wsgifast_connections_limit", "gauge", "{connection}", (),
-        "How many connections there may be: worker_connections of all workers.",
+        "The most connections there may be: worker_connections of all workers.",
         _WORKER,
     ),
     Metric(
@@ -197,12 +197,12 @@ _METRICS = (
     ),
     Metric(
         "wsgifast_accept_backlog_limit", "gauge", "{connection}", (),
-        "How many may wait there; beyond it the kernel drops them (Linux, TCP).",
+        "The most that may wait there; the kernel drops more (Linux, TCP).",
         _WORKER, across="max",
     ),
     Metric(
         "wsgifast_slow_clients", "gauge", "{connection}", (),
-        "Clients that do not take their response as fast as it comes.",
+        "Clients that receive their response more slowly than it is produced.",
         _SOCKETS,
     ),
     Metric(
@@ -227,23 +227,23 @@ _METRICS = (
     ),
     Metric(
         "wsgifast_requests_refused_total", "counter", "{request}", ("status",),
-        "Requests that the worker has answered with an error by itself, without the app.",
+        "Requests that the worker has refused with an error, without calling the app.",
         _WORKER,
     ),
     # Workers
     Metric(
         "wsgifast_workers", "gauge", "{process}", (),
-        "Workers that serve.",
+        "Workers that are serving.",
         _SOCKETS,
     ),
     Metric(
         "wsgifast_worker_starts_total", "counter", "{process}", (),
-        "Workers that have begun to serve.",
+        "Workers that have started to serve.",
         _SOCKETS,
     ),
     Metric(
         "wsgifast_worker_ends_total", "counter", "{process}", ("reason",),
-        "Workers that have ended in order: by a limit (max_requests, max_rss_bytes, "
+        "Workers that have ended: at a limit (max_requests, max_rss_bytes, "
         "max_lifetime_s), stuck, failed, or stopped by gunicorn.",
         _WORKER, known=_ENDS,
     ),
@@ -273,11 +273,11 @@ def as_markdown() -> str:
     lines = [
         "# Metrics",
         "",
-        "Where OpenTelemetry's semantic conventions have a name, it is that one, in Prometheus's "
-        "spelling here. A label's value is never taken from a request: `http_route` is the "
+        "Where OpenTelemetry's semantic conventions have a name, it is used, here in "
+        "Prometheus's spelling. A label's value is never taken from a request: `http_route` is the "
         f"framework's URL pattern (`{UNKNOWN}` where there is none, `{OTHER}` beyond the limit of "
         f"distinct ones), and methods outside RFC 9110's and PATCH, and schemes other than http "
-        f"and https, are `{OTHER}`. This page is made of the list that the code uses.",
+        f"and https, are `{OTHER}`. This page is generated from the code.",
     ]
     for title, told_by in _GROUPS:
         lines += ["", f"## {title}", "", "| metric | labels | |", "|---|---|---|"]

@@ -1,9 +1,9 @@
-"""What dead processes have counted, put together in one file of each kind, and counted once.
+"""Merges the files of dead processes into one file for each kind, so that all is counted once.
 
-Theory of operation. The file that is to replace those of the dead is made aside. Then a plan that
-names it and them is put in place by one rename: before it nothing has been done, and behind it all
-of it is, but for steps that each can be taken again. So whoever is killed in between leaves a plan
-that the next one carries out before it looks at any of the files.
+Theory of operation. The merged file is written under a temporary name. Then a plan, which names the
+files that it replaces, is put in place by one rename. Before the rename nothing has changed; after
+it only steps remain that can be repeated. If the exporter is killed in between, the next one finds
+the plan and carries it out before it reads any of the files.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ with needs("wsgifast.metrics.dead", "prometheus_client", "prometheus"):
 
 __all__ = ["DEAD", "UNREADABLE", "finish", "merged", "put_together"]
 
-# The process that the files put together are of.
+# The name of the process in the names of merged files.
 DEAD = "wsgifast-dead"
-# A file that is being made, or was left unfinished, cannot be read.
+# Reading a file that is being made, or was left unfinished, raises one of these.
 UNREADABLE = (struct.error, RuntimeError, ValueError, FileNotFoundError)
 
 _PLAN = "merging.json"
 
 
 def put_together(directory: str, kind: str, paths: Iterable[str]) -> None:
-    """Add files of dead processes to what is there of others, and remove them.
+    """Merge files of dead processes into the file of their kind, and remove them.
 
-    :param kind: the files'; of metrics that count on behind a process's end.
-    :raises OSError: if that cannot be done.
+    :param kind: of the files; one whose values still count after the end of their process.
+    :raises OSError: if a file cannot be written or removed.
     """
     finish(directory)
     gone = list(paths)
@@ -51,7 +51,7 @@ def put_together(directory: str, kind: str, paths: Iterable[str]) -> None:
 def finish(directory: str) -> None:
     """Carry out a plan, if one was left.
 
-    :raises OSError: if that cannot be done.
+    :raises OSError: if a file cannot be written or removed.
     """
     path = os.path.join(directory, _PLAN)
     try:

@@ -1,8 +1,8 @@
-"""The directory of prometheus_client's multiprocess mode, and what dead processes leave there.
+"""The directory of prometheus_client's multiprocess mode, and the files of dead processes in it.
 
-Each process has files of its own, named for their kind and the process. Counters and histograms of
-a dead one still count; where workers are replaced again and again, their files are put together, or
-each scrape would read more of them than the one before.
+Each process has its own files, one for each kind of metric. Counters and histograms still count
+after their process has ended. Workers may be replaced often, so the files of dead ones are merged:
+otherwise each scrape would have to read more files than the last.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .processes import is_alive, pid_in
 
 __all__ = ["Directory"]
 
-# What counts on behind a process's end; gauges do not.
+# Kinds whose values still count after their process has ended; those of gauges do not.
 _LASTING = frozenset({"counter", "histogram", "summary"})
 _ATTEMPTS = 3
 
@@ -28,7 +28,8 @@ _ATTEMPTS = 3
 class Directory:
     """The files of several processes; any thread may call.
 
-    :param own: it was made by us: the files of an app's own metrics are ours to clean, too.
+    :param own: whether wsgifast made the directory: then files of the app's own metrics are cleaned
+        up as well.
     """
 
     def __init__(self, path: str, *, own: bool) -> None:
@@ -40,7 +41,7 @@ class Directory:
         self._layout: Layout | None = None
 
     def collect(self) -> Iterator[Any]:
-        """All processes' metrics, added up; what prometheus_client's registries ask for."""
+        """The metrics of all processes, added up; called by prometheus_client's registries."""
         with self._lock:
             layout = self._read()
             if layout is None:
@@ -51,7 +52,7 @@ class Directory:
         yield from metrics
 
     def _read(self) -> Layout | None:
-        """Read all files anew; None where it needs prometheus_client to add them up."""
+        """Read all files again; None if only prometheus_client can add them up."""
         for attempt in range(_ATTEMPTS):
             try:
                 return self._read_once()
@@ -62,7 +63,7 @@ class Directory:
 
     def _read_once(self) -> Layout | None:
         with os.scandir(self.path) as entries:
-            # What dead processes have left is put together in a new file of the old name.
+            # The inode too: a merged file is replaced by a new one of the same name.
             there = {(e.path, e.inode()) for e in entries if e.name.endswith(".db")}
         for gone in self._values.keys() - there:
             self._values.pop(gone).close()
@@ -85,12 +86,12 @@ class Directory:
             yield metric
 
     def processes(self) -> set[str]:
-        """The processes of ours that have files there and live."""
+        """Live processes of this server that have files in the directory."""
         names = {parts_of(path)[1] for path in self._files()}
         return {name for name in names if is_alive(name)}
 
     def clean(self) -> None:
-        """Remove the gauges of dead processes, and put together what they have counted."""
+        """Remove the gauges of dead processes, and merge their counters and histograms."""
         with self._lock:
             finish(self.path)
         dead: dict[str, list[str]] = defaultdict(list)
@@ -111,14 +112,14 @@ class Directory:
 
     def _files(self) -> list[str]:
         with os.scandir(self.path) as entries:
-            # One that is empty was not begun.
+            # An empty file has just been created.
             return [e.path for e in entries if e.name.endswith(".db") and e.stat().st_size]
 
     def _may_live(self, process: str) -> bool:
         if pid_in(process) is not None:
             return is_alive(process)
-        # An app's own metrics are by the pid alone, and their clean-up is prometheus_client's
-        # users', unless nobody but us knows of the directory.
+        # Files of an app's own metrics have only the pid in their names. In a directory that the
+        # user has chosen, cleaning them up is left to the user.
         if not self._own or not process.isascii() or not process.isdecimal():
             return True
         try:
@@ -137,6 +138,6 @@ def _with_values(metric: Any, values: Sequence[float]) -> Any:
 
 
 def _with_plain_pid(sample: Any) -> Any:
-    """A worker is told by its pid, although its files have more in their names."""
+    """Replace the name of a process by its pid."""
     pid = pid_in(sample.labels.get("pid", ""))
     return sample if pid is None else sample._replace(labels={**sample.labels, "pid": str(pid)})

@@ -38,7 +38,7 @@ _VALUE_BYTES = 8
 class ValuesFile:
     """One process's values of one kind.
 
-    :ivar keys: what each value is of, as the file has it.
+    :ivar keys: the key of each value, as it is in the file.
     :ivar kind: "counter", "gauge_livesum", ...
     :raises OSError: if it cannot be opened.
     """
@@ -54,13 +54,13 @@ class ValuesFile:
         self.close = weakref.finalize(self, os.close, self._fd)
 
     def read(self) -> bool:
-        """Read the numbers; whether there are new ones among them.
+        """Read the numbers; return whether there are new ones among them.
 
-        :raises OSError, ValueError, RuntimeError, struct.error: if it cannot be understood.
+        :raises OSError, ValueError, RuntimeError, struct.error: if the file is incomplete.
         """
         data = os.pread(self._fd, self._used, 0)
         if not data:
-            return False  # it was not begun
+            return False  # it has just been created
         has_grown: bool = _USED.unpack_from(data)[0] > self._used
         if has_grown:
             self._find_values()
@@ -108,7 +108,7 @@ def _least(sums: list[float], places: Iterable[int], numbers: Iterable[float]) -
 class _Mode(NamedTuple):
     """How the values of several processes become one.
 
-    :ivar start: what the first of them is added to.
+    :ivar start: the sum before the first value.
     """
 
     add: Add
@@ -120,7 +120,7 @@ _MODES = {
     "counter": _Mode(_sum),
     "histogram": _Mode(_sum),
     "summary": _Mode(_sum),
-    "gauge_all": _Mode(_sum),  # each has its own place
+    "gauge_all": _Mode(_sum),  # each process has its own place
     "gauge_liveall": _Mode(_sum),
     "gauge_sum": _Mode(_sum),
     "gauge_livesum": _Mode(_sum),
@@ -133,10 +133,10 @@ _FOR_EACH_PROCESS = ("gauge_all", "gauge_liveall")
 
 
 class _Family:
-    """A metric, as long as its samples are collected.
+    """A metric while its samples are being found.
 
-    :ivar groups: by their labels, without a histogram's bounds: the samples' names, bounds and
-        what they start at.
+    :ivar groups: by labels without a histogram's bounds: the start of each sample, by its name and
+        bound.
     """
 
     def __init__(self, name: str, documentation: str, kind: str) -> None:
@@ -147,8 +147,8 @@ class _Family:
 class Layout:
     """Which value of which file belongs to which sample.
 
-    :param files: read; of kinds that :meth:`fits` is true for.
-    :ivar metrics: with their samples, whose values are their places among the sums.
+    :param files: have been read; :meth:`fits` is true for each.
+    :ivar metrics: with samples whose values are their places among the sums.
     """
 
     def __init__(self, files: Sequence[ValuesFile]) -> None:
@@ -169,7 +169,7 @@ class Layout:
         return file.kind in _MODES
 
     def sums(self) -> list[float]:
-        """The samples' values, by what the files have been read to be."""
+        """Return the value of each sample, from the numbers last read."""
         sums = self._starts.copy()
         for file, add, places in self._files:
             add(sums, places, file.numbers)
@@ -209,7 +209,7 @@ _Key = tuple[str, Labels, str, float | None]
 
 
 class _Found:
-    """The samples that files have, by their metrics."""
+    """The samples found in files, by their metrics."""
 
     def __init__(self) -> None:
         self.families: dict[str, _Family] = {}

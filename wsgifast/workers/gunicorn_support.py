@@ -1,8 +1,8 @@
-"""What is used of gunicorn beyond its documented interface.
+"""The parts of gunicorn that FastWorker uses although they are not a documented interface.
 
-FastWorker takes gunicorn's request parsers and its loggers as they are. They are not a public
-interface, so the range of versions is stated (gunicorn_version.py), checked when the server starts,
-and tested at both ends.
+FastWorker uses gunicorn's request parsers and loggers unchanged. As they are not public, the range
+of supported versions is limited (gunicorn_version.py): it is checked when the server starts, and
+its oldest and newest versions are tested.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = [
 
 
 class Settings:
-    """gunicorn's configuration, frozen: reading a setting is an attribute, not four calls.
+    """A copy of gunicorn's configuration, in which a setting is an attribute and not four calls.
 
-    The parser reads a dozen settings for each request. What it would decide for each of them,
-    whether the peer is in forwarded_allow_ips, :meth:`trusts` decides once for each connection.
+    The parser reads a dozen settings for each request. It would also look for the peer in
+    forwarded_allow_ips each time; :meth:`trusts` does that once for each connection.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -82,7 +82,7 @@ class Settings:
 
 
 def environ_part(settings: Settings) -> dict[str, Any]:
-    """What gunicorn puts into every environ of a worker."""
+    """Return what gunicorn puts into every environ of a worker."""
     return {
         "wsgi.errors": _Errors(settings),
         "wsgi.multiprocess": settings.workers > 1,
@@ -92,14 +92,14 @@ def environ_part(settings: Settings) -> dict[str, Any]:
 
 
 def pre_request(settings: Settings, worker: Any) -> Callable[[Any], object] | None:
-    """The hook, for requests; None where it is gunicorn's own, and its line is not logged."""
+    """Return the hook; None if it is gunicorn's default, whose debug line would not be logged."""
     if settings.pre_request is PreRequest.default and not _logs_debug(worker.log):
         return None
     return partial(settings.pre_request, worker)
 
 
 def post_request(settings: Settings, worker: Any) -> Callable[..., object] | None:
-    """The hook, for requests; None where it is gunicorn's own, which does nothing."""
+    """Return the hook; None if it is gunicorn's default, which does nothing."""
     if settings.post_request is PostRequest.default:
         return None
     return partial(settings.post_request, worker)
@@ -107,12 +107,12 @@ def post_request(settings: Settings, worker: Any) -> Callable[..., object] | Non
 
 def _logs_debug(log: Any) -> bool:
     if getattr(type(log), "debug", None) is not Logger.debug:
-        return True  # somebody else's, which may do anything
+        return True  # a method of another class, which may do anything
     return bool(log.error_log.isEnabledFor(logging.DEBUG))
 
 
 def patched_threads() -> str | None:
-    """What is wrong if a library has replaced this process's threads by its own, which hang."""
+    """Return an error message if a library has replaced the threads of this process, else None."""
     library = None
     gevent = sys.modules.get("gevent.monkey")
     if gevent is not None and gevent.is_module_patched("threading"):
@@ -129,10 +129,10 @@ def patched_threads() -> str | None:
 
 
 class _Errors:
-    """`wsgi.errors`: gunicorn's own stream, looked up when something is written.
+    """`wsgi.errors`: makes gunicorn's own stream when something is written.
 
-    Its handlers' files change when the logs are reopened (SIGUSR1), and making gunicorn's wrapper
-    for each request costs more than the rest of the environ.
+    Not once for all requests: the files change when the logs are reopened (SIGUSR1). And not for
+    each request: that costs more than the rest of the environ.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -150,13 +150,13 @@ class _Errors:
 
 
 def arbiters_signals() -> Callable[[], list[int]]:
-    """Find what a worker that has just been forked knows of its arbiter's signals.
+    """Keep track of signals that reach a new worker before it has set its own handlers.
 
-    Until its own handlers are set it has the arbiter's. Those note a signal for the loop of the
-    arbiter, of which a worker has a copy that nobody looks at: a TERM that came so early would be
-    lost, and the arbiter would kill the worker after graceful_timeout.
+    Until then it has the arbiter's handlers, which put a signal into the arbiter's queue. The
+    worker has a copy of that queue which nobody reads: an early TERM would be lost, and the arbiter
+    would kill the worker after graceful_timeout.
 
-    :returns: what tells the signals that have come until it is called.
+    :returns: a function that returns the signals received until it is called.
     """
     arbiter = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     noted: Any = getattr(arbiter, "SIG_QUEUE", [])

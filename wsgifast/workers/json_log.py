@@ -14,7 +14,7 @@ from ..routes import APP_US, CHUNKS, ROUTE, SEND_US, SENDFILE_BYTES, WAIT_US
 
 __all__ = ["JSONLogger"]
 
-# What is taken from the environ as it is, where it is there.
+# Environ keys that are copied as they are, if present.
 _OURS = (ROUTE, CHUNKS, SENDFILE_BYTES, WAIT_US, APP_US, SEND_US)
 
 
@@ -23,17 +23,17 @@ class JSONLogger(Logger):  # type: ignore[misc]
 
     ``gunicorn --logger-class wsgifast.workers.JSONLogger module:app``
 
-    It writes where gunicorn's settings say (`accesslog`, `syslog`, `logconfig`), to stdout where
-    they say nothing; `access_log_format` does not count. With `statsd_host` gunicorn's counters are
-    sent as by its own logger. docs/reference/access-log.md lists the fields; a subclass adds its
-    own in :meth:`fields`.
+    It writes where gunicorn's settings `accesslog`, `syslog` or `logconfig` say, or to stdout if
+    none of them is set; `access_log_format` is ignored. With `statsd_host` gunicorn's counters are
+    sent as by its own logger. docs/reference/access-log.md lists the fields; a subclass adds fields
+    by overriding :meth:`fields`.
     """
 
-    # gunicorn escapes quotes for a format of Apache's kind; JSON has its own rules.
+    # gunicorn's own class escapes quotes as Apache's format needs it; JSON has its own rules.
     atoms_wrapper_class = dict
 
     def __new__(cls, cfg: Any) -> JSONLogger:
-        if cfg.statsd_host:  # gunicorn chooses its logger for statsd only in place of the default
+        if cfg.statsd_host:  # gunicorn uses its statsd logger only if no logger class is set
             from gunicorn.instrument.statsd import Statsd
 
             if not issubclass(cls, Statsd):
@@ -56,16 +56,16 @@ class JSONLogger(Logger):  # type: ignore[misc]
     def fields(
         self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta
     ) -> dict[str, Any]:
-        """What is logged of a request beside the time; what is None or "" is left out.
+        """Return what is logged of a request, except the time; None and "" are left out.
 
-        The names are OpenTelemetry's where it has one (semantic conventions, HTTP attributes).
+        Names are OpenTelemetry's where there is one (semantic conventions, HTTP attributes).
         """
         status = resp.status
         if isinstance(status, (str, bytes)):
             status = int(status.split(None, 1)[0])
         sent = getattr(resp, "sent", None)
         if not sent and environ.get(ROUTE) == "file" and SENDFILE_BYTES not in environ:
-            sent = None  # gunicorn's own workers do not count what sendfile has sent
+            sent = None  # gunicorn's own workers do not count bytes sent by sendfile
         path, _, query = sent_text(environ.get("RAW_URI", "")).partition("?")
         referer = environ.get("HTTP_REFERER")
         fields = {
@@ -81,7 +81,7 @@ class JSONLogger(Logger):  # type: ignore[misc]
             "http.response.status_code": status,
             "http.response.body.size": sent,
             "user_agent.original": sent_text(environ.get("HTTP_USER_AGENT", "")),
-            # A list, as OpenTelemetry has the values of any header.
+            # A list, as OpenTelemetry requires for any header.
             "http.request.header.referer": [sent_text(referer)] if referer else None,
             "wsgifast.duration_us": _microseconds(request_time),
         }
@@ -91,6 +91,6 @@ class JSONLogger(Logger):  # type: ignore[misc]
 
 
 def _microseconds(time: Any) -> int:
-    """Of a timedelta, or of what gunicorn's ASGI worker has in its place, without days."""
+    """Of a timedelta; or of gunicorn's ASGI worker's replacement for one, which has no days."""
     seconds = getattr(time, "days", 0) * 86_400 + time.seconds
     return int(seconds * 1_000_000 + time.microseconds)

@@ -1,4 +1,4 @@
-"""Where a server's metrics are to be found: settled in the arbiter, before any worker is there."""
+"""FastWorker's metrics directory and address, chosen and checked before the arbiter forks."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = ["check_metrics", "export_of", "prepare_metrics", "wants_metrics"]
 
 _PREFIX = "wsgifast-metrics-"
 
-# The directory that this process, or the one that it was forked from, has made.
+# The directory that this process, or the one that forked it, has made.
 _made: str | None = None
 
 
 def wants_metrics(worker_class: Any) -> tuple[str, str] | None:
-    """The option that asks for metrics, and its value: the environment's, or else the class's."""
+    """Return the option that enables metrics and its value: the variable's, or else the class's."""
     told = os.environ.get(VARIABLE)
     if told:
         return VARIABLE, told
@@ -43,15 +43,15 @@ def wants_metrics(worker_class: Any) -> tuple[str, str] | None:
 
 
 def prepare_metrics(worker_class: Any) -> None:
-    """Choose the directory; called before the app, and prometheus_client, are imported.
+    """Choose the directory; called before the app and prometheus_client are imported.
 
-    What cannot be done is said by :func:`check_metrics`.
+    Errors are reported later, by :func:`check_metrics`.
     """
     global _made
     if wants_metrics(worker_class) is None or not is_installed():
         return
     given = os.environ.get(DIRECTORY)
-    # An arbiter that takes another's place (USR2) may have that one's in its environment.
+    # An arbiter that replaces another one (USR2) may have inherited that one's directory.
     if given and (given == _made or not os.path.basename(given).startswith(_PREFIX)):
         return
     parent = memory_folder()
@@ -66,10 +66,10 @@ def prepare_metrics(worker_class: Any) -> None:
 
 
 def check_metrics(worker_class: Any, cfg: Any) -> None:
-    """Refuse what cannot work, when the server starts.
+    """Refuse metrics that cannot work, when the server starts.
 
-    :raises InvalidWorkerOption: for an address that is none, or is taken, a directory that cannot
-        be written, or a package that is missing.
+    :raises InvalidWorkerOption: if the address is malformed or in use, the directory cannot be
+        written, or prometheus_client is missing.
     """
     wanted = wants_metrics(worker_class)
     if wanted is None:
@@ -112,7 +112,7 @@ def _remove(directory: str, maker: int) -> None:
 
 
 def _remove_stale(parent: str) -> None:
-    """Remove what servers have left that were killed together with their exporter."""
+    """Remove directories of servers that were killed together with their exporter."""
     for directory in glob.glob(os.path.join(glob.escape(parent), f"{_PREFIX}*")):
         maker = os.path.basename(directory).removeprefix(_PREFIX).rpartition("-")[0]
         if not is_alive(maker) and not _is_in_use(directory):
@@ -120,10 +120,10 @@ def _remove_stale(parent: str) -> None:
 
 
 def _is_in_use(directory: str) -> bool:
-    """Whether an exporter or a worker of it lives, although who has made it does not (a daemon)."""
+    """Whether its exporter or a worker lives. With `daemon` the process that made it has ended."""
     try:
         names = os.listdir(directory)
-    except OSError:  # another user's, or it is being removed
+    except OSError:  # it is another user's, or is being removed
         return True
     for name in names:
         process = name.removesuffix(".db").rpartition("_")[2]

@@ -1,4 +1,4 @@
-"""What the core is told of a worker's attributes and of gunicorn's settings."""
+"""From a worker's attributes and gunicorn's settings to the options of wsgifast.server."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .gunicorn_support import Settings
 
 __all__ = ["http2", "options", "parsers"]
 
-# The worker's attributes that the server is told; the others are the parsers' and the worker's own.
+# Attributes of the worker that are options of the server.
 _OF_THE_SERVER = [field.name for field in fields(Options) if field.name in ATTRIBUTES]
 
 
 def options(worker: Any, settings: Settings) -> Options:
-    """The server's options."""
+    """Return the server's options."""
     own = {name: getattr(worker, name) for name in _OF_THE_SERVER}
     return Options(
         threads=settings.threads,
@@ -38,7 +38,7 @@ def options(worker: Any, settings: Settings) -> Options:
 
 
 def parsers(worker: Any, settings: Settings) -> Callable[[Any], Parser]:
-    """The parser of a peer's requests, by its address."""
+    """Return a function that chooses the parser for a peer by its address."""
     checks_host = worker.check_host
 
     def make(settings: Settings, *, trusted: bool) -> Parser:
@@ -55,9 +55,9 @@ def parsers(worker: Any, settings: Settings) -> Callable[[Any], Parser]:
 
 
 def http2(settings: Settings) -> HTTP2Options:
-    """What is said to clients of HTTP/2.
+    """Return the HTTP/2 settings that are sent to clients.
 
-    :raises MissingExtra: if it is to be spoken, and h2 is not installed.
+    :raises MissingExtra: if HTTP/2 is enabled, and h2 is not installed.
     """
     if "h2" in settings.http_protocols:
         with needs("HTTP/2 on FastWorker", "h2", "http2"):
@@ -73,6 +73,6 @@ def http2(settings: Settings) -> HTTP2Options:
 def _uses_httptools(parser: str, settings: Settings) -> bool:
     if parser != "auto" or settings.uses_uwsgi:
         return parser == "httptools" and not settings.uses_uwsgi
-    # Who has chosen between gunicorn's own has chosen them.
+    # A user who has set http_parser wants one of gunicorn's own.
     chosen = getattr(settings, "http_parser", "auto") != "auto"
     return not chosen and find_spec("httptools") is not None
