@@ -120,7 +120,7 @@ class Application:
     def _environ(
         self, channel: Channel, exchange: Exchange, *, check: bool = True
     ) -> dict[str, Any]:
-        connection = channel.connection
+        connection = channel.connection()
         sock = connection.app_socket
         if sock is None:
             sock = connection.app_socket = AppSocket(connection)
@@ -165,7 +165,7 @@ class Application:
             self._answer_error(channel, exchange and exchange.req, error)
             return
         if error.status not in (408, 413):
-            self.log.warning("Invalid request from %s: %s", channel.connection.peer, error)
+            self.log.warning("Invalid request from %s: %s", channel.connection().peer, error)
         try:
             channel.send_error(error.status, _error_page(error))
         except ClientGone as gone:

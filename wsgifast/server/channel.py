@@ -18,7 +18,6 @@ class Channel(Protocol):
     :ivar exchange: the request to run.
     :ivar output: where its response goes.
     :ivar response_class: what writes the response.
-    :ivar connection: itself, or the stream's.
     """
 
     @property
@@ -30,8 +29,8 @@ class Channel(Protocol):
     @property
     def response_class(self) -> type[Response]: ...
 
-    @property
-    def connection(self) -> Owner: ...
+    def connection(self) -> Owner:
+        """Return the connection: itself, or the stream's."""
 
     def begin_app(self) -> bool:
         """The app is about to be called; False if nobody waits for the response any more."""

@@ -278,7 +278,6 @@ class Connection(Endpoint):
             page = head + end
         self.output.write(page)
 
-    @property
     def connection(self) -> Connection:
         return self
 

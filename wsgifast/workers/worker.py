@@ -320,10 +320,10 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """Let gunicorn log an error and answer it; without a request it logs less."""
         page = ErrorPage(channel.send_error)
         try:
-            self.handle_error(req, page, channel.connection.peer, error)
+            self.handle_error(req, page, channel.connection().peer, error)
         except Exception:  # it logs first: nothing has been sent
             self.log.exception("Error in the access log")
-            self.handle_error(None, page, channel.connection.peer, error)
+            self.handle_error(None, page, channel.connection().peer, error)
 
     @property
     def nr_conns(self) -> int:

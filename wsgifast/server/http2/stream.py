@@ -72,7 +72,6 @@ class Stream:
         self._spool: Spool | None = None  # the body being received, if it is buffered
         self._received_before = session.uploads.received
 
-    @property
     def connection(self) -> Owner:
         """See :class:`~..channel.Channel`."""
         return self._session.connection
