@@ -19,8 +19,7 @@ from tests.support.servers import free_port, wait_for
 from tests.workers.bench import Bench, echo, large, make_bench
 from tests.workers.serving import fast_worker, reset
 from wsgifast import cli
-from wsgifast.metrics.states import states
-from wsgifast.workers.state import StateReporter
+from wsgifast.workers.metrics import state_of
 
 __all__ = ["make_bench"]
 
@@ -91,16 +90,11 @@ def test_probes_while_every_thread_is_busy(
 MakeBench = Callable[..., Bench]
 
 
-def reporter(bench: Bench, folder: Path) -> StateReporter:
-    return StateReporter(bench.server, bench.worker, str(folder))
-
-
-def test_the_state_of_a_worker(make_bench: MakeBench, tmp_path: Path) -> None:
+def test_the_state_of_a_worker(make_bench: MakeBench) -> None:
     bench = make_bench(large, attributes={"unready_after_s": 7.0}, timeout=20)
     bench.worker.beaten_at = 12.5
     bench.begin()
-    reporter(bench, tmp_path).report()
-    (state,) = states(str(tmp_path))
+    state = state_of(bench.server, bench.worker)
     assert state.pid == os.getpid()
     assert (state.beat_at, state.exhausted_since, state.accepts) == (12.5, None, True)
     assert (state.unready_after_s, state.lost_after_s) == (7.0, 40)
@@ -108,28 +102,24 @@ def test_the_state_of_a_worker(make_bench: MakeBench, tmp_path: Path) -> None:
     assert client.path == "/"
     bench.server.pool.exhaustion.since = 3.25
     bench.server._stopping = True
-    reporter(bench, tmp_path).report()
-    (state,) = states(str(tmp_path))
+    state = state_of(bench.server, bench.worker)
     assert (state.exhausted_since, state.accepts) == (3.25, False)
 
 
-def test_a_worker_with_all_the_connections_that_it_may_have(
-    make_bench: MakeBench, tmp_path: Path
-) -> None:
+def test_a_worker_with_all_the_connections_that_it_may_have(make_bench: MakeBench) -> None:
     bench = make_bench(echo, worker_connections=2)
-    told = reporter(bench, tmp_path)
     bench.connect()
-    assert told.state().accepts
+    assert state_of(bench.server, bench.worker).accepts
     last = bench.connect()
-    assert not told.state().accepts
+    assert not state_of(bench.server, bench.worker).accepts
     last.close()
     bench.run()
-    assert told.state().accepts
+    assert state_of(bench.server, bench.worker).accepts
 
 
-def test_without_gunicorns_timeout_no_worker_is_lost(make_bench: MakeBench, tmp_path: Path) -> None:
+def test_without_gunicorns_timeout_no_worker_is_lost(make_bench: MakeBench) -> None:
     bench = make_bench(echo, timeout=0)
-    assert reporter(bench, tmp_path).state().lost_after_s == math.inf
+    assert state_of(bench.server, bench.worker).lost_after_s == math.inf
 
 
 def test_each_beat_is_noted(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,8 +46,6 @@ _CHECK_EVERY_S = 1.0
 # Files of dead workers are cleaned up this often, and before a scrape, unless that was just now.
 _CLEAN_EVERY_S = 10.0
 _SCRAPE_CLEANS_AFTER_S = 1.0
-# How many threads wait for the next client; each client is answered by a thread of its own.
-_THREADS = 2
 # How long a client may take for its request.
 _REQUEST_TIMEOUT_S = 10
 # How long workers may outlive their arbiter before their directory is removed.
@@ -144,63 +142,39 @@ class _Handler(WSGIRequestHandler):
         """Nothing: there would be a line every few seconds."""
 
 
-class _Server(WSGIServer):
-    """Answers in threads that are started in advance: on a busy machine a new thread waits longer
-    for its first turn than one that was waiting for a client.
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    """Answers each client in a thread of its own.
 
-    :raises OSError: if the address cannot be had.
+    :raises OSError: if the address cannot be used.
     """
 
     request_queue_size = 32
-    _is_closing = False
+    daemon_threads = True
 
     def __init__(self, address: Address, app: Any) -> None:
         self.address_family = address.family
         super().__init__((address.host, address.port), _Handler)
         self.set_app(app)
-        self._lock = threading.Lock()
-        self._waiting = 0
-        with self._lock:
-            self._begin_a_thread()
-
-    def _begin_a_thread(self) -> None:
-        """With the lock, or the new one could have a client before it is counted.
-
-        :raises RuntimeError: if there can be none.
-        """
-        threading.Thread(target=self._serve, daemon=True).start()
-        self._waiting += 1
-
-    def _serve(self) -> None:
-        """Accept and answer; a thread with a client makes sure that another waits for the next."""
-        while True:
-            try:
-                request, client = self.get_request()
-            except OSError:
-                if self._is_closing:
-                    return
-                time.sleep(_LOOK_EVERY_S)  # too many open files
-                continue
-            with self._lock:
-                self._waiting -= 1
-                if not self._waiting:
-                    with contextlib.suppress(RuntimeError):  # the next client waits for this one
-                        self._begin_a_thread()
-            try:
-                self.process_request(request, client)
-            except Exception:  # noqa: BLE001 - it is logged
-                self.handle_error(request, client)
-                self.shutdown_request(request)
-            with self._lock:
-                if self._waiting >= _THREADS:
-                    return
-                self._waiting += 1
+        threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def server_bind(self) -> None:
-        # Not HTTPServer's, which asks the name service who we are.
+        # Not HTTPServer's method, which asks the name service for the name of this host.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = socket.gethostname(), self.server_address[1]
         self.setup_environ()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_LOOK_EVERY_S)  # too many open files: accept() would fail again at once
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started: the next client waits for this one
+            self.process_request_thread(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exc_info()[1]
@@ -208,9 +182,7 @@ class _Server(WSGIServer):
             logger.exception("Error in the metrics")
 
     def close(self) -> None:
-        self._is_closing = True
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # who waits for a client is woken
+        self.shutdown()
         self.server_close()
 
 

@@ -12,12 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from .multiprocess import take_lock
 from .periodic import every_second
+from .states import State, StateFile
 
-__all__ = ["ADDRESS_FILE", "Export", "start_exporter"]
+__all__ = ["ADDRESS_FILE", "Export", "start_exporting"]
 
 # The file in the directory that has the address where the server wants to be scraped; an exporter
 # that is at another one ends.
@@ -63,9 +65,14 @@ class Export:
         os.replace(made, os.path.join(self.directory, ADDRESS_FILE))
 
 
-def start_exporter(export: Export) -> None:
-    """Start the exporter once a second where there is none, for as long as this process lives."""
+def start_exporting(export: Export, state: Callable[[], State]) -> None:
+    """Once a second, start the exporter if there is none, and write this process's state for it.
+
+    :param state: returns the state.
+    """
+    file = StateFile(export.directory)
     every_second.add(_Supervisor(export).check)
+    every_second.add(lambda: file.update(state()))
 
 
 class _Supervisor:

@@ -27,8 +27,8 @@ from .multiprocess import (
 from .periodic import every_second
 from .points import Point, point, process_collectors
 from .processes import name_of_process, resident_bytes
-from .states import State, StateFile
-from .supervisor import Export, start_exporter
+from .states import State
+from .supervisor import Export, start_exporting
 
 if TYPE_CHECKING:
     from .requests import RequestMetrics
@@ -83,9 +83,7 @@ def start_reporting(export: Export, state: Callable[[], State]) -> RequestMetric
     from .prometheus import recorder
 
     process_collectors.append(_worker_points)
-    start_exporter(export)
-    file = StateFile(export.directory)
-    every_second.add(lambda: file.update(state()))
+    start_exporting(export, state)
     metrics = recorder()
     every_second.start()
     return metrics

@@ -8,6 +8,8 @@ registry, collects these figures too.
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 import time
 from bisect import bisect_left
@@ -23,22 +25,27 @@ from ..metrics.points import Distribution, Point, observers, point, points_of, p
 from ..metrics.processes import resident_bytes
 from ..metrics.recorder import RECORDER, LengthError
 from ..metrics.requests import RequestMetrics
-from ..metrics.supervisor import start_exporter
+from ..metrics.states import State
+from ..metrics.supervisor import start_exporting
 from ..middleware import WSGIFast
 from ..routes import LENGTH_ERROR, ROUTE
 from ..server.application import Application
 from ..server.channel import Channel
 from ..server.exchange import Exchange
-from ..server.figures import figures_of, requests_under_way
+from ..server.figures import figures_of, requests_under_way, slowest_clients
 from ..server.response import Response
 from ..server.server import Server
 from ..sockets.sendfile import FileTruncated
 from .metrics_setup import export_of
-from .state import StateReporter
 
-__all__ = ["ResponseRecorder", "StatsdReporter", "WorkerCollector", "start_reporting"]
+__all__ = ["ResponseRecorder", "StatsdReporter", "WorkerCollector", "start_reporting", "state_of"]
 
 _WAIT = CATALOGUE["wsgifast_thread_wait_seconds"]
+# The most slow clients in a worker's state.
+_MOST_CLIENTS = 20
+# The arbiter replaces a worker that is silent for its `timeout`. If one is silent for this many
+# times as long, only a restart of the server can help.
+_LOST_AFTER_TIMEOUTS = 2
 
 
 class WorkerCollector:
@@ -248,8 +255,7 @@ def start_reporting(
         files = reporter()
         files.activity = collector.activity
         reports.append(files.report)
-        start_exporter(export)
-        every_second.add(StateReporter(collector.server, worker, export.directory).report)
+        start_exporting(export, partial(state_of, collector.server, worker))
     if responses is not None:
         every_second.add(responses.note_patterns)
     statsd = worker.log
@@ -261,6 +267,19 @@ def start_reporting(
         every_second.start()
 
     return partial(every_second.call, reports)
+
+
+def state_of(server: Server, worker: Any) -> State:
+    """A worker's state, for probes; any thread may call."""
+    return State(
+        os.getpid(),
+        worker.beaten_at,
+        server.pool.exhaustion.since,
+        server.accepts,
+        worker.unready_after_s,
+        _LOST_AFTER_TIMEOUTS * worker.cfg.timeout or math.inf,
+        slowest_clients(list(server.connections), time.monotonic(), most=_MOST_CLIENTS),
+    )
 
 
 class StatsdReporter:
