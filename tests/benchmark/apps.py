@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from typing import Any
 
 ELSEWHERE = "http://192.0.2.1/"  # nobody has this address (RFC 5737)
@@ -26,6 +27,8 @@ def app(environ: Any, start_response: Any) -> Any:
         return "a str"
     if path == "/new":
         return [b"%d" % next(_numbers)]
+    if path == "/process":
+        return [b"%d" % os.getpid()]
     if path == "/forever":
         return itertools.repeat(b"x")
     if path == "/large":

@@ -66,6 +66,13 @@ def test_without_the_extra_it_says_what_to_install(
     assert "pip install 'wsgifast[bench]'" in capsys.readouterr().err
 
 
+def test_a_body_that_is_another_in_each_process(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(APP, "/process", *SHORT, f"--report={tmp_path / 'report'}") == 0
+    assert "/process: the body changes with each request, or start" in capfd.readouterr().out
+
+
 def test_a_wsgi_app_beside_slow_clients(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "report"
     options = ("--slow-clients=8", "--worker-class=FastWorker", f"--report={report}")

@@ -151,7 +151,10 @@ def problems(results: Sequence[Result]) -> list[str]:
             sizes = ", ".join(f"{n} {s.body_bytes:,} bytes" for n, s in result.bodies.items())
             lines.append(f"{title}: the bodies differ ({sizes})")
         if result.changes:
-            lines.append(f"{title}: the body changes with each request, so it was not compared")
+            lines.append(
+                f"{title}: the body changes with each request, or start of the app, so it was not "
+                "compared"
+            )
     by_client = [
         f"{r.row.title}, {name}" for r in results for name in r.runs if r.busy(name) == "client"
     ]

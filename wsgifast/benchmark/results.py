@@ -89,7 +89,7 @@ class Result:
     """A row's runs, by contender; figures are medians over the rounds.
 
     :ivar seen: what each answered before it was loaded.
-    :ivar changes: the first contender did not send the same body twice.
+    :ivar changes: the first contender did not send the same body twice, or not from two processes.
     """
 
     row: Row
