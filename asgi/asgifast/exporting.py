@@ -1,4 +1,4 @@
-"""WSGIFAST_METRICS for servers of ASGI: each worker counts, and one exporter is scraped for all."""
+"""WSGIFAST_METRICS for ASGI servers: each worker counts, and one exporter is scraped for all."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.errors import ConfigurationError, MissingExtra
+from wsgifast.metrics.multiprocess import VARIABLE
 from wsgifast.metrics.recorder import Recorder
 from wsgifast.metrics.states import State
 from wsgifast.metrics.worker_setup import prepare_worker, start_reporting
@@ -22,7 +23,18 @@ from .messages import ASGIApp
 if TYPE_CHECKING:
     from wsgifast.metrics.supervisor import Export
 
-__all__ = ["begin", "begin_under_uvicorn", "instrumented"]
+    class _Worker:
+        cfg: Any
+        ppid: int
+
+        def load_wsgi(self) -> None: ...
+
+        async def _serve(self) -> None: ...
+
+else:
+    _Worker = object
+
+__all__ = ["ExportingWorker", "begin_under_uvicorn", "instrumented"]
 
 # A sign of life of the event loop.
 _BEAT_S = 1.0
@@ -35,20 +47,20 @@ _recorder: Recorder | None = None
 
 
 def instrumented(app: ASGIApp) -> ASGIApp:
-    """The app, with its requests counted where that is wanted."""
+    """Return the app, with its requests counted if metrics are enabled."""
     return app if _recorder is None else Instrumented(app, _recorder, None)
 
 
 def begin_under_uvicorn() -> None:
-    """Begin, if this is a uvicorn that loads its protocol.
+    """Begin, if uvicorn is loading its protocol.
 
-    It does so in the event loop that is to serve, and before it loads the app: the one moment in
-    each of its workers at which it asks for something of ours. Its supervisor asks for nothing.
+    Each worker does that in the event loop that will serve, before it loads the app. It is the only
+    time at which uvicorn runs code of ours before a request; its supervisor never does.
     """
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
-        return  # imported by somebody else
+        return  # imported by another program
     supervisor = multiprocessing.parent_process()
     server = os.getpid() if supervisor is None else supervisor.pid
     assert server is not None
@@ -58,13 +70,13 @@ def begin_under_uvicorn() -> None:
         logging.getLogger("uvicorn.error").error("%s", error)
         sys.exit(_STARTUP_FAILURE)
     if export is not None:
-        begin(export, loop)
+        _begin(export, loop)
 
 
-def begin(export: Export, loop: Any) -> None:
-    """Count from now on, and tell of it.
+def _begin(export: Export, loop: Any) -> None:
+    """Count and report from now on.
 
-    :param loop: the event loop that serves; whether it turns is what probes ask for.
+    :param loop: the event loop that serves; probes tell whether it still runs.
     """
     global _recorder
     beaten_at = time.monotonic()
@@ -79,3 +91,33 @@ def begin(export: Export, loop: Any) -> None:
 
     _recorder = start_reporting(export, state)
     loop.call_soon(beat)
+
+
+class ExportingWorker(_Worker):
+    """A mixin for gunicorn's ASGI worker classes, which reports their metrics."""
+
+    _export: Export | None = None
+
+    def load_wsgi(self) -> None:
+        """Load the app, after choosing where its metrics go.
+
+        :raises AppImportError: if they cannot be served; gunicorn prints its message.
+        """
+        from gunicorn.errors import AppImportError
+
+        address = os.environ.get(VARIABLE)
+        if address and self.cfg.preload_app:
+            raise AppImportError(
+                f"{VARIABLE}={address!r}: with preload_app an ASGI app counts before its workers "
+                "are there; leave preload_app out"
+            )
+        try:
+            self._export = prepare_worker(self.ppid)
+        except (ConfigurationError, MissingExtra) as error:
+            raise AppImportError(str(error)) from None
+        super().load_wsgi()
+
+    async def _serve(self) -> None:
+        if self._export is not None:
+            _begin(self._export, asyncio.get_running_loop())
+        await super()._serve()

@@ -22,9 +22,8 @@ from wsgifast.errors import WSGIFastError
 from wsgifast.http import chunk_size_line, has_body
 from wsgifast.imports import needs
 
-from ..exporting import instrumented
+from ..exporting import ExportingWorker, instrumented
 from ..extensions import PROTOCOL_EXTENSIONS
-from ..gunicorn_metrics import Exporting
 from ..messages import ASGIApp, Message, Receive, Scope, Send, response_body
 from ..middleware import ASGIFast
 from ..protocols.idle_timer import IdleTimerLoop
@@ -355,7 +354,7 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
         await super()._handle_websocket(*args)
 
 
-class FastASGIWorker(Exporting, gasgi.ASGIWorker):  # type: ignore[misc, unused-ignore]
+class FastASGIWorker(ExportingWorker, gasgi.ASGIWorker):  # type: ignore[misc, unused-ignore]
     """gunicorn's ASGI worker (`-k asgi`) with files sent by sendfile over HTTP/1."""
 
     def init_process(self) -> None:

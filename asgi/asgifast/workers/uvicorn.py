@@ -22,11 +22,11 @@ except ImportError:
         with needs("asgifast.workers", "uvicorn", "gunicorn,asgi"):
             from uvicorn.workers import UvicornWorker
 
-from ..gunicorn_metrics import Exporting
+from ..exporting import ExportingWorker
 from ..uvicorn import H11Protocol
 
 
-class UvicornSocketsWorker(Exporting, UvicornWorker):  # type: ignore[misc, unused-ignore]
+class UvicornSocketsWorker(ExportingWorker, UvicornWorker):  # type: ignore[misc, unused-ignore]
     """uvicorn's worker, which gives uvicorn the sockets inside gunicorn's listeners.
 
     uvloop closes a listening descriptor itself, and marks a socket.socket as closed. gunicorn's
