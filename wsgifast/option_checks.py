@@ -1,10 +1,18 @@
-"""Checks of option values."""
+"""Option values: what they may be, and those in gunicorn's configuration."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
+from typing import Any
+
 from .errors import ConfigurationError
 
-__all__ = ["check_switches", "is_count", "is_number"]
+__all__ = ["check_switches", "configuration_names", "is_count", "is_number"]
+
+# The module that gunicorn makes of a configuration file.
+_CONFIGURATION_FILE = "__config__"
+_MODULE_PREFIX = "python:"
 
 
 def check_switches(**switches: object) -> None:
@@ -25,3 +33,15 @@ def is_number(value: object, *, least: float, most: float) -> bool:
     return (
         isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
     )
+
+
+def configuration_names(config: str | None) -> Mapping[str, Any]:
+    """The names in gunicorn's configuration, which has run; gunicorn ignores those it does not know.
+
+    :param config: gunicorn's setting of that name: a file, or python:MODULE.
+    """
+    name = _CONFIGURATION_FILE
+    if config is not None and config.startswith(_MODULE_PREFIX):
+        name = config.removeprefix(_MODULE_PREFIX)
+    module = sys.modules.get(name)
+    return {} if module is None else vars(module)

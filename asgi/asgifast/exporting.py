@@ -12,10 +12,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.errors import ConfigurationError, MissingExtra
-from wsgifast.metrics.multiprocess import VARIABLE
+from wsgifast.metrics.multiprocess import wanted_metrics
 from wsgifast.metrics.recorder import Recorder
 from wsgifast.metrics.states import State
 from wsgifast.metrics.worker_setup import prepare_worker, start_reporting
+from wsgifast.option_checks import configuration_names
 
 from .instrumented import Instrumented
 from .messages import ASGIApp
@@ -105,14 +106,15 @@ class ExportingWorker(_Worker):
         """
         from gunicorn.errors import AppImportError
 
-        address = os.environ.get(VARIABLE)
-        if address and self.cfg.preload_app:
+        configured = configuration_names(self.cfg.config).get("metrics_bind")
+        wanted = wanted_metrics("metrics_bind", configured)
+        if wanted is not None and self.cfg.preload_app:
             raise AppImportError(
-                f"{VARIABLE}={address!r}: with preload_app an ASGI app counts before its workers "
+                f"{wanted[0]}={wanted[1]!r}: with preload_app an ASGI app counts before its workers "
                 "are there; leave preload_app out"
             )
         try:
-            self._export = prepare_worker(self.ppid)
+            self._export = prepare_worker(self.ppid, configured)
         except (ConfigurationError, MissingExtra) as error:
             raise AppImportError(str(error)) from None
         super().load_wsgi()

@@ -87,6 +87,22 @@ def _a_worker_is_killed(metrics: int) -> None:
     scraped_until(metrics, "wsgifast_worker_starts_total", 3)
 
 
+@pytest.mark.parametrize("kind", ["FastUvicornWorker", "FastASGIWorker"])
+def test_address_in_gunicorns_configuration(kind: str, tmp_path: Path) -> None:
+    port, metrics = free_port(), free_port()
+    conf = tmp_path / "gunicorn.conf.py"
+    conf.write_text(f"metrics_bind = '127.0.0.1:{metrics}'\n")
+    argv = [sys.executable, *_command(kind, port), "-c", str(conf), APP]
+    env = {"ASGIFAST_TEST_FILES": str(tmp_path)}
+    with live_server(argv, ("127.0.0.1", port), env=env):
+        scraped_until(metrics, "wsgifast_workers", 1)
+    conf.write_text("metrics_bind = 'nonsense'\n")
+    done = forkserver.run(argv, cwd=ROOT, env={**os.environ, **env}, timeout=60)
+    assert done.returncode == 4
+    assert "metrics_bind='nonsense': expected a host and a port such as" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("kind", [_PROTOCOL, "FastUvicornWorker"])
 @pytest.mark.parametrize("address", ["nonsense", "taken"])
 def test_what_cannot_work_is_said_at_the_start(kind: str, address: str) -> None:

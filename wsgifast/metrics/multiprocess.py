@@ -25,6 +25,7 @@ __all__ = [
     "memory_folder",
     "metrics_address",
     "take_lock",
+    "wanted_metrics",
 ]
 
 # The environment variable with the address where a server is scraped: one of its own, so that
@@ -41,7 +42,19 @@ _LOCK_FILE = "exporter.lock"
 _MIN_FREE_BYTES = 16 * 1024 * 1024
 
 
-def checked_address(text: str, name: str) -> Address:
+def wanted_metrics(option: str, configured: object) -> tuple[str, object] | None:
+    """Return the option that enables metrics and its value; None if there is none.
+
+    :param option: the server's own, which the environment variable overrides.
+    :param configured: its value.
+    """
+    told = os.environ.get(VARIABLE)
+    if told:
+        return VARIABLE, told
+    return None if configured is None else (option, configured)
+
+
+def checked_address(text: object, name: str) -> Address:
     """The address that an option asks for, if metrics can be made.
 
     :param name: of the option, for errors.

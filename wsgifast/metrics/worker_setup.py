@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigurationError
 from .multiprocess import (
     DIRECTORY,
-    VARIABLE,
     check_free,
     check_writable,
     checked_address,
     has_exporter,
     memory_folder,
+    wanted_metrics,
 )
 from .periodic import every_second
 from .points import Point, point, process_collectors
@@ -36,24 +36,26 @@ if TYPE_CHECKING:
 __all__ = ["prepare_worker", "start_reporting"]
 
 
-def prepare_worker(server_pid: int) -> Export | None:
+def prepare_worker(server_pid: int, configured: object = None) -> Export | None:
     """Choose the directory of a server's workers; called in each worker, before it imports the app
     and prometheus_client.
 
     :param server_pid: of the process that ends when the server does.
-    :returns: None if WSGIFAST_METRICS is not set.
+    :param configured: `metrics_bind` of the server's configuration.
+    :returns: None if neither that nor WSGIFAST_METRICS is set.
     :raises ConfigurationError: for what is no address, or is taken, and for a directory that cannot
         be written.
     :raises MissingExtra: without prometheus_client.
     """
-    text = os.environ.get(VARIABLE)
-    if not text:
+    wanted = wanted_metrics("metrics_bind", configured)
+    if wanted is None:
         return None
-    address = checked_address(text, VARIABLE)
+    option_name, text = wanted
+    address = checked_address(text, option_name)
     name = name_of_process(server_pid)
     given = os.environ.get(DIRECTORY)
     directory = given or os.path.join(memory_folder(), f"wsgifast-metrics-{name}-workers")
-    option = f"{VARIABLE}={text!r}"
+    option = f"{option_name}={text!r}"
     if not given:
         try:
             _make_ours(directory)

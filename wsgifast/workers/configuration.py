@@ -7,16 +7,16 @@ here whenever gunicorn asks for the worker class: at the start, and at each relo
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Mapping
 from typing import Any
 
+from ..option_checks import configuration_names
 from .attributes import ATTRIBUTES, InvalidWorkerOption, check_attributes, check_names
 
 __all__ = ["configure", "name_module"]
 
-# The module that gunicorn makes of a configuration file.
-_module = "__config__"
+# gunicorn's setting of that name, where it is not a file.
+_config: str | None = None
 # What a class itself had before it was configured: the next configuration begins with that.
 _before: dict[type, dict[str, Any]] = {}
 _MISSING = object()
@@ -25,15 +25,13 @@ _in_use: dict[str, Any] = {}
 
 
 def name_module(config: str | None) -> bool:
-    """Say which module is the configuration; whether it is another one than a file's.
+    """Say which module is the configuration; returns whether it is another one than a file's.
 
     :param config: gunicorn's setting of that name.
     """
-    global _module
-    if not (config or "").startswith("python:"):
-        return False
-    _module = str(config).removeprefix("python:")
-    return True
+    global _config
+    _config = config
+    return config is not None and config.startswith("python:")
 
 
 def configure(worker: type, base: type) -> None:
@@ -47,9 +45,8 @@ def configure(worker: type, base: type) -> None:
     """
     global _in_use
     _restore(worker)
-    module = sys.modules.get(_module)
     try:
-        _assign(worker, _options({} if module is None else vars(module), worker, base))
+        _assign(worker, _options(configuration_names(_config), worker, base))
         check_attributes(worker, base)
     except InvalidWorkerOption as error:
         _restore(worker)

@@ -12,7 +12,6 @@ from typing import Any
 from ..errors import ConfigurationError, MissingExtra
 from ..metrics.multiprocess import (
     DIRECTORY,
-    VARIABLE,
     check_free,
     check_writable,
     checked_address,
@@ -20,6 +19,7 @@ from ..metrics.multiprocess import (
     is_installed,
     memory_folder,
     metrics_address,
+    wanted_metrics,
 )
 from ..metrics.processes import is_alive, name_of_process
 from ..metrics.supervisor import Export
@@ -33,13 +33,9 @@ _PREFIX = "wsgifast-metrics-"
 _made: str | None = None
 
 
-def wants_metrics(worker_class: Any) -> tuple[str, str] | None:
+def wants_metrics(worker_class: Any) -> tuple[str, object] | None:
     """Return the option that enables metrics and its value: the variable's, or else the class's."""
-    told = os.environ.get(VARIABLE)
-    if told:
-        return VARIABLE, told
-    bind = worker_class.metrics_bind
-    return None if bind is None else ("FastWorker.metrics_bind", bind)
+    return wanted_metrics("FastWorker.metrics_bind", worker_class.metrics_bind)
 
 
 def prepare_metrics(worker_class: Any) -> None:
