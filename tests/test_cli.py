@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gzip
 import json
 import os
-import pty
 import re
 import signal
 import socket
 import stat
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +22,7 @@ import zstandard
 
 from tests.support.http import get
 from tests.support.servers import STOP_S, free_port, live_server, wait_for
+from tests.support.terminals import open_terminal
 from wsgifast import ConfigurationError, StaticFiles, __version__, cli
 from wsgifast.files import codings, directory
 from wsgifast.files import compress as module
@@ -437,8 +434,7 @@ def test_the_command_and_its_exit_status(
 
 def test_progress_fits_the_terminal_that_it_is_shown_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is a narrow one here, and stdout none at all."""
-    primary, secondary = pty.openpty()
-    fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    primary, secondary = open_terminal(columns=40)
     with open(secondary, "w") as terminal, monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", terminal)
         with progress_line() as progress:
@@ -449,10 +445,7 @@ def test_progress_fits_the_terminal_that_it_is_shown_on(monkeypatch: pytest.Monk
 
 
 def test_progress_is_shown_on_a_terminal(tree: Path) -> None:
-    try:
-        leader, follower = pty.openpty()
-    except OSError as error:
-        pytest.skip(f"no terminals here: {error}")
+    leader, follower = open_terminal(columns=80)
     command = [sys.executable, "-m", "wsgifast", "compress", str(tree)]
     try:
         ran = subprocess.run(command, stderr=follower, stdout=subprocess.PIPE, check=True)

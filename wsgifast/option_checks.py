@@ -36,9 +36,9 @@ def is_number(value: object, *, least: float, most: float) -> bool:
 
 
 def configuration_names(config: str | None) -> Mapping[str, Any]:
-    """The names in gunicorn's configuration, which has run; gunicorn ignores those it does not know.
+    """The names in gunicorn's configuration, which has run; gunicorn ignores unknown ones.
 
-    :param config: gunicorn's setting of that name: a file, or python:MODULE.
+    :param config: gunicorn's setting `config`: a file, or python:MODULE.
     """
     name = _CONFIGURATION_FILE
     if config is not None and config.startswith(_MODULE_PREFIX):

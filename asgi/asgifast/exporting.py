@@ -110,8 +110,8 @@ class ExportingWorker(_Worker):
         wanted = wanted_metrics("metrics_bind", configured)
         if wanted is not None and self.cfg.preload_app:
             raise AppImportError(
-                f"{wanted[0]}={wanted[1]!r}: with preload_app an ASGI app counts before its workers "
-                "are there; leave preload_app out"
+                f"{wanted[0]}={wanted[1]!r}: with preload_app an ASGI app counts before its "
+                "workers are there; leave preload_app out"
             )
         try:
             self._export = prepare_worker(self.ppid, configured)

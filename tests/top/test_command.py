@@ -6,10 +6,8 @@ import contextlib
 import http.server
 import json
 import os
-import pty
 import re
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -19,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.servers import ROOT, STOP_S, free_port, wait_for
+from tests.support.terminals import open_terminal
 from tests.top.test_view import exposition
 from wsgifast import cli
 from wsgifast.metrics.states import SlowClient
@@ -150,14 +149,7 @@ def on_a_terminal(
     *arguments: str, kind: str = "xterm"
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """The command on a terminal of 24 lines; yields its process and the terminal's other end."""
-    import fcntl
-    import termios
-
-    try:
-        near, far = pty.openpty()
-    except OSError as error:
-        pytest.skip(f"no terminals here: {error}")
-    fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    near, far = open_terminal(columns=60)
     environment = {**os.environ, "TERM": kind}
     process = subprocess.Popen(
         [*COMMAND, *arguments], stdin=far, stdout=far, stderr=far, cwd=ROOT, env=environment
