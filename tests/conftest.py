@@ -7,6 +7,8 @@ import gc
 import importlib
 import os
 import signal
+import subprocess
+import sys
 import sysconfig
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -135,10 +137,18 @@ def small_server(server: str, port: int, app: str) -> list[str]:
 
 def uwsgi(port: int, app: str) -> list[str]:
     """Debian's, with Debian's Python, which takes the packages without compiled parts from ours."""
+    command = program("uwsgi_python3")
+    debians = subprocess.run(
+        ["/usr/bin/python3", "-c", "import sys; print(*sys.version_info[:2], sep='.')"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    if debians != ours:
+        pytest.skip(f"uWSGI has Python {debians}; the packages here are for {ours}")
     return [
-        program("uwsgi_python3"), "--http-socket", f"127.0.0.1:{port}", "--threads", "4",
+        command, "--http-socket", f"127.0.0.1:{port}", "--threads", "4",
         "--pythonpath", str(ROOT), "--pythonpath", sysconfig.get_path("purelib"),
-        "--module", app, "--need-app", "--die-on-term", "--disable-logging",
+        "--module", app, "--need-app", "--die-on-term", "--no-threads-wait", "--disable-logging",
         "--add-header", "Connection: close",  # which it does, and does not say
     ]  # fmt: skip
 
