@@ -148,7 +148,9 @@ def uwsgi(port: int, app: str) -> list[str]:
     return [
         command, "--http-socket", f"127.0.0.1:{port}", "--threads", "4",
         "--pythonpath", str(ROOT), "--pythonpath", sysconfig.get_path("purelib"),
-        "--module", app, "--need-app", "--die-on-term", "--no-threads-wait", "--disable-logging",
+        "--module", app, "--need-app", "--disable-logging",
+        # It may never end, if a thread of it is in the app when TERM comes.
+        "--die-on-term", "--no-threads-wait", "--skip-atexit", "--skip-atexit-teardown",
         "--add-header", "Connection: close",  # which it does, and does not say
     ]  # fmt: skip
 
