@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..errors import ConfigurationError, MissingExtra
+from ..metrics.multiprocess import metrics_address
 from ..option_checks import is_count, is_number
 from ..server.poller import POLLERS
 
@@ -93,6 +94,11 @@ def check_attributes(worker: Any, base: type) -> None:
             raise InvalidWorkerOption(
                 f"FastWorker.{name}={getattr(worker, name)!r}: expected True or False"
             )
+    if worker.metrics_bind is not None:
+        try:
+            metrics_address(worker.metrics_bind, "FastWorker.metrics_bind")
+        except ConfigurationError as error:
+            raise InvalidWorkerOption(str(error)) from None
     for name, choices in (("parser", PARSERS), ("poller_kind", POLLERS)):
         if getattr(worker, name) not in choices:
             raise InvalidWorkerOption(

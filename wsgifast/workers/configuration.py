@@ -25,13 +25,18 @@ _in_use: dict[str, Any] = {}
 
 
 def name_module(config: str | None) -> bool:
-    """Say which module is the configuration; returns whether it is another one than a file's.
+    """Say at the start which module is the configuration; returns whether it is no file's.
+
+    Then :func:`configure` could not read it, and is to be called again.
 
     :param config: gunicorn's setting of that name.
     """
-    global _config
+    global _config, _in_use
     _config = config
-    return config is not None and config.startswith("python:")
+    if config is None or not config.startswith("python:"):
+        return False
+    _in_use = {}
+    return True
 
 
 def configure(worker: type, base: type) -> None:

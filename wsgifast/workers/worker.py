@@ -153,9 +153,10 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         """
         check_gunicorn()
         super().check_config(cfg, log)
-        if name_module(cfg.config):
+        if name_module(cfg.config):  # which setup() could not know
+            wanted_before = wants_metrics(cls)
             cls.setup()
-            if cls.metrics_bind is not None and cfg.preload_app:
+            if cfg.preload_app and wants_metrics(cls) != wanted_before:
                 raise InvalidWorkerOption(
                     f"metrics_bind={cls.metrics_bind!r} in {cfg.config}: with preload_app it must "
                     "be in a file, or in the environment as WSGIFAST_METRICS"
