@@ -16,6 +16,7 @@ from tests.support import forkserver
 from tests.support.http import Connection
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from tests.workers.serving import gunicorn_command
+from tests.workers.test_metrics import is_listening
 from wsgifast.workers import FastWorker, configuration
 from wsgifast.workers.attributes import InvalidWorkerOption
 from wsgifast.workers.configuration import configure
@@ -175,3 +176,18 @@ def test_what_a_module_cannot_have_is_an_error_at_the_start(
     assert done.returncode == 1
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_metrics_of_a_subclass_in_a_module_go_with_preload_app(tmp_path: Path) -> None:
+    port, metrics = free_port(), free_port()
+    Path(tmp_path, "settings_of_gunicorn.py").write_text(
+        "from wsgifast.workers import FastWorker\n"
+        f"class worker_class(FastWorker): metrics_bind = '127.0.0.1:{metrics}'\n"
+        "preload_app = True\n"
+    )
+    argv = gunicorn_command(
+        "-b", f"127.0.0.1:{port}", "-c", "python:settings_of_gunicorn", "tests.workers.app:app"
+    )
+    environ = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    with live_server(argv, ("127.0.0.1", port), env=environ):
+        wait_for(lambda: is_listening(metrics), "the metrics are served")
