@@ -90,5 +90,5 @@ def test_a_file_that_shrinks_while_it_is_sent_ends_the_connection_and_is_logged(
         os.truncate(path, 200_000)
         rest = connection.read_to_end()
         assert len(rest) < len(LARGE) * 8 - 100_000
-    wait_for(lambda: "shrank" in server.log(), f"the log tells of it: {server.log()}")
+    wait_for(lambda: "shrank" in server.log(), lambda: f"the log tells of it: {server.log()}")
     assert server.get("/app.js").body == SMALL

@@ -103,18 +103,20 @@ def live_server(
 
 def wait_for(
     condition: Callable[[], object],
-    what: str,
+    what: str | Callable[[], str],
     timeout: float = PATIENCE_S,
     interval: float = 0.01,
 ) -> None:
     """Wait until a condition holds; fail with `what` was waited for.
 
+    :param what: or what makes it at the end of the wait, such as the log until then.
     :param timeout: seconds. Only a test that fails takes them: a short time proves no more.
     """
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {timeout} s in vain until {what}")
+            waited_for = what if isinstance(what, str) else what()
+            raise AssertionError(f"waited {timeout} s in vain until {waited_for}")
         time.sleep(interval)
 
 

@@ -258,7 +258,7 @@ def test_gunicorns_own_workers_log_json(worker: str, app: str, path: str) -> Non
     command = gunicorn_command(f"-k{worker}", f"-b127.0.0.1:{port}", *options, app)
     with live_server(command, ("127.0.0.1", port)) as server:
         answer = server.get(path)
-        wait_for(lambda: "\n{" in server.log(), f"the request is logged\n{server.log()}")
+        wait_for(lambda: "\n{" in server.log(), lambda: f"the request is logged\n{server.log()}")
         (text,) = [text for text in server.log().splitlines() if text.startswith("{")]
     found = json.loads(text)
     assert found["http.response.status_code"] == answer.status

@@ -367,7 +367,7 @@ def _upgrade(server: LiveServer) -> None:
     server.process.send_signal(signal.SIGUSR2)
     wait_for(
         lambda: server.log().count("Booting worker") == 2,
-        f"a second master has a worker\n{server.log()}",
+        lambda: f"a second master has a worker\n{server.log()}",
     )
     new_master = int(server.log().rsplit("Listening at: ", 1)[1].split("(")[1].split(")")[0])
     os.kill(new_master, signal.SIGTERM)
