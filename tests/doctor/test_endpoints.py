@@ -344,15 +344,36 @@ def test_a_logout_that_is_named_is_requested(tmp_path: Path) -> None:
         assert "/logout" in asked, arguments
 
 
-def test_har(tmp_path: Path) -> None:
+def har(tmp_path: Path, *urls: str) -> str:
     path = tmp_path / "har"
-    request = {"method": "GET", "url": "https://example.org/a?b"}
-    path.write_text(json.dumps({"log": {"entries": [{"request": request}] * 2}}))
-    ((endpoint,), _) = from_har(str(path))
-    assert (endpoint.url, endpoint.requests) == ("/a?b", 2)
-    path.write_text("{}")
+    entries = [{"request": {"method": "GET", "url": url}} for url in urls]
+    path.write_text(json.dumps({"log": {"entries": entries}}))
+    return str(path)
+
+
+def test_har(tmp_path: Path) -> None:
+    ((endpoint,), left) = from_har(har(tmp_path, *["https://example.org/a?b"] * 2))
+    assert (endpoint.url, endpoint.requests, left) == ("/a?b", 2, [])
+
+
+def test_a_har_is_asked_for_its_own_host_alone(tmp_path: Path) -> None:
+    urls = ["data:text/css,a", "http://shop.example/", "https://cdn.example/lib.js"]
+    urls += ["https://Shop.example:443/cart", "http://shop.example:3000/x", "wss://shop.example/w"]
+    endpoints, (left,) = from_har(har(tmp_path, *urls))
+    assert [endpoint.url for endpoint in endpoints] == ["/", "/cart"]
+    assert left.reason == "4 of the HAR's 6 requests are not to its first host, shop.example"
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", '{"log": {"entries": [{"request": {"method": "GET", "url": 1}}]}}']
+)
+def test_what_is_no_har(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "har"
+    path.write_text(text)
     with pytest.raises(ConfigurationError, match="HTTP Archive"):
         from_har(str(path))
+    with pytest.raises(ConfigurationError, match="HTTP Archive"):
+        from_har(har(tmp_path, "http://[broken/"))
 
 
 def test_what_was_not_reached_is_grouped_by_its_reason() -> None:

@@ -268,6 +268,7 @@ def test_an_app_that_blocks_the_loop_is_not_waited_for_at_the_end() -> None:
 
     report = examine(app, ["/"], limit_s=0.2)
     assert [finding.id for finding in report.findings] == ["WF016"]
+    assert report.findings[0].fix.endswith("--timeout allows more")
     assert not ended
     end.set()
     wait_for(

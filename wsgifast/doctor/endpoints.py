@@ -152,17 +152,25 @@ def from_openapi(source: str, values: Mapping[str, str], fetch: Fetch) -> Found:
 
 
 def from_har(path: str) -> Found:
-    """The requests of a browser's recording (HTTP Archive), without its cookies and hosts."""
+    """The requests of a browser's recording (HTTP Archive) to the host that it begins with.
+
+    Its cookies are not used, nor its requests to other hosts: these are no paths of the app.
+    """
     try:
         entries = json.loads(_text("--har", path))["log"]["entries"]
-        asked = [(entry["request"]["method"], entry["request"]["url"]) for entry in entries]
-    except (ValueError, KeyError, TypeError) as error:
+        requests = [entry["request"] for entry in entries]
+        asked = [(each["method"], each["url"], _host_of(each["url"])) for each in requests]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"--har {path}: it is not an HTTP Archive ({error!r})") from None
-    counts = Counter((method, _path_of(url)) for method, url in asked)
-    return [
+    own = next((host for _, _, host in asked if host), "")
+    counts = Counter((method, _path_of(url)) for method, url, host in asked if host == own)
+    endpoints = [
         Endpoint(url, url.partition("?")[0], "har", method, requests=count)
         for (method, url), count in counts.items()
-    ], []
+    ]
+    others = [url for _, url, host in asked if host != own]
+    reason = f"{len(others)} of the HAR's {len(asked)} requests are not to its first host, {own}"
+    return endpoints, [Unreached(url, reason) for url in others[:1]]
 
 
 def sounds_unsafe(url: str) -> bool:
@@ -189,6 +197,14 @@ def _examples(parameters: Iterable[Any]) -> dict[str, str]:
                 found[parameter["name"]] = str(value)
                 break
     return found
+
+
+def _host_of(url: str) -> str | None:
+    """The host of an HTTP URL, with an unusual port; None for others, such as data: and wss:."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        return None
+    return f"{parts.hostname}:{parts.port}" if parts.port not in (80, 443, None) else parts.hostname
 
 
 def _path_of(url: str) -> str:

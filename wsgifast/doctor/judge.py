@@ -76,7 +76,7 @@ def _failure(seen: Observation) -> Finding | None:
             what = f"{raw.chunks.count:,} chunks so far, median {size_text(raw.chunks.median)}"
             fix = _ASGI_WRAP if id_ == "WF030" else _COALESCE
             return _finding(id_, seen, what, fix, "no end in time")
-        return _finding("WF016", seen, _what(raw), "see what it waits for")
+        return _finding("WF016", seen, _what(raw), "see what it waits for; --timeout allows more")
     if raw.error is not None and raw.problem is None:
         return _finding("WF015", seen, raw.error, "see its traceback")
     if raw.problem is None:
