@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from loadtests.publish import CHARTS, benchmarks_page, ratios, readme
 from wsgifast.cli import command_parser
-from wsgifast.doctor import catalogue as findings
+from wsgifast.doctor import CATALOGUE as FINDINGS
 from wsgifast.metrics import catalogue as metrics
 
 __all__ = ["PAGES", "command_line"]
@@ -39,6 +39,24 @@ def command_line() -> str:
         lines = "\n".join(line.strip() for line in examples.splitlines())
         parts.append(f"Examples:\n\n```text\n{lines}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def findings() -> str:
+    """The doctor's findings: their list, and the text that the command shows."""
+    rows = [f"| [{e.id}](#{e.id.lower()}) | {e.severity} | {e.title} |" for e in FINDINGS.values()]
+    table = "\n".join(rows)
+    return f"""# Findings of `wsgifast doctor`
+
+The ids never change. `wrong` means broken on some server, `slow` that it costs more than
+necessary, and `info` that it is worth knowing.
+
+| id | severity | finding |
+|---|---|---|
+{table}
+
+```{{include}} ../../wsgifast/doctor/findings.md
+```
+"""
 
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -87,7 +105,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "benchmarks.md": benchmarks_page,
     "../README.md": readme,
     **{name: partial(ratios, theme) for theme, name in CHARTS.items()},
-    "reference/findings.md": findings.as_markdown,
+    "reference/findings.md": findings,
     "reference/metrics.md": metrics.as_markdown,
     "reference/command-line.md": command_line,
 }
