@@ -16,7 +16,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.support.child import in_a_child
-from wsgifast.metrics import Distribution, dead
+from wsgifast.metrics import Distribution
+from wsgifast.metrics import directory as module
 from wsgifast.metrics.directory import Directory
 from wsgifast.metrics.points import point
 from wsgifast.metrics.processes import is_alive, name_of_process, pid_in
@@ -82,7 +83,9 @@ class Mortal:
     def __init__(self, at: int, *, behind: bool) -> None:
         self._left = at
         self._behind = behind
-        self.path = os.path
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
 
     def replace(self, *args: str) -> None:
         self._take(os.replace, *args)
@@ -108,7 +111,7 @@ def test_nothing_is_counted_twice_whenever_its_exporter_is_killed(
         in_a_child(report)
         deaths = steps + 1
         with monkeypatch.context() as patch:
-            patch.setattr(dead, "os", Mortal(steps, behind=behind))
+            patch.setattr(module, "os", Mortal(steps, behind=behind))
             with contextlib.suppress(Killed):
                 Directory(str(path), own=True).clean()
                 break
@@ -119,7 +122,8 @@ def test_nothing_is_counted_twice_whenever_its_exporter_is_killed(
         assert found["wsgifast_timeouts_total", (("kind", "head"),)] == 2 * deaths
         assert found["wsgifast_thread_wait_seconds_count", ()] == 15 * deaths
         assert {file.name for file in path.iterdir()} >= {"counter_wsgifast-dead.db"}
-    assert steps == 8  # a plan, a file, what it replaces and the plan's removal, of both kinds
+    # A plan, a file, what it replaces and the plan's removal, of both kinds; and the gauges' files.
+    assert steps == 2 * 4 + 2
     assert not list(path.glob("*.tmp"))
 
 

@@ -1,27 +1,35 @@
 """The directory of prometheus_client's multiprocess mode, and the files of dead processes in it.
 
 Each process has its own files, one for each kind of metric. Counters and histograms still count
-after their process has ended. Workers may be replaced often, so the files of dead ones are merged:
-otherwise each scrape would have to read more files than the last.
+after their process has ended. Workers may be replaced often, so the files of dead ones are merged
+into one file for each kind: otherwise each scrape would have to read more files than the last.
+
+Theory of operation of merging. The merged file is written under a temporary name. Then a plan,
+which names the files that it replaces, is put in place by one rename. Before the rename nothing has
+changed; after it only steps remain that can be repeated. If the exporter is killed in between, the
+next one finds the plan and carries it out before it reads any of the files.
 """
 
 from __future__ import annotations
 
-import copy
+import contextlib
+import json
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from .dead import DEAD, UNREADABLE, finish, merged, put_together
-from .merge import Layout, ValuesFile, parts_of
+from prometheus_client.mmap_dict import MmapedDict
+
+from .merge import ADDED_UP, UNREADABLE, ValuesFile, gauges, metrics_of, parts_of, sums
 from .processes import is_alive, pid_in
 
 __all__ = ["Directory"]
 
-# Kinds whose values still count after their process has ended; those of gauges do not.
-_LASTING = frozenset({"counter", "histogram", "summary"})
+# The name of the process in the names of merged files.
+_DEAD = "wsgifast-dead"
+_PLAN = "merging.json"
 _ATTEMPTS = 3
 
 
@@ -36,52 +44,40 @@ class Directory:
         self.path = path
         self._own = own
         self._lock = threading.Lock()
-        # By path and inode.
+        # Of kinds that are added up, by path and inode.
         self._values: dict[tuple[str, int], ValuesFile] = {}
-        self._layout: Layout | None = None
 
     def collect(self) -> Iterator[Any]:
         """The metrics of all processes, added up; called by prometheus_client's registries."""
         with self._lock:
-            layout = self._read()
-            if layout is None:
-                metrics = list(self._merged_by_time())
-            else:
-                values = layout.sums()
-                metrics = [_with_values(metric, values) for metric in layout.metrics]
+            metrics = self._read()
         yield from metrics
 
-    def _read(self) -> Layout | None:
-        """Read all files again; None if only prometheus_client can add them up."""
+    def _read(self) -> list[Any]:
         for attempt in range(_ATTEMPTS):
             try:
-                return self._read_once()
+                return list(self._read_once())
             except UNREADABLE:
                 if attempt == _ATTEMPTS - 1:
                     raise
         raise AssertionError
 
-    def _read_once(self) -> Layout | None:
+    def _read_once(self) -> Iterator[Any]:
         with os.scandir(self.path) as entries:
-            # The inode too: a merged file is replaced by a new one of the same name.
-            there = {(e.path, e.inode()) for e in entries if e.name.endswith(".db")}
-        for gone in self._values.keys() - there:
+            # The inode too: a merged file is replaced by a new one of the same name. An empty file
+            # has just been created.
+            files = {(e.path, e.inode()) for e in entries if _has_values(e)}
+        lasting = {file for file in files if parts_of(file[0])[0] in ADDED_UP}
+        for gone in self._values.keys() - lasting:
             self._values.pop(gone).close()
-            self._layout = None
-        for new in there - self._values.keys():
+        for new in lasting - self._values.keys():
             self._values[new] = ValuesFile(new[0])
-            self._layout = None
-        for file in self._values.values():
-            if file.read():
-                self._layout = None
-        if not all(map(Layout.fits, self._values.values())):
-            return None
-        if self._layout is None:
-            self._layout = Layout(list(self._values.values()))
-        return self._layout
-
-    def _merged_by_time(self) -> Iterator[Any]:
-        for metric in merged(self._files(), accumulate=True):
+        for kind in ADDED_UP:
+            same = [file for file in self._values.values() if file.kind == kind]
+            for file in same:
+                file.read()
+            yield from metrics_of(kind, sums(same))
+        for metric in gauges(path for path, _ in files - lasting):
             metric.samples = [_with_plain_pid(sample) for sample in metric.samples]
             yield metric
 
@@ -93,9 +89,9 @@ class Directory:
     def clean(self) -> None:
         """Remove the gauges of dead processes, and merge their counters and histograms."""
         with self._lock:
-            finish(self.path)
+            self._carry_out_plan()
         dead: dict[str, list[str]] = defaultdict(list)
-        alive: dict[str, bool] = {DEAD: True}
+        alive: dict[str, bool] = {_DEAD: True}
         for path in self._files():
             kind, process = parts_of(path)
             if process not in alive:
@@ -104,16 +100,15 @@ class Directory:
                 dead[kind].append(path)
         for kind, paths in dead.items():
             with self._lock:
-                if kind in _LASTING:
-                    put_together(self.path, kind, paths)
+                if kind in ADDED_UP:
+                    self._merge(kind, paths)
                 elif kind.startswith("gauge_live"):
                     for path in paths:
                         os.unlink(path)
 
     def _files(self) -> list[str]:
         with os.scandir(self.path) as entries:
-            # An empty file has just been created.
-            return [e.path for e in entries if e.name.endswith(".db") and e.stat().st_size]
+            return [entry.path for entry in entries if _has_values(entry)]
 
     def _may_live(self, process: str) -> bool:
         if pid_in(process) is not None:
@@ -130,11 +125,66 @@ class Directory:
             pass
         return True
 
+    # With the lock.
 
-def _with_values(metric: Any, values: Sequence[float]) -> Any:
-    made = copy.copy(metric)
-    made.samples = [sample._replace(value=values[sample.value]) for sample in metric.samples]
-    return made
+    def _merge(self, kind: str, paths: Iterable[str]) -> None:
+        """Merge files of dead processes into the file of their kind, and remove them.
+
+        :raises OSError: if a file cannot be written or removed.
+        """
+        merged, temporary = self._merged(kind)
+        _write(temporary, sums(_readable([*paths, merged])))
+        plan = os.path.join(self.path, _PLAN)
+        with open(f"{plan}.tmp", "w") as file:
+            json.dump({"kind": kind, "gone": [os.path.basename(path) for path in paths]}, file)
+        os.replace(f"{plan}.tmp", plan)
+        self._carry_out_plan()
+
+    def _carry_out_plan(self) -> None:
+        """:raises OSError: if a file cannot be renamed or removed."""
+        path = os.path.join(self.path, _PLAN)
+        try:
+            with open(path) as file:
+                plan = json.load(file)
+        except FileNotFoundError:
+            return
+        merged, temporary = self._merged(plan["kind"])
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(temporary, merged)
+        for name in plan["gone"]:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.path, name))
+        os.unlink(path)
+
+    def _merged(self, kind: str) -> tuple[str, str]:
+        """The merged file of a kind, and its temporary name."""
+        path = os.path.join(self.path, f"{kind}_{_DEAD}")
+        return f"{path}.db", f"{path}.tmp"
+
+
+def _has_values(entry: os.DirEntry[str]) -> bool:
+    return entry.name.endswith(".db") and entry.stat().st_size > 0
+
+
+def _readable(paths: Iterable[str]) -> Iterator[ValuesFile]:
+    """Files, but for those that are not there or were left unfinished."""
+    for path in paths:
+        with contextlib.suppress(*UNREADABLE):
+            file = ValuesFile(path)
+            file.read()
+            yield file
+
+
+def _write(path: str, values: Mapping[str, float]) -> None:
+    with open(path, "wb"):
+        pass  # one may have been left unfinished
+    open_dict: Any = MmapedDict  # has no types
+    written = open_dict(path)
+    try:
+        for key, value in values.items():
+            written.write_value(key, value, 0.0)
+    finally:
+        written.close()
 
 
 def _with_plain_pid(sample: Any) -> Any:
