@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from tests.support.descriptors import open_descriptors
 from wsgifast.server import sending
+from wsgifast.server.coalescing import Coalescing
 from wsgifast.server.counters import Counters
 from wsgifast.server.disk import DiskThreads
 from wsgifast.server.limits import DiskBudget
 from wsgifast.server.look_ahead import CachedRuns
 from wsgifast.server.output import OutputQueue
 from wsgifast.server.output_memory import OutputMemory
-from wsgifast.server.output_rules import Coalescing, OutputRules
+from wsgifast.server.output_rules import OutputRules
 from wsgifast.server.transport import WOULD_BLOCK
 
 __all__ = [

@@ -38,8 +38,8 @@ from tests.support.effort import effort
 from wsgifast.errors import ClientGone
 from wsgifast.http.framing import chunk
 from wsgifast.server import output, sending
+from wsgifast.server.coalescing import Coalescing
 from wsgifast.server.output import OutputQueue
-from wsgifast.server.output_rules import Coalescing
 from wsgifast.sockets.options import NEAR_SEND_BUFFER_BYTES
 
 __all__ = ["content", "file", "in_quick_succession", "near"]

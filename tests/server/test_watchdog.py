@@ -35,7 +35,7 @@ class Stuck:
         self._thread = threading.Thread(target=self.an_app_that_never_ends)
         self._thread.start()
         self.watchdog = Watchdog(
-            self, log=self.log, after_s=30.0, kill_after_s=60.0, kill=self.kill
+            self.turns, log=self.log, after_s=30.0, kill_after_s=60.0, kill=self.kill
         )
 
     def turns(self) -> list[tuple[str, int | None, int | None]]:

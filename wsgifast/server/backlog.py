@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from ..sockets.sendfile import FileSegment
@@ -68,6 +68,10 @@ class Backlog:
         items.append(view)
         self.in_memory += _bytes_in_memory(view)
 
+    def extend(self, buffers: Iterable[bytes | memoryview]) -> None:
+        for buffer in buffers:
+            self.append(buffer)
+
     def append_file(self, segment: FileSegment) -> None:
         """Add a run of a file; its descriptor is closed once it is sent."""
         items = self._items
@@ -80,26 +84,25 @@ class Backlog:
             items.append(segment)
             self.use(segment.fd)
 
-    def reserve_memory(self) -> bool:
-        """Count what is in memory; False, and nothing more is counted, if that is too much."""
-        more = self.in_memory - self._reserved
-        if more > 0:
-            if self.in_memory <= _ALWAYS_IN_MEMORY_BYTES:
-                self._memory.count(more)
-            elif not self._memory.reserve(more):
-                return False
-            self._reserved = self.in_memory
-        return True
-
-    def take_back(self, *, keep: int | None = None) -> list[memoryview]:
-        """Remove buffers from the end until at most `keep` bytes are in memory.
+    def take_excess(self, ahead_bytes: int | None) -> list[memoryview]:
+        """Count what is in memory; remove from the end, and return, what is too much for it.
 
         Buffers before a file stay in any case.
 
-        :param keep: by default, what has been counted.
+        :param ahead_bytes: what is kept if there is more than twice as much; None for any.
         """
-        if keep is None:
-            keep = self._reserved
+        more = self.in_memory - self._reserved
+        if self.in_memory <= _ALWAYS_IN_MEMORY_BYTES:
+            self._memory.count(max(0, more))
+        elif more > 0 and not self._memory.reserve(more):
+            return self._take_back(self._reserved)
+        self._reserved = max(self._reserved, self.in_memory)
+        if ahead_bytes is not None and self.in_memory > 2 * ahead_bytes:
+            return self._take_back(ahead_bytes)
+        return []
+
+    def _take_back(self, keep: int) -> list[memoryview]:
+        """Remove buffers from the end until at most `keep` bytes are in memory."""
         items = self._items
         taken: list[memoryview] = []
         while items and self.in_memory > keep:
@@ -130,15 +133,19 @@ class Backlog:
         self._close_spill_file()
         return True
 
-    def spill(self, buffers: list[memoryview]) -> FileSegment:
+    def spill(self, buffers: list[memoryview]) -> FileSegment | None:
         """Write buffers to a temporary file; called by the writer, without the lock.
 
-        :raises OSError: if that is not possible.
+        :returns: None if that is not possible.
         """
-        if self._spill_file is None:
-            self._spill_file = SpillFile(self._memory.disk)
-            self.use(self._spill_file.fd)  # as long as more may be written to it
-        return self._spill_file.append(buffers)
+        try:
+            if self._spill_file is None:
+                self._spill_file = SpillFile(self._memory.disk)
+                self.use(self._spill_file.fd)  # as long as more may be written to it
+            return self._spill_file.append(buffers)
+        except OSError as error:
+            self._memory.warn_of_failed_spill(error)
+            return None
 
     # Sending
 

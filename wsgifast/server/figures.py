@@ -7,15 +7,15 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
+from ..metrics.points import Point, point, points_of
 from ..metrics.states import SlowClient
 from .channel import Channel
 from .connection import Connection
 from .server import Server
 from .states import HANDSHAKE, IDLE, LINGERING, RECEIVING, RUNNING, SENDING, SKIPPING, STREAMS
 
-__all__ = ["Figures", "figures_of", "requests_under_way", "slowest_clients"]
+__all__ = ["gauges", "requests_under_way", "slowest_clients"]
 
 # tcp(7), linux/tcp.h: for a listening socket tcpi_unacked is the length of its accept queue, and
 # tcpi_sacked the limit.
@@ -33,53 +33,27 @@ _CALLED = {
 }
 
 
-class Figures(NamedTuple):
-    """A server at one moment.
-
-    :ivar busy: threads in a turn, of `threads`.
-    :ivar waiting: requests waiting for a free thread.
-    :ivar exhausted_s: seconds in which no thread was free, in total.
-    :ivar connections: by state.
-    :ivar slow_clients: connections whose output, or that of a stream, waits for the client.
-    :ivar queued_bytes: output in memory.
-    :ivar spooled_bytes: output in temporary files.
-    :ivar bodies_spooled_bytes: request bodies in temporary files.
-    :ivar backlog: the longest accept queue of the listeners, and its limit; None where the system
-        does not tell.
-    """
-
-    threads: int
-    busy: int
-    waiting: int
-    exhausted_s: float
-    connections: Counter[str]
-    slow_clients: int
-    queued_bytes: int
-    spooled_bytes: int
-    bodies_spooled_bytes: int
-    backlog: tuple[int, int] | None
-
-
-def figures_of(server: Server) -> Figures:
-    """Return a server's figures; it goes on meanwhile."""
+def gauges(server: Server) -> Iterator[Point]:
+    """Yield how a server is at this moment; it goes on meanwhile."""
     connections = list(server.connections)
-    pool = server.pool
-    turns = pool.turns()
+    turns = server.pool.turns()
     memory = server.output_rules.memory
-    return Figures(
-        threads=len(turns),
-        busy=sum(turn is not None for _, _, turn in turns),
-        waiting=len(pool.ready),
-        exhausted_s=pool.exhaustion.seconds(time.monotonic()),
-        connections=Counter(map(_state_of, connections)),
-        slow_clients=sum(
-            any(channel.output.draining for channel in _channels(each)) for each in connections
-        ),
-        queued_bytes=memory.used_bytes,
-        spooled_bytes=memory.disk.used_bytes,
-        bodies_spooled_bytes=server.bodies_on_disk.used_bytes,
-        backlog=_backlog(server.listeners),
-    )
+    yield point("wsgifast_threads", len(turns))
+    yield point("wsgifast_threads_busy", sum(turn is not None for _, _, turn in turns))
+    yield point("wsgifast_requests_waiting", len(server.pool.ready))
+    exhausted_s = server.pool.exhaustion.seconds(time.monotonic())
+    yield point("wsgifast_saturated_seconds_total", exhausted_s)
+    yield from points_of("wsgifast_connections", Counter(map(_state_of, connections)))
+    yield point("wsgifast_connections_limit", server.options.worker_connections)
+    waits = [any(channel.output.draining for channel in _channels(each)) for each in connections]
+    yield point("wsgifast_slow_clients", sum(waits))
+    yield point("wsgifast_output_queued_bytes", memory.used_bytes)
+    yield point("wsgifast_output_spooled_bytes", memory.disk.used_bytes)
+    yield point("wsgifast_request_bodies_spooled_bytes", server.bodies_on_disk.used_bytes)
+    backlog = _backlog(server.listeners)
+    if backlog is not None:
+        yield point("wsgifast_accept_backlog", backlog[0])
+        yield point("wsgifast_accept_backlog_limit", backlog[1])
 
 
 def requests_under_way(server: Server) -> list[tuple[str, str]]:
@@ -143,6 +117,7 @@ def _state_of(connection: Connection) -> str:
 
 
 def _backlog(listeners: Iterable[socket.socket]) -> tuple[int, int] | None:
+    """The longest accept queue, and its limit; None where the system does not tell."""
     found = []
     for listener in listeners:
         if listener.family not in (socket.AF_INET, socket.AF_INET6):

@@ -47,6 +47,7 @@ from typing import Protocol
 from ..errors import ClientGone
 from ..sockets.sendfile import FileSegment
 from .backlog import Backlog
+from .coalescing import HeldBlocks
 from .output_rules import OutputRules
 from .sending import SenderLike, Turn
 from .transport import WOULD_BLOCK
@@ -107,7 +108,7 @@ class OutputQueue:
         self._owner = owner
         self._rules = rules
         self._room: threading.Condition | None = None
-        self._held = _HeldBlocks()
+        self._held = HeldBlocks()
         self._last_block = 0.0  # when the app handed its last block over
         self.reset()
 
@@ -209,31 +210,22 @@ class OutputQueue:
             self._check()
             self._queue_held()
             backlog = self._begin_backlog()
-            for buffer in buffers:
-                backlog.append(buffer)
+            backlog.extend(buffers)
             self._send_or_raise()
             if not buffers or not backlog.size:
                 return
-            if not backlog.reserve_memory():
-                rest = backlog.take_back()
-            elif self.may_run_ahead and backlog.in_memory > 2 * self._rules.ahead_bytes:
-                rest = backlog.take_back(keep=self._rules.ahead_bytes)
-            else:
+            rest = backlog.take_excess(self._rules.ahead_bytes if self.may_run_ahead else None)
+            if not rest:
                 return
         # Without the lock: a slow disk must not hold up the thread that sends.
-        spilled = None
-        try:
-            spilled = backlog.spill(rest)
-        except OSError as error:
-            self._rules.memory.warn_of_failed_spill(error)
-            self.may_run_ahead = False
+        spilled = backlog.spill(rest)
         with self.lock:
             self._check()
             if spilled is not None:
                 backlog.append_file(spilled)
             else:
-                for buffer in rest:
-                    backlog.append(buffer)
+                self.may_run_ahead = False
+                backlog.extend(rest)
             self._send_or_raise()
 
     def write_file(self, head: bytes, fd: int, offset: int, size: int) -> None:
@@ -409,27 +401,3 @@ class OutputQueue:
                 self._owner.resume_sending()  # to finish the response
         if failure is not None and not isinstance(failure, OSError):
             raise failure  # for the log: a bug, or no memory
-
-
-class _HeldBlocks:
-    """Unframed blocks of a stream that are held back.
-
-    Only the writer appends; the thread that takes them has the queue's lock. The two need no lock
-    between them: CPython copies a list in one step, and what is appended later stays.
-
-    :ivar blocks: none of them empty.
-    :ivar size: their bytes; it may be wrong for a moment, which a limit and a log tolerate.
-    """
-
-    __slots__ = ("blocks", "size")
-
-    def __init__(self) -> None:
-        self.blocks: list[bytes] = []
-        self.size = 0
-
-    def take(self) -> bytes:
-        """Remove all blocks, and return them joined."""
-        taken = self.blocks[:]
-        del self.blocks[: len(taken)]
-        self.size = 0
-        return b"".join(taken)

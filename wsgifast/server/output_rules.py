@@ -1,61 +1,18 @@
-"""What all output queues of a worker share: limits, helpers, and the queues of the next tick."""
+"""What all output queues of a worker share: limits and helpers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
+from .coalescing import Coalescing
 from .counters import Counters
 from .disk import DiskThreads
 from .limits import ClientWait
 from .look_ahead import CachedRuns
 from .output_memory import OutputMemory
 
-__all__ = ["Coalescing", "OutputRules"]
-
-
-class SupportsFlush(Protocol):
-    """A queue that holds blocks back."""
-
-    def flush(self, *, wait: bool = True) -> bool:
-        """Send them; False if another thread has the lock and `wait` is False."""
-
-
-class Coalescing:
-    """The queues that hold blocks back until the monitor's next tick at most.
-
-    :param request_tick: see :meth:`.Monitor.request_tick`.
-    """
-
-    def __init__(self, request_tick: Callable[[], bool]) -> None:
-        self.request_tick = request_tick
-        self.queues: set[SupportsFlush] = set()
-
-    def add(self, queue: SupportsFlush) -> bool:
-        """Have a queue flushed at the next tick; False if there will be none."""
-        if not self.request_tick():
-            return False
-        self.queues.add(queue)
-        if not self.request_tick():
-            queue.flush()  # the monitor has stopped meanwhile
-        return True
-
-    def tick(self) -> bool:
-        """Send what is held back; returns whether there was anything. Never blocks."""
-        queues = self.queues
-        if not queues:
-            return False
-        later = []
-        while queues:
-            try:
-                queue = queues.pop()
-            except KeyError:
-                break  # its writer was quicker
-            if not queue.flush(wait=False):
-                later.append(queue)
-        queues.update(later)
-        return True
+__all__ = ["OutputRules"]
 
 
 @dataclass(frozen=True)

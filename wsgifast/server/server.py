@@ -16,6 +16,7 @@ from typing import Any
 from .acceptor import Acceptor
 from .application import Application
 from .channel import Channel
+from .coalescing import Coalescing
 from .connection import Connection
 from .counters import Counters
 from .disk import DiskThreads
@@ -26,7 +27,7 @@ from .limits import DiskBudget
 from .look_ahead import CachedRuns
 from .options import HTTP2Options, Options
 from .output_memory import OutputMemory
-from .output_rules import Coalescing, OutputRules
+from .output_rules import OutputRules
 from .parser import Parser
 from .poller import HUNG_UP, Event, make_poller
 from .pool import Pool, Task
@@ -107,7 +108,7 @@ class Server:
             log=log,
         )
         self._watchdog = Watchdog(
-            self.pool,
+            self.pool.turns,
             log=log,
             after_s=options.stuck_after_s,
             kill_after_s=options.kill_stuck_after_s,
@@ -135,13 +136,11 @@ class Server:
     # Start and end; called by the main thread
 
     @property
-    def has_failed(self) -> bool:
-        """Whether it ended because of an internal error, or because all threads were stuck."""
-        return self.pool.failed or self._killed
-
-    @property
     def end(self) -> str:
-        """Why it ended: "failed", "stuck", the reason given to :meth:`end_soon`, or "stopped"."""
+        """Why it ended: "failed", "stuck", the reason given to :meth:`end_soon`, or "stopped".
+
+        "failed" is an internal error.
+        """
         if self.pool.failed:
             return "failed"
         if self._killed:

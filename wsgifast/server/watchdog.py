@@ -5,40 +5,36 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 __all__ = ["Watchdog"]
 
-
-class SupportsTurns(Protocol):
-    """What the watchdog needs of a pool."""
-
-    def turns(self) -> list[tuple[str, int | None, int | None]]:
-        """As :meth:`.Pool.turns`."""
+_Turns = list[tuple[str, int | None, int | None]]
 
 
 class Watchdog:
     """Checks whether any thread has ended its turn since the last check; not thread-safe.
 
+    :param turns: see :meth:`.Pool.turns`.
     :param after_s: after this many seconds without that, each thread's stack is logged, once.
     :param kill_after_s: after this many seconds `kill` is called, once.
     """
 
     def __init__(
         self,
-        pool: SupportsTurns,
+        turns: Callable[[], _Turns],
         *,
         log: Any,
         after_s: float,
         kill_after_s: float,
         kill: Callable[[], object],
     ) -> None:
-        self._pool = pool
+        self._look_at_turns = turns
         self._log = log
         self._after_s = after_s
         self._kill_after_s = kill_after_s
         self._kill = kill
-        self._turns: list[tuple[str, int | None, int | None]] = []
+        self._turns: _Turns = []
         self._since = 0.0
         self._told = self._killed = False
 
@@ -47,7 +43,7 @@ class Watchdog:
 
         :param now: monotonic.
         """
-        turns = self._pool.turns()
+        turns = self._look_at_turns()
         if turns != self._turns or any(turn is None for _, _, turn in turns):
             self._turns, self._since = turns, now
             if self._told:
@@ -70,7 +66,7 @@ class Watchdog:
             self._kill()
 
 
-def _stacks(turns: list[tuple[str, int | None, int | None]]) -> str:
+def _stacks(turns: _Turns) -> str:
     frames = sys._current_frames()
     stacks = []
     for name, ident, _ in turns:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,39 +16,38 @@ from ..server.poller import POLLERS
 
 __all__ = ["ATTRIBUTES", "InvalidWorkerOption", "check_attributes", "check_names"]
 
-_BYTES = (
-    "body_memory_bytes",
-    "body_limit_bytes",
-    "bodies_on_disk_bytes",
-    "output_ahead_bytes",
-    "output_memory_bytes",
-    "response_on_disk_bytes",
-    "responses_on_disk_bytes",
-)
-_SECONDS = (
-    "body_timeout_s",
-    "head_timeout_s",
-    "send_timeout_s",
-    "stuck_after_s",
-    "kill_stuck_after_s",
-    "unready_after_s",
-    "max_lifetime_s",
-)
-_RATES = ("send_least_bytes_per_s",)
-_MEMORY = ("max_rss_bytes",)
-_FLAGS = ("buffer_bodies", "check_host")
-_WITH_UNITS = (*_BYTES, *_SECONDS, *_RATES, *_MEMORY, "poller_kind")
-ATTRIBUTES = (
-    *_FLAGS,
-    *_BYTES,
-    *_SECONDS,
-    *_RATES,
-    *_MEMORY,
-    "metrics_bind",
-    "parser",
-    "poller_kind",
-)
 PARSERS = ("auto", "gunicorn", "httptools")
+
+# What is expected of each kind of attribute, as errors say it; and the rule.
+_BYTES = "bytes, 0 or more", is_count
+_SECONDS = "seconds above 0", lambda value: is_number(value, least=0, most=math.inf) and value > 0
+_RATE = "bytes a second, 0 for no limit", partial(is_number, least=0, most=math.inf)
+_MEMORY = "bytes above 0, math.inf for no limit", partial(is_number, least=1, most=math.inf)
+_FLAG = "True or False", lambda value: isinstance(value, bool)
+ATTRIBUTES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "buffer_bodies": _FLAG,
+    "check_host": _FLAG,
+    "body_memory_bytes": _BYTES,
+    "body_limit_bytes": _BYTES,
+    "bodies_on_disk_bytes": _BYTES,
+    "output_ahead_bytes": _BYTES,
+    "output_memory_bytes": _BYTES,
+    "response_on_disk_bytes": _BYTES,
+    "responses_on_disk_bytes": _BYTES,
+    "body_timeout_s": _SECONDS,
+    "head_timeout_s": _SECONDS,
+    "send_timeout_s": _SECONDS,
+    "stuck_after_s": _SECONDS,
+    "kill_stuck_after_s": _SECONDS,
+    "unready_after_s": _SECONDS,
+    "max_lifetime_s": _SECONDS,
+    "send_least_bytes_per_s": _RATE,
+    "max_rss_bytes": _MEMORY,
+    "metrics_bind": ("an address", lambda value: True),  # checked below
+    "parser": (f"one of {PARSERS}", PARSERS.__contains__),
+    "poller_kind": (f"one of {POLLERS}", POLLERS.__contains__),
+}
+_WITH_UNITS = [name for name in ATTRIBUTES if name.endswith(("_bytes", "_s"))] + ["poller_kind"]
 # difflib's measure of two names. Slips are above it; a name that a subclass has for something of
 # its own is below it, even memory_limit_bytes (0.82) or db_timeout_s (0.85).
 _ALIKE = 0.87
@@ -69,41 +69,15 @@ def check_attributes(worker: Any, base: type) -> None:
     for kind in worker.__mro__:
         if issubclass(kind, base):
             check_names(vars(kind))
-    for name in _SECONDS:
+    for name, (expected, is_allowed) in ATTRIBUTES.items():
         value = getattr(worker, name)
-        if not is_number(value, least=0, most=math.inf) or value == 0:
-            raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected seconds above 0")
-    for name in _RATES:
-        value = getattr(worker, name)
-        if not is_number(value, least=0, most=math.inf):
-            raise InvalidWorkerOption(
-                f"FastWorker.{name}={value!r}: expected bytes a second, 0 for no limit"
-            )
-    for name in _MEMORY:
-        value = getattr(worker, name)
-        if not is_number(value, least=1, most=math.inf):
-            raise InvalidWorkerOption(
-                f"FastWorker.{name}={value!r}: expected bytes above 0, math.inf for no limit"
-            )
-    for name in _BYTES:
-        value = getattr(worker, name)
-        if not is_count(value):
-            raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected bytes, 0 or more")
-    for name in _FLAGS:
-        if not isinstance(getattr(worker, name), bool):
-            raise InvalidWorkerOption(
-                f"FastWorker.{name}={getattr(worker, name)!r}: expected True or False"
-            )
+        if not is_allowed(value):
+            raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected {expected}")
     if worker.metrics_bind is not None:
         try:
             metrics_address(worker.metrics_bind, "FastWorker.metrics_bind")
         except ConfigurationError as error:
             raise InvalidWorkerOption(str(error)) from None
-    for name, choices in (("parser", PARSERS), ("poller_kind", POLLERS)):
-        if getattr(worker, name) not in choices:
-            raise InvalidWorkerOption(
-                f"FastWorker.{name}={getattr(worker, name)!r}: expected one of {choices}"
-            )
     if worker.parser == "httptools" and find_spec("httptools") is None:
         missing = MissingExtra("FastWorker.parser='httptools'", "httptools", "fast")
         raise InvalidWorkerOption(str(missing))

@@ -32,7 +32,7 @@ from ..routes import LENGTH_ERROR, ROUTE
 from ..server.application import Application
 from ..server.channel import Channel
 from ..server.exchange import Exchange
-from ..server.figures import figures_of, requests_under_way, slowest_clients
+from ..server.figures import gauges, requests_under_way, slowest_clients
 from ..server.response import Response
 from ..server.server import Server
 from ..sockets.sendfile import FileTruncated
@@ -80,7 +80,9 @@ class WorkerCollector:
         yield from points_of("wsgifast_worker_ends_total", ended)
         if ended:
             return
-        yield from self._gauges()
+        yield point("wsgifast_workers", 1)
+        yield point("wsgifast_worker_memory_bytes", resident_bytes())
+        yield from gauges(self.server)
 
     def activity(self) -> object:
         """The same as long as the worker has no connection and gets none."""
@@ -99,24 +101,6 @@ class WorkerCollector:
             # Whoever is not among them found a thread free.
             at_once = max(0, self._requests() - sum(self._waits))
             return Distribution((self._waits[0] + at_once, *self._waits[1:]), self._waited_s)
-
-    def _gauges(self) -> Iterator[Point]:
-        figures = figures_of(self.server)
-        yield point("wsgifast_workers", 1)
-        yield point("wsgifast_threads", figures.threads)
-        yield point("wsgifast_threads_busy", figures.busy)
-        yield point("wsgifast_requests_waiting", figures.waiting)
-        yield point("wsgifast_saturated_seconds_total", figures.exhausted_s)
-        yield from points_of("wsgifast_connections", figures.connections)
-        yield point("wsgifast_connections_limit", self.server.options.worker_connections)
-        yield point("wsgifast_slow_clients", figures.slow_clients)
-        yield point("wsgifast_output_queued_bytes", figures.queued_bytes)
-        yield point("wsgifast_output_spooled_bytes", figures.spooled_bytes)
-        yield point("wsgifast_request_bodies_spooled_bytes", figures.bodies_spooled_bytes)
-        if figures.backlog is not None:
-            yield point("wsgifast_accept_backlog", figures.backlog[0])
-            yield point("wsgifast_accept_backlog_limit", figures.backlog[1])
-        yield point("wsgifast_worker_memory_bytes", resident_bytes())
 
 
 class ResponseRecorder:

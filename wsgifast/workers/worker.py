@@ -231,7 +231,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             report_the_last()
         for sock in self.sockets:
             sock.close()
-        if server.has_failed:
+        if server.end in ("failed", "stuck"):
             sys.exit(1)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
