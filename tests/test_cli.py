@@ -409,7 +409,7 @@ def test_what_compress_makes_static_files_sends(tree: Path) -> None:
 def test_the_command_and_its_exit_status(
     tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert cli.main(["compress", str(tree), "--codings", "gzip"]) == 0
+    assert cli.main(["compress", str(tree), "--codings", " gzip, gzip"]) == 0
     assert "2 written, 0 already there, 0 removed" in capsys.readouterr().out
     assert cli.main(["compress", str(tree), "--quiet"]) == 0
     assert capsys.readouterr().out == ""
@@ -545,6 +545,15 @@ def test_a_fallback_that_is_not_there_is_an_error_at_the_start(
     shown = capsys.readouterr()
     assert f"fallback={fallback!r}" in shown.err
     assert shown.out == ""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams(closed: str) -> None:
+    command = f"{sys.executable} -m wsgifast doctor tests.doctor.apps:wsgi_app /good {closed}"
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0
+    assert ended.stderr == ""
+    assert ended.stdout == ("" if ">&-" in closed.split() else "1 endpoint: 1 good.\n")
 
 
 def test_who_reads_no_further_is_shown_no_traceback() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,8 @@ __all__ = [
 # Exit status if the app cannot be loaded or does not start.
 STATUS_NOT_STARTED = 3
 _WIDTH = 79  # columns
+# Visible ASCII but "#": clients keep a fragment to themselves.
+_PATH = re.compile(r'/[!"$-~]*')
 APP_HELP = "module:app, 'module:factory()', a Django settings module, or a .py file"
 
 
@@ -106,7 +109,7 @@ def given_headers(options: argparse.Namespace) -> list[tuple[str, str]]:
 
 def check_path(path: str) -> None:
     """:raises ConfigurationError: if a client cannot ask for it."""
-    if not path.startswith("/") or not path.isascii() or not path.isprintable() or " " in path:
+    if not _PATH.fullmatch(path):
         raise ConfigurationError(
             f"{path!r} is not a path: paths begin with a slash and are percent-encoded, as in "
             "/my%20file.pdf?v=2"

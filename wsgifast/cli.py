@@ -41,6 +41,7 @@ def program() -> NoReturn:
     Python waits for threads. Those of an app that the doctor has loaded, as its job runner, may
     never end; nor are they waited for where `wsgifast bench` serves an app.
     """
+    _open_missing_streams()
     status = main()
     others = set(threading.enumerate()) - {threading.main_thread()}
     if not all(thread.daemon for thread in others):
@@ -48,6 +49,20 @@ def program() -> NoReturn:
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
+
+
+def _open_missing_streams() -> None:
+    """Open the standard streams that are closed (`>&-`), for which Python has None.
+
+    Otherwise print() does nothing, but flush() fails, and the next file or socket gets the number.
+    """
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != fd:
+                os.dup2(opened, fd)
+                os.close(opened)
+            setattr(sys, name, open(fd, "r" if fd == 0 else "w"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -41,7 +41,7 @@ def add_command(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    codings = None if options.codings is None else options.codings.split(",")
+    codings = None if options.codings is None else options.codings.replace(" ", "").split(",")
     with progress_line() as progress:
         report = compress(
             options.directory,

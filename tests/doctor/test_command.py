@@ -23,6 +23,11 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
     return forkserver.run([sys.executable, "-m", "wsgifast", "doctor", *arguments], cwd=ROOT)
 
 
+def test_an_option_without_effect_is_refused() -> None:
+    ended = doctor("--live", "http://127.0.0.1:9", "--access-log", "log")
+    assert ended.stderr == "wsgifast: --access-log has no effect with --live: name paths\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
@@ -32,6 +37,9 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
         ((APP, "/good-file", "--fail-level", "info"), 1),
         ((APP, "/list", "--silence", "WF001"), 0),
         ((APP, "no-slash"), 2),
+        ((APP, "/good#top"), 2),
+        ((APP, "--urls", "pyproject.toml"), 2),
+        ((APP, "/good", "--baseline", "{baseline}"), 2),
         ((APP, "/good", "--silence", "WF999"), 2),
         ((APP, "/good", "--timeout", "0"), 2),
         ((APP, "/good", "--cookie", "price=1 €"), 2),
@@ -44,8 +52,9 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("tests.doctor.apps:file_path()", "/"), 3),
     ],
 )
-def test_exit_status(arguments: tuple[str, ...], status: int) -> None:
-    ended = doctor(*arguments)
+def test_exit_status(tmp_path: Path, arguments: tuple[str, ...], status: int) -> None:
+    (tmp_path / "baseline").write_text('{"version": 1, "findings": [1]}')
+    ended = doctor(*(each.format(baseline=tmp_path / "baseline") for each in arguments))
     assert ended.returncode == status, ended.stderr + ended.stdout
     assert "Traceback" not in ended.stderr
     if status >= 2:

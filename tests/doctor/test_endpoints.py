@@ -192,6 +192,9 @@ def test_urls_file(tmp_path: Path) -> None:
     assert [e.url for e in from_urls_file(str(path))[0]] == ["/a?b=c", "/d"]
     with pytest.raises(ConfigurationError, match="nowhere"):
         from_urls_file("nowhere")
+    path.write_text("/a\nimport os\n")
+    with pytest.raises(ConfigurationError, match="urls: 'import os' is not a path"):
+        from_urls_file(str(path))
 
 
 def test_access_log(tmp_path: Path) -> None:

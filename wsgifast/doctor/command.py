@@ -43,6 +43,8 @@ __all__ = ["add_command"]
 _STATUS_CLEAN, _STATUS_FINDINGS = 0, 1
 # Paths in the suggested command: each takes about 15 seconds.
 _MOST_TO_MEASURE = 3
+# Options that do not go with --live.
+_OF_APPS = ("urls", "access_log", "openapi", "har", "value", "unsafe")
 
 _EXAMPLES = """\
   wsgifast doctor shop.wsgi:application
@@ -108,6 +110,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.live is not None:
         from .live import look_at
 
+        without_effect = [name for name in _OF_APPS if getattr(options, name)]
+        if without_effect:
+            name = without_effect[0].replace("_", "-")
+            raise ConfigurationError(f"--{name} has no effect with --live: name paths")
         paths = [each for each in (options.app, *options.paths) if each is not None]
         report = look_at(
             options.live,
@@ -223,7 +229,7 @@ def _baseline(options: argparse.Namespace) -> set[str]:
         return set()
     try:
         return baseline_of(Path(options.baseline).read_text())
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigurationError(
             f"--baseline {options.baseline}: {reason}; make one with --format json"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from ..arguments import check_path
 from ..errors import ConfigurationError
 from .model import Endpoint, Found, Unreached
 
@@ -66,26 +67,29 @@ _KINDS = frozenset(
 )
 
 
-def from_paths(paths: Iterable[str]) -> Found:
+def from_paths(paths: Iterable[str], source: str = "command line") -> Found:
     """Paths as they are written on a command line.
 
     :raises ConfigurationError: for one that is no path.
     """
-    endpoints = []
-    for path in paths:
-        if not path.startswith("/"):
-            raise ConfigurationError(
-                f"{path!r} is not a path: paths begin with a slash, such as /report?y=1"
-            )
-        endpoints.append(Endpoint(path, path, "command line"))
-    return endpoints, []
+    given = list(dict.fromkeys(paths))
+    for path in given:
+        check_path(path)
+    return [Endpoint(path, path, source) for path in given], []
 
 
 def from_urls_file(path: str) -> Found:
-    """A file with a path or URL in each line; empty lines and those with # are skipped."""
+    """A file with a path or URL in each line; empty lines and those with # are skipped.
+
+    :raises ConfigurationError: for a line that is neither.
+    """
     lines = [line.strip() for line in _text("--urls", path).splitlines()]
-    urls = [_path_of(line) for line in lines if line and not line.startswith("#")]
-    return [Endpoint(url, url, "urls file") for url in dict.fromkeys(urls)], []
+    named = [line for line in lines if line and not line.startswith("#")]
+    urls = [_path_of(each) if _host_of(each) else each for each in named]
+    try:
+        return from_paths(urls, "urls file")
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--urls {path}: {error}") from None
 
 
 def from_access_log(path: str, *, most: int = 200) -> Found:
