@@ -1,0 +1,26 @@
+"""A directory with files that are worth compressing, and others."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+TEXT = b"A line of text that repeats itself.\n" * 200
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "tree"
+    (root / "css").mkdir(parents=True)
+    (root / "page.html").write_bytes(TEXT)
+    (root / "css" / "site.css").write_bytes(TEXT * 2)
+    (root / "tiny.txt").write_bytes(b"x")
+    (root / "random.dat").write_bytes(os.urandom(5000))
+    (root / "image.png").write_bytes(TEXT)
+    (root / ".hidden.txt").write_bytes(TEXT)
+    (root / "empty.txt").touch()
+    (tmp_path / "outside.txt").write_bytes(TEXT)
+    (root / "link.txt").symlink_to("../outside.txt")
+    return root

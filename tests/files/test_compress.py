@@ -1,0 +1,373 @@
+"""`wsgifast compress`: siblings, their manifest, and what others have put there."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import brotli
+import pytest
+import zstandard
+
+from tests.files.conftest import TEXT
+from tests.support.terminals import open_terminal
+from wsgifast import ConfigurationError, StaticFiles, cli
+from wsgifast.files import codings, directory
+from wsgifast.files import compress as module
+from wsgifast.files import tree as tree_module
+from wsgifast.files.codings import available_codings
+from wsgifast.files.compress import compress
+from wsgifast.files.manifest import MANIFEST
+
+
+def snapshot(root: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file's bytes and modification time."""
+    return {
+        str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_siblings_are_right_and_only_where_they_pay(tree: Path) -> None:
+    before = set(snapshot(tree))
+    os.chmod(tree / "page.html", 0o640)
+    report = compress(tree)
+    made = set(snapshot(tree)) - before - {MANIFEST}
+    assert made == set(report.written)
+    assert made == {
+        f"{name}{suffix}"
+        for name in ("page.html", "css/site.css")
+        for suffix in (".gz", ".br", ".zst")
+    }
+    original = (tree / "page.html").stat()
+    for suffix, unpack in (
+        (".gz", gzip.decompress),
+        (".br", brotli.decompress),
+        (".zst", zstandard.ZstdDecompressor().decompress),
+    ):
+        sibling = tree / f"page.html{suffix}"
+        assert unpack(sibling.read_bytes()) == TEXT
+        assert sibling.stat().st_mtime_ns == original.st_mtime_ns
+        assert stat.S_IMODE(sibling.stat().st_mode) == 0o640
+    assert report.original_bytes == len(TEXT) * 3
+    assert report.smallest_bytes < report.original_bytes / 10
+
+
+def test_the_same_bytes_in_give_the_same_bytes_out(tree: Path, tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere" / "copy"
+    other.parent.mkdir()
+    subprocess.run(["cp", "-a", str(tree), str(other)], check=True)
+    (other / "link.txt").unlink()
+    (tree / "link.txt").unlink()
+    compress(tree, jobs=1)
+    compress(other, jobs=4)
+    first, second = snapshot(tree), snapshot(other)
+    del first[MANIFEST], second[MANIFEST]
+    assert first == second
+    assert (tree / MANIFEST).read_bytes() == (other / MANIFEST).read_bytes()
+
+
+def test_a_second_run_changes_nothing_and_a_change_is_followed(tree: Path) -> None:
+    compress(tree)
+    before = snapshot(tree)
+    again = compress(tree)
+    assert (again.written, again.removed) == ([], [])
+    assert len(again.current) == 6
+    assert {k: v for k, v in snapshot(tree).items() if k != MANIFEST} == {
+        k: v for k, v in before.items() if k != MANIFEST
+    }
+    (tree / "page.html").write_bytes(TEXT[::-1])
+    report = compress(tree)
+    assert report.written == ["page.html.br", "page.html.gz", "page.html.zst"]
+    assert gzip.decompress((tree / "page.html.gz").read_bytes()) == TEXT[::-1]
+
+
+def test_what_was_made_here_goes_with_its_original(tree: Path) -> None:
+    compress(tree)
+    (tree / "page.html").unlink()
+    (tree / "css" / "site.css").write_bytes(os.urandom(3000))  # pays no more
+    report = compress(tree)
+    assert len(report.removed) == 6
+    assert not [name for name in snapshot(tree) if name.endswith((".gz", ".br", ".zst"))]
+    assert not (tree / MANIFEST).exists()
+
+
+def test_what_cannot_be_removed_is_told(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compress(tree, codings=["gzip"])
+    (tree / "page.html").unlink()
+
+    def failing(name: str, **folder: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "unlink", failing)
+    assert compress(tree, codings=["gzip"]).failed == {"page.html.gz": "Operation not permitted"}
+    monkeypatch.undo()
+    assert compress(tree, codings=["gzip"]).removed == ["page.html.gz"]
+
+
+def test_a_folder_that_has_gone_is_forgotten(tree: Path) -> None:
+    compress(tree, codings=["gzip"])
+    for path in (tree / "css").iterdir():
+        path.unlink()
+    (tree / "css").rmdir()
+    report = compress(tree, codings=["gzip"])
+    assert (report.failed, report.removed) == ({}, [])
+    assert "css" not in (tree / MANIFEST).read_text()
+
+
+@pytest.mark.parametrize("name", [".git/a.txt", "css/.cache/a.txt", ".a.txt", "back\\slash.txt"])
+def test_what_is_never_served_is_never_compressed(tree: Path, name: str) -> None:
+    (tree / name).parent.mkdir(exist_ok=True)
+    (tree / name).write_bytes(TEXT)
+    assert name + ".gz" not in compress(tree, codings=["gzip"]).written
+
+
+def test_files_of_others_are_left_alone_unless_told(tree: Path) -> None:
+    own = tree / "page.html.gz"
+    own.write_bytes(b"yesterday's backup")
+    os.utime(own, (1, 1))
+    lonely = tree / "dump.sql.gz"
+    lonely.write_bytes(b"no original at all")
+    report = compress(tree)
+    assert report.left_alone == ["page.html.gz"]
+    assert own.read_bytes() == b"yesterday's backup"
+    compress(tree, overwrite=True)
+    assert gzip.decompress(own.read_bytes()) == TEXT
+    assert lonely.read_bytes() == b"no original at all"
+    own.write_bytes(b"edited by hand")  # made here once, but no more
+    (tree / "page.html").unlink()
+    compress(tree)
+    assert own.read_bytes() == b"edited by hand"
+
+
+def test_a_failure_leaves_no_half_file_and_is_reported(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(source: Any, target: Any, **folders: Any) -> None:
+        if str(target).endswith("page.html.gz"):
+            raise OSError(28, "No space left on device")
+        real(source, target, **folders)
+
+    real = os.replace
+    monkeypatch.setattr(os, "replace", failing)
+    report = compress(tree)
+    assert report.failed == {"page.html": "No space left on device"}
+    assert not (tree / "page.html.gz").exists()
+    assert not [path for path in tree.rglob(".*") if path.name not in (".hidden.txt", MANIFEST)]
+
+
+def test_a_missing_package_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "brotli", None)
+    assert available_codings() == ("zstd", "gzip")
+    with pytest.raises(ConfigurationError, match="pip install brotli"):
+        compress(tree, codings=["br"])
+    compress(tree)
+    assert not list(tree.rglob("*.br"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"codings": ["lzma"]}, "'lzma'"), ({"jobs": 0}, "jobs=0")],
+)
+def test_wrong_options(tree: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        compress(tree, **options)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "", "{", '{"version": 1}', '{"version": 1, "siblings": ["a.gz"]}', "[" * 9999]
+)
+def test_a_broken_manifest_is_an_error_not_a_licence(tree: Path, content: str) -> None:
+    (tree / MANIFEST).write_text(content)
+    with pytest.raises(ConfigurationError, match="manifest"):
+        compress(tree)
+
+
+def write_manifest(root: Path, *made: str, content: bytes) -> None:
+    """A manifest that says of each of these names that it was made here with that content."""
+    digest = module._digest(content)
+    siblings = dict.fromkeys(made, digest)
+    (root / MANIFEST).write_text(json.dumps({"version": 1, "siblings": siblings}))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x.gz",
+        "css/../../x.gz",
+        "<outside>/x.gz",
+        "/x.gz",
+        "./x.gz",
+        "css//x.gz",
+        "css\\x.gz",
+        "x.gz/",
+        ".gz",
+        "css/.gz",
+        ".hidden.txt.gz",
+        "x",
+        "page.html",
+        "x.gz\n",
+        "x\0.gz",
+        "",
+    ],
+)
+def test_a_manifest_names_nothing_but_siblings_below_its_directory(tree: Path, name: str) -> None:
+    outside = tree.parent / "x.gz"
+    outside.write_bytes(TEXT)
+    write_manifest(tree, name.replace("<outside>", str(tree.parent)), content=TEXT)
+    before = snapshot(tree.parent)
+    with pytest.raises(ConfigurationError, match="manifest"):
+        compress(tree)
+    assert snapshot(tree.parent) == before
+
+
+def test_a_manifest_leads_through_no_link(tree: Path) -> None:
+    outside = tree.parent / "outside"
+    outside.mkdir()
+    (outside / "x.gz").write_bytes(TEXT)
+    (tree / "out").symlink_to(outside)
+    (tree / "x.gz").symlink_to(outside / "x.gz")
+    write_manifest(tree, "out/x.gz", "x.gz", content=TEXT)
+    compress(tree)
+    assert (outside / "x.gz").read_bytes() == TEXT
+    assert (tree / "x.gz").is_symlink()
+
+
+def test_a_manifest_that_is_no_file_is_not_opened(tree: Path) -> None:
+    os.mkfifo(tree / MANIFEST)  # would be waited for
+    with pytest.raises(ConfigurationError, match="manifest"):
+        compress(tree)
+    (tree / MANIFEST).unlink()
+    (tree.parent / "elsewhere").write_text('{"version": 1, "siblings": {}}')
+    (tree / MANIFEST).symlink_to("../elsewhere")
+    with pytest.raises(ConfigurationError, match="manifest"):
+        compress(tree)
+
+
+def test_siblings_that_are_no_files_are_left_alone(tree: Path) -> None:
+    target = tree.parent / "target.gz"
+    target.write_bytes(b"somebody's")
+    (tree / "page.html.gz").symlink_to(target)
+    os.mkfifo(tree / "page.html.br")
+    (tree / "page.html.zst").mkdir()
+    write_manifest(tree, *(f"page.html{s}" for s in (".gz", ".br", ".zst")), content=b"")
+    report = compress(tree)
+    assert report.left_alone == [f"page.html{suffix}" for suffix in (".br", ".gz", ".zst")]
+    assert not report.failed
+    assert (tree / "page.html.gz").is_symlink()
+    assert target.read_bytes() == b"somebody's"
+    (tree / "page.html.zst").rmdir()
+    compress(tree, overwrite=True)
+    assert gzip.decompress((tree / "page.html.gz").read_bytes()) == TEXT
+    assert target.read_bytes() == b"somebody's"
+
+
+def test_a_sibling_goes_where_a_link_takes_its_originals_place(tree: Path) -> None:
+    """It may be newer than what the link leads to, and would be sent for it."""
+    compress(tree, codings=["gzip"])
+    (tree / "page.html").unlink()
+    (tree / "page.html").symlink_to("css/site.css")
+    assert compress(tree, codings=["gzip"]).removed == ["page.html.gz"]
+
+
+@pytest.mark.parametrize("when", ["read", "written", "removed"])
+def test_a_folder_that_becomes_a_link_meanwhile_leads_nowhere(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    outside = tree.parent / "outside"
+    outside.mkdir()
+    for name in ("site.css", "site.css.gz"):
+        (outside / name).write_bytes(TEXT)
+    before = snapshot(outside)
+    if when == "removed":
+        compress(tree, codings=["gzip"])
+        (outside / "site.css.gz").write_bytes((tree / "css" / "site.css.gz").read_bytes())
+        (tree / "css" / "site.css").unlink()
+        (outside / "site.css").unlink()
+        before = snapshot(outside)
+
+    def swapping(root: Path, names: Sequence[str]) -> int:
+        if names and when == "read":
+            swap()
+        folder = real(root, names)
+        if names:
+            swap()
+        return folder
+
+    def swap() -> None:
+        if not (tree / "css").is_symlink():
+            (tree / "css").rename(tree.parent / "moved")
+            (tree / "css").symlink_to(outside)
+
+    real = directory.open_folder
+    monkeypatch.setattr(tree_module, "open_folder", swapping)
+    report = compress(tree, codings=["gzip"], jobs=1)
+    assert snapshot(outside) == before
+    assert ("css/site.css" in report.failed) == (when == "read")
+    assert (tree.parent / "moved" / "site.css.gz").exists() == (when == "written")
+
+
+def test_what_compress_makes_static_files_sends(tree: Path) -> None:
+    compress(tree)
+    headers: dict[str, str] = {}
+    app = StaticFiles(directory=tree)
+    environ = {
+        "REQUEST_METHOD": "GET",
+        "PATH_INFO": "/css/site.css",
+        "HTTP_ACCEPT_ENCODING": "gzip, deflate, br, zstd",
+    }
+    body = b"".join(app(environ, lambda status, fields, exc_info=None: headers.update(fields)))  # type: ignore[arg-type]
+    smallest = min(tree.glob("css/site.css.*"), key=lambda path: path.stat().st_size)
+    assert body == smallest.read_bytes()
+
+
+def test_the_command_and_its_exit_status(
+    tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.main(["compress", str(tree), "--codings", " gzip, gzip"]) == 0
+    assert "2 written, 0 already there, 0 removed" in capsys.readouterr().out
+    assert cli.main(["compress", str(tree), "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+    assert cli.main(["compress", str(tree / "none")]) == 2
+    assert "is not a directory" in capsys.readouterr().err
+    os.utime(tree / "page.html.gz", (1, 1))
+    (tree / MANIFEST).unlink()
+    assert cli.main(["compress", str(tree)]) == 0
+    assert "page.html.gz is a link or older than its original" in capsys.readouterr().err
+
+    def failing(content: bytes) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setitem(codings.ENCODERS, "gzip", failing)
+    (tree / "new.txt").write_bytes(TEXT)
+    assert cli.main(["compress", str(tree)]) == 1
+    assert "new.txt: Input/output error" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["shrink"])
+    assert caught.value.code == 2
+
+
+def test_progress_is_shown_on_a_terminal(tree: Path) -> None:
+    leader, follower = open_terminal(columns=80)
+    command = [sys.executable, "-m", "wsgifast", "compress", str(tree)]
+    try:
+        ran = subprocess.run(command, stderr=follower, stdout=subprocess.PIPE, check=True)
+        os.close(follower)
+        shown = ""
+        with contextlib.suppress(OSError):  # EIO: that was all
+            while data := os.read(leader, 65536):
+                shown += data.decode()
+    finally:
+        os.close(leader)
+    assert re.search(r"\[#+\.*\] \d+/\d+ \S", shown)
+    assert b"saved)" in ran.stdout
