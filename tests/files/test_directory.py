@@ -336,6 +336,20 @@ def test_nothing_is_told_about_what_a_link_out_of_the_root_leads_to(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may become somebody else")
+def test_a_root_is_searched_with_the_rights_that_open_files(tree: Path) -> None:
+    for place in (tree, *tree.parents):
+        if place.stat().st_uid == 0 and place != Path("/tmp"):
+            place.chmod(place.stat().st_mode | 0o011)
+    tree.chmod(0o704)  # others may list it alone
+    os.seteuid(65534)
+    try:
+        with pytest.raises(ConfigurationError, match="Permission denied"):
+            Directory(tree)
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may become somebody else")
 def test_a_link_into_a_directory_that_may_not_be_searched(tree: Path) -> None:
     (tree / "out").symlink_to("../outside/a.txt")
     (tree / "shut").mkdir()

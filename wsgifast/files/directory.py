@@ -121,9 +121,9 @@ class Directory:
     def __init__(self, path: str | os.PathLike[str], *, follow_symlinks: bool = False) -> None:
         try:
             self.path = os.path.abspath(os.fspath(path))
-            os.close(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-            if not os.access(self.path, os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            # Its "." takes the right to search it, too, which os.access() would ask of another user
+            # than the one that opens files.
+            os.close(os.open(f"{self.path}/.", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         except (OSError, ValueError, TypeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ConfigurationError(
