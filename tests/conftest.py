@@ -20,7 +20,7 @@ from hypothesis import settings
 
 from tests.support import forkserver
 from tests.support.effort import effort
-from tests.support.programs import ProgramMissing, program
+from tests.support.programs import APACHE_MODULES, ProgramMissing, program
 from tests.support.servers import ROOT, LiveServer, free_port, live_server
 from wsgifast.benchmark import processes
 
@@ -121,6 +121,7 @@ WSGI_SERVERS: dict[str, Callable[[int, str], list[str]]] = {
     "cheroot": lambda port, app: small_server("cheroot", port, app),
     "pywsgi": lambda port, app: small_server("pywsgi", port, app),
     "uwsgi": lambda port, app: uwsgi(port, app),
+    "mod_wsgi": lambda port, app: mod_wsgi(port, app),
 }
 
 
@@ -138,21 +139,50 @@ def small_server(server: str, port: int, app: str) -> list[str]:
 def uwsgi(port: int, app: str) -> list[str]:
     """Debian's, with Debian's Python, which takes the packages without compiled parts from ours."""
     command = program("uwsgi_python3")
+    packages = _packages_for_debians_python()
+    return [
+        command, "--http-socket", f"127.0.0.1:{port}", "--threads", "4",
+        "--pythonpath", str(ROOT), "--pythonpath", packages,
+        "--module", app, "--need-app", "--disable-logging",
+        # Room for a request's head, in which a path stands twice; without it, 4096 bytes.
+        "--buffer-size", "32768",
+        # It may never end, if a thread of it is in the app when TERM comes.
+        "--die-on-term", "--no-threads-wait", "--skip-atexit", "--skip-atexit-teardown",
+        "--add-header", "Connection: close",  # which it does, and does not say
+    ]  # fmt: skip
+
+
+def mod_wsgi(port: int, app: str) -> list[str]:
+    """Apache in one process, with Debian's mod_wsgi and the packages as for uWSGI."""
+    command, _ = program("apache2"), program("mod_wsgi.so")
+    support = ROOT / "tests" / "support"
+    environment = {
+        "APACHE_PORT": port, "APACHE_MODULES": APACHE_MODULES,
+        "APACHE_PYTHONPATH": f"{ROOT}:{_packages_for_debians_python()}",
+        "APACHE_SCRIPT": support / "mod_wsgi_script.py", "MOD_WSGI_APP": app,
+    }  # fmt: skip
+    # It refuses to serve as root: it is somebody else, who may read and write what root may.
+    powers = ("-all,+dac_override",) * 3
+    as_nobody = (
+        "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set", powers[0],
+        "--inh-caps", powers[1], "--ambient-caps", powers[2],
+    )  # fmt: skip
+    return [
+        "env", *(f"{name}={value}" for name, value in environment.items()),
+        *(as_nobody if os.geteuid() == 0 else ()),
+        command, "-X", "-f", str(support / "mod_wsgi.conf"),
+    ]  # fmt: skip
+
+
+def _packages_for_debians_python() -> str:
     debians = subprocess.run(
         ["/usr/bin/python3", "-c", "import sys; print(*sys.version_info[:2], sep='.')"],
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
     ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if debians != ours:
-        pytest.skip(f"uWSGI has Python {debians}; the packages here are for {ours}")
-    return [
-        command, "--http-socket", f"127.0.0.1:{port}", "--threads", "4",
-        "--pythonpath", str(ROOT), "--pythonpath", sysconfig.get_path("purelib"),
-        "--module", app, "--need-app", "--disable-logging",
-        # It may never end, if a thread of it is in the app when TERM comes.
-        "--die-on-term", "--no-threads-wait", "--skip-atexit", "--skip-atexit-teardown",
-        "--add-header", "Connection: close",  # which it does, and does not say
-    ]  # fmt: skip
+        pytest.skip(f"Debian's servers have Python {debians}; the packages here are for {ours}")
+    return sysconfig.get_path("purelib")
 
 
 @contextlib.contextmanager

@@ -99,8 +99,10 @@ def test_no_response_poisons_the_next_on_its_connection(server: LiveServer) -> N
                     check(response, name)
                 else:
                     assert response.status == 200
-                    # No body to HEAD may also mean that the app knew better than to make one.
-                    if SHAPES[name].sized and SHAPES[name].expected:
+                    # No body to HEAD may also mean that the app knew better than to make one; and
+                    # Apache tells the length of a file of mod_wsgi's wrapper with the file alone.
+                    theirs = name == "servers-own-wrapper" and runs(server, "mod_wsgi")
+                    if SHAPES[name].sized and SHAPES[name].expected and not theirs:
                         length = response.header("Content-Length")
                         assert length == str(len(SHAPES[name].expected)), f"{name}: {response}"
                 if method == "HEAD" and ends_head_with_a_last_chunk(server, response):
@@ -223,8 +225,8 @@ def test_a_request_body_arrives(server: LiveServer) -> None:
 
 
 def test_nodelay_is_on_wherever_the_socket_can_be_reached(server: LiveServer) -> None:
-    # The first two set it by themselves; uWSGI shows its socket to nobody.
-    unreachable = runs(server, "waitress", "fast-wsgiref", "uwsgi")
+    # The first two set it by themselves; uWSGI and Apache show their sockets to nobody.
+    unreachable = runs(server, "waitress", "fast-wsgiref", "uwsgi", "mod_wsgi")
     expected = b"out of reach" if unreachable else b"True"
     with Connection(server.address) as connection:
         assert connection.request("/nodelay").body == expected

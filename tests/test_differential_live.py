@@ -59,7 +59,8 @@ class Client:
             self._connection.close()
 
 
-# uWSGI fails where an app replaces its head (exc_info), without a middleware too.
+# Where an app replaces its head, uWSGI leaves exc_info's error pending, and the app fails with a
+# SystemError, without a middleware too.
 @pytest.fixture(scope="module", params=[name for name in WSGI_SERVERS if name != "uwsgi"])
 def client(request: pytest.FixtureRequest) -> Iterator[Client]:
     with wsgi_server(request.param, "tests.support.scripted:app") as server:

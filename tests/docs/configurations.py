@@ -8,12 +8,11 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.support.programs import program
+from tests.support.programs import APACHE_MODULES, program
 from tests.support.servers import free_port
 
 __all__ = ["CHECKS", "check_nginx", "check_unit"]
 
-_APACHE_MODULES = Path("/usr/lib/apache2/modules")
 _APACHE = """
 ServerRoot {folder}
 ServerName localhost
@@ -46,7 +45,7 @@ def _check_apache(text: str, folder: Path) -> None:
     apache = program("apache2")
     names = ("mpm_event", "proxy", "proxy_http", "headers", "authz_core")
     modules = "".join(
-        f"LoadModule {name}_module {_APACHE_MODULES}/mod_{name}.so\n" for name in names
+        f"LoadModule {name}_module {APACHE_MODULES}/mod_{name}.so\n" for name in names
     )
     text = f"Listen 127.0.0.1:{free_port()}\n{text}"
     path = folder / "apache2.conf"

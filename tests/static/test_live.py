@@ -30,7 +30,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 SERVERS = [
     *("gunicorn-gthread", "gunicorn-gevent", "gunicorn-fastworker", "waitress", "wsgiref"),
-    "fast-wsgiref",
+    *("fast-wsgiref", "uwsgi"),
 ]
 
 

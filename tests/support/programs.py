@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = [
-    "MODULES", "PACKAGES", "WHEELS", "ProgramMissing", "install_missing", "make_modules",
-    "program",
+    "APACHE_MODULES", "MODULES", "PACKAGES", "WHEELS", "ProgramMissing", "install_missing",
+    "make_modules", "program",
 ]  # fmt: skip
 
+# Where Debian and Ubuntu have them.
+APACHE_MODULES = Path("/usr/lib/apache2/modules")
 # Each program, and the package that has it in Debian and Ubuntu.
 PACKAGES = {
     "nginx": "nginx-light",
@@ -28,6 +30,7 @@ PACKAGES = {
     "prometheus": "prometheus",
     "promtool": "prometheus",
     "apache2": "apache2-bin",
+    "mod_wsgi.so": "libapache2-mod-wsgi-py3",  # for Debian's own Python
     "caddy": "caddy",
     "systemd-analyze": "systemd",
     "uwsgi_python3": "uwsgi-plugin-python3",  # for Debian's own Python; it brings uwsgi-core
@@ -147,6 +150,8 @@ def _apt_get_install(packages: Sequence[str]) -> int:
 def _find(name: str) -> str | None:
     # Debian keeps servers where only root's PATH leads; pip what it has beside this Python.
     folders = (Path(sys.executable).parent, os.environ.get("PATH", ""), "/usr/sbin:/sbin", _GO_BIN)
+    if name.endswith(".so"):
+        return shutil.which(name, mode=os.F_OK, path=str(APACHE_MODULES))
     return shutil.which(name, path=":".join(map(str, folders)))
 
 

@@ -1,0 +1,9 @@
+"""What mod_wsgi looks for its `application` in: the app that the environment names."""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+_module, _, _name = os.environ["MOD_WSGI_APP"].partition(":")
+application = getattr(importlib.import_module(_module), _name)
