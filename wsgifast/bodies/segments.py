@@ -13,7 +13,7 @@ from ..sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated
 from .files import Closeable, FileSlice
 
 __all__ = [
-    "Segment", "SegmentedBlocks", "SegmentedBody", "file_body", "read_segment", "read_whole",
+    "Segment", "SegmentedBlocks", "SegmentedBody", "file_body", "read_whole",
 ]  # fmt: skip
 
 Segment = bytes | FileSegment
@@ -66,23 +66,15 @@ def _blocks_of(segments: Sequence[Segment]) -> Iterator[bytes]:
     for segment in segments:
         if isinstance(segment, bytes):
             yield segment
-        else:
-            yield from read_segment(segment)
-
-
-def read_segment(segment: FileSegment) -> Iterator[bytes]:
-    """Read a part of a file in blocks, by pread().
-
-    :raises FileTruncated: if the file ends before the segment does.
-    """
-    fd, offset, size = segment
-    end = offset + size
-    while offset < end:
-        block = os.pread(fd, min(BLOCK_BYTES, end - offset), offset)
-        if not block:
-            raise FileTruncated(end - offset, size)
-        offset += len(block)
-        yield block
+            continue
+        fd, offset, size = segment
+        end = offset + size
+        while offset < end:
+            block = os.pread(fd, min(BLOCK_BYTES, end - offset), offset)
+            if not block:
+                raise FileTruncated(end - offset, size)
+            offset += len(block)
+            yield block
 
 
 def read_whole(segment: FileSegment) -> bytes:

@@ -7,7 +7,6 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from ..bodies.segments import read_segment
 from ..errors import BodyTooShort, ClientGone
 from ..sockets.options import SocketLike, limit_send_buffer
 from ..sockets.send_buffers import send_some
@@ -67,30 +66,20 @@ class Outlet:
         """
         if head:
             self.write_all([head], more_follows=True)
-        segment = FileSegment(fd, offset, size)
         self.unsent = size
         try:
-            if self._kernel_sends_files:
-                self._send_file(segment)
-            else:
-                for block in read_segment(segment):
-                    left = self.unsent - len(block)
-                    try:
-                        self.write_all([block])
-                    finally:
-                        self.unsent += left
-        except (ClientGone, FileTruncated):
+            if size >= _LARGE_BYTES and not self._sized:
+                self._sized = True
+                limit_send_buffer(cast(SocketLike, self._sock))
+            segment = FileSegment(fd, offset, size)
+            by_kernel = self._kernel_sends_files
+            send_file_segment(self._sock, segment, self._count, by_kernel=by_kernel)
+        except FileTruncated:
             raise
         except (ConnectionError, TimeoutError, ssl.SSLError) as error:
             raise _gone(error) from error
         except OSError as error:
             raise BodyTooShort(self.unsent) from error
-
-    def _send_file(self, segment: FileSegment) -> None:
-        if segment.size >= _LARGE_BYTES and not self._sized:
-            self._sized = True
-            limit_send_buffer(cast(SocketLike, self._sock))
-        send_file_segment(self._sock, segment, self._count)
 
     def _count(self, sent: int) -> None:
         self.unsent -= sent

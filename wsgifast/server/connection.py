@@ -96,13 +96,11 @@ class Connection(Endpoint):
 
     def is_sending(self) -> bool:
         """Whether a response is being sent whose app has returned."""
-        if self.streams is not None and self.state is STREAMS:
-            return self.streams.is_sending()
-        return self.state is SENDING
+        return self.state is SENDING if self.streams is None else self.streams.is_sending()
 
     def owes_goaway(self) -> bool:
         """Whether it speaks HTTP/2 and its client has not been told that the server ends."""
-        return self.streams is not None and self.state is STREAMS and self.streams.owes_goaway()
+        return self.streams is not None and self.streams.owes_goaway()
 
     # Events
 
@@ -258,14 +256,6 @@ class Connection(Endpoint):
         received, receiver.rest, receiver.exchange = receiver.rest, b"", None
         return streams.begin(received, exchange)
 
-    def _on_streams(self, events: int) -> Channel | None:
-        assert self.streams is not None
-        return self.streams.on_event(events)
-
-    def _on_overdue_streams(self) -> None:
-        assert self.streams is not None
-        self.streams.on_overdue()
-
     # The app's thread
 
     def begin_app(self) -> bool:
@@ -379,14 +369,14 @@ class Connection(Endpoint):
             self._finish()
 
 
-_ON_EVENT: dict[str, Callable[[Connection, int], Channel | None]] = {
+_ON_EVENT: dict[str, Callable[[Any, int], Channel | None]] = {
     HANDSHAKE: Connection._shake_hands,
     IDLE: Connection._receive,
     RECEIVING: Connection._receive,
     RUNNING: Connection._send,
     SENDING: Connection._send,
     SKIPPING: Connection._skip,
-    STREAMS: Connection._on_streams,
+    STREAMS: lambda connection, events: connection.streams.on_event(events),
     LINGERING: Connection._discard,
     CLOSED: lambda connection, events: None,
 }
@@ -399,14 +389,14 @@ _WAITED_FOR = {
     SENDING: "send",
     SKIPPING: "body",
 }
-_ON_OVERDUE: dict[str, Callable[[Connection], None]] = {
+_ON_OVERDUE: dict[str, Callable[[Any], object]] = {
     HANDSHAKE: Connection.close,
     IDLE: Connection.close,
     RECEIVING: Connection._time_out,
     RUNNING: Connection._stall,
     SENDING: Connection._stall,
     SKIPPING: Connection.leave,
-    STREAMS: Connection._on_overdue_streams,
+    STREAMS: lambda connection: connection.streams.on_overdue(),
     LINGERING: Connection.close,
     CLOSED: Connection.close,
 }

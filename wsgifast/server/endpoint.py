@@ -88,33 +88,18 @@ class Core(Protocol):
 
 
 class Streams(Protocol):
-    """A multiplexer of HTTP/2; its output queue replaces the connection's."""
+    """A :class:`~.http2.multiplexer.Multiplexer`; its output queue replaces the connection's."""
 
     output: OutputQueue
 
-    def begin(self, received: bytes, exchange: Exchange | None) -> Channel | None:
-        """Start with what was received, and the request that has asked for an upgrade."""
-
-    def on_event(self, event: int) -> Channel | None:
-        """As :meth:`Endpoint.on_event`."""
-
-    def on_overdue(self) -> None:
-        """As :meth:`Endpoint.on_overdue`."""
-
-    def retry(self) -> None:
-        """As :meth:`Endpoint.retry`."""
-
-    def let_go(self) -> bool:
-        """The connection is to be closed; False while apps run, the last of which does it."""
-
-    def is_sending(self) -> bool:
-        """As :meth:`Connection.is_sending`."""
-
-    def owes_goaway(self) -> bool:
-        """As :meth:`Connection.owes_goaway`."""
-
-    def channels(self) -> Sequence[Channel]:
-        """The open streams; for any thread."""
+    def begin(self, received: bytes, exchange: Exchange | None) -> Channel | None: ...
+    def on_event(self, event: int) -> Channel | None: ...
+    def on_overdue(self) -> None: ...
+    def retry(self) -> None: ...
+    def let_go(self) -> bool: ...
+    def is_sending(self) -> bool: ...
+    def owes_goaway(self) -> bool: ...
+    def channels(self) -> Sequence[Channel]: ...
 
 
 class Endpoint:
@@ -160,7 +145,7 @@ class Endpoint:
         """Change to the state that an event leads to."""
         self.state = TRANSITIONS[self.state][event]
 
-    # Waiting
+    # Waiting; for the output queue, see :class:`~.output.OutputOwner`
 
     def wait(self, events: int) -> None:
         """Give the connection up until an event; the caller must not touch it afterwards."""
@@ -185,13 +170,11 @@ class Endpoint:
             self.close()
 
     def wait_to_send(self, deadline: float, *, retry: bool) -> None:
-        """See :class:`~.output.OutputOwner`."""
         self.deadline = deadline
         self.retries = retry
         self._core.registry.wait(self, 0 if retry else WRITE)
 
     def resume_sending(self) -> None:
-        """See :class:`~.output.OutputOwner`."""
         self._core.resume(self)
 
     def retry(self) -> None:

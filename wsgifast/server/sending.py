@@ -185,7 +185,6 @@ class Sender:
         return Turn.DONE
 
     def wait_until(self, *, again: bool) -> float:
-        """See :class:`SenderLike`."""
         self._limit_buffer()
         if self._may_grow:
             self._full_since = time.monotonic()
@@ -194,7 +193,6 @@ class Sender:
         return self._wait.deadline if again else self._wait.begin()
 
     def pace(self, now: float) -> tuple[float, int] | None:
-        """See :class:`SenderLike`."""
         wait = self._wait
         return None if wait is None else wait.pace(now)
 

@@ -107,7 +107,11 @@ def file_segment(file: object) -> FileSegment | None:
 
 
 def send_file_segment(
-    sock: socket.socket, segment: FileSegment, progress: Callable[[int], object] = id
+    sock: socket.socket,
+    segment: FileSegment,
+    progress: Callable[[int], object] = id,
+    *,
+    by_kernel: bool = True,
 ) -> None:
     """Send a run of a file's bytes on a blocking socket, or one with a timeout.
 
@@ -116,13 +120,14 @@ def send_file_segment(
 
     :param progress: called with the number of bytes of each send, so that a log is right even for
         a transfer that fails.
+    :param by_kernel: False to read although sendfile seems to be supported.
     :raises FileTruncated: if the file ends early.
     :raises TimeoutError: if the socket has a timeout and takes no byte for that long.
     :raises OSError: if the peer has gone.
     """
     fd, offset, size = segment
     end = offset + size
-    by_kernel = hasattr(os, "sendfile") and is_plain_socket(sock)
+    by_kernel = by_kernel and hasattr(os, "sendfile") and is_plain_socket(sock)
     while offset < end:
         if by_kernel:
             try:
@@ -134,10 +139,9 @@ def send_file_segment(
                 by_kernel = False
                 continue
         else:
+            # Not sendall(), whose timeout is for all of it.
             block = os.pread(fd, min(BLOCK_BYTES, end - offset), offset)
-            if block:
-                sock.sendall(block)
-            sent = len(block)
+            sent = sock.send(block) if block else 0
         if not sent:
             raise FileTruncated(end - offset, size)
         progress(sent)

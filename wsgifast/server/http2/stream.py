@@ -73,7 +73,6 @@ class Stream:
         self._received_before = session.uploads.received
 
     def connection(self) -> Owner:
-        """See :class:`~..channel.Channel`."""
         return self._session.connection
 
     # The request; called by the connection's owner
@@ -142,7 +141,6 @@ class Stream:
     # The app's turn
 
     def begin_app(self) -> bool:
-        """See :class:`~..channel.Channel`."""
         with self._session.lock:
             if self.state is not READY:
                 return False
