@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from ..errors import WSGIFastError
 from ..loading import described
 from .model import Endpoint, Recording
-from .recorder import HELD_S, RecordedResponse, RecordingClient, body_file_noted
+from .recorder import HELD_S, RecordedRequest, RecordingClient, body_file_noted
 
 __all__ = ["ASGISession"]
 
@@ -100,14 +100,12 @@ class ASGISession:
         """
         recording = Recording(returned="messages")
         client = RecordingClient(reads=reads)
-        exchange = _RecordedRequest(
-            app, endpoint, recording, client, pathsend=pathsend, inspect=inspect
-        )
+        request = _Request(app, endpoint, recording, client, pathsend=pathsend, inspect=inspect)
         cpu = time.process_time() - client.cpu_s
         try:
             if not reads:
-                threading.Timer(HELD_S, exchange.look_if_held).start()
-            self._run(exchange.run(), limit_s)
+                threading.Timer(HELD_S, request.look_if_held).start()
+            self._run(request.run(), limit_s)
         except TimeLimit:
             recording.timed_out = True
         finally:
@@ -150,25 +148,17 @@ async def _lifespan(app: App) -> AsyncIterator[None]:
     await answer_to("lifespan.shutdown")
 
 
-class _RecordedRequest(asyncio.Protocol):
-    """One request and its response."""
+class _Request(RecordedRequest, asyncio.Protocol):
+    """Runs in the session's event loop.
 
-    def __init__(
-        self,
-        app: App,
-        endpoint: Endpoint,
-        recording: Recording,
-        client: RecordingClient,
-        *,
-        pathsend: bool,
-        inspect: bool,
-    ) -> None:
-        self._app = app
-        self._endpoint = endpoint
-        self._recording = recording
-        self._client = client
+    :param pathsend: offer http.response.pathsend.
+    """
+
+    begin = "http.response.start"
+
+    def __init__(self, *given: Any, pathsend: bool, inspect: bool) -> None:
+        super().__init__(*given, inspect=inspect)
         self._pathsend = pathsend
-        self._response = RecordedResponse(endpoint.method, recording, inspect=inspect)
         self._ended = asyncio.Event()
         self._body_sent = False
         self._may_write = asyncio.Event()
@@ -187,7 +177,7 @@ class _RecordedRequest(asyncio.Protocol):
         wall = self._before = time.perf_counter()
         try:
             with body_file_noted(recording, everywhere=True):
-                await self._app(self._scope(), self._receive, self._send)
+                await self._app(self._scope(), self._receive, self._on_message)
         except Exception as error:  # noqa: BLE001 - any exception of the app is a finding
             recording.error = described(error)
         finally:
@@ -200,7 +190,7 @@ class _RecordedRequest(asyncio.Protocol):
         if not self._ended.is_set():
             recording.problem = "the app ended before its response did"
         else:
-            self._response.check_length()
+            self._check_length()
 
     def look_if_held(self) -> None:
         """Whether the app waits for the client; called 0.3 s after the start, in a thread."""
@@ -248,51 +238,43 @@ class _RecordedRequest(asyncio.Protocol):
         await self._ended.wait()
         return {"type": "http.disconnect"}
 
-    async def _send(self, message: dict[str, Any]) -> None:
+    async def _on_message(self, message: dict[str, Any]) -> None:
         kind = message["type"]
         if kind == "http.response.start":
-            self._start(message)
+            self._begin(message)
         elif kind == "http.response.body":
             await self._body(message)
         elif kind == "http.response.pathsend":
             await self._path(message)
         else:
-            raise self._response.fails(f"a message of type {kind!r}")
+            raise self._fails(f"a message of type {kind!r}")
 
-    def _start(self, message: dict[str, Any]) -> None:
-        response = self._response
-        if response.head is not None:
-            raise response.fails("http.response.start was sent twice")
+    def _begin(self, message: dict[str, Any]) -> None:
+        if self._head is not None:
+            raise self._fails("http.response.start was sent twice")
         pairs = [
             (bytes(name).decode("latin-1"), bytes(value).decode("latin-1"))
             for name, value in message.get("headers", ())
         ]
-        response.start(f"{message['status']} -", pairs)
-        self._write(response.encoded_head())
+        self._start(f"{message['status']} -", pairs)
+        self._send_head()
 
     async def _body(self, message: dict[str, Any]) -> None:
-        response = self._response
-        body = message.get("body", b"")
-        if not isinstance(body, bytes):
-            raise response.fails(f"a chunk is a {type(body).__name__}: send bytes")
-        if response.head is None:
-            raise response.fails("a body came before http.response.start")
-        more = message.get("more_body", False)
-        if body or more:
-            response.record(body, time.perf_counter() - self._before)
-        self._write(response.framed(body))
+        self._send_head()
+        body, more = message.get("body", b""), message.get("more_body", False)
+        if body or more or not isinstance(body, bytes):
+            self._record(body, time.perf_counter() - self._before)
+        self._send_chunk(body)
         if not more:
             self._end()
         await self._may_write.wait()
         self._before = time.perf_counter()
 
     async def _path(self, message: dict[str, Any]) -> None:
-        response = self._response
-        if response.head is None:
-            raise response.fails("a body came before http.response.start")
+        self._send_head()
         with open(message["path"], "rb") as file:
-            size = response.admit(os.fstat(file.fileno()).st_size)
-            response.record_size(size, 0.0)
+            size = self._counter.admit(os.fstat(file.fileno()).st_size)
+            self._record_size(size)
             if size:
                 loop = asyncio.get_running_loop()
                 await loop.sendfile(self._transport, file, 0, size)
@@ -302,12 +284,10 @@ class _RecordedRequest(asyncio.Protocol):
 
     def _end(self) -> None:
         self._ended.set()
-        self._write(self._response.end())
+        self._send_end()
 
-    def _write(self, data: bytes) -> None:
-        if data:
-            self._transport.write(data)
-            self._recording.sends += 1
+    def _transmit(self, data: bytes) -> None:
+        self._transport.write(data)
 
     async def _beat(self) -> None:
         """Measure how late the event loop is."""

@@ -90,7 +90,7 @@ def _failure(seen: Observation) -> Finding | None:
         return _finding("WF011", seen, f"a bare {kind}", f"{_WRAP} sends it; return [body]", cost)
     if raw.problem.startswith("a chunk is"):
         fix = f"{_WRAP} converts it; yield bytes" if mended else "yield bytes"
-        return _finding("WF012", seen, raw.problem.partition(":")[0], fix, cost)
+        return _finding("WF012", seen, raw.problem, fix, cost)
     if raw.problem.startswith("Content-Length"):
         fix = f"{_WRAP} corrects it; count bytes, not characters" if mended else "count the bytes"
         return _finding("WF013", seen, raw.problem, fix, "waits or cuts")

@@ -12,16 +12,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..errors import WSGIFastError
 from ..http import LAST_CHUNK, BodyCounter, frame_response
 from ..http.framing import Framing, chunk
 from ..http.head import ResponseHead
-from .model import Recording
+from .model import Endpoint, Recording
 
-__all__ = ["HELD_S", "RecordedResponse", "RecordingClient", "body_file_noted"]
+__all__ = ["HELD_S", "RecordedRequest", "RecordingClient", "body_file_noted"]
 
 # Further chunks are not recorded; the endpoint is judged by these.
 _MAX_CHUNKS = 1_000_000
@@ -39,81 +39,101 @@ _adding_hook = threading.Lock()
 _has_hook = False
 
 
-class RecordedResponse:
-    """Frames a response, and records what the app does.
+class RecordedRequest:
+    """A request to an app: its response is framed for HTTP/1.1, sent and recorded.
 
-    :param method: of the request.
+    Subclasses call the app and send. What the app does wrong is recorded, and raised.
+
+    :cvar begin: what the app has to do before it may send a body.
     :param inspect: False: do not record each chunk.
-    :ivar head: None before the app has called start_response, or sent http.response.start.
     """
 
-    def __init__(self, method: str, recording: Recording, *, inspect: bool) -> None:
-        self.head: ResponseHead | None = None
-        self._method = method
+    begin: str
+
+    def __init__(
+        self,
+        app: Callable[..., Any],
+        endpoint: Endpoint,
+        recording: Recording,
+        client: RecordingClient,
+        *,
+        inspect: bool,
+    ) -> None:
+        self._app = app
+        self._endpoint = endpoint
         self._recording = recording
+        self._client = client
         self._inspect = inspect
+        # None before the app has begun its response, and before the head is sent.
+        self._head: ResponseHead | None = None
         self._framing: Framing | None = None
         self._counter: BodyCounter
 
-    @property
-    def head_sent(self) -> bool:
-        return self._framing is not None
+    def _transmit(self, data: bytes) -> None:
+        """Send bytes to the client."""
+        raise NotImplementedError
 
-    @property
-    def chunked(self) -> bool:
-        return self._framing is not None and self._framing.chunked
+    def _send(self, data: bytes) -> None:
+        if data:
+            self._recording.sends += 1
+            self._transmit(data)
 
-    def fails(self, problem: str) -> WSGIFastError:
+    def _fails(self, problem: str) -> WSGIFastError:
         """Record what the app did wrong; returns an exception to raise."""
         self._recording.problem = problem
         return WSGIFastError(problem)
 
-    def start(self, status: str, headers: Sequence[tuple[str, str]]) -> None:
+    def _start(self, status: str, headers: Sequence[tuple[str, str]]) -> None:
         """:raises WSGIFastError: if the head cannot be sent."""
         try:
-            self.head = ResponseHead(status, headers)
+            self._head = head = ResponseHead(status, headers)
         except WSGIFastError as error:
-            self._recording.problem = str(error)
-            raise
-        self._recording.status = self.head.code
+            raise self._fails(str(error)) from None
+        self._recording.status = head.code
         self._recording.headers = list(headers)
 
-    def encoded_head(self) -> bytes:
-        """The head, encoded for sending."""
-        head = self.head
-        assert head is not None
-        self._framing = framing = frame_response(self._method, head.code, head.content_length)
-        self._counter = BodyCounter(framing)
-        return head.encode("1.1", framing, "")
+    def _send_head(self) -> Framing:
+        """Send the head, if that has not been done.
 
-    def record(self, data: bytes, wait_s: float) -> None:
+        :raises WSGIFastError: if there is none.
+        """
+        head, framing = self._head, self._framing
+        if head is None:
+            raise self._fails(f"a body, or its end, came before {self.begin}")
+        if framing is None:
+            framing = frame_response(self._endpoint.method, head.code, head.content_length)
+            self._framing = framing
+            self._counter = BodyCounter(framing)
+            self._send(head.encode("1.1", framing, ""))
+        return framing
+
+    def _send_chunk(self, data: bytes) -> None:
+        """Send a chunk, framed, without what exceeds the Content-Length."""
+        framing = self._send_head()
+        data = data[: self._counter.admit(len(data))]
+        self._send(chunk(data) if data and framing.chunked else data)
+
+    def _send_end(self) -> None:
+        self._send(LAST_CHUNK if self._send_head().chunked else b"")
+
+    def _record(self, data: Any, wait_s: float) -> None:
         """Record a chunk that the app has produced.
 
         :param wait_s: how long it took.
+        :raises WSGIFastError: if it is not bytes.
         """
+        if not isinstance(data, bytes):
+            raise self._fails(f"a chunk is a {type(data).__name__}")
         if self._inspect:
-            self.record_size(len(data), wait_s)
+            self._record_size(len(data), wait_s)
             self._recording.keep(data)
 
-    def record_size(self, size: int, wait_s: float) -> None:
+    def _record_size(self, size: int, wait_s: float = 0.0) -> None:
         chunks = self._recording.chunks
         if chunks.count < _MAX_CHUNKS:
             chunks.add(size, wait_s)
 
-    def admit(self, size: int) -> int:
-        """How many of the next `size` bytes fit into the Content-Length."""
-        return self._counter.admit(size)
-
-    def framed(self, data: bytes) -> bytes:
-        """A chunk, framed, without what exceeds the Content-Length."""
-        data = data[: self.admit(len(data))]
-        return chunk(data) if data and self.chunked else data
-
-    def end(self) -> bytes:
-        """The last chunk, if the body is chunked."""
-        return LAST_CHUNK if self.chunked else b""
-
-    def check_length(self, *, is_file: bool = False) -> None:
+    def _check_length(self, *, is_file: bool = False) -> None:
         """Record a problem if the length of the body differs from the Content-Length.
 
         :param is_file: it came in `wsgi.file_wrapper`, which sends no more than Content-Length says

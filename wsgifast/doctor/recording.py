@@ -8,7 +8,6 @@ what such a server would spend.
 from __future__ import annotations
 
 import io
-import socket
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ from ..http.framing import chunk_size_line
 from ..loading import described
 from ..sockets.sendfile import FileSegment, file_segment, send_file_segment
 from .model import Endpoint, Recording
-from .recorder import HELD_S, RecordedResponse, RecordingClient, body_file_noted
+from .recorder import HELD_S, RecordedRequest, RecordingClient, body_file_noted
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
@@ -52,13 +51,13 @@ def record_wsgi(
     """
     recording = Recording()
     client = RecordingClient(reads=reads)
-    exchange = _RecordedRequest(app, endpoint, recording, client.server_side, inspect=inspect)
-    thread = threading.Thread(target=exchange.run, name="wsgifast-doctor-app", daemon=True)
+    request = _Request(app, endpoint, recording, client, inspect=inspect)
+    thread = threading.Thread(target=request.run, name="wsgifast-doctor-app", daemon=True)
     thread.start()
     try:
         if not reads:
             thread.join(HELD_S)
-            recording.held = thread.is_alive() and exchange.sending
+            recording.held = thread.is_alive() and recording.sends > 0
             client.read_on()
         thread.join(limit_s)
         if thread.is_alive():
@@ -70,24 +69,10 @@ def record_wsgi(
     return recording
 
 
-class _RecordedRequest:
-    """One request and its response; runs in a thread of its own."""
+class _Request(RecordedRequest):
+    """Runs in a thread of its own."""
 
-    def __init__(
-        self,
-        app: Callable[..., Any],
-        endpoint: Endpoint,
-        recording: Recording,
-        sock: socket.socket,
-        *,
-        inspect: bool,
-    ) -> None:
-        self.sending = False
-        self._recording = recording
-        self._app = app
-        self._endpoint = endpoint
-        self._sock = sock
-        self._response = RecordedResponse(endpoint.method, recording, inspect=inspect)
+    begin = "start_response"
 
     def run(self) -> None:
         try:
@@ -115,92 +100,63 @@ class _RecordedRequest:
             recording.cpu_s = time.thread_time() - cpu
             recording.route = environ.get("wsgifast.route")
         if recording.problem is None:
-            self._response.check_length(is_file=isinstance(result, FileWrapper))
+            self._check_length(is_file=isinstance(result, FileWrapper))
 
     def _start_response(
         self, status: str, headers: list[tuple[str, str]], exc_info: OptExcInfo | None = None
     ) -> Callable[[bytes], object]:
-        response = self._response
-        if exc_info or response.head is not None:
+        if exc_info or self._head is not None:
             try:
-                check_second_start(exc_info, sent=response.head_sent)
+                check_second_start(exc_info, sent=self._framing is not None)
             except BodyError as error:
-                raise response.fails(str(error)) from None
+                raise self._fails(str(error)) from None
             finally:
                 exc_info = None
-        response.start(status, headers)
-        return self._write
+        self._start(status, headers)
+        return self._send_chunk
 
     def _send_body(self, body: Any) -> None:
-        response = self._response
         if isinstance(body, FileWrapper):
             segment = file_segment(body.filelike)
             if segment is not None:
                 self._send_file(segment)
                 return
         if isinstance(body, (str, bytes, bytearray, memoryview)):
-            response.fails(f"a bare {type(body).__name__} is no iterable of bytes")
             data = body.encode() if isinstance(body, str) else body
-            response.record_size(memoryview(data).nbytes, 0.0)
-            return
+            self._record_size(memoryview(data).nbytes)
+            raise self._fails(f"a bare {type(body).__name__} is no iterable of bytes")
         try:
             chunks = iter(body)
         except TypeError:
-            response.fails(f"{_class_name(body)} is no iterable of bytes")
-            return
-        while True:
-            began = time.perf_counter()
-            try:
-                chunk = next(chunks)
-            except StopIteration:
-                self._recording.app_s += time.perf_counter() - began
-                break
+            raise self._fails(f"{_class_name(body)} is no iterable of bytes") from None
+        began = time.perf_counter()
+        for data in chunks:
             wait_s = time.perf_counter() - began
             self._recording.app_s += wait_s
-            if not isinstance(chunk, bytes):
-                response.fails(f"a chunk is a {type(chunk).__name__}: yield bytes")
-                return
-            response.record(chunk, wait_s)
-            if chunk:
-                self._write(chunk)
-        if response.head is None:
-            response.fails("the body ended without a call of start_response")
-            return
-        self._send_head()
-        self._send(response.end())
-
-    def _send_head(self) -> None:
-        response = self._response
-        if response.head is None:
-            raise response.fails("a body came before start_response")
-        if not response.head_sent:
-            self._send(response.encoded_head())
-
-    def _write(self, chunk: bytes) -> None:
-        self._send_head()
-        self._send(self._response.framed(chunk))
+            self._record(data, wait_s)
+            if data:
+                self._send_chunk(data)
+            began = time.perf_counter()
+        self._recording.app_s += time.perf_counter() - began
+        self._send_end()
 
     def _send_file(self, segment: FileSegment) -> None:
-        self._send_head()
-        response = self._response
-        size = response.admit(segment.size)
-        response.record_size(segment.size, 0.0)
-        self.sending = True
-        if response.chunked:
+        framing = self._send_head()
+        size = self._counter.admit(segment.size)
+        self._record_size(segment.size)
+        if framing.chunked:
             self._send(chunk_size_line(size))
-        send_file_segment(self._sock, segment._replace(size=size), self._count_send)
-        if response.chunked:
-            self._send(b"\r\n" + response.end())
+        send_file_segment(self._client.server_side, segment._replace(size=size), self._count_send)
+        if framing.chunked:
+            self._send(b"\r\n")
+        self._send_end()
         self._recording.by_sendfile += size
 
     def _count_send(self, size: int) -> None:
         self._recording.sends += 1
 
-    def _send(self, data: bytes) -> None:
-        if data:
-            self.sending = True
-            self._sock.sendall(data)
-            self._recording.sends += 1
+    def _transmit(self, data: bytes) -> None:
+        self._client.server_side.sendall(data)
 
 
 def _environ(endpoint: Endpoint) -> dict[str, Any]:
