@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from . import __version__, compress_command, files_command
+from .arguments import STATUS_NOT_STARTED
 from .benchmark import command as benchmark
 from .doctor import command as doctor
 from .errors import WSGIFastError
+from .loading import AppNotLoaded
 from .running import command as running
 from .top import command as top
 
@@ -94,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except WSGIFastError as error:
         print(f"wsgifast: {error}", file=sys.stderr)
-        return _STATUS_USAGE
+        return STATUS_NOT_STARTED if isinstance(error, AppNotLoaded) else _STATUS_USAGE
     except KeyboardInterrupt:
         return _STATUS_INTERRUPTED
     except BrokenPipeError:

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..arguments import STATUS_NOT_STARTED, check_path, given_headers
+from ..arguments import check_path, given_headers
 from ..errors import ConfigurationError
-from ..loading import AppNotLoaded
 from ..terminal import next_steps
 from .budget import budget, over_budget
 from .load import Client, Load, Task, look
@@ -69,9 +68,9 @@ def compare(options: argparse.Namespace) -> int:
                 )
             locust.start()
             results, status = measure([table], profile, host=host, folder=report.parent)
-    except (AppNotLoaded, LocustFailed) as error:
+    except LocustFailed as error:
         print(f"wsgifast bench: {error}", file=sys.stderr)
-        return STATUS_NOT_STARTED if isinstance(error, AppNotLoaded) else _STATUS_FAILED
+        return _STATUS_FAILED
     if status:
         return status
     if not bars and not options.worker_class and options.server in (None, "gunicorn", "uvicorn"):

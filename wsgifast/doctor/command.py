@@ -13,7 +13,6 @@ from typing import Any
 
 from ..arguments import (
     APP_HELP,
-    STATUS_NOT_STARTED,
     add_header_options,
     add_parser,
     given_headers,
@@ -23,7 +22,7 @@ from ..arguments import (
     write_file,
 )
 from ..errors import ConfigurationError
-from ..loading import AppNotLoaded, load_app
+from ..loading import load_app
 from ..terminal import next_steps, output_width, progress_line
 from . import examine
 from .catalogue import explain
@@ -125,12 +124,8 @@ def _run(options: argparse.Namespace) -> int:
         return _finish(report, options, known)
     if options.app is None:
         raise ConfigurationError("name an app, as in: wsgifast doctor shop.wsgi:application")
-    try:
-        with _stdout_kept():
-            report = _examined(options)
-    except AppNotLoaded as error:
-        print(f"wsgifast doctor: {error}", file=sys.stderr)
-        return STATUS_NOT_STARTED
+    with _stdout_kept():
+        report = _examined(options)
     return _finish(report, options, known)
 
 

@@ -34,20 +34,11 @@ NAMED = frozenset({"command line", "urls file"})
 
 # Words for what a GET should not do (RFC 9110 section 9.2.1), and apps let it do all the same.
 _ACTIONS = frozenset(
-    {
-        "abort",
-        "cancel",
-        "clean",
-        "clear",
-        "deactivate",
-        "delete",
-        "destroy",
-        "disable",
-        "disconnect",
-    }
-    | {"drop", "erase", "exit", "flush", "halt", "kill", "logoff", "logout", "poweroff", "prune"}
-    | {"purge", "quit", "reboot", "remove", "reset", "restart", "revoke", "rollback", "shutdown"}
-    | {"signoff", "signout", "stop", "terminate", "truncate", "uninstall", "unsubscribe", "wipe"}
+    {"abort", "cancel", "clean", "clear", "deactivate", "delete", "destroy", "disable"}
+    | {"disconnect", "drop", "erase", "exit", "flush", "halt", "kill", "logoff", "logout"}
+    | {"poweroff", "prune", "purge", "quit", "reboot", "remove", "reset", "restart", "revoke"}
+    | {"rollback", "shutdown", "signoff", "signout", "stop", "terminate", "truncate", "uninstall"}
+    | {"unsubscribe", "wipe"}
 )
 # A word of a path: "log-out" and "sign_out" are one; "deleteAll" and "URLDelete" are two.
 _WORD = re.compile(

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..arguments import APP_HELP, STATUS_NOT_STARTED, add_parser, check_readable, count, option
+from ..arguments import APP_HELP, add_parser, check_readable, count, option
 from ..errors import ConfigurationError, MissingExtra, WSGIFastError
-from ..loading import AppNotLoaded, LoadedApp, load_app
+from ..loading import LoadedApp, load_app
 from ..sockets.address import Address
 from . import ARGUMENTS, wrapped
 
@@ -88,14 +88,8 @@ def add_command(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.app is None:
         raise ConfigurationError("name an app, as in: wsgifast run shop.wsgi:application")
-    try:
-        loaded = load_app(options.app)
-        wrapped(
-            options.app, dict(options.static)
-        )  # so that its errors are reported here, in one sentence
-    except AppNotLoaded as error:
-        print(f"wsgifast run: {error}", file=sys.stderr)
-        return STATUS_NOT_STARTED
+    loaded = load_app(options.app)
+    wrapped(options.app, dict(options.static))  # so that its errors are reported in one sentence
     for name in ("certfile", "keyfile", "config"):
         check_readable(f"--{name}", getattr(options, name))
     plan = (plan_uvicorn if loaded.interface == "ASGI" else plan_gunicorn)(options, loaded)
