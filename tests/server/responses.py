@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,7 +12,7 @@ from tests.workers.bench import Bench, Client
 from wsgifast.bodies.segments import SegmentedBody
 from wsgifast.sockets import FileSegment
 
-__all__ = ["Ask", "Asked", "Headers", "MakeBench", "ask", "says", "segmented"]
+__all__ = ["Ask", "Asked", "Headers", "MakeBench", "ask", "exc_info", "says", "segmented"]
 
 MakeBench = Callable[..., Bench]
 
@@ -77,3 +78,10 @@ def says(status: str, headers: Headers, body: Iterable[bytes] = ()) -> Callable[
 
 def segmented(segments: Iterable[bytes | FileSegment]) -> SegmentedBody:
     return SegmentedBody(list(segments), lambda: None)
+
+
+def exc_info() -> Any:
+    try:
+        raise ValueError("the app's own")
+    except ValueError:
+        return sys.exc_info()

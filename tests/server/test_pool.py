@@ -1,131 +1,18 @@
-"""The pool on its own: somebody always polls, work runs once, and as many apps at once as threads.
-
-Apps are callables here; they come by `push`, or as an event: a byte on a socket of the harness.
-"""
+"""The pool on its own: somebody always polls, work runs once, as many apps at once as threads."""
 
 from __future__ import annotations
 
-import contextlib
 import random
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.server.pools import PATIENCE_S, SIZE, SPARE, App, Gate, Harness
 from tests.support.servers import wait_for
 from wsgifast.server.poller import READ, Event, make_poller
 from wsgifast.server.pool import Pool, Task
-
-# Waiting that only a broken pool would sit out.
-PATIENCE_S = 60.0
-SIZE = 3
-SPARE = "wsgifast-spare-0"
-
-App = Callable[[], object]
-
-
-class Harness:
-    """A pool with its monitor in a thread of its own, and sockets whose events are apps.
-
-    :param round_s: how long the monitor stays in one call, unless an interrupt ends it.
-    """
-
-    def __init__(self, kind: str, size: int, round_s: float = 10 * PATIENCE_S) -> None:
-        self.poller = make_poller(kind)
-        self.pool: Pool[App] = Pool(
-            size=size,
-            poller=self.poller,
-            receive=self._receive,
-            run=self._run,
-            on_tick=self._on_tick,
-            on_failure=self._on_failure,
-        )
-        self.received_in: set[str] = set()
-        self.ran_in: set[str] = set()
-        self.failed = threading.Event()
-        self.rounds = 0  # of the monitor
-        self._round_s = round_s
-        self._apps: dict[int, tuple[socket.socket, App]] = {}
-        self._transfers: dict[int, Callable[[int], object]] = {}
-        self._sockets = contextlib.ExitStack()
-        self.stopping = False
-        self._monitor = threading.Thread(target=self._monitor_on, name="monitor")
-        before = set(threading.enumerate())
-        self.pool.start()
-        self.threads = sorted(set(threading.enumerate()) - before, key=lambda t: t.name)
-        self._monitor.start()
-
-    def deliver(self, app: App) -> None:
-        """Let an event be the app's start."""
-        sock = self._readable()
-        self._apps[sock.fileno()] = (sock, app)
-        self.poller.add(sock.fileno(), READ)
-
-    def push(self, app: App) -> None:
-        """Let a task be the app's start."""
-        self.pool.push(lambda: app)
-
-    def transfer(self, step: Callable[[int], object], *, push: bool = False) -> None:
-        """Let an event be input or output only, with nothing to run.
-
-        :param step: called with a descriptor that is readable.
-        :param push: push the event instead of leaving it to the poller.
-        """
-        fd = self._readable().fileno()
-        self._transfers[fd] = step
-        if push:
-            self.pool.push((fd, 0))
-        else:
-            self.poller.add(fd, READ)
-
-    def _readable(self) -> socket.socket:
-        sock, peer = socket.socketpair()
-        self._sockets.enter_context(sock)
-        self._sockets.enter_context(peer)
-        peer.send(b"a")
-        return sock
-
-    def stop(self) -> None:
-        """Stop the pool, and see that all its threads end."""
-        self.stopping = True
-        self.pool.monitor.interrupt()
-        self._monitor.join(PATIENCE_S)
-        self.pool.stop()
-        # Spares that were made meanwhile, too: none may poll what is closed below.
-        for thread in [*self.threads, *(spare.thread for spare in self.pool._spares)]:
-            assert thread is not None
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive(), f"{thread.name} goes on"
-        self._sockets.close()
-        self.poller.close()
-
-    def _monitor_on(self) -> None:
-        while not self.stopping:
-            self.pool.monitor.run(self._round_s)
-            self.rounds += 1
-
-    def _receive(self, item: Event | Task[App]) -> App | None:
-        self.received_in.add(threading.current_thread().name)
-        if not isinstance(item, tuple):
-            return item()
-        if item[0] in self._transfers:
-            self._transfers[item[0]](item[0])
-            return None
-        sock, app = self._apps[item[0]]
-        assert sock.recv(2) == b"a", "an event has been delivered twice"
-        return app
-
-    def _run(self, app: App) -> None:
-        self.ran_in.add(threading.current_thread().name)
-        app()
-
-    def _on_tick(self) -> bool:
-        return False
-
-    def _on_failure(self) -> None:
-        self.failed.set()
 
 
 @pytest.fixture(params=["epoll", "selectors"])
@@ -133,23 +20,6 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     made = Harness(request.param, SIZE)
     yield made
     made.stop()
-
-
-class Gate:
-    """An app that waits in its thread until it is released."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self.left = threading.Event()
-        self._released = threading.Event()
-
-    def __call__(self) -> None:
-        self.entered.set()
-        assert self._released.wait(PATIENCE_S)
-        self.left.set()
-
-    def release(self) -> None:
-        self._released.set()
 
 
 @pytest.fixture(params=["push", "deliver"])
@@ -249,70 +119,47 @@ def test_a_slow_app_is_seen_after_a_quiet_time(harness: Harness, start: Start) -
 
 
 def test_a_spare_receives_for_a_pool_that_is_all_in_apps(harness: Harness) -> None:
-    gates = [Gate() for _ in range(SIZE)]
-    for gate in gates:
-        harness.deliver(gate)
-    for gate in gates:
-        assert gate.entered.wait(PATIENCE_S)
-    late = [threading.Event() for _ in range(10)]
-    for event in late:
-        harness.deliver(event.set)
-    wait_for(lambda: SPARE in harness.received_in, "a spare receives", PATIENCE_S)
-    assert harness.pool.saturated
-    assert not any(event.is_set() for event in late)  # and waits for a thread of the pool
-    # Requests that wait do not keep it from what comes next.
-    transferred = threading.Event()
-    harness.transfer(lambda _: transferred.set())
-    assert transferred.wait(PATIENCE_S)
-    gates[0].release()
-    for event in late:
-        assert event.wait(PATIENCE_S)
-    wait_for(lambda: not harness.pool.saturated, "the saturation ends", PATIENCE_S)
-    assert SPARE not in harness.ran_in
-    for gate in gates[1:]:
-        gate.release()
+    with harness.occupied() as gates:
+        late = [threading.Event() for _ in range(10)]
+        for event in late:
+            harness.deliver(event.set)
+        wait_for(lambda: SPARE in harness.received_in, "a spare receives", PATIENCE_S)
+        assert harness.pool.saturated
+        assert not any(event.is_set() for event in late)  # and waits for a thread of the pool
+        # Requests that wait do not keep it from what comes next.
+        assert harness.sees_an_event()
+        gates[0].release()
+        for event in late:
+            assert event.wait(PATIENCE_S)
+        wait_for(lambda: not harness.pool.saturated, "the saturation ends", PATIENCE_S)
+        assert SPARE not in harness.ran_in
 
 
 def test_a_spare_takes_up_events_that_a_thread_has_left_for_its_app(harness: Harness) -> None:
     """As after a poll that gave several: nobody else has seen them."""
-    gates = [Gate() for _ in range(SIZE)]
-    transferred = threading.Event()
+    seen: list[bool] = []
+    done = threading.Event()
 
     def app() -> None:
-        harness.transfer(lambda _: transferred.set(), push=True)
-        gates[0]()
+        seen.append(harness.sees_an_event(push=True))
+        done.set()
 
-    for gate in gates[1:]:
-        harness.deliver(gate)
-        assert gate.entered.wait(PATIENCE_S)
-    harness.deliver(app)
-    taken_up = transferred.wait(PATIENCE_S)
-    for gate in gates:
-        gate.release()
-    assert taken_up
+    with harness.occupied(SIZE - 1):
+        harness.deliver(app)
+        assert done.wait(PATIENCE_S)
+    assert seen == [True]
 
 
 def test_an_event_that_is_pushed_to_a_pool_that_is_all_in_apps(harness: Harness) -> None:
-    gates = [Gate() for _ in range(SIZE)]
-    for gate in gates:
-        harness.deliver(gate)
-        assert gate.entered.wait(PATIENCE_S)
-    wait_for(lambda: harness.pool.saturated, "a spare leads", PATIENCE_S)
-    transferred = threading.Event()
-    harness.transfer(lambda _: transferred.set(), push=True)
-    taken_up = transferred.wait(PATIENCE_S)
-    for gate in gates:
-        gate.release()
-    assert taken_up
+    with harness.occupied():
+        wait_for(lambda: harness.pool.saturated, "a spare leads", PATIENCE_S)
+        assert harness.sees_an_event(push=True)
 
 
 @pytest.mark.parametrize("kind", ["epoll", "selectors"])
 def test_the_monitor_keeps_its_time_while_every_thread_is_taken(kind: str) -> None:
     """However many events come: it has time limits and a heartbeat to look after."""
     harness = Harness(kind, 1, round_s=0.01)
-    gate = Gate()
-    harness.deliver(gate)
-    assert gate.entered.wait(PATIENCE_S)
     steps = 0
     over = threading.Event()
 
@@ -323,13 +170,13 @@ def test_the_monitor_keeps_its_time_while_every_thread_is_taken(kind: str) -> No
             harness.poller.arm(fd, READ)
 
     try:
-        harness.transfer(step)
-        wait_for(lambda: steps > 100, "a spare transfers")
-        rounds = harness.rounds
-        wait_for(lambda: harness.rounds > rounds + 2, "its rounds go on")
+        with harness.occupied(1):
+            harness.transfer(step)
+            wait_for(lambda: steps > 100, "a spare transfers")
+            rounds = harness.rounds
+            wait_for(lambda: harness.rounds > rounds + 2, "its rounds go on")
     finally:
         over.set()
-        gate.release()
         harness.stop()
 
 
@@ -345,9 +192,7 @@ def block_a_turn(harness: Harness) -> Gate:
 def test_turns_that_are_blocked_keep_nobody_else_waiting(harness: Harness, blocked: int) -> None:
     """Up to all threads and two of the spare ones."""
     gates = [block_a_turn(harness) for _ in range(blocked)]
-    transferred = threading.Event()
-    harness.transfer(lambda _: transferred.set())
-    assert transferred.wait(PATIENCE_S)
+    assert harness.sees_an_event()
     ran = threading.Event()
     harness.deliver(ran.set)
     if blocked < SIZE:
@@ -359,16 +204,11 @@ def test_turns_that_are_blocked_keep_nobody_else_waiting(harness: Harness, block
 
 @pytest.mark.parametrize("busy", range(SIZE + 1))
 def test_a_turn_that_is_blocked_beside_apps(harness: Harness, busy: int) -> None:
-    apps = [Gate() for _ in range(busy)]
-    for app in apps:
-        harness.deliver(app)
-        assert app.entered.wait(PATIENCE_S)
-    gates = [block_a_turn(harness) for _ in range(2)]
-    transferred = threading.Event()
-    harness.transfer(lambda _: transferred.set())
-    assert transferred.wait(PATIENCE_S)
-    for gate in [*gates, *apps]:
-        gate.release()
+    with harness.occupied(busy):
+        gates = [block_a_turn(harness) for _ in range(2)]
+        assert harness.sees_an_event()
+        for gate in gates:
+            gate.release()
 
 
 def test_the_monitor_never_polls_nor_receives(harness: Harness) -> None:
@@ -381,31 +221,19 @@ def test_the_monitor_never_polls_nor_receives(harness: Harness) -> None:
         return poll(timeout)
 
     harness.poller.poll = look  # type: ignore[method-assign]
-    gates = [Gate() for _ in range(SIZE)]
-    for gate in gates:
-        harness.deliver(gate)
-        assert gate.entered.wait(PATIENCE_S)
-    gates.append(block_a_turn(harness))
-    gates.append(block_a_turn(harness))
-    transferred = threading.Event()
-    harness.transfer(lambda _: transferred.set())
-    assert transferred.wait(PATIENCE_S)
-    for gate in gates:
-        gate.release()
+    with harness.occupied():
+        gates = [block_a_turn(harness) for _ in range(2)]
+        assert harness.sees_an_event()
+        for gate in gates:
+            gate.release()
     assert "monitor" not in harness.received_in | harness.ran_in | polled_in
     assert len(harness.received_in) > SIZE + 1
 
 
 def test_work_that_is_pushed_to_a_pool_that_is_all_in_apps(harness: Harness) -> None:
-    gates = [Gate() for _ in range(SIZE)]
-    for gate in gates:
-        harness.push(gate)
-    for gate in gates:
-        assert gate.entered.wait(PATIENCE_S)
     done = threading.Event()
-    harness.push(done.set)
-    for gate in gates:
-        gate.release()
+    with harness.occupied():
+        harness.push(done.set)
     assert done.wait(PATIENCE_S)
 
 
@@ -459,14 +287,8 @@ def test_pushes_from_many_threads(harness: Harness) -> None:
 
 @pytest.mark.parametrize("busy", [0, 1, SIZE])
 def test_stop_waits_for_nobody_but_ends_everyone(harness: Harness, busy: int) -> None:
-    gates = [Gate() for _ in range(busy)]
-    for gate in gates:
-        harness.deliver(gate)
-    for gate in gates:
-        assert gate.entered.wait(PATIENCE_S)
-    harness.pool.stop()  # returns although apps run
-    for gate in gates:
-        gate.release()
+    with harness.occupied(busy):
+        harness.pool.stop()  # returns although apps run
     for thread in harness.threads:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()

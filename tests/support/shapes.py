@@ -36,6 +36,9 @@ STREAMED_CRUMBS = 2_000
 # Not a multiple of any block size, larger than a socket's buffers want to be.
 FILE_BYTES = bytes(range(256)) * 4_099 + b"the end"
 
+MIXED = ["zwölf", b"bytes", bytearray(b"array"), memoryview(b"view")]
+MIXED_BYTES = "zwölf".encode() + b"bytesarrayview"
+
 View = Callable[["WSGIEnvironment", "StartResponse"], Any]
 
 
@@ -45,29 +48,9 @@ class Shape:
 
     view: View
     expected: bytes
-    content_type: str = "application/octet-stream"
+    content_type: str = "text/plain"
     # Whether the length is known before the body is sent, so that Content-Length must be there.
     sized: bool = True
-
-
-SHAPES: dict[str, Shape] = {}
-
-
-def shape(
-    expected: bytes, *, sized: bool = True, content_type: str = "application/octet-stream"
-) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Register a function that makes a body, as a view that starts a 200 response first."""
-
-    def register(make: Callable[[], Any]) -> Callable[[], Any]:
-        def view(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-            start_response("200 OK", [("Content-Type", content_type)])
-            return make()
-
-        name = make.__name__.strip("_").replace("_", "-")
-        SHAPES[name] = Shape(view, expected, content_type, sized)
-        return make
-
-    return register
 
 
 def file_path() -> str:
@@ -83,199 +66,31 @@ def file_path() -> str:
     return os.path.join(_folder.name, "file.bin")
 
 
+_folder: tempfile.TemporaryDirectory[str] | None = None
+
+
 def sibling(name: str) -> str:
     return os.path.join(os.path.dirname(file_path()), name)
 
 
-_folder: tempfile.TemporaryDirectory[str] | None = None
+def opened(at: int = 0, whence: int = os.SEEK_SET, **how: Any) -> Any:
+    """The file, from an offset on."""
+    file = open(file_path(), "rb", **how)
+    file.seek(at, whence)
+    return file
 
 
-@shape(TEXT.encode(), content_type="text/plain; charset=utf-8")
-def text() -> str:
-    return TEXT
+def filled(file: Any, at: int = 0) -> Any:
+    """Another file with the same bytes, from an offset on."""
+    file.write(FILE_BYTES)
+    file.seek(at)
+    return file
 
 
-@shape(TEXT.encode("utf-16"), content_type='text/plain; charset="utf-16"')
-def text_in_utf_16() -> str:
-    return TEXT
-
-
-@shape(b"caf\xe9", content_type="text/plain; charset=iso-8859-1")
-def text_in_latin_1() -> str:
-    return "café"
-
-
-@shape(b"")
-def empty_text() -> str:
-    return ""
-
-
-@shape(FILE_BYTES)
-def bare_bytes() -> bytes:
-    return FILE_BYTES
-
-
-@shape(FILE_BYTES)
-def bare_bytearray() -> bytearray:
-    return bytearray(FILE_BYTES)
-
-
-@shape(FILE_BYTES[::2])
-def bare_memoryview() -> memoryview:
-    return memoryview(FILE_BYTES)[::2]
-
-
-@shape(b"hello")
-def one_chunk() -> list[bytes]:
-    return [b"hello"]
-
-
-@shape(b"")
-def empty_list() -> list[bytes]:
-    return []
-
-
-@shape(b"")
-def list_of_an_empty_chunk() -> list[bytes]:
-    return [b""]
-
-
-@shape(b"".join(CRUMBS))
-def crumbs() -> list[bytes]:
-    return list(CRUMBS)
-
-
-@shape(b"".join(CRUMBS))
-def tuple_of_crumbs() -> tuple[bytes, ...]:
-    return tuple(CRUMBS)
-
-
-@shape(FILE_BYTES * 2 + b"".join(CRUMBS))
-def mixed_sizes() -> list[bytes]:
-    return [FILE_BYTES, FILE_BYTES, *CRUMBS]
-
-
-@shape("zwölf".encode() + b"bytes" + b"array" + b"view" + array.array("H", [1, 2]).tobytes())
-def mixed_types() -> list[Any]:
-    return ["zwölf", b"bytes", bytearray(b"array"), memoryview(b"view"), array.array("H", [1, 2])]
-
-
-@shape("zwölf".encode() + b"bytes" + b"array" + b"view", sized=False)
-def iterator_of_mixed_types() -> Iterator[Any]:
-    return iter(["zwölf", b"bytes", bytearray(b"array"), memoryview(b"view")])
-
-
-@shape(b"".join(CRUMBS[:STREAMED_CRUMBS]), sized=False)
-def generator() -> Iterator[bytes]:
-    yield from CRUMBS[:STREAMED_CRUMBS]
-
-
-@shape(b"ab", sized=False)
-def generator_with_empty_chunks() -> Iterator[bytes]:
-    yield b""
-    yield b"a"
-    yield b""
-    yield b"b"
-    yield b""
-
-
-@shape(b"", sized=False)
-def empty_generator() -> Iterator[bytes]:
-    return
-    yield b""
-
-
-@shape(FILE_BYTES)
-def open_file() -> Any:
-    return open(file_path(), "rb")
-
-
-@shape(FILE_BYTES)
-def unbuffered_file() -> Any:
-    return open(file_path(), "rb", buffering=0)
-
-
-@shape(FILE_BYTES[1000:])
-def file_that_was_read_from() -> Any:
+def partly_read() -> Any:
     file = open(file_path(), "rb")
     file.read(1000)  # the descriptor is now at the end of the first buffer, not at 1000
     return file
-
-
-@shape(b"")
-def file_at_its_end() -> Any:
-    file = open(file_path(), "rb")
-    file.seek(0, os.SEEK_END)
-    return file
-
-
-@shape(b"")
-def empty_file() -> Any:
-    return open(sibling("empty"), "rb")
-
-
-# Linux says that it has no bytes; only reading tells.
-KERNEL_FILE = Path("/proc/sys/kernel/ostype")
-
-if KERNEL_FILE.exists():
-
-    @shape(KERNEL_FILE.read_bytes(), sized=False)
-    def kernel_file() -> Any:
-        return KERNEL_FILE.open("rb")
-
-
-@shape(FILE_BYTES)
-def temporary_file() -> Any:
-    file = tempfile.TemporaryFile()
-    file.write(FILE_BYTES)
-    file.seek(0)
-    return file
-
-
-@shape(FILE_BYTES[10:])
-def named_temporary_file() -> Any:
-    file = tempfile.NamedTemporaryFile()
-    file.write(FILE_BYTES)
-    file.seek(10)
-    return file
-
-
-@shape(FILE_BYTES)
-def spooled_file_in_memory() -> Any:
-    file = tempfile.SpooledTemporaryFile(max_size=1 << 30)
-    file.write(FILE_BYTES)
-    file.seek(0)
-    return file
-
-
-@shape(FILE_BYTES)
-def spooled_file_on_disk() -> Any:
-    file = tempfile.SpooledTemporaryFile(max_size=1)
-    file.write(FILE_BYTES)
-    file.seek(0)
-    return file
-
-
-@shape(FILE_BYTES[5:])
-def bytes_io() -> Any:
-    file = io.BytesIO(FILE_BYTES)
-    file.seek(5)
-    return file
-
-
-@shape(TEXT.encode(), sized=False)
-def string_io() -> Any:
-    return io.StringIO(TEXT)
-
-
-@shape(FILE_BYTES, sized=False)
-def gzip_file() -> Any:
-    return gzip.open(sibling("file.gz"), "rb")
-
-
-@shape(TEXT.encode(), sized=False, content_type="text/plain; charset=utf-8")
-def text_file() -> Any:
-    return open(sibling("text"), encoding="utf-16")
 
 
 class CommandOutput:
@@ -296,11 +111,6 @@ class CommandOutput:
         self._process.wait()
 
 
-@shape(FILE_BYTES, sized=False)
-def pipe() -> Any:
-    return CommandOutput("cat", file_path())
-
-
 class OnlyRead:
     """The least that can be called a file."""
 
@@ -311,29 +121,106 @@ class OnlyRead:
         return self._stream.read(size)
 
 
-@shape(FILE_BYTES, sized=False)
-def anything_readable() -> Any:
-    return OnlyRead(FILE_BYTES)
+class Lines:
+    """An iterable that is neither a list nor an iterator, and knows how many chunks it has."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"one line"
 
 
-@shape(FILE_BYTES)
-def wsgiref_wrapper() -> Any:
-    return wsgiref.util.FileWrapper(open(file_path(), "rb"))
+# What an app returns after a 200: how it is made, what is received of it, whether its length is
+# known, and its type.
+_OCTETS = "application/octet-stream"
+_MADE: dict[str, tuple[Callable[[], Any], bytes, bool, str]] = {
+    "text": (lambda: TEXT, TEXT.encode(), True, "text/plain; charset=utf-8"),
+    "text-in-utf-16": (lambda: TEXT, TEXT.encode("utf-16"), True, 'text/plain; charset="utf-16"'),
+    "text-in-latin-1": (lambda: "café", b"caf\xe9", True, "text/plain; charset=iso-8859-1"),
+    "empty-text": (lambda: "", b"", True, _OCTETS),
+    "bare-bytes": (lambda: FILE_BYTES, FILE_BYTES, True, _OCTETS),
+    "bare-bytearray": (lambda: bytearray(FILE_BYTES), FILE_BYTES, True, _OCTETS),
+    "bare-memoryview": (lambda: memoryview(FILE_BYTES)[::2], FILE_BYTES[::2], True, _OCTETS),
+    "one-chunk": (lambda: [b"hello"], b"hello", True, _OCTETS),
+    "empty-list": (list, b"", True, _OCTETS),
+    "list-of-an-empty-chunk": (lambda: [b""], b"", True, _OCTETS),
+    "crumbs": (lambda: list(CRUMBS), b"".join(CRUMBS), True, _OCTETS),
+    "tuple-of-crumbs": (lambda: tuple(CRUMBS), b"".join(CRUMBS), True, _OCTETS),
+    "mixed-sizes": (
+        lambda: [FILE_BYTES, FILE_BYTES, *CRUMBS], FILE_BYTES * 2 + b"".join(CRUMBS), True, _OCTETS
+    ),
+    "mixed-types": (
+        lambda: [*MIXED, array.array("H", [1, 2])],
+        MIXED_BYTES + array.array("H", [1, 2]).tobytes(), True, _OCTETS,
+    ),
+    "iterator-of-mixed-types": (lambda: iter(MIXED), MIXED_BYTES, False, _OCTETS),
+    "generator": (
+        lambda: (crumb for crumb in CRUMBS[:STREAMED_CRUMBS]),
+        b"".join(CRUMBS[:STREAMED_CRUMBS]), False, _OCTETS,
+    ),
+    "generator-with-empty-chunks": (
+        lambda: (chunk for chunk in (b"", b"a", b"", b"b", b"")), b"ab", False, _OCTETS
+    ),
+    "empty-generator": (lambda: (crumb for crumb in CRUMBS[:0]), b"", False, _OCTETS),
+    "sized-iterable": (lambda: Lines(), b"one line", False, _OCTETS),
+    "open-file": (opened, FILE_BYTES, True, _OCTETS),
+    "unbuffered-file": (lambda: opened(buffering=0), FILE_BYTES, True, _OCTETS),
+    "file-that-was-read-from": (partly_read, FILE_BYTES[1000:], True, _OCTETS),
+    "file-at-its-end": (lambda: opened(0, os.SEEK_END), b"", True, _OCTETS),
+    "empty-file": (lambda: open(sibling("empty"), "rb"), b"", True, _OCTETS),
+    "temporary-file": (lambda: filled(tempfile.TemporaryFile()), FILE_BYTES, True, _OCTETS),
+    "named-temporary-file": (
+        lambda: filled(tempfile.NamedTemporaryFile(), 10), FILE_BYTES[10:], True, _OCTETS
+    ),
+    "spooled-file-in-memory": (
+        lambda: filled(tempfile.SpooledTemporaryFile(max_size=1 << 30)), FILE_BYTES, True, _OCTETS
+    ),
+    "spooled-file-on-disk": (
+        lambda: filled(tempfile.SpooledTemporaryFile(max_size=1)), FILE_BYTES, True, _OCTETS
+    ),
+    "bytes-io": (lambda: filled(io.BytesIO(), 5), FILE_BYTES[5:], True, _OCTETS),
+    "string-io": (lambda: io.StringIO(TEXT), TEXT.encode(), False, _OCTETS),
+    "gzip-file": (lambda: gzip.open(sibling("file.gz"), "rb"), FILE_BYTES, False, _OCTETS),
+    "text-file": (
+        lambda: open(sibling("text"), encoding="utf-16"),
+        TEXT.encode(), False, "text/plain; charset=utf-8",
+    ),
+    "pipe": (lambda: CommandOutput("cat", file_path()), FILE_BYTES, False, _OCTETS),
+    "anything-readable": (lambda: OnlyRead(FILE_BYTES), FILE_BYTES, False, _OCTETS),
+    "wsgiref-wrapper": (lambda: wsgiref.util.FileWrapper(opened()), FILE_BYTES, True, _OCTETS),
+    "werkzeug-wrapper": (
+        lambda: werkzeug.wsgi.FileWrapper(opened(77)), FILE_BYTES[77:], True, _OCTETS
+    ),
+}  # fmt: skip
+# Linux says that it has no bytes; only reading tells.
+KERNEL_FILE = Path("/proc/sys/kernel/ostype")
+if KERNEL_FILE.exists():
+    _MADE["kernel-file"] = lambda: KERNEL_FILE.open("rb"), KERNEL_FILE.read_bytes(), False, _OCTETS
 
 
-@shape(FILE_BYTES[77:])
-def werkzeug_wrapper() -> Any:
-    file = open(file_path(), "rb")
-    file.seek(77)
-    return werkzeug.wsgi.FileWrapper(file)
+def returning(make: Callable[[], Any], content_type: str) -> View:
+    """A view that answers 200 with what is made for it."""
+
+    def view(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        start_response("200 OK", [("Content-Type", content_type)])
+        return make()
+
+    return view
+
+
+SHAPES = {
+    name: Shape(returning(make, kind), expected, kind, sized)
+    for name, (make, expected, sized, kind) in _MADE.items()
+}
 
 
 def view(expected: bytes, *, sized: bool = True) -> Callable[[View], View]:
     """Register a whole WSGI app under a URL of its own."""
 
     def register(function: View) -> View:
-        name = function.__name__.strip("_").replace("_", "-")
-        SHAPES[name] = Shape(function, expected, "text/plain", sized)
+        name = function.__name__.replace("_", "-")
+        SHAPES[name] = Shape(function, expected, sized=sized)
         return function
 
     return register
@@ -416,21 +303,6 @@ def post(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
     data = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     start_response("200 OK", [("Content-Type", "text/plain")])
     return f"echo of {len(data) or 5}"
-
-
-class Lines:
-    """An iterable that is neither a list nor an iterator, and knows how many chunks it has."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield b"one line"
-
-
-@shape(b"one line", sized=False)
-def sized_iterable() -> Any:
-    return Lines()
 
 
 # Bodies that nothing can repair: a 500, at once.
