@@ -18,7 +18,7 @@ from tests.mail.serving import LARGE, RECIPIENT, SENDER, TEXT, Handler, Line, se
 from tests.support.servers import free_port, wait_for
 from wsgifast.mail import SMTP
 from wsgifast.mail import server as fast
-from wsgifast.mail.content import Content
+from wsgifast.mail.reception import Content
 
 
 @pytest.mark.parametrize("chunking", [True, False])
@@ -91,20 +91,25 @@ def test_a_disk_that_fills_up_later_breaks_no_chunk(monkeypatch: Any) -> None:
 def test_many_chunks_are_held_once() -> None:
     block = b"x" * 100_000
 
-    async def peak() -> tuple[int, bytes]:
-        content = Content(asyncio.get_running_loop(), None, None)
-        tracemalloc.start()
-        try:
-            for _ in range(100):
-                await content.add(bytes(bytearray(block)))  # a block of its own each time
-            joined = content.joined()
-            return tracemalloc.get_traced_memory()[1], joined
-        finally:
-            tracemalloc.stop()
-
-    most, joined = asyncio.run(peak())
+    content = Content(None, None)
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            content.add(bytes(bytearray(block)))  # a block of its own each time
+        joined = content.joined()
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
     assert joined == block * 100
     assert most < 1.5 * len(joined)
+
+
+def test_content_that_is_dropped_holds_no_memory() -> None:
+    content = Content(None, None)
+    content.add(LARGE)
+    content.close()
+    content.add(LARGE)
+    assert content.joined() == b""
 
 
 def test_a_spool_file_made_after_its_client_left_is_closed(monkeypatch: Any) -> None:
@@ -112,7 +117,7 @@ def test_a_spool_file_made_after_its_client_left_is_closed(monkeypatch: Any) -> 
     real = tempfile.TemporaryFile
 
     async def leave_while_the_file_is_made() -> None:
-        content = Content(asyncio.get_running_loop(), 0, None)
+        content = Content(0, None)
 
         def late(**options: Any) -> Any:
             content.close()
@@ -120,7 +125,8 @@ def test_a_spool_file_made_after_its_client_left_is_closed(monkeypatch: Any) -> 
             return made[-1]
 
         monkeypatch.setattr(tempfile, "TemporaryFile", late)
-        await content.add(b"data")
+        content.add(b"data")
+        await content.spool()
 
     asyncio.run(leave_while_the_file_is_made())
     assert [file.closed for file in made] == [True]

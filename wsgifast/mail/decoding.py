@@ -13,12 +13,11 @@ the end of the data (SMTP smuggling), is content here, or a reason to refuse the
 from __future__ import annotations
 
 import enum
-import io
 import re
 
 from .wire import CRLF, END_OF_DATA, find_end_of_data, find_line_dot, replace_in_block
 
-__all__ = ["ChunkDecoder", "DataDecoder", "Intake", "Refusal", "SmugglingCheck"]
+__all__ = ["ChunkDecoder", "DataDecoder", "Decoder", "Refusal", "SmugglingCheck"]
 
 # What another server may take for the end of the data, and the parts that a quick search looks for
 # first; CR LF . CR LF, which contains one of them, occurs in chunks only.
@@ -57,42 +56,27 @@ class SmugglingCheck:
         )
 
 
-class Intake:
-    """Decodes a message's data.
+class Decoder:
+    """Decodes a message's data, block by block.
 
-    :ivar refusal: why the message is refused: the content is dropped and the rest only read.
+    :ivar refusal: why the message is refused: there is no more content, and the rest is only read.
     :ivar rest: what followed the data; None until its end was found.
     """
 
     def __init__(self, smuggling_check: SmugglingCheck | None = None) -> None:
         self.refusal: Refusal | None = None
-        self._smuggling_check = smuggling_check
         self.rest: bytes | None = None
-        # One buffer in place of a list: each block's memory is reused while it is in the cache, and
-        # getvalue() makes no copy.
-        self._content = io.BytesIO()
+        self._smuggling_check = smuggling_check
 
-    @property
-    def held(self) -> int:
-        """The octets of content that :meth:`take` would return."""
-        return self._content.tell()
-
-    def feed(self, data: bytes) -> None:
-        """Decode a block; not to be called once `rest` is set."""
+    def feed(self, data: bytes) -> bytes:
+        """Return the content in a block; not to be called once `rest` is set."""
         raise NotImplementedError
 
-    def take(self) -> bytes:
-        """Return the content that came since the last call."""
-        content, self._content = self._content, io.BytesIO()
-        return content.getvalue()
-
-    def refuse(self, reason: Refusal) -> None:
-        """Refuse the message, and drop its content."""
-        self.refusal = reason
-        self._content = io.BytesIO()
+    def _is_smuggling(self, block: bytes) -> bool:
+        return self._smuggling_check is not None and self._smuggling_check.finds(block)
 
 
-class ChunkDecoder(Intake):
+class ChunkDecoder(Decoder):
     """Decodes one chunk of BDAT, a number of octets (RFC 3030, 2).
 
     :param smuggling_check: shared by all chunks of the message.
@@ -102,19 +86,17 @@ class ChunkDecoder(Intake):
         super().__init__(smuggling_check)
         self._missing = size
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> bytes:
         block = data[: self._missing]
         self._missing -= len(block)
-        if self.refusal is None:
-            if self._smuggling_check is not None and self._smuggling_check.finds(block):
-                self.refuse(Refusal.SMUGGLING)
-            else:
-                self._content.write(block)
         if not self._missing:
             self.rest = data[len(block) :]
+        if self.refusal is None and self._is_smuggling(block):
+            self.refusal = Refusal.SMUGGLING
+        return block if self.refusal is None else b""
 
 
-class DataDecoder(Intake):
+class DataDecoder(Decoder):
     """Decodes the data of DATA.
 
     :param size_limit: the most octets of data, including added dots; None or 0: any number.
@@ -138,7 +120,7 @@ class DataDecoder(Intake):
         # The octets from the last CR LF to this block.
         self._since_line_end = 0
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> bytes:
         if self._carried:
             data = self._carried + data
         dot = find_line_dot(data)
@@ -152,27 +134,24 @@ class DataDecoder(Intake):
             block = data[: len(data) - undecided]
             self._carried = data[len(data) - undecided :]
         if self.refusal is None:
-            self._check(block)
+            self.refusal = self._checked(block)
         first = self._offset < 0
         self._offset += len(block)
         if self.refusal is not None:
-            return
+            return b""
         if 0 <= dot < len(block):
             block = replace_in_block(block, b"\r\n.", CRLF)
-        if first:
-            block = block[len(CRLF) :]
-        self._content.write(block)
+        return block[len(CRLF) :] if first else block
 
-    def _check(self, block: bytes) -> None:
+    def _checked(self, block: bytes) -> Refusal | None:
         line_end, whole = self._last_line_end(block)
         # Where the line after that line end starts in the data.
         line_start = self._offset + line_end + len(CRLF)
         if self._size_limit and line_start > self._size_limit:
-            self.refuse(Refusal.TOO_MUCH)
-        elif not whole:
-            self.refuse(Refusal.LINE_TOO_LONG)
-        elif self._smuggling_check is not None and self._smuggling_check.finds(block):
-            self.refuse(Refusal.SMUGGLING)
+            return Refusal.TOO_MUCH
+        if not whole:
+            return Refusal.LINE_TOO_LONG
+        return Refusal.SMUGGLING if self._is_smuggling(block) else None
 
     def _last_line_end(self, block: bytes) -> tuple[int, bool]:
         """Return where the last CR LF begins (negative: in an earlier block), and True; or the one

@@ -22,10 +22,9 @@ from typing import IO, Any
 from ..errors import ConfigurationError
 from ..imports import needs
 from ..option_checks import check_switches, is_count
-from .content import Content
-from .decoding import ChunkDecoder, DataDecoder, Intake, Refusal, SmugglingCheck
+from .decoding import ChunkDecoder, DataDecoder, Decoder, Refusal, SmugglingCheck
 from .pipelining import PipelinedSMTP
-from .reception import Reception
+from .reception import Content, Reception
 
 with needs("wsgifast.mail.server", "aiosmtpd", "mail"):
     from aiosmtpd import smtp as _smtp
@@ -179,7 +178,7 @@ class SMTPServer(PipelinedSMTP):
         if not self.envelope.rcpt_tos or (
             self.data_size_limit and content.size + size > self.data_size_limit
         ):
-            decoder.refuse(Refusal.TOO_MUCH)  # its octets are read and dropped
+            decoder.refusal = Refusal.TOO_MUCH  # its octets are read and dropped
         try:
             if size:
                 await self._receive(decoder, content)
@@ -205,18 +204,13 @@ class SMTPServer(PipelinedSMTP):
             return super()._getaddr(arg)
         return plain["address"], plain["rest"] or ""
 
-    async def _receive(self, decoder: Intake, content: Content) -> None:
+    async def _receive(self, decoder: Decoder, content: Content) -> None:
         """Read data up to the end that the decoder finds, and add it to the content."""
         try:
             # Returns as soon as there is input, and empties the reader.
-            decoder.feed(await self._reader.read(_WHOLE_BUFFER))
-            self._reception = Reception(
-                decoder,
-                content,
-                self.transport,
-                peer=self.session.peer,
-                spools=self._spool_bytes is not None,
-            )
+            received = await self._reader.read(_WHOLE_BUFFER)
+            self._reception = Reception(decoder, content, self.transport, self.session.peer)
+            self._reception.feed(received)
             await self._reception.to_the_end()
         except asyncio.CancelledError:
             _smtp.log.info("Connection lost during DATA")
@@ -296,7 +290,7 @@ class SMTPServer(PipelinedSMTP):
             self._chunks = None
 
     def _new_content(self) -> Content:
-        return Content(self.loop, self._spool_bytes, self._spool_dir)
+        return Content(self._spool_bytes, self._spool_dir)
 
     def _new_smuggling_check(self) -> SmugglingCheck | None:
         return SmugglingCheck() if self._refuse_smuggling else None
