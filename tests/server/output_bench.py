@@ -18,7 +18,7 @@ from wsgifast.server import sending
 from wsgifast.server.coalescing import Coalescing
 from wsgifast.server.counters import Counters
 from wsgifast.server.disk import DiskThreads
-from wsgifast.server.limits import DiskBudget
+from wsgifast.server.limits import Budget
 from wsgifast.server.look_ahead import CachedRuns
 from wsgifast.server.output import OutputQueue
 from wsgifast.server.output_memory import OutputMemory
@@ -69,7 +69,7 @@ def rules(
         response_on_disk_bytes=response_on_disk_bytes,
         memory=OutputMemory(
             memory_bytes,
-            DiskBudget(responses_on_disk_bytes),
+            Budget(responses_on_disk_bytes),
             lambda text, *args: told.append(text % args),
         ),
         disk=disk or DiskThreads(lambda error: told.append(repr(error))),

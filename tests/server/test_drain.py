@@ -10,7 +10,7 @@ class Worker:
         self.now = 1000.0
         self.open = set(connections)
         self.lingering: set[str] = set()
-        self.drain: Drain[str] = Drain(self.open, counts=self.counts, now=self.now, limit_s=100.0)
+        self.drain: Drain = Drain(self.open, counts=self.counts, now=self.now, limit_s=100.0)
 
     def counts(self, connection: str) -> bool:
         return connection not in self.lingering

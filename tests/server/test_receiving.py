@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.descriptors import open_descriptors
 from tests.workers.serving import has_setting
 from wsgifast.errors import BodyTooLarge, RequestError
-from wsgifast.server.limits import DiskBudget
+from wsgifast.server.limits import Budget
 from wsgifast.server.receiving import ASKED, COMPLETE, MORE, Receiver
 from wsgifast.workers.gunicorn_support import Settings
 from wsgifast.workers.wiring import options, parsers
@@ -35,7 +35,7 @@ def receivers(*, attributes: dict[str, Any] | None = None, **settings: Any) -> A
     worker = type("Configured", (FastWorker,), attributes or {})
     told = options(worker, Settings(cfg))
     parser = parsers(worker, Settings(cfg))(PEER)
-    return lambda: Receiver(parser, PEER, told, DiskBudget(told.bodies_on_disk_bytes))
+    return lambda: Receiver(parser, PEER, told, Budget(told.bodies_on_disk_bytes))
 
 
 def receiver(**more: Any) -> Any:

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from wsgifast.errors import BodyTooLarge, MalformedRequest, RequestError
 from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
-from wsgifast.server.limits import DiskBudget
+from wsgifast.server.limits import Budget
 from wsgifast.server.request_body import BodyCollector, Spool
 
 NEXT = b"GET /next HTTP/1.1\r\nHost: a\r\n\r\n"
 DISK_BYTES = 1 << 40
 
 
-def spool(in_memory: int = 1 << 20, limit: int = 1 << 40, disk: DiskBudget | None = None) -> Spool:
-    return Spool(in_memory, limit, disk or DiskBudget(DISK_BYTES))
+def spool(in_memory: int = 1 << 20, limit: int = 1 << 40, disk: Budget | None = None) -> Spool:
+    return Spool(in_memory, limit, disk or Budget(DISK_BYTES))
 
 
 def chunked(in_memory: int = 1 << 20, limit: int = 1 << 40) -> BodyCollector:
@@ -149,7 +149,7 @@ def test_a_file_that_takes_less_than_it_is_given(monkeypatch: pytest.MonkeyPatch
 
 
 def test_all_bodies_of_a_worker_share_the_disk() -> None:
-    disk = DiskBudget(250)
+    disk = Budget(250)
     first = known(1000, spool(0, disk=disk))
     second = known(1000, spool(0, disk=disk))
     in_memory = known(1000, spool(1000, disk=disk))
@@ -179,7 +179,7 @@ def test_a_disk_that_fails_takes_nothing_of_the_budget(monkeypatch: pytest.Monke
         raise OSError("no temporary files")
 
     monkeypatch.setattr("tempfile.TemporaryFile", fail)
-    disk = DiskBudget(1000)
+    disk = Budget(1000)
     collector = known(100, spool(0, disk=disk))
     with pytest.raises(OSError, match="no temporary files"):
         collector.take(bytes(100))

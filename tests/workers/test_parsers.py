@@ -26,7 +26,7 @@ from tests.attacks.requests import SEEDS, cuts, mutated
 from tests.support.effort import LONG, effort
 from tests.workers.serving import has_setting
 from wsgifast.errors import RequestError
-from wsgifast.server.limits import DiskBudget
+from wsgifast.server.limits import Budget
 from wsgifast.server.parser import Parser
 from wsgifast.server.receiving import COMPLETE, MORE, Receiver
 from wsgifast.workers import FastWorker
@@ -84,7 +84,7 @@ class Side:
         self._peer = peer
 
     def understood(self, packets: Sequence[bytes]) -> list[Any]:
-        receiver = Receiver(self.parser, self._peer, self._options, DiskBudget(1 << 30))
+        receiver = Receiver(self.parser, self._peer, self._options, Budget(1 << 30))
         found: list[Any] = []
         try:
             for packet in packets:

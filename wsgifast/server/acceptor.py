@@ -23,7 +23,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from .poller import Poller
 
@@ -44,19 +44,12 @@ _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, e
 _FULL_UNTIL = 0.9
 
 
-class SupportsBegin(Protocol):
-    """What the acceptor needs of a connection."""
-
-    def begin(self) -> None:
-        """Wait for the first event."""
-
-
 class Acceptor:
     """Accepts from the listeners; thread-safe.
 
     :param listeners: made non-blocking; they stay the caller's to close.
     :param connect: makes a connection from an accepted socket, its peer's address and the
-        listener's; None if that failed.
+        listener's; None if that failed. Its begin() has it wait for its first event.
     :param count: returns the number of open connections.
     :param limit: the most there may be.
     :param is_open: returns whether connections are wanted now.
@@ -68,7 +61,7 @@ class Acceptor:
         listeners: Iterable[socket.socket],
         poller: Poller,
         *,
-        connect: Callable[[socket.socket, Any, Any], SupportsBegin | None],
+        connect: Callable[[socket.socket, Any, Any], Any],
         count: Callable[[], int],
         limit: int,
         is_open: Callable[[], bool],

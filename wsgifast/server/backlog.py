@@ -94,7 +94,7 @@ class Backlog:
         more = self.in_memory - self._reserved
         if self.in_memory <= _ALWAYS_IN_MEMORY_BYTES:
             self._memory.count(max(0, more))
-        elif more > 0 and not self._memory.reserve(more):
+        elif more > 0 and not self._memory.take(more):
             return self._take_back(self._reserved)
         self._reserved = max(self._reserved, self.in_memory)
         if ahead_bytes is not None and self.in_memory > 2 * ahead_bytes:

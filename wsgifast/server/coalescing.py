@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 __all__ = ["Coalescing", "HeldBlocks"]
 
@@ -32,24 +32,17 @@ class HeldBlocks:
         return b"".join(taken)
 
 
-class SupportsFlush(Protocol):
-    """A queue that holds blocks back."""
-
-    def flush(self, *, wait: bool = True) -> bool:
-        """Send them; False if another thread has the lock and `wait` is False."""
-
-
 class Coalescing:
-    """The queues that hold blocks back until the monitor's next tick at most.
+    """The output queues that hold blocks back until the monitor's next tick at most.
 
     :param request_tick: see :meth:`.Monitor.request_tick`.
     """
 
     def __init__(self, request_tick: Callable[[], bool]) -> None:
         self.request_tick = request_tick
-        self.queues: set[SupportsFlush] = set()
+        self.queues: set[Any] = set()  # OutputQueue's module imports this one
 
-    def add(self, queue: SupportsFlush) -> bool:
+    def add(self, queue: Any) -> bool:
         """Have a queue flushed at the next tick; False if there will be none."""
         if not self.request_tick():
             return False

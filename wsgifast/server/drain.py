@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any
 
 __all__ = ["Drain"]
-
-C = TypeVar("C")
 
 # A connection that is younger is expected to end soon.
 _YOUNG_S = 1.0
 
 
-class Drain(Generic[C]):
+class Drain:
     """Tells when a worker can end without making clients wait for its successor.
 
     The arbiter starts the successor only after this worker has ended, and a worker that ends
@@ -28,7 +26,7 @@ class Drain(Generic[C]):
     """
 
     def __init__(
-        self, connections: set[C], *, counts: Callable[[C], bool], now: float, limit_s: float
+        self, connections: set[Any], *, counts: Callable[[Any], bool], now: float, limit_s: float
     ) -> None:
         self._connections = connections
         self._counts = counts

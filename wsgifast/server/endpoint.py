@@ -12,7 +12,7 @@ from .app_socket import AppSocket
 from .channel import Channel
 from .counters import Counters
 from .exchange import Exchange
-from .limits import DiskBudget
+from .limits import Budget
 from .options import HTTP2Options, Options
 from .output import OutputQueue
 from .output_rules import OutputRules
@@ -54,7 +54,7 @@ class Core(Protocol):
     options: Options
     counters: Counters
     output_rules: OutputRules
-    bodies_on_disk: DiskBudget
+    bodies_on_disk: Budget
     http2: HTTP2Options
     registry: Registry[Any]
     log: Any

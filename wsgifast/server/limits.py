@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-__all__ = ["BODY_BYTES_PER_S", "ClientWait", "DiskBudget", "UploadPace", "time_left_s"]
+__all__ = ["BODY_BYTES_PER_S", "Budget", "ClientWait", "UploadPace", "time_left_s"]
 
 # The least average rate of a request body, as in Apache's mod_reqtimeout (MinRate).
 BODY_BYTES_PER_S = 500.0
@@ -102,8 +102,8 @@ class UploadPace:
         return at + time_left_s(self._timeout_s, BODY_BYTES_PER_S, received, waited_s)
 
 
-class DiskBudget:
-    """Counts the bytes of all temporary files of one kind; thread-safe.
+class Budget:
+    """Counts the bytes of all that is of one kind, such as temporary files; thread-safe.
 
     :param limit_bytes: the most in total.
     """
@@ -121,6 +121,7 @@ class DiskBudget:
             self.used_bytes += size
             return True
 
-    def give_back(self, size: int) -> None:
+    def count(self, size: int) -> None:
+        """Count `size` more bytes, whatever the limit, or fewer if it is negative."""
         with self._lock:
-            self.used_bytes -= size
+            self.used_bytes += size

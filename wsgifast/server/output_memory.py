@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable
 
 from ..sockets.sendfile import FileSegment
-from .limits import DiskBudget
+from .limits import Budget
 
 __all__ = ["OutputMemory", "SpillFile"]
 
@@ -20,33 +19,28 @@ _LEFT_FREE_BYTES = 64 * 1024 * 1024
 _WARN_AGAIN_S = 10.0
 
 
-class OutputMemory:
-    """Counts the output in memory that waits for clients; thread-safe.
+class OutputMemory(Budget):
+    """Counts the output in memory that waits for clients; beyond it, temporary files are used.
 
-    :param limit_bytes: beyond it, output goes to temporary files.
     :param disk: counts the bytes of these.
     :param warn: a logging function.
     """
 
-    def __init__(self, limit_bytes: int, disk: DiskBudget, warn: Callable[..., object]) -> None:
-        self.used_bytes = 0
+    def __init__(self, limit_bytes: int, disk: Budget, warn: Callable[..., object]) -> None:
+        super().__init__(limit_bytes)
         self.disk = disk
         self._warn = warn
-        self._limit_bytes = limit_bytes
         self._told = False
         self._warned_at = -_WARN_AGAIN_S  # of a failed spill; monotonic
-        self._lock = threading.Lock()
 
     @property
     def is_full(self) -> bool:
         return self.used_bytes >= self._limit_bytes
 
-    def reserve(self, size: int) -> bool:
-        """Count `size` more bytes; False, and nothing counted, if there is no room for them."""
+    def take(self, size: int) -> bool:
+        if super().take(size):
+            return True
         with self._lock:
-            if self.used_bytes + size <= self._limit_bytes:
-                self.used_bytes += size
-                return True
             told, self._told = self._told, True
         if not told:
             self._warn(
@@ -66,11 +60,6 @@ class OutputMemory:
             self._warned_at = now
         self._warn("Output stays in memory, as it cannot be written to a temporary file: %s", error)
 
-    def count(self, size: int) -> None:
-        """Count `size` more bytes, or fewer if it is negative."""
-        with self._lock:
-            self.used_bytes += size
-
 
 class SpillFile:
     """Output in an unnamed temporary file.
@@ -83,7 +72,7 @@ class SpillFile:
 
     __slots__ = ("_disk", "fd", "written")
 
-    def __init__(self, disk: DiskBudget) -> None:
+    def __init__(self, disk: Budget) -> None:
         with tempfile.TemporaryFile(buffering=0) as file:
             self.fd = os.dup(file.fileno())
         self.written = 0
@@ -106,11 +95,11 @@ class SpillFile:
             while done < size:
                 done += os.pwrite(self.fd, data[done:], begin + done)
         except OSError:
-            self._disk.give_back(size)
+            self._disk.count(-size)
             raise
         self.written += size
         return FileSegment(self.fd, begin, size)
 
     def give_back(self) -> None:
         """Return its bytes to the budget; it is about to be closed."""
-        self._disk.give_back(self.written)
+        self._disk.count(-self.written)

@@ -16,7 +16,7 @@ from ..errors import BodyTooLarge, RequestError
 from ..http.chunked import BodyDecoder, ChunkDecoder, LengthDecoder
 from ..http.scan import HeadScanner
 from .exchange import Exchange
-from .limits import BODY_BYTES_PER_S, DiskBudget, time_left_s
+from .limits import BODY_BYTES_PER_S, Budget, time_left_s
 from .options import Options
 from .parser import NeedMoreData, Parser
 from .request_body import BodyCollector, Spool
@@ -50,7 +50,7 @@ class Receiver:
         "wanted",
     )  # fmt: skip
 
-    def __init__(self, parser: Parser, peer: Any, options: Options, disk: DiskBudget) -> None:
+    def __init__(self, parser: Parser, peer: Any, options: Options, disk: Budget) -> None:
         self.exchange: Exchange | None = None
         self.rest = b""
         self.wanted = _HEAD_BYTES

@@ -12,7 +12,7 @@ from typing import BinaryIO, cast
 
 from ..errors import BodyTooLarge, RequestError
 from ..http.chunked import BodyDecoder
-from .limits import DiskBudget
+from .limits import Budget
 
 __all__ = ["BodyCollector", "Spool"]
 
@@ -83,7 +83,7 @@ class Spool:
 
     __slots__ = ("_disk", "_file", "_in_memory", "_limit", "_memory", "size")
 
-    def __init__(self, in_memory: int, limit: int, disk: DiskBudget) -> None:
+    def __init__(self, in_memory: int, limit: int, disk: Budget) -> None:
         self.size = 0
         self._in_memory = in_memory
         self._limit = limit
@@ -128,7 +128,7 @@ class Spool:
 class _TemporaryFile(io.BufferedReader):
     """An unnamed temporary file: writes go straight to it, reads are buffered."""
 
-    def __init__(self, disk: DiskBudget) -> None:
+    def __init__(self, disk: Budget) -> None:
         self._disk = disk
         self._size = 0
         super().__init__(cast(io.RawIOBase, tempfile.TemporaryFile(buffering=0)))
@@ -144,5 +144,5 @@ class _TemporaryFile(io.BufferedReader):
 
     def close(self) -> None:
         if not self.closed:
-            self._disk.give_back(self._size)
+            self._disk.count(-self._size)
         super().close()

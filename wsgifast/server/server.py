@@ -23,7 +23,7 @@ from .disk import DiskThreads
 from .drain import Drain
 from .endpoint import LINGER_S, Endpoint, Streams
 from .exchange import Exchange
-from .limits import DiskBudget
+from .limits import Budget
 from .look_ahead import CachedRuns
 from .options import HTTP2Options, Options
 from .output_memory import OutputMemory
@@ -114,10 +114,10 @@ class Server:
             kill_after_s=options.kill_stuck_after_s,
             kill=self._kill,
         )
-        self.bodies_on_disk = DiskBudget(options.bodies_on_disk_bytes)
+        self.bodies_on_disk = Budget(options.bodies_on_disk_bytes)
         # Used by connections, like options, registry and log: see endpoint.Core.
         self.http2 = http2
-        responses_on_disk = DiskBudget(options.responses_on_disk_bytes)
+        responses_on_disk = Budget(options.responses_on_disk_bytes)
         self.output_rules = OutputRules(
             ahead_bytes=options.output_ahead_bytes,
             response_on_disk_bytes=options.response_on_disk_bytes,
@@ -158,7 +158,7 @@ class Server:
         :param beat: called at least every second; returns False to end. Must not block.
         """
         self.pool.start()
-        drain: Drain[Connection] | None = None
+        drain: Drain | None = None
         while not self._stopping and not self.pool.failed and beat():
             self._sweep_soon()
             if self._ends_soon:
@@ -213,7 +213,7 @@ class Server:
         """Have the next sweep send GOAWAY frames to clients that have got none."""
         self.registry.cap_deadlines(now, Connection.owes_goaway)
 
-    def _drain(self, now: float) -> Drain[Connection]:
+    def _drain(self, now: float) -> Drain:
         return Drain(
             self.connections,
             counts=lambda connection: connection.state != LINGERING,

@@ -13,29 +13,23 @@ import select
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from .wake_event import WakeEvent
 
-__all__ = ["Alarm", "KernelAlarm", "PlainAlarm", "make_alarm"]
+__all__ = ["KernelAlarm", "PlainAlarm", "make_alarm"]
 
 # timerfd_create(2), Linux. Its flags TFD_NONBLOCK and TFD_CLOEXEC have the values of open(2)'s.
 _CLOCK_MONOTONIC = 1
 _NS_PER_S = 1_000_000_000
 
 
-class Alarm(Protocol):
-    """Goes off once after it is set; setting it again before replaces the time."""
+def make_alarm() -> KernelAlarm | PlainAlarm:
+    """Make the best alarm that the system has.
 
-    def set(self, seconds: float) -> None:
-        """Make it go off after `seconds`; safe in any thread and in a signal handler."""
-
-    def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds` until it goes off; returns whether it has. One thread only."""
-
-
-def make_alarm() -> Alarm:
-    """Make the best alarm that the system has."""
+    It goes off once after it is set; setting it again before replaces the time. set() is safe in
+    any thread and in a signal handler, wait() is for one thread.
+    """
     try:
         return KernelAlarm()
     except (AttributeError, ImportError, OSError):
@@ -65,6 +59,7 @@ class KernelAlarm:
         self._poll.register(fd, select.POLLIN)
 
     def set(self, seconds: float) -> None:
+        """Make it go off after so many seconds."""
         at = self._times.get(seconds)
         if at is None:
             # At least one nanosecond, because 0 stops the timer.
@@ -73,6 +68,7 @@ class KernelAlarm:
         self._set(self._fd, 0, at, None)
 
     def wait(self, seconds: float) -> bool:
+        """Wait at most so many seconds until it goes off; returns whether it has."""
         if not self._poll.poll(seconds * 1000):
             return False
         with contextlib.suppress(BlockingIOError):  # it was set again just now

@@ -9,12 +9,18 @@ is asked to wake this one less often. With a time limit, each call takes all tha
 from __future__ import annotations
 
 import io
+import os
+import select
 import socket
-from typing import TYPE_CHECKING
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import WSGIFastError
-from .options import is_tls_socket
-from .receive_calls import Receive, ReceivingSocket, receive_call
+from .coalescing.flusher import flusher
+from .options import is_plain_socket, is_tls_socket
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,6 +37,22 @@ __all__ = [
     "recv_exactly",
     "recv_exactly_into",
 ]
+
+# One and a half segments over loopback.
+_LOW_WATER_BYTES = 96 * 1024
+# For smaller receives it saves too little.
+_LARGE_BYTES = 512 * 1024
+# Receives into a view; returns the number of bytes, 0 at the end of the connection.
+Receive = Callable[[memoryview], int]
+
+
+class ReceivingSocket(Protocol):
+    """The part of a socket that is used here."""
+
+    def fileno(self) -> int: ...
+    def gettimeout(self) -> float | None: ...
+    def settimeout(self, value: float | None, /) -> None: ...
+    def recv_into(self, buffer: memoryview, nbytes: int = ..., flags: int = ..., /) -> int: ...
 
 
 class ReceiveCount:
@@ -98,7 +120,7 @@ def recv_exactly(
     """
     if size < 0:
         raise ValueError(f"cannot receive {size} bytes: the size must be 0 or more")
-    receive = receive_call(sock, timeout)
+    receive = _receive_call(sock, timeout)
     counted = count or ReceiveCount()
     # Of Python's large buffers only bytes objects are not cleared first, and only
     # BufferedReader.read(n) lets one be received into: its raw stream gets the memory of the
@@ -118,7 +140,7 @@ def recv_exactly_into(
     :param buffer: anything writable and contiguous: a bytearray, a memoryview of a part, an array.
     """
     with memoryview(buffer) as given, given.cast("B") as view:
-        _fill(view, receive_call(sock, timeout), count or ReceiveCount())
+        _fill(view, _receive_call(sock, timeout), count or ReceiveCount())
 
 
 async def async_recv_exactly(
@@ -235,3 +257,96 @@ def _receive_once(receive: Receive, view: memoryview, got: int, count: ReceiveCo
         raise ClosedEarly(view[:got], len(view))
     count.received += received
     return received
+
+
+def _receive_call(sock: ReceivingSocket, timeout: float | None) -> Receive:
+    """Choose the receive call for a socket and a time limit."""
+    own = sock.gettimeout()
+    limit = own if timeout is None else timeout
+    if own == 0 and timeout is None:
+        raise ValueError("the socket is non-blocking: name a timeout, or use async_recv_exactly")
+    deadline = None if limit is None else time.monotonic() + limit
+    if not is_plain_socket(sock):
+        return _by_the_sockets_own_timeout(sock, deadline)
+    if deadline is not None:
+        return _by_poll(sock, deadline)
+    is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
+    # The flusher does not count: it sleeps most of the time.
+    is_alone = threading.active_count() - flusher.runs == 1
+    if is_tcp and is_alone and sys.platform == "linux":
+        return _in_large_steps(sock)
+    return lambda rest: sock.recv_into(rest, 0, socket.MSG_WAITALL)
+
+
+def _in_large_steps(sock: socket.socket) -> Receive:
+    """For plain TCP sockets on Linux: sleep until a large amount has arrived.
+
+    The kernel wakes a receiver of MSG_WAITALL for each segment, at a cost for both sides. With a
+    low-water mark (SO_RCVLOWAT) it waits for a larger amount, and would never wake for a rest below
+    the mark: so the rest is received by another call, without the mark. Not used if there are other
+    threads: each call may have to wait for the GIL, and a thread that watches the socket would be
+    affected by the mark.
+    """
+
+    def receive(rest: memoryview) -> int:
+        size = len(rest) - _LOW_WATER_BYTES
+        if size < _LARGE_BYTES:
+            return sock.recv_into(rest, 0, socket.MSG_WAITALL)
+        try:
+            own = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _LOW_WATER_BYTES)
+        except OSError:  # MPTCP sockets of older kernels
+            return sock.recv_into(rest, 0, socket.MSG_WAITALL)
+        try:
+            return sock.recv_into(rest, size, socket.MSG_WAITALL)
+        finally:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, own)
+
+    return receive
+
+
+def _by_poll(sock: socket.socket, deadline: float) -> Receive:
+    """For plain sockets: receive what is there, and wait only if there is nothing."""
+    if sock.gettimeout() is None:
+
+        def attempt(rest: memoryview) -> int:
+            return sock.recv_into(rest, 0, socket.MSG_DONTWAIT)
+
+    else:
+        # The descriptor is non-blocking. socket.recv_into would call poll() first each time.
+        def attempt(rest: memoryview) -> int:
+            return os.readv(sock.fileno(), [rest])
+
+    poller = select.poll()
+    poller.register(sock.fileno(), select.POLLIN)
+
+    def receive(rest: memoryview) -> int:
+        while True:
+            try:
+                return attempt(rest)
+            except BlockingIOError:
+                left_ms = (deadline - time.monotonic()) * 1e3
+                # poll() rounds up to milliseconds, but may still return a little early.
+                if left_ms <= 0 or not poller.poll(left_ms):
+                    raise TimeoutError from None
+
+    return receive
+
+
+def _by_the_sockets_own_timeout(sock: ReceivingSocket, deadline: float | None) -> Receive:
+    """For sockets whose recv_into does more than the system call, such as TLS and gevent's."""
+    if deadline is None:
+        return sock.recv_into
+
+    def receive(rest: memoryview) -> int:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        own = sock.gettimeout()
+        sock.settimeout(left)
+        try:
+            return sock.recv_into(rest)
+        finally:
+            sock.settimeout(own)
+
+    return receive
