@@ -131,7 +131,12 @@ def gzip_without_length(method: str, headers: dict[str, str]) -> list[bytes]:
     return good(method, headers)
 
 
+def failing(method: str, headers: dict[str, str]) -> list[bytes]:
+    return [b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"]
+
+
 FAULTS: dict[str, list[Answer]] = {
+    "WF015": [failing],
     "WF040": [late_body],
     "WF041": [closing],
     "WF042": [wrong_range],
@@ -155,6 +160,23 @@ def test_faults(expected: str, answer: Answer) -> None:
 def test_a_good_server() -> None:
     with faulty(good) as url:
         assert not look_at(url).findings
+
+
+@pytest.mark.parametrize(
+    ("status", "field", "reason"),
+    [
+        ("404 Not Found", "X: 1", "404"),
+        ("302 Found", "Location: /login?next=/", "302 to /login; --cookie or --header may help"),
+    ],
+)
+def test_what_stands_before_a_path_is_told(status: str, field: str, reason: str) -> None:
+    def refusing(method: str, headers: dict[str, str]) -> list[bytes]:
+        return [f"HTTP/1.1 {status}\r\n{field}\r\nContent-Length: 0\r\n\r\n".encode()]
+
+    with faulty(refusing) as url:
+        report = look_at(url)
+    assert [left.reason for left in report.unreached] == [reason]
+    assert report.good == 0
 
 
 def test_slow_readers() -> None:

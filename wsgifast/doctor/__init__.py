@@ -23,7 +23,7 @@ from .endpoints import NAMED, Fetch, from_paths, sounds_unsafe
 from .examination import Observer, observer
 from .formats import as_text
 from .frameworks import from_framework
-from .judge import findings_of, why_not_reached
+from .judge import add_to, findings_of
 from .model import Endpoint, Finding, Found, Observation, Report, Severity, Unreached
 
 __all__ = [
@@ -113,13 +113,7 @@ def examine(
             seen = observe(replace(endpoint, headers=own))
             seen.raw.body.clear()  # no longer needed
             seen.wrapped.body.clear()
-            findings = findings_of(seen)
-            reason = why_not_reached(seen)
-            if reason is not None and not any(f.severity == "wrong" for f in findings):
-                report.unreached.append(Unreached(endpoint.name, reason, endpoint.method))
-                continue
-            report.observations.append(seen)
-            report.findings += [f for f in findings if f.id not in silenced]
+            add_to(report, seen, findings_of(seen), silenced)
     report.sort()
     return report
 

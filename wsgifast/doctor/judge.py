@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from ..bodies.streams import is_event_stream
 from ..shapes.rule import BodyKind, BodySeen, is_many_and_small, size_text, slow_shape
 from .catalogue import CATALOGUE
-from .model import Cost, Finding, Observation, Recording
+from .model import Cost, Finding, Observation, Recording, Report, Unreached
 
-__all__ = ["BLOCKED_S", "findings_of", "why_not_reached"]
+__all__ = ["BLOCKED_S", "add_to", "answers_error", "findings_of"]
 
 # A smaller gain, in relation or in seconds, may be noise.
 _WORTH = 1.2
@@ -35,11 +35,34 @@ def findings_of(seen: Observation) -> list[Finding]:
     return [finding for finding in findings if finding is not None]
 
 
-def why_not_reached(seen: Observation) -> str | None:
+def add_to(
+    report: Report, seen: Observation, findings: Sequence[Finding], silenced: Collection[str]
+) -> None:
+    """Add an endpoint to a report; as one that was not reached, if the answer says nothing of it.
+
+    :param silenced: ids of findings to leave out.
+    """
+    reason = _why_not_reached(seen.raw)
+    if reason is not None and not any(finding.severity == "wrong" for finding in findings):
+        report.unreached.append(Unreached(seen.endpoint.name, reason, seen.endpoint.method))
+    else:
+        report.observations.append(seen)
+        report.findings += [finding for finding in findings if finding.id not in silenced]
+
+
+def answers_error(seen: Observation) -> Finding | None:
+    """The finding about a 5xx; None for any other status."""
+    status = seen.raw.status
+    if status is None or status < 500:
+        return None
+    return _finding("WF015", seen, f"answers {status}", "see the app's log")
+
+
+def _why_not_reached(raw: Recording) -> str | None:
     """Why an answer says nothing about the endpoint, and what may help; None if it does."""
-    status = seen.raw.status or 0
+    status = raw.status or 0
     if status in (302, 303, 307):
-        where = (seen.raw.header("Location") or "").partition("?")[0]
+        where = (raw.header("Location") or "").partition("?")[0]
         asks_who = re.search(r"log_?-?in|sign_?-?in|auth", where, re.IGNORECASE)
         return f"{status} to {where}{_MAY_HELP if asks_who else ''}"
     if 400 <= status < 500:
@@ -80,9 +103,7 @@ def _failure(seen: Observation) -> Finding | None:
     if raw.error is not None and raw.problem is None:
         return _finding("WF015", seen, raw.error, "see its traceback")
     if raw.problem is None:
-        if raw.status is not None and raw.status >= 500:
-            return _finding("WF015", seen, f"answers {raw.status}", "see the app's log")
-        return None
+        return answers_error(seen)
     mended = not wrapped.failed
     cost = "fails as it is"
     if raw.problem.startswith("a bare"):

@@ -10,6 +10,7 @@ from statistics import median
 from ..arguments import check_path
 from ..shapes.rule import Chunks
 from .catalogue import CATALOGUE, known_ids
+from .judge import add_to, answers_error
 from .live_client import Answer, Client, NoAnswer
 from .model import Endpoint, Finding, Observation, Recording, Report, Unreached
 
@@ -52,7 +53,6 @@ def look_at(
     silenced = known_ids(silence)
     client = Client(url, tuple(headers), limit_s)
     report = Report(url, "WSGI", None)
-    sizes: dict[str, int] = {}
     for path in paths:
         check_path(path)
         endpoint = Endpoint(client.prefix + path, path, "command line")
@@ -63,19 +63,23 @@ def look_at(
                 raise
             report.unreached.append(Unreached(path, str(error)))
             continue
+        seen = Observation(endpoint, _recorded(first), Recording())
+        wrong = answers_error(seen)
+        findings = [] if wrong is None else [wrong]
         lost = ""
         for check in (_packets, _head, _validators, _ranges, _compression):
             try:
-                report.findings += check(client, endpoint, first)
+                findings += check(client, endpoint, first)
             except NoAnswer as error:  # the other checks go on
                 lost = str(error)
         if lost:
             report.unreached.append(Unreached(path, lost))
+            report.findings += [finding for finding in findings if finding.id not in silenced]
         else:
-            sizes[endpoint.url] = len(first.body)
-            report.observations.append(Observation(endpoint, _recorded(first), Recording()))
-    report.findings += _slow_readers(client, report, sizes)
-    report.findings = [finding for finding in report.findings if finding.id not in silenced]
+            add_to(report, seen, findings, silenced)
+    report.findings += [
+        finding for finding in _slow_readers(client, report) if finding.id not in silenced
+    ]
     report.sort()
     return report
 
@@ -164,16 +168,15 @@ def _compression(client: Client, endpoint: Endpoint, first: Answer) -> Iterator[
         yield _finding("WF047", endpoint, what, "wsgifast compress, for static files")
 
 
-def _slow_readers(client: Client, report: Report, sizes: dict[str, int]) -> Iterator[Finding]:
-    if not sizes or max(sizes.values()) < _HOLDING_BYTES:
+def _slow_readers(client: Client, report: Report) -> Iterator[Finding]:
+    by_size = sorted(report.observations, key=lambda seen: seen.raw.chunks.total)
+    if not by_size or by_size[-1].raw.chunks.total < _HOLDING_BYTES:
         return
-    large = max(sizes, key=sizes.__getitem__)
-    small = min(sizes, key=sizes.__getitem__)
-    endpoint = next(s.endpoint for s in report.observations if s.endpoint.url == large)
+    small, endpoint = by_size[0].endpoint.url, by_size[-1].endpoint
     before = median(client.ask(small).seconds for _ in range(5))
     with contextlib.ExitStack() as stack:
         for _ in range(_SLOW_READERS):
-            stack.enter_context(contextlib.closing(client.read_slowly(large)))
+            stack.enter_context(contextlib.closing(client.read_slowly(endpoint.url)))
         time.sleep(0.2)
         end = time.monotonic() + _SLOW_S
         waits = []
