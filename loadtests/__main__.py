@@ -3,7 +3,6 @@
     python -m loadtests all                          quick: checks that rows run, for rough ratios
     python -m loadtests all --profile release        for publication: make benchmarks
     python -m loadtests worker.tls asgi --profile release
-    python -m loadtests sockets.                     demo's bodies over raw sockets, with a bound
     python -m loadtests instructions.                what a request costs, counted by valgrind
     python -m loadtests leaks. replaced. --strict    what abandoned connections leave behind; what
                                                      is lost while a server's processes are replaced
@@ -25,20 +24,20 @@ from wsgifast.benchmark.measuring import measure
 from wsgifast.benchmark.slow_clients import raise_open_files
 from wsgifast.benchmark.tables import Profile, Table
 
-from . import asgi, calls, instructions, leaks, metrics, replaced, slow, wsgi
+from . import asgi, instructions, leaks, metrics, replaced, slow, wsgi
 from .field_reports import coalescing, mail, receive
 from .payloads import REPORTS
 
 # A round of the longest row, four servers in turn beside 2,000 downloads, takes a minute.
 PROFILES = {"quick": Profile(0.3), "release": Profile(1.0, row_seconds=300.0, full=True)}
-UNPUBLISHED = [wsgi.SOCKETS, instructions.TABLE, leaks.TABLE, replaced.TABLE]
+UNPUBLISHED = [instructions.TABLE, leaks.TABLE, replaced.TABLE]
 
 
 def tables() -> list[Table]:
     """The tables whose figures are published, from bodies to servers."""
     return [
-        *wsgi.BODIES, calls.TABLE, *wsgi.FILES, asgi.MEMORY, wsgi.WORKER, metrics.TABLE,
-        *slow.TABLES, *asgi.TABLES, *wsgi.DEVELOPMENT, *mail.TABLES, coalescing.TABLE,
+        *wsgi.BODIES, *wsgi.FILES, wsgi.WORKER, metrics.TABLE, *slow.TABLES, *asgi.TABLES,
+        *wsgi.DEVELOPMENT, *mail.TABLES, coalescing.TABLE,
         receive.TABLE,
     ]  # fmt: skip
 

@@ -5,7 +5,6 @@ One worker each, access logs off, kept-alive connections.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -13,15 +12,13 @@ from pathlib import Path
 
 from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.serving import gunicorn
-from wsgifast.benchmark.tables import BYTES, REQUESTS, Row, Server, Unit
+from wsgifast.benchmark.tables import BYTES, REQUESTS, Row, Server
 
 from .asgi_frameworks import FRAMEWORKS
 from .bench import Case, Side, row, rows, table
 from .clients import raw, wrk
-from .django_app import LARGE_FOLDER_VARIABLE
-from .memory import upload, upload_http2, watched
+from .memory import upload, upload_http2
 from .payloads import FILE_BYTES, MIB
-from .pinned import pinned_row
 from .servers import daphne, granian, hypercorn, small, uvicorn
 
 APP, FAST = "loadtests.asgi_app:app", "loadtests.asgi_app:fast"
@@ -104,9 +101,6 @@ _ASGI = table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and grani
         unit=BYTES),
     row("asgi.response", "Response 1 KiB",
         _of("/plain", PLAIN, OURS, ALONE, *_MIDDLEWARE, BOTH)),
-    pinned_row("asgi.pinned.response", "Response 1 KiB", _only(PLAIN, ALONE, *_MIDDLEWARE),
-               "/plain"),
-    pinned_row("asgi.pinned.protocol", "Response 1 KiB", _only(PLAIN, OURS, BOTH), "/plain"),
     _upload("stream", "read by request.stream()", "stream",
             {**_UPLOADED, "a bare loop": small("receive-loop")}),
     _upload("multipart", "in a form, read by request.form()", "form", _UPLOADED),
@@ -179,32 +173,3 @@ TABLES = [
         [each for name, (title, *_) in FRAMEWORKS.items() for each in through(name, title)],
     ),
 ]
-
-# Django's own handler holds all of a file in memory, so that its file is the smaller one.
-BOUNDED_BYTES, LARGE_BYTES = 256 * MIB, 10 * 1024 * MIB
-_MEMORY_UNIT = Unit(
-    "MiB more", lambda m: m.facts["at most, MiB"],
-    "CPU s/GB", lambda m: m.cpu_s_per_gb, difference=True, less=True,
-)  # fmt: skip
-
-
-def _large(factory: str, size: int, *, ours: bool) -> Side:
-    server = uvicorn(f"loadtests.django_app:{factory}", "--factory", ours=ours)
-    return replace(server, env=((LARGE_FOLDER_VARIABLE, "{folder}"),)), f"/large/{size}"
-
-
-def _sparse_files(folder: Path) -> None:
-    for size in (BOUNDED_BYTES, LARGE_BYTES):
-        path = folder / f"{size}.bin"
-        path.touch()
-        os.truncate(path, size)
-
-
-MEMORY = table("memory", "Memory of a large download", [
-    row("memory.django", "FileResponse under ASGI", {
-        "Django, 256 MiB": _large("asgi", BOUNDED_BYTES, ours=False),
-        "ours, 256 MiB": _large("fast_asgi", BOUNDED_BYTES, ours=True),
-        "ours, 10 GiB": _large("fast_asgi", LARGE_BYTES, ours=True),
-        "ours on uvicorn's protocol, 10 GiB": _large("fast_asgi", LARGE_BYTES, ours=False),
-    }, unit=_MEMORY_UNIT, client=watched, fresh=True, rounds=1),
-], prepare=_sparse_files)  # fmt: skip

@@ -5,18 +5,14 @@ The same project each time, with another middleware or another application aroun
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from asgiref.sync import markcoroutinefunction
 
 from .payloads import FILE_BYTES, PAYLOADS, blocks, payload, payload_file, table_lines
 
-# Names the folder of the large files of a run to the servers.
-LARGE_FOLDER_VARIABLE = "WSGIFAST_LARGE_FOLDER"
 MIDDLEWARE = {
     "WhiteNoise": "whitenoise.middleware.WhiteNoiseMiddleware",
     "ServeStatic": "servestatic.middleware.ServeStaticMiddleware",
@@ -83,16 +79,11 @@ def _urlpatterns() -> list[Any]:
     from django.http import FileResponse, HttpResponse, StreamingHttpResponse
     from django.urls import path
 
-    def large(request: object, size: int) -> Any:
-        """A file of the run."""
-        return FileResponse(Path(os.environ[LARGE_FOLDER_VARIABLE], f"{size}.bin").open("rb"))
-
     def csv(lines: Any) -> Any:
         return StreamingHttpResponse(lines, content_type="text/csv")
 
     return [
         path("file", lambda request: FileResponse(payload_file(FILE_BYTES).open("rb"))),
-        path("large/<int:size>", large),
         path("lines", lambda request: csv(table_lines())),
         # A generator of half a megabyte.
         path("export", lambda request: csv(f"{n:999}\n" for n in range(500))),

@@ -17,29 +17,25 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import socket
 import ssl
-import struct
 import time
-from collections.abc import Iterator, Sequence
+import urllib.request
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tests.support.slow_clients import opening
 from wsgifast.benchmark.load import Client, Load, Task, family, resident_bytes
-from wsgifast.benchmark.processes import Address, tls_context
+from wsgifast.benchmark.processes import tls_context
 from wsgifast.benchmark.serving import gunicorn
+from wsgifast.benchmark.slow_clients import Kind, slow_clients
 from wsgifast.benchmark.tables import Row, Server, Unit
 from wsgifast.server.pool import MAX_SPARES
 
 from .bench import FAST, row, table
 from .servers import uvicorn
 
-# In each round so many connections, for so long at the most; and how many leave at once, in all
-# states together.
-ROUNDS, CONNECTIONS, ROUND_S, HELD = 8, 2000, 15.0, 100
-CLIENT_TIMEOUT_S = 10.0
-# So small that the kernel's buffers take in no answer whole.
-RECEIVE_BUFFER_BYTES = 16 * 1024
+# Rounds of so many seconds, with so many clients in each state at a time.
+ROUNDS, ROUND_S, CLIENTS = 8, 3.0, 10
 # A server learns at once that a client has left; what it still has then, it has lost.
 SETTLE_S = 10.0
 # What a server may grow by for each connection in the later half of the rounds. A connection that
@@ -49,101 +45,58 @@ GROWTH_BLOCKS = 0.5
 GROWTH_BYTES = 1024
 
 
-@dataclass(frozen=True)
-class State:
-    """How far a client gets before it leaves."""
-
-    name: str
-    sent: bytes = b""
-    answered: bool = False  # it waits for the first bytes of the answer
-    below_tls: bool = False  # TLS is not agreed on: it speaks to the socket itself
+def _leaves(sent: bytes = b"", *, answered: bool = False) -> Kind:
+    """:param answered: it waits for the first bytes of the answer before it leaves."""
+    return Kind(sent, receive_bytes_per_s=answered << 20, leaves=True)
 
 
 _POST = b"POST /upload HTTP/1.1\r\nHost: a\r\n"
-STATES = (
-    State("connected"),
-    State("half a head", b"GET /file HTTP/1.1\r\nHos"),
-    State("kept alive", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
+# How far clients get before they leave.
+STATES = {
+    "connected": _leaves(),
+    "half a head": _leaves(b"GET /file HTTP/1.1\r\nHos"),
+    "kept alive": _leaves(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
     # So large that FastWorker receives it into a temporary file.
-    State("half an upload", _POST + b"Content-Length: 1000000\r\n\r\n" + bytes(50_000)),
-    State("half a chunk", _POST + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n" + bytes(20_000)),
-    State("in a download", b"GET /server-wrapper HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
-    State("in a stream", b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
-    State("in HTTP/2 streams", opening("readers of HTTP/2 streams", "/server-wrapper")),
-    State("HTTP/2 nonsense", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100),
-)
+    "half an upload": _leaves(_POST + b"Content-Length: 1000000\r\n\r\n" + bytes(50_000)),
+    "half a chunk": _leaves(_POST + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n" + bytes(20_000)),
+    "in a download": _leaves(b"GET /server-wrapper HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
+    "in a stream": _leaves(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
+    "in HTTP/2 streams": _leaves(opening("readers of HTTP/2 streams", "/server-wrapper")),
+    "HTTP/2 nonsense": _leaves(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100),
+}
 
 
-def _tls_states() -> tuple[State, ...]:
-    """The same above TLS, and those in which TLS is not agreed on."""
+def _states(*, tls: bool) -> list[Kind]:
+    """With TLS the same above it, and those in which it is not agreed on."""
+    if not tls:
+        return list(STATES.values())
     outgoing = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
         tls_context().wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
     hello = outgoing.read()
-    return (
-        State("connected, no TLS yet", below_tls=True),
-        State("half a hello", hello[: len(hello) // 2], below_tls=True),
-        State("half a handshake", hello, answered=True, below_tls=True),
-        State("no TLS at all", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", below_tls=True),
-        *STATES,
-    )
+    return [
+        _leaves(),
+        _leaves(hello[: len(hello) // 2]),
+        _leaves(hello, answered=True),
+        _leaves(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
+        *(replace(kind, tls=True) for kind in STATES.values()),
+    ]
 
 
-class Clients:
-    """Clients of one server that leave in the middle."""
+def _abandon(task: Task, kinds: Iterable[Kind], seconds: float) -> int:
+    """Clients of all these kinds, for a while; returns how many they were."""
+    with contextlib.ExitStack() as stack:
+        crowds = [stack.enter_context(slow_clients(k, task.address, CLIENTS)) for k in kinds]
+        time.sleep(seconds)
+        return sum(int(crowd.end()["opened"]) for crowd in crowds)
 
-    def __init__(self, address: Address, *, tls: bool) -> None:
-        self.states = _tls_states() if tls else STATES
-        self._address = address
-        self._tls = tls_context() if tls else None
 
-    def bring_to(self, state: State) -> socket.socket:
-        """Connect, and go as far as this.
-
-        :raises TimeoutError: if the server does not answer.
-        """
-        sock = socket.socket()
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-            sock.settimeout(CLIENT_TIMEOUT_S)
-            sock.connect(self._address)
-            if self._tls is not None and not state.below_tls:
-                sock = self._tls.wrap_socket(sock)
-            # A server may end what it cannot understand before all of it is sent.
-            with contextlib.suppress(ConnectionError, ssl.SSLEOFError):
-                sock.sendall(state.sent)
-            if state.answered and not sock.recv(1):
-                raise ConnectionError(f"no answer to a client that is {state.name!r}")
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-
-    def abandon(self, count: int, seconds: float) -> int:
-        """Leave one after the other, in each state in turn; returns how many have."""
-        deadline = time.monotonic() + seconds
-        for number in range(count):
-            if time.monotonic() > deadline:
-                return number
-            turn, place = divmod(number, len(self.states))
-            sock = self.bring_to(self.states[place])
-            if turn % 2:  # with a reset
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            sock.close()
-        return count
-
-    def leave_at_once(self, count: int) -> int:
-        """They wait for no answer, as threads may all be busy; returns how many they were."""
-        with contextlib.ExitStack() as stack:
-            for state in itertools.islice(itertools.cycle(self.states), count):
-                stack.enter_context(self.bring_to(replace(state, answered=False)))
-        return count
-
-    def blocks(self) -> int:
-        """What the server's app says at /blocks."""
-        request = b"GET /blocks HTTP/1.0\r\nHost: a\r\n\r\n"
-        with self.bring_to(State("asking", request)) as sock, sock.makefile("rb") as answer:
-            return int(answer.read().rpartition(b"\r\n\r\n")[2])
+def _blocks(task: Task) -> int:
+    """What the server's app says at /blocks."""
+    host, port = task.address
+    url = f"http{'s' * task.tls}://{host}:{port}/blocks"
+    with urllib.request.urlopen(url, context=tls_context() if task.tls else None) as answer:
+        return int(answer.read())
 
 
 @dataclass(frozen=True)
@@ -159,53 +112,53 @@ class Count:
 
 
 def measure(
-    task: Task,
-    *,
-    connections: int = CONNECTIONS,
-    rounds: int = ROUNDS,
-    idle_s: float = 0.0,
+    task: Task, *, rounds: int = ROUNDS, round_s: float = ROUND_S, idle_s: float = 0.0
 ) -> Iterator[Count]:
     """Abandon connections of a server; yield its counts at the beginning and after each round.
 
     :param task: rounds go on beyond their number for its seconds.
-    :param connections: in each round, beside those that leave at once.
     :param idle_s: seconds without a client before each count, for the server's timers.
     :raises OSError: if the server does not answer any more.
     """
-    clients = Clients(task.address, tls=task.tls)
+    kinds = _states(tls=task.tls)
+    # They wait for no answer, as threads may all be busy, and leave when the crowd ends.
+    together = [replace(kind, leaves=False, receive_bytes_per_s=0) for kind in kinds]
     end = time.monotonic() + task.seconds
-    # For what is made once, such as threads.
-    clients.abandon(2 * len(clients.states), ROUND_S)
-    count = _count(task.pid, clients, 0)
-    before = None
-    deadline = time.monotonic() + SETTLE_S
-    while before != (count.descriptors, count.threads) and time.monotonic() < deadline:
-        time.sleep(0.3)
-        before, count = (count.descriptors, count.threads), _count(task.pid, clients, 0)
+    _abandon(task, kinds, 0.3)  # for what is made once, such as threads
+    count = _settled(task)
     yield count
     done = 0
     for number in itertools.count(1):
-        done += clients.abandon(connections, ROUND_S) + clients.leave_at_once(HELD)
+        done += _abandon(task, kinds, round_s) + _abandon(task, together, 0.0)
         time.sleep(idle_s)
-        most = count.descriptors
-        deadline = time.monotonic() + SETTLE_S
-        count = _count(task.pid, clients, done)
-        while count.descriptors > most and time.monotonic() < deadline:
-            time.sleep(0.05)
-            count = _count(task.pid, clients, done)
+        count = replace(_settled(task, count.descriptors), connections=done)
         yield count
         if number >= rounds and time.monotonic() > end:
             break
 
 
-def _count(pid: int, clients: Clients, connections: int) -> Count:
-    blocks = clients.blocks()
-    processes = family(pid)
+def _settled(task: Task, most: int | None = None) -> Count:
+    """The count, once it has no more descriptors than that; without a number, once two agree."""
+    deadline = time.monotonic() + SETTLE_S
+    count, is_settled = _count(task), False
+    while not is_settled and time.monotonic() < deadline:
+        time.sleep(0.3)
+        before, count = count, _count(task)
+        if most is None:
+            is_settled = (before.descriptors, before.threads) == (count.descriptors, count.threads)
+        else:
+            is_settled = count.descriptors <= most
+    return count
+
+
+def _count(task: Task) -> Count:
+    blocks = _blocks(task)
+    processes = family(task.pid)
     return Count(
-        connections=connections,
+        connections=0,
         descriptors=sum(process.num_fds() for process in processes),
         threads=sum(process.num_threads() for process in processes),
-        memory_bytes=resident_bytes(pid),
+        memory_bytes=resident_bytes(task.pid),
         blocks=blocks,
         processes=tuple(process.pid for process in processes),
     )

@@ -1,4 +1,4 @@
-"""Clients that look at the server's memory: beside idle connections, a download and an upload."""
+"""Clients that look at the server's memory: beside idle connections, and an upload."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ IDLE_CONNECTIONS = 2000
 # A round takes so long that it has failed.
 GIVE_UP_S = 120.0
 UPLOAD_BYTES = {False: 128 * MIB, True: 1024 * MIB}
-# Of the large file, where only a short look is asked for.
-SHORT_BYTES = 1024 * MIB
-LOOKS = 100
 # Of a form: its only field, a file.
 FIELD = "file"
 _BOUNDARY = b"a-boundary-of-the-load-tests"
@@ -57,33 +54,6 @@ def idle_connections(task: Task) -> Load:
         more = resident_bytes(task.pid) - before
     facts = {"bytes a connection": more / IDLE_CONNECTIONS}
     return Load(IDLE_CONNECTIONS, 0, 0, 1.0, facts=facts)
-
-
-def watched(task: Task) -> Load:
-    """Download a large file of the run once, after a small page, and look meanwhile."""
-    buffer = memoryview(bytearray(MIB))
-    whole = int(task.path.rpartition("/")[2])
-    size = whole if task.full else min(whole, SHORT_BYTES)
-    # The kernel's sendfile takes seconds for each GB of a hole that is not in the page cache.
-    with open(task.folder / f"{whole}.bin", "rb", buffering=0) as file:
-        while file.tell() < size:
-            file.readinto(buffer)
-    with _connection(task) as connection:
-        _get(connection, "/page").read()
-        before = resident_bytes(task.pid)
-        begun, cpu = time.perf_counter(), time.process_time()
-        answer = _get(connection, task.path)
-        received = 0
-        looks: list[float] = []
-        while received < size and (count := answer.readinto(buffer)):
-            received += count
-            if received * LOOKS >= size * (len(looks) + 1):
-                looks.append((resident_bytes(task.pid) - before) / MIB)
-        seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
-    came = received >= size
-    quarters = {f"at {n}/4, MiB": looks[n * len(looks) // 4 - 1] for n in (1, 2, 3, 4)}
-    facts = {"at most, MiB": max(looks), **quarters, "MB/s": received / 1e6 / seconds}
-    return Load(int(came), int(not came), received, seconds, client_cpu_s=cpu, facts=facts)
 
 
 def upload(*, form: bool = False) -> Client:

@@ -1,32 +1,41 @@
 """What metrics cost a FastWorker, and how long a scrape of eight workers takes under load.
 
 The same server runs with and without WSGIFAST_METRICS, in turn. The exporter's CPU time is part of
-the server's. `python -m loadtests calls.metrics` measures the recording of a request alone.
+the server's. `python -m loadtests instructions.metrics` counts what the recording of a request
+alone takes.
+
+Two starts of the same server differ by more than metrics cost, because their memory layouts differ.
+So the cost of a request is the median difference of many pairs of new servers, each on its own
+core, and a second server without metrics shows the noise.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 import urllib.request
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
-from wsgifast.benchmark.load import Client, Load, Task
+from wsgifast.benchmark.load import Client, Load, Task, family
 from wsgifast.benchmark.processes import HOST, free_port
 from wsgifast.benchmark.serving import gunicorn
-from wsgifast.benchmark.tables import REQUESTS, Contender, Row, Server, Unit
+from wsgifast.benchmark.tables import Contender, Row, Server, Unit
 
 from .bench import FAST, row, table
-from .clients import percentiles, wrk
-from .pinned import on_its_core, pinned_row
+from .clients import Connection, percentiles, wrk
 
 APP, FLASK = "loadtests.app:app", "loadtests.flask_app:app"
 SMALL, PAGE = "/small/1024", "/page"
 WORKERS = 8
 _PAUSE_S = 0.05  # between two scrapes
-_IDLE_ROUNDS = 5
-_IDLE_RUN_S = 3.0
+_WORKERS_START_S = 20.0
+_IDLE_ROUNDS, _IDLE_RUN_S = 5, 3.0
+_PAIRS = 40
+# After so many, CPython has adapted to what the server does.
+_WARM_UP_REQUESTS = 1000
 
 
 def _servers(app: str, workers: int = 1) -> tuple[Server, Server, int]:
@@ -35,7 +44,7 @@ def _servers(app: str, workers: int = 1) -> tuple[Server, Server, int]:
     return plain, replace(plain, env=(("WSGIFAST_METRICS", f"{HOST}:{port}"),)), port
 
 
-def _scrape(port: int, workers: int = WORKERS) -> float:
+def _scrape(port: int, workers: int) -> float:
     """Milliseconds of one scrape, that of a new connection included."""
     began = time.perf_counter()
     with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10) as response:
@@ -43,6 +52,19 @@ def _scrape(port: int, workers: int = WORKERS) -> float:
     if b"wsgifast_workers %d.0" % workers not in text:
         raise RuntimeError(f"a scrape does not tell of {workers} workers: {text[:500]!r}")
     return (time.perf_counter() - began) * 1e3
+
+
+def _wait_for_workers(port: int, workers: int) -> None:
+    deadline = time.monotonic() + _WORKERS_START_S
+    while True:
+        try:
+            _scrape(port, workers)
+        except (OSError, RuntimeError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return
 
 
 def _scrapes(port: int, *, loaded: bool) -> Client:
@@ -55,26 +77,13 @@ def _scrapes(port: int, *, loaded: bool) -> Client:
             load = pool.submit(wrk(32), task) if loaded else None
             began = time.monotonic()
             while (now := time.monotonic() - began) < task.seconds:
-                took.append(_scrape(port))
+                took.append(_scrape(port, WORKERS))
                 time.sleep(_PAUSE_S)
             if load is not None:
                 load.result()
         return Load(len(took), 0, 0, now, percentiles(took))
 
     return run
-
-
-def _wait_for_workers(port: int, workers: int) -> None:
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            _scrape(port, workers)
-        except (OSError, RuntimeError):
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-        else:
-            return
 
 
 def _scrape_row() -> Row:
@@ -88,18 +97,50 @@ def _scrape_row() -> Row:
     return row("metrics.scrape", title, sides, SMALL, unit, seconds=3.0)
 
 
+def _on_its_core(metrics_port: int | None = None) -> Callable[[Task], None]:
+    """Wait until a server is warm, and all of it is there; give it a core of its own."""
+
+    def make(task: Task) -> None:
+        with contextlib.closing(Connection(task.address, task.path)) as connection:
+            for _ in range(_WARM_UP_REQUESTS):
+                connection.ask()
+        if metrics_port is not None:
+            _wait_for_workers(metrics_port, 1)
+        core = {min(os.sched_getaffinity(0))}
+        for process in family(task.pid):
+            for thread in process.threads():  # those that they start have the same
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread.id, core)
+
+    return make
+
+
+def _on_the_other_core(task: Task) -> Load:
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        return wrk(32)(task)
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 def _pinned_row(key: str, title: str, app: str, path: str) -> Row:
     plain, metered, port = _servers(app)
-    sides = {"off": plain, "on": metered}
-    ready = {"on": partial(_wait_for_workers, port, 1)}
-    return pinned_row(f"metrics.pinned.{key}", title, sides, path, ready)
+    contenders = (
+        Contender("off", plain, path, fresh=True, ready=_on_its_core()),
+        Contender("on", metered, path, fresh=True, ready=_on_its_core(port)),
+        Contender("off again", plain, path, fresh=True, ready=_on_its_core()),
+    )
+    unit = Unit("CPU us/req", lambda m: m.cpu_us_per_request, difference=True, less=True)
+    title = f"{title}, on a core: CPU of a request"
+    return Row(f"metrics.pinned.{key}", title, contenders, _on_the_other_core, unit, rounds=_PAIRS)
 
 
 def _idle_row() -> Row:
     plain, metered, port = _servers(APP)
     contenders = (
-        Contender("off", plain, SMALL, ready=on_its_core()),
-        Contender("on", metered, SMALL, ready=on_its_core(partial(_wait_for_workers, port, 1))),
+        Contender("off", plain, SMALL, ready=_on_its_core()),
+        Contender("on", metered, SMALL, ready=_on_its_core(port)),
     )
     unit = Unit("CPU ms/s", lambda m: m.server_cpu_s * 1e3 / m.seconds, difference=True, less=True)
     title = "once a second, whatever comes: CPU of a second"
@@ -116,7 +157,7 @@ def _nobody(task: Task) -> Load:
 def _requests_row(key: str, title: str, app: str, path: str) -> Row:
     plain, metered, _ = _servers(app)
     sides = {"without": plain, "with metrics": metered}
-    return row(f"metrics.requests.{key}", title, sides, path, REQUESTS, wrk(32))
+    return row(f"metrics.requests.{key}", title, sides, path, client=wrk(32))
 
 
 _SCENARIOS = (

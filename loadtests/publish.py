@@ -39,9 +39,8 @@ CHARTS = {theme: f"assets/ratios-{theme}.svg" for theme in THEMES}
 # In this order on the page; others follow.
 NAMES = (
     "demo", "frameworks", "worker", "metrics", "slow", "slow-attack", "static-files",
-    "static-trees", "django-files", "django-start", "memory", "asgi", "asgi-others",
+    "static-trees", "django-files", "django-start", "asgi", "asgi-others",
     "asgi-middleware", "nodelay",
-    "calls",
 )  # fmt: skip
 # Around the generated part of README.
 _MARKS = "<!-- what python -m loadtests.publish writes -->", "<!-- the end of it -->"

@@ -27,7 +27,7 @@ from .bench import FAST, Case, Side, row, rows, table, with_its_cpu
 from .clients import raw, wrk
 from .django_app import MIDDLEWARE
 from .memory import idle_connections
-from .payloads import FILE_BYTES, LARGE_FILE_BYTES, MIB, PAYLOADS, REPORT_BYTES, payload_file
+from .payloads import FILE_BYTES, LARGE_FILE_BYTES, MIB, PAYLOADS, REPORT_BYTES
 from .servers import granian, nginx, small, uvicorn
 
 APP, ASGI_APP, FLASK = "loadtests.app:app", "loadtests.asgi_app:app", "loadtests.flask_app:app"
@@ -46,28 +46,17 @@ GATHERED = ("generator-of-1", "rows")
 SHOWN = [*takewhile(lambda name: name != "ticks", SHAPES)]
 
 
-def _shape(table: str, name: str, client: Client, **more: Side) -> Row:
+def _shape(name: str) -> Row:
     shape, gathered = SHAPES[name], name in GATHERED
     found = sides(APP, "gunicorn", ["gthread"], {"coalesce": True} if gathered else {})
     text = f"{shape.text}, coalesced" if gathered else shape.text
-    contenders = {**found, **more}
-    return row(
-        f"{table}.{name}", text, contenders, f"/{name}", client=client, body_bytes=shape.size
-    )
-
-
-def _loop(size: int) -> Server:
-    return small("sendfile-loop", PAYLOADS / f"{size}.bin")
-
-
-def _shape_files(folder: Path) -> None:
-    for name in SHOWN:
-        payload_file(SHAPES[name].size)
+    client = LOCUST.client(SMALL_USERS if name == "small" else 1)
+    return row(f"demo.{name}", text, found, f"/{name}", client=client, body_bytes=shape.size)
 
 
 _ASGI = sides(ASGI_APP, "uvicorn")
 _DEMO = [
-    *(_shape("demo", n, LOCUST.client(SMALL_USERS if n == "small" else 1)) for n in SHOWN),
+    *map(_shape, SHOWN),
     *rows("demo", "ASGI: ", _ASGI, [
         ("asgi-file", "Starlette's FileResponse", f"/file/{FILE_BYTES}.bin", REQUESTS,
          LOCUST.client()),
@@ -75,13 +64,6 @@ _DEMO = [
         ("asgi-small", "a small Response", "/plain", REQUESTS, LOCUST.client(SMALL_USERS)),
     ]),
 ]  # fmt: skip
-# The same, with a client that costs less, and beside as many bytes from a loop that only sends.
-SOCKETS = table(
-    "demo-sockets",
-    "What an app returns, over raw sockets",
-    [_shape("sockets", n, raw(), **{"a bare loop": _loop(SHAPES[n].size)}) for n in SHOWN],
-    prepare=_shape_files,
-)
 
 # --- What frameworks return
 
@@ -248,7 +230,7 @@ _LARGE_FILE: dict[str, Side] = {
     **_pair(first=OURS),
     "nginx, sendfile on": (nginx(), LARGE),
     "nginx, sendfile off": (nginx(sendfile=False), LARGE),
-    "bare epoll + sendfile loop": (_loop(FILE_BYTES), LARGE),
+    "bare epoll + sendfile loop": (small("sendfile-loop", PAYLOADS / f"{FILE_BYTES}.bin"), LARGE),
 }
 
 

@@ -61,7 +61,8 @@ class Kind:
     :ivar then: sent after it, again and again.
     :ivar send_bytes_per_s: how fast.
     :ivar receive_bytes_per_s: how fast the answer is read; 0: not at all.
-    :ivar leaves: it closes as soon as the opening is sent, and comes back in the next turn.
+    :ivar leaves: it closes as soon as the opening is sent and, if it reads, something has come; and
+        comes back in the next turn.
     :ivar tls: it speaks TLS, without verification.
     """
 
@@ -83,6 +84,7 @@ def downloads(path: str, headers: Iterable[str] = ()) -> Kind:
 class _Client:
     sock: socket.socket
     sent: int = 0
+    has_read: bool = False
 
 
 @dataclass
@@ -127,7 +129,7 @@ class Crowd:
         for client in self._present:
             try:
                 self._act(client, send, receive)
-                if not (self.kind.leaves and client.sent >= len(self._opening)):
+                if not self._is_done(client):
                     stay.append(client)
                     continue
                 back = now
@@ -167,6 +169,10 @@ class Crowd:
         self.seen["opened"] += 1
         return _Client(sock)
 
+    def _is_done(self, client: _Client) -> bool:
+        has_read = client.has_read or not self.kind.receive_bytes_per_s
+        return self.kind.leaves and client.sent >= len(self._opening) and has_read
+
     def _due(self, which: int, more: float) -> int:
         whole, self._owed[which] = divmod(self._owed[which] + more, 1.0)
         return int(whole)
@@ -187,11 +193,12 @@ class Crowd:
         reads = self.kind.receive_bytes_per_s > 0
         if receive or not reads:  # a client that does not read checks whether it was disconnected
             size = min(receive, len(self._buffer)) or 1
-            flags = 0 if reads else socket.MSG_PEEK
+            flags = 0 if reads or self.kind.tls else socket.MSG_PEEK  # which TLS does not have
             received = client.sock.recv_into(self._buffer, size, flags)
             if not received:
                 raise OSError("ended")
             self.received_bytes += received if reads else 0
+            client.has_read = True
 
 
 class SlowClients:
