@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    which = "only rows whose key begins with this or, if none does, contains it"
+    which = "only a table, or rows whose key begins with this or, if none does, contains it"
     parser.add_argument("keys", nargs="*", metavar="KEY", help=which)
     option(parser, "--profile", "", "how long", default="quick", choices=PROFILES)
     option(parser, "--list", help="list the rows and their keys")
@@ -85,12 +85,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def chosen(tables: Sequence[Table], keys: Sequence[str]) -> list[Table]:
     """The tables, reduced to the rows that the keys select.
 
-    A key selects the rows whose key begins with it or, if none does, contains it.
+    A key selects the table of that name; or the rows whose key begins with it or, if none does,
+    contains it.
     """
-    names = [row.key for table in tables for row in table.rows]
+    of_tables = {table.name: {row.key for row in table.rows} for table in tables}
+    names: set[str] = set().union(*of_tables.values())
     wanted: set[str] = set()
     for key in keys:
-        begun = {name for name in names if name.startswith(key)}
+        begun = of_tables.get(key) or {name for name in names if name.startswith(key)}
         wanted |= begun or {name for name in names if key in name}
     kept = []
     for table in tables:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from wsgifast.benchmark.report import Grid, grids, machine
 from wsgifast.terminal import cell_text
 
 from .chart import BARS, THEMES, chart
-from .gains import gains, rows_needed
+from .gains import figures_shown, gains
 from .published import Figures, Published, read, take_in, write
 
 if TYPE_CHECKING:
@@ -83,16 +82,15 @@ def _read() -> dict[str, Published]:
 def missing(known: Sequence[Table]) -> Iterator[str]:
     """The rows of these tables that are not published, and the commands that measure them."""
     there = {key for table in _read().values() for key in table.rows}
-    needed = dict.fromkeys([*rows_needed(), *(bar.key for bar in BARS)])
+    needed = dict.fromkeys([*(row for row, *_ in figures_shown()), *(bar.key for bar in BARS)])
     if wanted := [key for key in needed if key not in there]:
         yield f"README and its chart lack: python -m loadtests {' '.join(wanted)} --profile release"
     others: list[str] = []
     for table in known:
         keys = [row.key for row in table.rows]
-        others += _beginnings_if_all([key for key in keys if key not in there], keys)
+        others += _arguments(table.name, keys, [key for key in keys if key not in there])
     if others:
-        keys = list(dict.fromkeys(others))
-        yield f"The page lacks: python -m loadtests {' '.join(keys)} --profile release"
+        yield f"The page lacks: python -m loadtests {' '.join(others)} --profile release"
 
 
 def differing(here: Mapping[str, str | int]) -> Iterator[str]:
@@ -101,15 +99,21 @@ def differing(here: Mapping[str, str | int]) -> Iterator[str]:
     :param here: the result of :func:`~wsgifast.benchmark.report.machine`.
     """
     found: dict[str, list[str]] = {}
-    for table in _read().values():
+    for name, table in _read().items():
         theirs: dict[str, list[str]] = {}
         for key, row in table.rows.items():
             theirs.setdefault(_difference_of_run(table.runs[row["measured"]], here), []).append(key)
         for what, keys in theirs.items():
-            found.setdefault(what, []).extend(_beginnings_if_all(keys, list(table.rows)))
+            found.setdefault(what, []).extend(_arguments(name, table.rows, keys))
     found.pop("", None)
     for what, keys in found.items():
         yield f"Of {what}: {' '.join(keys)}"
+
+
+def _arguments(name: str, keys: Iterable[str], some: Iterable[str]) -> list[str]:
+    """Some of the keys of a table, as arguments for the load tests; its name for all of them."""
+    some = list(some)
+    return [name] if some == list(keys) else some
 
 
 def _difference_of_run(run: Mapping[str, Any], here: Mapping[str, str | int]) -> str:
@@ -151,8 +155,9 @@ def readme() -> str:
 
 def benchmarks_page() -> str:
     """docs/benchmarks.md."""
-    published = list(_read().values())
-    versions = [_versions(when, run) for table in published for when, run in table.runs.items()]
+    published = _read()
+    runs = [run for table in published.values() for run in table.runs.items()]
+    versions = [_versions(when, run) for when, run in runs]
     parts = [
         "# Benchmarks",
         "This page is generated: `make benchmarks` measures everything on a quiet machine, and "
@@ -162,37 +167,20 @@ def benchmarks_page() -> str:
         "consecutive runs, with the lowest and the highest. MB are 10^6 bytes. Below a row's title "
         "is its key: `python -m loadtests KEY` measures it alone. **Trust the "
         "ratios**, most of all those that you [measure with your own app](how-to/measure.md).",
-        *(part for table in published for part in _section(table)),
+        *(part for name, table in published.items() for part in _section(name, table)),
         *(["## Versions", *dict.fromkeys(versions)] if versions else []),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _section(table: Published) -> Iterator[str]:
+def _section(name: str, table: Published) -> Iterator[str]:
     """The rows of each run, below its command, date and machine."""
     yield f"## {table.title}"
     for when, run in table.runs.items():
-        rows = {key: row for key, row in table.rows.items() if row["measured"] == when}
-        yield _run(when, run, list(rows) if len(table.runs) > 1 else _beginnings(rows))
+        rows = table.of_run(when)
+        yield _run(when, run, _arguments(name, table.rows, rows))
         rounds = run["profile"]["rounds"]
         yield from map(_markdown, grids({k: _with_rounds(row, rounds) for k, row in rows.items()}))
-
-
-def _beginnings_if_all(keys: Sequence[str], of_table: Sequence[str]) -> Sequence[str]:
-    return _beginnings(keys) if list(keys) == list(of_table) else keys
-
-
-def _beginnings(keys: Iterable[str]) -> list[str]:
-    """The common beginnings of keys, as arguments for the load tests."""
-    groups: dict[str, list[str]] = {}
-    for key in keys:
-        groups.setdefault(key.partition(".")[0], []).append(key)
-    found = []
-    for group in groups.values():
-        levels = zip(*(key.split(".") for key in group), strict=False)
-        common = [names[0] for names in takewhile(lambda names: len({*names}) == 1, levels)]
-        found.append(group[0] if len(group) == 1 else ".".join([*common, ""]))
-    return found
 
 
 def _run(when: str, run: Mapping[str, Any], keys: Sequence[str]) -> str:

@@ -38,6 +38,9 @@ class Published:
     runs: dict[str, dict[str, Any]]
     rows: Rows
 
+    def of_run(self, when: str) -> Rows:
+        return {key: row for key, row in self.rows.items() if row["measured"] == when}
+
 
 class Figures:
     """Single figures of all tables, as texts."""
@@ -54,6 +57,29 @@ class Figures:
         """How many times as fast; None where that is not published or was no number."""
         found = self.contender(key, name)
         return Ratio(**found["ratio"]) if found and found["ratio"] else None
+
+    def text(self, key: str, name: str, what: str = "") -> str | None:
+        """One figure; None where it is not published, or is no number.
+
+        :param name: of the contender; for the ratio of a row that has an `ours`, of the one that
+            ours is compared with.
+        :param what: "", for its ratio; "cost ratio", in percent; "p50", in ms; "none": it answered
+            nothing, which has no text; or the name of one of its facts.
+        """
+        found = self.contender(key, name)
+        if found is None:
+            return None
+        if what == "none":
+            return "" if next(iter(found.values())) is None else None
+        if what in ("", "cost ratio"):
+            value = (found[what or "ratio"] or {}).get("median")
+        else:
+            value = found["ms"]["50"] if what == "p50" else found["facts"].get(what)
+        if value is None:
+            return None
+        value *= 100 if what == "cost ratio" else 1
+        # Two digits, or all those before the point.
+        return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def read(folder: Path, order: Sequence[str] = ()) -> dict[str, Published]:
