@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import io
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -32,8 +31,6 @@ BLOCK_BYTES = 64 * 1024
 TICK_BYTES, TICK_S = 32, 0.1
 # An app that waits for its database, and one that computes.
 SLEEP_S, COMPUTE_S = 0.010, 0.003
-# Names a file on a slow disk to the servers, which are processes of their own.
-SLOW_FILE_VARIABLE = "WSGIFAST_SLOW_FILE"
 
 
 class Shape(NamedTuple):
@@ -94,8 +91,8 @@ def _file(environ: WSGIEnvironment, size: int) -> BinaryIO:
     return open(payload_file(size), "rb")
 
 
-def _in_the_servers(environ: WSGIEnvironment, file: BinaryIO, *size: int) -> object:
-    return environ.get("wsgi.file_wrapper", FileWrapper)(file, *size)
+def _in_the_servers(environ: WSGIEnvironment, size: int) -> object:
+    return environ.get("wsgi.file_wrapper", FileWrapper)(_file(environ, size), BLOCK_BYTES)
 
 
 SHAPES = {
@@ -122,8 +119,7 @@ SHAPES = {
     "undeclared": Shape("[bytes], no length", REPORT_BYTES, lambda e, n: [payload(n)]),
     "small": Shape("[bytes], small", 512, lambda e, n: [payload(n)], declared=True),
     "server-wrapper": Shape(
-        "the server's file wrapper", FILE_BYTES,
-        lambda e, n: _in_the_servers(e, _file(e, n), BLOCK_BYTES), declared=True,
+        "the server's file wrapper", FILE_BYTES, _in_the_servers, declared=True
     ),
     "stream": Shape(
         "a generator of 64 KiB blocks", FILE_BYTES, lambda e, n: iter(chunks(n, BLOCK_BYTES))
@@ -138,10 +134,6 @@ SHAPES = {
         declared=True,
     ),
     "blocks": Shape("the number of blocks of memory that Python's objects have", 0, _blocks),
-    "slow-disk": Shape(
-        "a file on a slow disk", 0,
-        lambda e, n: _in_the_servers(e, open(os.environ[SLOW_FILE_VARIABLE], "rb")),
-    ),
 }  # fmt: skip
 
 

@@ -17,9 +17,9 @@ from wsgifast.benchmark.tables import BYTES, REQUESTS, Row, Server
 from .asgi_frameworks import FRAMEWORKS
 from .bench import Case, Side, row, rows, table
 from .clients import raw, wrk
-from .memory import upload, upload_http2
 from .payloads import FILE_BYTES, MIB
 from .servers import daphne, granian, hypercorn, small, uvicorn
+from .uploads import upload, upload_http2
 
 APP, FAST = "loadtests.asgi_app:app", "loadtests.asgi_app:fast"
 FRAMEWORK = "loadtests.asgi_frameworks"
@@ -68,13 +68,10 @@ def _both(*paths: str) -> dict[str, Side]:
 _IN_MEMORY = (("TMPDIR", "/dev/shm"),) if Path("/dev/shm").is_dir() else ()
 
 
-def _upload(
-    key: str, title: str, path: str, sides: dict[str, Server], client: Client | None = None
-) -> Row:
+def _upload(key: str, title: str, sides: dict[str, Server], client: Client = upload) -> Row:
     contenders = {name: replace(server, env=_IN_MEMORY) for name, server in sides.items()}
     title = f"1 GiB {title} (in a short run 128 MiB)"
-    client = client or upload(form=path == "form")
-    return row(f"asgi.upload.{key}", title, contenders, f"/upload/{path}", BYTES, client)
+    return row(f"asgi.upload.{key}", title, contenders, "/upload", BYTES, client)
 
 
 CASES: list[Case] = [
@@ -82,7 +79,6 @@ CASES: list[Case] = [
     ("crumbs", "100,000 messages of 100 bytes", CRUMBS, BYTES),
     ("response", "Response 1 KiB", "/plain", REQUESTS),
 ]
-_UPLOADED = _only(PLAIN, OURS, "granian")
 _ASGI = table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and granian", [
     row("asgi.file-large", "FileResponse 10 MiB", _of(LARGE, PLAIN, OURS, ALONE, "granian"),
         unit=BYTES),
@@ -101,13 +97,12 @@ _ASGI = table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and grani
         unit=BYTES),
     row("asgi.response", "Response 1 KiB",
         _of("/plain", PLAIN, OURS, ALONE, *_MIDDLEWARE, BOTH)),
-    _upload("stream", "read by request.stream()", "stream",
-            {**_UPLOADED, "a bare loop": small("receive-loop")}),
-    _upload("multipart", "in a form, read by request.form()", "form", _UPLOADED),
-    _upload("h11", "read by request.stream() under h11", "stream",
+    _upload("stream", "read by request.stream()",
+            {**_only(PLAIN, OURS, "granian"), "a bare loop": small("receive-loop")}),
+    _upload("h11", "read by request.stream() under h11",
             {"uvicorn --http h11": uvicorn(APP, "--http=h11"),
              "our H11Protocol": uvicorn(APP, "--http=asgifast.uvicorn:H11Protocol")}),
-    _upload("http2", "over HTTP/2, read by request.stream()", "stream", {
+    _upload("http2", "over HTTP/2, read by request.stream()", {
         "uvicorn --http zttp": uvicorn(APP, "--http=zttp", "--http2"),
         "our AutoZttpProtocol": uvicorn(APP, "--http=asgifast.uvicorn:AutoZttpProtocol"),
         "gunicorn -k asgi": gunicorn(APP, *HTTP2, worker_class="asgi"),

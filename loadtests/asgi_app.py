@@ -14,13 +14,11 @@ from collections.abc import AsyncIterator
 import asgifast
 from asgifast.messages import PATHSEND, ASGIApp, Message, Receive, Scope, Send
 from starlette.applications import Starlette
-from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from .memory import FIELD
 from .payloads import FILE_BYTES, PAYLOADS, chunks, payload
 
 # 100,000 messages of 100 bytes.
@@ -50,27 +48,12 @@ async def stream(request: Request) -> Response:
     return StreamingResponse(body())
 
 
-async def upload_stream(request: Request) -> Response:
+async def upload(request: Request) -> Response:
     """Its size, and in how many messages it came."""
     size = messages = 0
     async for chunk in request.stream():
         size += len(chunk)
         messages += bool(chunk)
-    return PlainTextResponse(f"{size} {messages}")
-
-
-async def upload_form(request: Request) -> Response:
-    """The same of a form's file."""
-    size = messages = 0
-
-    async def counted() -> Message:
-        nonlocal messages
-        messages += 1
-        return await request.receive()
-
-    async with Request(request.scope, counted).form() as form:
-        if isinstance(file := form.get(FIELD), UploadFile):
-            size = file.size or 0
     return PlainTextResponse(f"{size} {messages}")
 
 
@@ -92,8 +75,7 @@ app = Starlette(
         Route("/file/{name}", file),
         Route("/our-file/{name}", our_file),
         Route("/stream/{size:int}", stream),
-        Route("/upload/stream", upload_stream, methods=["GET", "POST"]),
-        Route("/upload/form", upload_form, methods=["GET", "POST"]),
+        Route("/upload", upload, methods=["GET", "POST"]),
         Mount("/static", StaticFiles(directory=PAYLOADS)),
         Mount("/our-static", asgifast.StaticFiles(directory=PAYLOADS)),
         Mount("/crumbs", Crumbs()),
@@ -101,31 +83,28 @@ app = Starlette(
 )
 
 
-def in_the_least_middleware(app: ASGIApp) -> ASGIApp:
+async def limit(scope: Scope, receive: Receive, send: Send) -> None:
     """What any middleware costs that looks at the messages: a copied scope, a send() more."""
 
-    async def middleware(scope: Scope, receive: Receive, send: Send) -> None:
-        async def forward(message: Message) -> None:
-            await send(message)
+    async def forward(message: Message) -> None:
+        await send(message)
 
-        await app({**scope}, receive, forward)
-
-    return middleware
+    await app({**scope}, receive, forward)
 
 
-class Nothing:
+async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
     """What any middleware costs: a call and a coroutine more."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app(scope, receive, send)
+    await app(scope, receive, send)
 
 
 fast = asgifast.ASGIFast(app)
-nothing = Nothing(app)
-limit = in_the_least_middleware(app)
+
+
+def __getattr__(name: str) -> ASGIApp:
+    """An app whose back end of metrics is only loaded where it is asked for."""
+    if name == "metered":
+        return asgifast.ASGIFast(app, metrics="prometheus")
+    raise AttributeError(name)
 
 
 async def bare(scope: Scope, receive: Receive, send: Send) -> None:

@@ -9,10 +9,8 @@ there, so that TCP_NODELAY is set as in production.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import http.client
-import inspect
 import os
 import re
 import shutil
@@ -20,35 +18,28 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from asgifast import ASGIFast
 
 from wsgifast import WSGIFast
 from wsgifast.benchmark.load import Client, Load
 from wsgifast.benchmark.processes import HOST, free_port, started, temporary_folder
 from wsgifast.benchmark.tables import Row, Server, Unit
 
-from .asgi_app import app as starlette_app
-from .asgi_app import in_the_least_middleware
 from .bench import row, table
 from .flask_app import app as flask_app
 from .servers import uvicorn
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
-    from asgifast.messages import ASGIApp, Message, Receive, Scope, Send
 
 INSTRUCTIONS = Unit("instructions", lambda m: m.facts["instructions"], difference=True)
 # So many connections ask at once, as they do of a busy server: one turn of its loop serves them.
 CONNECTIONS = 16
 # The requests of the shorter run, after which CPython has adapted to them; the other has twice.
 REQUESTS, CALLS = 100 * CONNECTIONS, 1000
-# So many requests does a busy server serve in one turn of its event loop.
-REQUESTS_A_TURN = 10
 BODY = [b"x" * 512]
 _START_S, _PAUSE_S = 120.0, 0.1
 _COUNTED = re.compile(r"I\s+refs:\s+([\d,]+)")
@@ -62,13 +53,6 @@ _ENVIRON: dict[str, Any] = {
     "REMOTE_ADDR": "127.0.0.1", "REMOTE_PORT": "50000", "HTTP_HOST": "127.0.0.1:8000",
     "HTTP_USER_AGENT": "loadtests", "HTTP_ACCEPT": "*/*",
     "HTTP_ACCEPT_ENCODING": "gzip, deflate", "HTTP_CONNECTION": "keep-alive",
-}  # fmt: skip
-# As uvicorn makes it.
-_SCOPE: dict[str, Any] = {
-    "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1",
-    "server": ("127.0.0.1", 8000), "client": ("127.0.0.1", 50000), "scheme": "http",
-    "method": "GET", "root_path": "", "path": "/plain", "raw_path": b"/plain",
-    "query_string": b"", "headers": [(b"host", b"127.0.0.1:8000")], "state": {},
 }  # fmt: skip
 
 
@@ -183,31 +167,6 @@ def _start_response(status: str, headers: list[tuple[str, str]], exc_info: Any =
     return None
 
 
-def _asgi(wrap: Callable[[Any], Any], inner: Any) -> Callable[[], Awaitable[None]]:
-    app: ASGIApp = wrap(inner)
-
-    async def receive() -> Message:
-        return {"type": "http.disconnect"}
-
-    async def send(message: Message) -> None:
-        pass
-
-    async def turn() -> None:
-        for _ in range(REQUESTS_A_TURN):
-            await app(_SCOPE.copy(), receive, send)
-        await asyncio.sleep(0)
-
-    return turn
-
-
-def _asgi_app(*headers: tuple[bytes, bytes]) -> ASGIApp:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [*headers]})
-        await send({"type": "http.response.body", "body": BODY[0]})
-
-    return app
-
-
 def _itself(app: Any) -> Any:
     return app
 
@@ -226,19 +185,12 @@ def _flask(wrap: Callable[[Any], Any]) -> Callable[[], None]:
 
 
 _LENGTH = ("Content-Length", "512")
-_DECLARED = _asgi_app((b"content-length", b"512"))
 _WSGI: dict[str, Any] = {"raw": _itself, "WSGIFast": WSGIFast}
-_ASGI: dict[str, Any] = {
-    "raw": _itself, "least middleware": in_the_least_middleware, "ASGIFast": ASGIFast
-}  # fmt: skip
 _METRICS: dict[str, Any] = {
     "none": WSGIFast,
     "prometheus": partial(WSGIFast, metrics="prometheus"),
     "opentelemetry, its SDK": _with_opentelemetry,
 }
-_ASGI_METRICS: dict[str, Any] = {
-    "none": ASGIFast, "prometheus": partial(ASGIFast, metrics="prometheus")
-}  # fmt: skip
 _NOTED: dict[str, Any] = {"headers": (_LENGTH,), "pattern": "/items/<int:number>"}
 # A row's key -> its title, contenders, and what makes the call of a contender.
 _CALLS: dict[str, tuple[str, dict[str, Any], Callable[..., Callable[[], Any]]]] = {
@@ -247,16 +199,11 @@ _CALLS: dict[str, tuple[str, dict[str, Any], Callable[..., Callable[[], Any]]]] 
     "wsgi.undeclared": ("WSGI: [bytes] without", _WSGI, _wsgi),
     "wsgi.iterator": ("WSGI: an iterator of one chunk", _WSGI, partial(_wsgi, kind=iter)),
     "wsgi.flask": ("WSGI: a page of Flask's", _WSGI, _flask),
-    "metrics.wsgi": ("WSGIFast with metrics", _METRICS, partial(_wsgi, **_NOTED)),
-    "metrics.asgi": ("ASGIFast with metrics", _ASGI_METRICS, partial(_asgi, inner=_DECLARED)),
-    "asgi.declared": ("ASGI: a head and a body", _ASGI, partial(_asgi, inner=_DECLARED)),
-    "asgi.undeclared": ("ASGI: the same without Content-Length", _ASGI,
-                        partial(_asgi, inner=_asgi_app())),
-    "asgi.starlette": ("ASGI: Starlette's Response", _ASGI, partial(_asgi, inner=starlette_app)),
+    "metrics": ("WSGIFast with metrics", _METRICS, partial(_wsgi, **_NOTED)),
 }  # fmt: skip
 _APPS = {
     "uvicorn": "app", "one that does nothing": "nothing", "a bare middleware": "limit",
-    "ASGIFast": "fast",
+    "ASGIFast": "fast", "ASGIFast with metrics": "metered",
 }  # fmt: skip
 
 
@@ -291,16 +238,8 @@ def main() -> None:
     key, _, side = given.call.partition(":")
     _, sides, make = _CALLS[key]
     call = make(sides[side])
-    if inspect.iscoroutinefunction(call):
-        asyncio.run(_turns(call, given.count))
-    else:
-        for _ in range(given.count):
-            call()
-
-
-async def _turns(turn: Callable[[], Any], count: int) -> None:
-    for _ in range(count // REQUESTS_A_TURN):
-        await turn()
+    for _ in range(given.count):
+        call()
 
 
 if __name__ == "__main__":

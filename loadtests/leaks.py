@@ -34,8 +34,9 @@ from wsgifast.server.pool import MAX_SPARES
 from .bench import FAST, row, table
 from .servers import uvicorn
 
-# Rounds of so many seconds, with so many clients in each state at a time.
-ROUNDS, ROUND_S, CLIENTS = 8, 3.0, 10
+# Rounds of so many seconds, with so many clients in each state at a time; and as many more leave
+# all at once.
+ROUNDS, ROUND_S, CLIENTS, TOGETHER = 8, 3.0, 3, 10
 # A server learns at once that a client has left; what it still has then, it has lost.
 SETTLE_S = 10.0
 # What a server may grow by for each connection in the later half of the rounds. A connection that
@@ -64,29 +65,32 @@ STATES = {
     "in HTTP/2 streams": _leaves(opening("readers of HTTP/2 streams", "/server-wrapper")),
     "HTTP/2 nonsense": _leaves(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100),
 }
+# Whom the server sends away itself.
+_REFUSED = ("HTTP/2 nonsense", "no TLS at all")
 
 
-def _states(*, tls: bool) -> list[Kind]:
+def _states(*, tls: bool) -> dict[str, Kind]:
     """With TLS the same above it, and those in which it is not agreed on."""
     if not tls:
-        return list(STATES.values())
+        return STATES
     outgoing = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
         tls_context().wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
     hello = outgoing.read()
-    return [
-        _leaves(),
-        _leaves(hello[: len(hello) // 2]),
-        _leaves(hello, answered=True),
-        _leaves(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
-        *(replace(kind, tls=True) for kind in STATES.values()),
-    ]
+    return {
+        "connected, no TLS yet": _leaves(),
+        "half a hello": _leaves(hello[: len(hello) // 2]),
+        "half a handshake": _leaves(hello, answered=True),
+        "no TLS at all": _leaves(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
+        # The handshake comes with the first bytes; servers ignore an empty line.
+        **{n: replace(k, tls=True, opening=k.opening or b"\r\n") for n, k in STATES.items()},
+    }
 
 
-def _abandon(task: Task, kinds: Iterable[Kind], seconds: float) -> int:
-    """Clients of all these kinds, for a while; returns how many they were."""
+def _abandon(task: Task, kinds: Iterable[Kind], clients: int, seconds: float) -> int:
+    """So many clients of each kind, for a while; returns how many they were."""
     with contextlib.ExitStack() as stack:
-        crowds = [stack.enter_context(slow_clients(k, task.address, CLIENTS)) for k in kinds]
+        crowds = [stack.enter_context(slow_clients(k, task.address, clients)) for k in kinds]
         time.sleep(seconds)
         return sum(int(crowd.end()["opened"]) for crowd in crowds)
 
@@ -120,16 +124,22 @@ def measure(
     :param idle_s: seconds without a client before each count, for the server's timers.
     :raises OSError: if the server does not answer any more.
     """
-    kinds = _states(tls=task.tls)
+    states = _states(tls=task.tls)
+    kinds = states.values()
     # They wait for no answer, as threads may all be busy, and leave when the crowd ends.
-    together = [replace(kind, leaves=False, receive_bytes_per_s=0) for kind in kinds]
+    together = [
+        replace(kind, leaves=False, receive_bytes_per_s=0)
+        for name, kind in states.items()
+        if name not in _REFUSED
+    ]
     end = time.monotonic() + task.seconds
-    _abandon(task, kinds, 0.3)  # for what is made once, such as threads
+    _abandon(task, kinds, CLIENTS, 0.3)  # for what is made once, such as threads
     count = _settled(task)
     yield count
     done = 0
     for number in itertools.count(1):
-        done += _abandon(task, kinds, round_s) + _abandon(task, together, 0.0)
+        done += _abandon(task, kinds, CLIENTS, round_s)
+        done += _abandon(task, together, TOGETHER, 0.0)
         time.sleep(idle_s)
         count = replace(_settled(task, count.descriptors), connections=done)
         yield count

@@ -38,7 +38,7 @@ CHARTS = {theme: f"assets/ratios-{theme}.svg" for theme in THEMES}
 # In this order on the page; others follow.
 NAMES = (
     "demo", "frameworks", "worker", "metrics", "slow", "slow-attack", "static-files",
-    "static-trees", "django-files", "django-start", "asgi", "asgi-others",
+    "django-files", "django-start", "asgi", "asgi-others",
     "asgi-middleware", "nodelay",
 )  # fmt: skip
 # Around the generated part of README.

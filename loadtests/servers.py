@@ -44,14 +44,13 @@ daemon off; worker_processes 1; pid {folder}/pid; error_log stderr crit; user {u
 worker_rlimit_nofile 16384;
 events {{ worker_connections 16384; multi_accept on; }}
 http {{
-  access_log off; sendfile {sendfile}; aio {aio}; sendfile_max_chunk 512k;
+  access_log off; sendfile {sendfile}; sendfile_max_chunk 512k;
   tcp_nopush on; tcp_nodelay on;
   output_buffers 2 512k; keepalive_timeout 120s; keepalive_requests 10000000;
   client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
   uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   server {{
     listen {host}:{port} backlog=2048; root {payloads}; default_type application/octet-stream;
-    location /slow-disk {{ alias {slow}; }}
     location /upload {{ client_max_body_size 1g; proxy_pass http://{host}:{port}/1024.bin; }}
   }}
 }}
@@ -74,15 +73,9 @@ def _python(*arguments: str) -> Server:
     return Server(("python", "-m", *arguments))
 
 
-def nginx(*, sendfile: bool = True, aio: bool = False, slow: str = "/nonexistent") -> Server:
-    """nginx with the payload files: /10485760.bin has so many bytes. /slow-disk, /upload too.
-
-    :param aio: reads are done by threads, as its documentation advises for disks that are slow.
-    :param slow: what it has at /slow-disk.
-    """
-    return small(
-        "nginx", "{folder}", "on" if sendfile else "off", "threads" if aio else "off", slow
-    )
+def nginx(*, sendfile: bool = True) -> Server:
+    """nginx with the payload files: /10485760.bin has so many bytes; and /upload."""
+    return small("nginx", "{folder}", "on" if sendfile else "off")
 
 
 def uvicorn(app: str, *options: str, ours: bool = False) -> Server:
@@ -110,13 +103,13 @@ def daphne(app: str) -> Server:
     return _python("daphne", "--verbosity=0", f"--bind={HOST}", "--port={port}", app)
 
 
-def _become_nginx(port: int, folder: str, sendfile: str, aio: str, slow: str) -> None:
+def _become_nginx(port: int, folder: str, sendfile: str) -> None:
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if program is None:
         raise SystemExit("nginx is not installed: apt-get install nginx-light (Debian, Ubuntu)")
     own = tempfile.mkdtemp(dir=folder)
     user = pwd.getpwuid(os.geteuid()).pw_name
-    settings = {"folder": own, "user": user, "sendfile": sendfile, "aio": aio, "slow": slow}
+    settings = {"folder": own, "user": user, "sendfile": sendfile}
     conf = Path(own, "nginx.conf")
     conf.write_text(_NGINX.format(**settings, host=HOST, port=port, payloads=PAYLOADS))
     os.execv(program, [program, "-e", "stderr", "-c", str(conf)])

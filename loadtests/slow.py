@@ -3,8 +3,7 @@
 The crowd is one process, the client whose times are told is this one, which asks again and again,
 every tenth time on a new connection; each run has a new server. `attack.` is every kind of crowd in
 tests.support.slow_clients, on FastWorker, gthread and nginx, which has no generator to be read
-slowly and reads the slow disk by threads (its `aio threads`). That disk is a FUSE file system; it
-needs root, and its row is left out without.
+slowly.
 """
 
 from __future__ import annotations
@@ -17,13 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 from tests.support.slow_clients import KINDS, others, slow_clients
-from tests.support.slow_disk import has_slow_disk, slow_disk
 from wsgifast.benchmark.load import Client, Load, Task, resident_bytes
 from wsgifast.benchmark.serving import gunicorn
 from wsgifast.benchmark.slow_clients import SlowClients
 from wsgifast.benchmark.tables import Row, Unit
 
-from .app import SLOW_FILE_VARIABLE
 from .asgi import APP as ASGI_APP
 from .asgi import HTTP2
 from .bench import FAST, Side, row, table
@@ -39,16 +36,12 @@ OTHERS = Unit(
 )  # fmt: skip
 # Makes what is made once, such as threads and their stacks: it is no slow client's memory.
 _WARM = raw(connections=200, requests=1, receive_bytes=65_536)
-# The slow disk that servers find as {folder}/disk/file: 0.5 s for each 128 KiB.
-DISK_BYTES, DISK_BYTES_PER_S = 100 << 20, 256 * 1024
-DISK_FOLDER = "disk"
 
 
 def _beside(
     *crowds: tuple[str, int | None] | tuple[str, int, str],
     asks: str | None = "/small/1024",
     warms: str | None = None,
-    disk: bool = False,
     settle_s: float = 0.0,
 ) -> Client:
     """Others beside crowds of slow clients; beside nobody without a crowd.
@@ -57,7 +50,6 @@ def _beside(
         kind says), and the path that they ask for, if it is not the contender's.
     :param asks: the path that the others ask for; None: the contender's.
     :param warms: the path asked for by many at once before anything is measured.
-    :param disk: the crowd's file is on a slow disk, which is mounted for the run.
     :param settle_s: the crowd is left alone for so long before anything is measured: by then the
         kernel's buffers are full, and what is seen does not depend on the crowd's beginning.
     """
@@ -70,11 +62,6 @@ def _beside(
         _WARM(replace(task, path=warms or path, body_bytes=None, seconds=30.0))
         time.sleep(0.1)
         with contextlib.ExitStack() as stack:
-            if disk:
-                folder = task.folder / DISK_FOLDER
-                folder.mkdir(exist_ok=True)
-                mounted = slow_disk(folder, size=DISK_BYTES, bytes_per_s=DISK_BYTES_PER_S)
-                stack.enter_context(mounted)
             before = resident_bytes(task.pid)
             present = []
             for kind, clients, *theirs in crowds:
@@ -209,25 +196,20 @@ ATTACKS: dict[str, tuple[str, str | None]] = {
     "readers of a list": (f"/whole/{LIST_BYTES}", f"/{LIST_BYTES}.bin"),
     "readers of a file": (_FILE, f"/{FILE_BYTES}.bin"),
     "readers of a generator": ("/stream", None),
-    "downloads from a slow disk": ("/slow-disk", "/slow-disk"),
     "silent connections": (_SMALL, "/1024.bin"),
     "connection flood": (_SMALL, "/1024.bin"),
 }
-_DISK = "downloads from a slow disk"
 
 
 def _attack(kind: str) -> Row:
-    disk, slow = kind == _DISK, f"{{folder}}/{DISK_FOLDER}/file"
     path, nginx_path = ATTACKS[kind]
     crowds = [(kind, None)] if kind in KINDS else []
-    sides = _pair(env={SLOW_FILE_VARIABLE: slow})
+    sides = _pair()
     if nginx_path is not None:
-        client = _beside(*crowds, asks="/1024.bin", disk=disk)
-        sides["nginx"] = (nginx(aio=disk, slow=slow), nginx_path, client)
+        sides["nginx"] = (nginx(), nginx_path, _beside(*crowds, asks="/1024.bin"))
     title = f"{KINDS[kind].clients:,} {kind}" if crowds else "nobody beside"
-    client = _beside(*crowds, disk=disk)
-    return row(f"attack.{kind.replace(' ', '-')}", title, sides, path, OTHERS, client, fresh=True)
+    key = f"attack.{kind.replace(' ', '-')}"
+    return row(key, title, sides, path, OTHERS, _beside(*crowds), fresh=True)
 
 
-_ATTACKS = [_attack(kind) for kind in ATTACKS if kind != _DISK or has_slow_disk()]
-TABLES = [_SLOW, table("slow-attack", "Others under attack", _ATTACKS)]
+TABLES = [_SLOW, table("slow-attack", "Others under attack", [*map(_attack, ATTACKS)])]

@@ -9,10 +9,8 @@ a server that leaves its packets to the client's process seems to need none.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,6 @@ from .app import SHAPES
 from .bench import FAST, Case, Side, row, rows, table, with_its_cpu
 from .clients import raw, wrk
 from .django_app import MIDDLEWARE
-from .memory import idle_connections
 from .payloads import FILE_BYTES, LARGE_FILE_BYTES, MIB, PAYLOADS, REPORT_BYTES
 from .servers import granian, nginx, small, uvicorn
 
@@ -108,59 +105,37 @@ BODIES = [
 
 # --- Static files and Django
 
-FEW_FILES, MANY_FILES, DJANGO_FILES = 10, 100_000, 10_000
+DJANGO_FILES = 10_000
 MILLISECONDS = Unit("start, ms", lambda m: m.seconds * 1e3, less=True)
-_START = """
-import json, resource, sys, time
-from wsgifast import StaticFiles
-most_mb = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-before, start = most_mb(), time.perf_counter()
-StaticFiles(directory=sys.argv[1])
-print(json.dumps([time.perf_counter() - start, {"MB more": most_mb() - before}]))
-"""
 _DJANGO_START = """
-import json, sys, time, warnings
+import sys, time, warnings
 warnings.simplefilter("ignore")
 from loadtests.django_app import wsgi
 import django.core.handlers.wsgi, django.contrib.staticfiles, whitenoise.middleware
 import servestatic.middleware, wsgifast.files.site
 start = time.perf_counter()
 wsgi(sys.argv[2], sys.argv[1])
-print(json.dumps([time.perf_counter() - start, {}]))
+print(time.perf_counter() - start)
 """
 
 
-def _start_up(script: str, count: int, *arguments: str) -> Client:
-    """Seconds to make an app of so many files, in a process of its own.
-
-    :param script: prints them, and other figures by their names, in JSON; gets the folder.
-    """
+def _start_up(middleware: str) -> Client:
+    """Seconds to make the app of so many files, in a process of its own."""
 
     def run(task: Task) -> Load:
-        command = [sys.executable, "-c", script, str(task.folder / str(count)), *arguments]
+        command = [sys.executable, "-c", _DJANGO_START, str(task.folder), middleware]
         ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        seconds, facts = json.loads(ran.stdout)
-        return Load(1, 0, 0, seconds, facts=facts)
+        return Load(1, 0, 0, float(ran.stdout))
 
     return run
 
 
-def _trees(*counts: int) -> Callable[[Path], None]:
-    """Makes trees of so many files of 1 KiB, a thousand in each of their folders."""
-
-    def prepare(folder: Path) -> None:
-        for count in counts:
-            for number in range(count):
-                path = folder / str(count) / str(number // 1000) / f"{number % 1000}.txt"
-                if number % 1000 == 0:
-                    path.parent.mkdir(parents=True)
-                path.write_bytes(bytes(1024))
-
-    return prepare
-
-
-def _of_trees(make: Callable[[int], Side]) -> dict[str, Side]:
-    return {f"{count:,} files": make(count) for count in (FEW_FILES, MANY_FILES)}
+def _tree(folder: Path) -> None:
+    """Files of 1 KiB, a thousand in each of their folders."""
+    for number in range(DJANGO_FILES):
+        path = folder / str(number // 1000) / f"{number % 1000}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(1024))
 
 
 _STATIC: dict[str, Side] = {
@@ -182,12 +157,6 @@ FILES = [
         row("static.large", "10 MiB", _STATIC, LARGE, BYTES),
         row("static.ranges", "1 MiB ranges of it", _STATIC, LARGE, BYTES, headers=RANGE),
     ]),
-    table("static-trees", "StaticFiles by the size of the tree", [
-        row("static.start", "start by the size of the tree",
-            _of_trees(lambda count: _start_up(_START, count)), unit=MILLISECONDS),
-        row("static.tree", "1 KiB by the size of the tree",
-            _of_trees(lambda count: _static(f"static_files('{{folder}}/{count}')")), "/0/0.txt"),
-    ], prepare=_trees(FEW_FILES, MANY_FILES)),
     table("django-files", "Django", [
         row("django.static.small", "static file, 1 KiB", _MIDDLEWARE, f"/static{SMALL_FILE}"),
         row("django.static.large", "static file, 10 MiB", _MIDDLEWARE, f"/static{LARGE}", BYTES),
@@ -201,15 +170,13 @@ FILES = [
     ]),
     table("django-start", "Django's start", [
         row("django.start", f"start with {DJANGO_FILES:,} files",
-            {name: _start_up(_DJANGO_START, DJANGO_FILES, name) for name in MIDDLEWARE},
-            unit=MILLISECONDS),
-    ], prepare=_trees(DJANGO_FILES)),
+            {name: _start_up(name) for name in MIDDLEWARE}, unit=MILLISECONDS),
+    ], prepare=_tree),
 ]  # fmt: skip
 
 # --- FastWorker
 
 GTHREAD, OURS, OUR_FILES = "gthread", "FastWorker", "StaticFiles on FastWorker"
-IDLE = Unit("bytes a connection", lambda m: m.facts["bytes a connection"], less=True)
 
 
 _KINDS = {GTHREAD: "gthread", OURS: FAST}
@@ -258,8 +225,6 @@ WORKER = table("worker", "FastWorker beside gthread, granian and nginx", [
         client=wrk(32)),
     row("worker.two.small-32", "two workers: 1 KiB, 32, of which wrk has its share", _BOTH, SMALL,
         client=wrk(32)),
-    row("worker.memory.idle", "an idle connection, kept alive",
-        _pair("--worker-connections=5000", first=OURS), SMALL, IDLE, idle_connections, fresh=True),
     *rows("worker.tls", "TLS ", _pair(tls=True), [
         ("small-4", "1 KiB, 4 connections", SMALL, REQUESTS, wrk(4)),
         ("small-32", "1 KiB, 32 connections", SMALL, REQUESTS, wrk(32)),

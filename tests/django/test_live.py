@@ -161,7 +161,7 @@ def test_a_connection_to_the_database_is_one_threads(server: LiveServer) -> None
 # A user of its own process, which Locust patches: each of its tasks once.
 _EACH_TASK = """
 import json, sys
-from loadtests.django_project import Project
+from examples.django_project.locustfile import Project
 from locust.env import Environment
 
 Project.host = sys.argv[1]

@@ -230,9 +230,9 @@ def test_every_ratio_that_is_shown_is_one_that_its_row_has() -> None:
 
 
 def test_every_row_that_is_published_is_one_of_the_load_tests() -> None:
-    """Else remove it from docs/benchmarks/*.json; the slow disk's is one where there is FUSE."""
+    """Else remove it from docs/benchmarks/*.json."""
     found = {key for table in read(publish.DATA).values() for key in table.rows}
-    assert found <= {*_contenders(), "attack.downloads-from-a-slow-disk"}
+    assert found <= {*_contenders()}
 
 
 def test_a_chart_without_figures_is_a_picture_too() -> None:

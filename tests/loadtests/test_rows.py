@@ -73,7 +73,9 @@ def test_a_key_that_no_row_has(capsys: pytest.CaptureFixture[str]) -> None:
         ("d", []),
     ],
 )
-def test_a_key_is_a_table_or_of_rows_that_begin_with_it_or_else_have_it(given: str, found: list[str]) -> None:
+def test_a_key_is_a_tables_or_of_rows_that_begin_with_it_or_have_it(
+    given: str, found: list[str]
+) -> None:
     rows = [replace(wsgi.WORKER.rows[0], key=key) for key in ("a.b", "a.bc", "b.c")]
     assert [
         row.key for table in chosen([Table("t", "t", rows)], [given]) for row in table.rows

@@ -182,6 +182,8 @@ class Crowd:
         if client.sent < len(self._opening):
             client.sent += client.sock.send(self._opening[client.sent :])
             return
+        if self._is_done(client):
+            return
         if send:
             at = (client.sent - len(self._opening)) % max(1, len(self.kind.then))
             try:

@@ -1,11 +1,11 @@
-"""Locust's scenario for examples/django_project: users who log in, vote, upload and download.
+"""Locust's scenario for this project: users who log in, vote, upload and download.
 
     export DJANGO_SUPERUSER_PASSWORD=locust
     manage="python examples/django_project/manage.py"
     $manage migrate; $manage collectstatic --noinput; $manage loaddata sample
     $manage createsuperuser --noinput --username locust --email locust@example.com
     gunicorn -k wsgifast.workers.FastWorker --threads 4 examples.django_project.wsgi
-    locust -f loadtests/django_project.py --headless -u 4 -t 10s
+    locust -f examples/django_project/locustfile.py --headless -u 4 -t 10s
 
 Or `uvicorn --http asgifast.uvicorn:HttpToolsProtocol examples.django_project.asgi:application`, and
 `manage.py flush` between the two: each upload stays.

@@ -1,91 +1,42 @@
-"""Clients that look at the server's memory: beside idle connections, and an upload."""
+"""Clients that upload, and look at the server's memory."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from wsgifast.benchmark.load import Client, Load, Task, family, resident_bytes
+from wsgifast.benchmark.load import Load, Task, family
 
 from .clients import children_cpu_s
 from .payloads import MIB, payload
 
-IDLE_CONNECTIONS = 2000
 # A round takes so long that it has failed.
 GIVE_UP_S = 120.0
 UPLOAD_BYTES = {False: 128 * MIB, True: 1024 * MIB}
-# Of a form: its only field, a file.
-FIELD = "file"
-_BOUNDARY = b"a-boundary-of-the-load-tests"
-_BEFORE = b'--%b\r\nContent-Disposition: form-data; name="%b"; filename="upload.bin"\r\n\r\n' % (
-    _BOUNDARY,
-    FIELD.encode(),
-)
-_AFTER = b"\r\n--%b--\r\n" % _BOUNDARY
 
 
-def _connection(task: Task) -> contextlib.closing[http.client.HTTPConnection]:
-    return contextlib.closing(http.client.HTTPConnection(*task.address, timeout=GIVE_UP_S))
-
-
-def _get(connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
-    connection.request("GET", path)
-    return connection.getresponse()
-
-
-def idle_connections(task: Task) -> Load:
-    """Ask once on each of many connections, keep them, and look at the server's memory."""
-    with contextlib.ExitStack() as stack:
-
-        def ask() -> None:
-            _get(stack.enter_context(_connection(task)), task.path).read()
-
-        for _ in range(IDLE_CONNECTIONS // 10):  # what is made once
-            ask()
-        before = resident_bytes(task.pid)
-        for _ in range(IDLE_CONNECTIONS):
-            ask()
-        more = resident_bytes(task.pid) - before
-    facts = {"bytes a connection": more / IDLE_CONNECTIONS}
-    return Load(IDLE_CONNECTIONS, 0, 0, 1.0, facts=facts)
-
-
-def upload(*, form: bool = False) -> Client:
-    """One upload a run; the answer is its size and its messages.
-
-    :param form: as a file of multipart/form-data.
-    """
-    before, after = (_BEFORE, _AFTER) if form else (b"", b"")
-
-    def blocks(size: int) -> Iterator[bytes]:
-        yield before
-        for _ in range(size // MIB):
-            yield payload(MIB)
-        yield after
-
-    def run(task: Task) -> Load:
-        size = UPLOAD_BYTES[task.full]
-        headers = {"Content-Length": str(len(before) + size + len(after))}
-        if form:
-            headers["Content-Type"] = f"multipart/form-data; boundary={_BOUNDARY.decode()}"
-        with _connection(task) as connection:
-            _get(connection, task.path).read()  # whatever is made once, is made
-            memory = _most_memory(task.pid, reset=True)
-            begun, cpu = time.perf_counter(), time.process_time()
-            connection.request("POST", task.path, blocks(size), headers)
-            answer = connection.getresponse()
-            text = answer.read().decode()
-            seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
-            more = _most_memory(task.pid) - memory
-        return _uploaded(size, answer.status, text, seconds, cpu, more)
-
-    return run
+def upload(task: Task) -> Load:
+    """One upload a run; the answer is its size and its messages."""
+    size = UPLOAD_BYTES[task.full]
+    connection = http.client.HTTPConnection(*task.address, timeout=GIVE_UP_S)
+    with contextlib.closing(connection):
+        connection.request("GET", task.path)  # whatever is made once, is made
+        connection.getresponse().read()
+        memory = _most_memory(task.pid, reset=True)
+        begun, cpu = time.perf_counter(), time.process_time()
+        blocks = itertools.repeat(payload(MIB), size // MIB)
+        connection.request("POST", task.path, blocks, {"Content-Length": str(size)})
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
+        more = _most_memory(task.pid) - memory
+    return _uploaded(size, answer.status, text, seconds, cpu, more)
 
 
 def upload_http2(task: Task) -> Load:
