@@ -49,7 +49,7 @@ demo: $(READY)
 # ARGS='worker. --profile release' measures less, and leaves the other figures as they are.
 benchmarks: $(READY)
 	@$(BIN)/python -m loadtests $(or $(ARGS),all --profile release); status=$$?; \
-	  $(BIN)/python -m loadtests.publish && exit $$status
+	  $(BIN)/python -m docs.benchmarks.publish && exit $$status
 
 # The five field reports measured again; PROFILE=release for as many messages and bytes as then.
 field-reports: $(READY)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from loadtests.publish import CHARTS, benchmarks_page, ratios, readme
+from docs.benchmarks.publish import CHARTS, benchmarks_page, ratios, readme
 from wsgifast.cli import command_parser
 from wsgifast.doctor import CATALOGUE as FINDINGS
 from wsgifast.metrics import catalogue as metrics

@@ -2,6 +2,6 @@
 
 They stand on :mod:`wsgifast.benchmark`, which `wsgifast bench` runs on anybody's app. `wsgi`,
 `asgi`, `slow`, `metrics` and `field_reports` are the tables whose figures the documentation gives
-(`publish` takes them there), `leaks` and `replaced` those that find faults;
+(`docs.benchmarks` takes them there), `leaks` and `replaced` those that find faults;
 `*_app` is what is served, `servers` the servers that are not ours, `clients` and `memory` who asks.
 """

@@ -21,14 +21,10 @@ from loadtests.app import SHAPES
 from loadtests.payloads import FILE_BYTES
 from wsgifast.benchmark.downloads import DownloadUser
 
-# The time to the first bytes is told too: that of events must be at once, although the whole takes
-# a second.
-STREAMS = ("stream", "rows", "ticks")
 
-
-def _visit(path: str, size: int, *, first_byte: bool = False) -> Callable[[DownloadUser], None]:
+def _visit(path: str, size: int) -> Callable[[DownloadUser], None]:
     def visit(user: DownloadUser) -> None:
-        user.download(path, expected=size, first_byte=first_byte)
+        user.download(path, expected=size)
 
     return visit
 
@@ -39,7 +35,7 @@ class Shapes(DownloadUser):
     host = "http://127.0.0.1:8001"
     wait_time = constant(0)
     tasks = [  # noqa: RUF012 - locust reads it from the class
-        tag(name)(task(_visit(f"/{name}", shape.size, first_byte=name in STREAMS)))
+        tag(name)(task(_visit(f"/{name}", shape.size)))
         for name, shape in SHAPES.items()
         if shape.size
     ]

@@ -29,7 +29,8 @@ for module in sys.argv[1:]:
 
 def test_help_and_refusal() -> None:
     first_lines = {}
-    for path in sorted((ROOT / "loadtests").rglob("*.py")):
+    folders = (ROOT / "loadtests", ROOT / "docs" / "benchmarks")
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         source = path.read_text()
         if 'if __name__ == "__main__":' in source:
             parts = path.relative_to(ROOT).with_suffix("").parts

@@ -47,7 +47,6 @@ class DownloadUser(FastHttpUser):
         name: str | None = None,
         expected: int | None = None,
         headers: Mapping[str, str] | None = None,
-        first_byte: bool = False,
     ) -> bool:
         """GET a path, read its body to the end and report one request to Locust.
 
@@ -55,7 +54,6 @@ class DownloadUser(FastHttpUser):
 
         :param name: what Locust's tables call it; the path by default.
         :param expected: bytes that the body must have; another count is a failure.
-        :param first_byte: report the time to the body's first bytes as a request of its own too.
         :returns: whether it succeeded.
         """
         begun = time.perf_counter()
@@ -66,14 +64,10 @@ class DownloadUser(FastHttpUser):
             catch_response=True,
             headers={"Accept-Encoding": "identity", **(headers or {})},
         ) as response:
-            size, problem, first = 0, "", None
+            size, problem = 0, ""
             status = response.status_code
             if status:  # else there is no answer; Locust reports why
                 try:
-                    if first_byte:  # a read waits until it has all it was asked for
-                        for block in response.iter_content(1, decode_content=False):
-                            first, size = time.perf_counter(), len(block)
-                            break
                     for block in response.iter_content(READ_BLOCK_BYTES, decode_content=False):
                         size += len(block)
                 except (HTTPParseError, OSError) as error:
@@ -96,13 +90,4 @@ class DownloadUser(FastHttpUser):
             good = bool(status) and not failure
             if not good and self.failed_name:
                 meta["name"] = self.failed_name
-        if first is not None:
-            self.environment.events.request.fire(
-                request_type="first byte",
-                name=name or path,
-                response_time=(first - begun) * self.clock,
-                response_length=0,
-                exception=None,
-                context={},
-            )
         return good

@@ -1,7 +1,7 @@
 """Writes the documentation's benchmarks from the reports of the load tests.
 
     make benchmarks                measures everything first
-    python -m loadtests.publish    uses the reports that exist in reports/
+    python -m docs.benchmarks.publish    uses the reports that exist in reports/
 
 Each row of a report is stored in docs/benchmarks/TABLE.json, without its single runs, and replaces
 the older one there. Other rows stay, with their own date, machine and profile. docs/benchmarks.md,
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loadtests.payloads import REPORTS
 from wsgifast.benchmark.report import Grid, grids, machine
 from wsgifast.terminal import cell_text
 
@@ -28,8 +29,7 @@ from .published import Figures, Published, read, take_in, write
 if TYPE_CHECKING:
     from wsgifast.benchmark.tables import Table
 
-ROOT = Path(__file__).resolve().parents[1]
-REPORTS = ROOT / "reports"
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 DATA = DOCS / "benchmarks"
 README = ROOT / "README.md"
@@ -42,7 +42,7 @@ NAMES = (
     "asgi-middleware", "nodelay",
 )  # fmt: skip
 # Around the generated part of README.
-_MARKS = "<!-- what python -m loadtests.publish writes -->", "<!-- the end of it -->"
+_MARKS = "<!-- what python -m docs.benchmarks.publish writes -->", "<!-- the end of it -->"
 # The facts in a run's "machine" that are not packages.
 _FACTS = ("cores", "processor", "system", "python")
 
@@ -50,11 +50,11 @@ _FACTS = ("cores", "processor", "system", "python")
 def main() -> None:
     """Read the reports, and write the pages and the charts."""
     argparse.ArgumentParser(
-        prog="python -m loadtests.publish",
+        prog="python -m docs.benchmarks.publish",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args()
-    from .__main__ import tables
+    from loadtests.__main__ import tables
 
     publish(tables())
 
@@ -161,7 +161,7 @@ def benchmarks_page() -> str:
     parts = [
         "# Benchmarks",
         "This page is generated: `make benchmarks` measures everything on a quiet machine, and "
-        "`python -m loadtests.publish` rewrites the page from existing reports.",
+        "`python -m docs.benchmarks.publish` rewrites the page from existing reports.",
         "The contenders take turns on one machine, which they share with the client, over "
         "loopback. A figure is the median of its rounds; a ratio is the median of the ratios of "
         "consecutive runs, with the lowest and the highest. MB are 10^6 bytes. Below a row's title "

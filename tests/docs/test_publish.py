@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from loadtests import publish
-from loadtests.chart import BARS, THEMES, chart
-from loadtests.gains import figures_shown, gains
-from loadtests.published import Figures, Published, read
+from docs.benchmarks import publish
+from docs.benchmarks.chart import BARS, THEMES, chart
+from docs.benchmarks.gains import figures_shown, gains
+from docs.benchmarks.published import Figures, Published, read
 from wsgifast.benchmark.load import Load
 from wsgifast.benchmark.tables import Contender, Row, Table
 
@@ -22,7 +22,7 @@ MACHINE: dict[str, str | int] = {
     "cores": 2, "processor": "P", "system": "Linux 6.1-x", "python": "CPython 3.13.0",
     "gunicorn": "27.0.1",
 }  # fmt: skip
-MARKS = "<!-- what python -m loadtests.publish writes -->\nold\n<!-- the end of it -->"
+MARKS = "<!-- what python -m docs.benchmarks.publish writes -->\nold\n<!-- the end of it -->"
 # Publishes a report of one row, and returns what is told.
 TakeIn: TypeAlias = Callable[..., str]
 
