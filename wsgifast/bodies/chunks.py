@@ -9,20 +9,6 @@ from typing import Any
 from ..apps import app_name
 from ..errors import BodyError
 
-__all__ = [
-    "JOINED_BLOCK_BYTES",
-    "JOINED_WHOLE_BYTES",
-    "LARGE_CHUNK_BYTES",
-    "MAX_HOLD_S",
-    "QUICK_CHUNKS",
-    "SLOW_CHUNK_S",
-    "charset_of",
-    "coalesced",
-    "excerpt",
-    "few_chunks",
-    "to_bytes",
-]
-
 # A chunk of this size or more is sent as it is: the system call costs little beside its bytes, and
 # a copy would cost memory.
 LARGE_CHUNK_BYTES = 64 * 1024

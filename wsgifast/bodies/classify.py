@@ -13,19 +13,6 @@ from typing import Any
 from .segments import SegmentedBody
 from .wrappers import held_in, holds_all, known_file
 
-__all__ = [
-    "BARE",
-    "FILE",
-    "HELD_FILE",
-    "HELD_WHOLE",
-    "PASS",
-    "REFUSED",
-    "STREAM",
-    "WHOLE",
-    "Shape",
-    "classify",
-]
-
 
 class Shape(Enum):
     """The kinds of bodies, by how they are handled."""

@@ -15,11 +15,6 @@ from ..errors import BodyTooShort
 from ..http import BodyCounter, Framing
 from ..sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated, file_segment
 
-__all__ = [
-    "Closeable", "FileReader", "FileSlice", "in_file_wrapper", "is_in_memory", "known_size",
-    "segment_of", "suited_to",
-]  # fmt: skip
-
 # Packages whose file wrappers send a file from its position and stop at the Content-Length, as PEP
 # 3333 asks ("Optional Platform-Specific File Handling"). uWSGI's and bjoern's send all of the file
 # that the descriptor is of, meinheld's all that follows the position.

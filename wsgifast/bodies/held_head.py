@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from _typeshed import OptExcInfo
     from _typeshed.wsgi import StartResponse
 
-__all__ = ["HeldHead"]
-
 
 class HeldHead:
     """The app's status and headers, held back until its body is known.

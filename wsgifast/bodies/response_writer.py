@@ -22,8 +22,6 @@ from .wrappers import held_in, holds_all, iterated, known_file
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
 
-__all__ = ["NOTHING_COUNTED", "NOT_STARTED", "Output", "ResponseWriter"]
-
 # Up to this size, joining costs less than passing several buffers to the kernel.
 _JOIN_BYTES = 64 * 1024
 

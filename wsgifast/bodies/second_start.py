@@ -9,8 +9,6 @@ from ..errors import BodyError
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
 
-__all__ = ["check_second_start"]
-
 
 def check_second_start(exc_info: OptExcInfo | None, *, sent: bool, app: str = "the app") -> None:
     """Check a call of start_response that is not the first, or has exc_info.

@@ -12,10 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from ..sockets.sendfile import BLOCK_BYTES, FileSegment, FileTruncated
 from .files import Closeable, FileSlice
 
-__all__ = [
-    "Segment", "SegmentedBlocks", "SegmentedBody", "file_body", "read_whole",
-]  # fmt: skip
-
 Segment = bytes | FileSegment
 
 

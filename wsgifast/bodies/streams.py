@@ -17,8 +17,6 @@ from .wrappers import iterated
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
-__all__ = ["ClosedWith", "Stream", "close_body", "is_event_stream"]
-
 logger = logging.getLogger("wsgifast")
 
 # The readers of these types wait for each event.

@@ -17,8 +17,6 @@ from typing import Any
 from ..errors import ConfigurationError
 from .files import FileSlice, segment_of
 
-__all__ = ["held_in", "holds_all", "iterated", "known_file", "register_file_wrapper"]
-
 # Wrappers around a file: the attribute that holds the file.
 _FILE_WRAPPERS = {
     "bottle.WSGIFileWrapper": "fp",

@@ -41,8 +41,6 @@ from .response import Response
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication, WSGIEnvironment
 
-__all__ = ["KeepAliveHandler"]
-
 # The size of the reads of request bodies.
 _INPUT_BYTES = 64 * 1024
 # http.server's own limit for a request line.

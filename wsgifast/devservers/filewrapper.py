@@ -9,8 +9,6 @@ from wsgiref import util
 from ..bodies.files import segment_of
 from ..sockets.sendfile import BLOCK_BYTES
 
-__all__ = ["FileWrapper"]
-
 
 class FileWrapper(util.FileWrapper):
     """Wraps a file that an application returns; the server sends it by sendfile if possible.

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["Inlet", "Waiting"]
-
 # A forking server accepts within this time, unless it has reached its limit of processes: only then
 # a waiting client is locked out.
 _FORKING_GRACE_S = 0.05

@@ -12,8 +12,6 @@ from ..sockets.options import SocketLike, limit_send_buffer
 from ..sockets.send_buffers import send_some
 from ..sockets.sendfile import MSG_MORE, FileSegment, FileTruncated, send_file_segment
 
-__all__ = ["Outlet"]
-
 # A file of this size is worth the two calls that size the send buffer.
 _LARGE_BYTES = 1 << 19
 

@@ -14,8 +14,6 @@ from .requesthead import BodyFraming
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["RequestBody"]
-
 # The longest line of a chunk size with its extensions, or of a trailer.
 _LINE_BYTES = 4096
 _SCRATCH_BYTES = 64 * 1024

@@ -19,8 +19,6 @@ from ..http import parse_length
 from ..http.request import check_host
 from ..http.syntax import TOKEN
 
-__all__ = ["BodyFraming", "CheckedLines", "check_head"]
-
 # RFC 9112, 3: single spaces. http.server splits at any white space.
 _REQUEST_LINE = re.compile(rf"{TOKEN} [!-~\x80-\xff]+ HTTP/1\.[0-9]")
 # RFC 9112, 5: a token, a colon at once, a value; or the empty line that ends the head.

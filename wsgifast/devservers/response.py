@@ -12,8 +12,6 @@ from ..http import BodyCounter, Framing, ResponseHead, frame_response
 from ..sockets.sendfile import FileSegment
 from .outlet import Outlet
 
-__all__ = ["Response"]
-
 
 class Response(ResponseWriter):
     """Sends one response on a connection.

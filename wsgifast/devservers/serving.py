@@ -24,8 +24,6 @@ with needs("wsgifast.devservers.WerkzeugRequestHandler", "werkzeug", "devservers
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication, WSGIEnvironment
 
-__all__ = ["WerkzeugRequestHandler"]
-
 
 class WerkzeugRequestHandler(KeepAliveHandler, serving.WSGIRequestHandler):
     """A `request_handler` for run_simple, make_server, and Flask's app.run.

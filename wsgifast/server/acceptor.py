@@ -27,8 +27,6 @@ from typing import Any
 
 from .poller import Poller
 
-__all__ = ["Acceptor"]
-
 # Most connections accepted in one turn: more would delay other events, and leave siblings idle.
 _ACCEPTS = 16
 # If a turn has not emptied a listener's queue, this many other events until the next turn. The

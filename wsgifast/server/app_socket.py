@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 from typing import Any, Protocol
 
-__all__ = ["AppSocket", "Owner"]
-
 
 class Owner(Protocol):
     """What all requests of a connection share.

@@ -17,8 +17,6 @@ from .environ import EnvironFactory
 from .exchange import Exchange
 from .response import Response, ResponseSettings
 
-__all__ = ["Application"]
-
 
 class Application:
     """Runs a WSGI app; thread-safe.

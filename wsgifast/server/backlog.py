@@ -14,8 +14,6 @@ from itertools import islice
 from ..sockets.sendfile import FileSegment
 from .output_memory import OutputMemory, SpillFile
 
-__all__ = ["Backlog"]
-
 # This much of each connection's output stays in memory in any case: a response of usual size.
 _ALWAYS_IN_MEMORY_BYTES = 16 * 1024
 # Smaller buffers are joined: each has an overhead of some hundred bytes.

@@ -9,8 +9,6 @@ from .exchange import Exchange
 from .output import OutputQueue
 from .response import Response
 
-__all__ = ["Channel"]
-
 
 class Channel(Protocol):
     """A connection of HTTP/1, or a stream of HTTP/2.

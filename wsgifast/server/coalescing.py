@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Coalescing", "HeldBlocks"]
-
 
 class HeldBlocks:
     """Unframed blocks of a stream that are held back.

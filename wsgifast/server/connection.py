@@ -54,8 +54,6 @@ from .states import (
 from .streamed_body import StreamedBody
 from .transport import WOULD_BLOCK, has_come, shake_hands
 
-__all__ = ["Connection"]
-
 # The deadline of an overdue connection that gets a last turn.
 _LAST_TURN = 0.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-__all__ = ["Counters", "Exhaustion"]
-
 # Most waits kept between two reads.
 _MOST_WAITS = 10_000
 

@@ -15,8 +15,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["DiskThreads"]
-
 # Concurrent reads of one device: enough for a disk to order its seeks, and for a network file
 # system to hide its latency.
 _PER_DEVICE = 4

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Drain"]
-
 # A connection that is younger is expected to end soon.
 _YOUNG_S = 1.0
 

@@ -32,8 +32,6 @@ from .states import (
 )
 from .transport import discard, end_sending
 
-__all__ = ["LINGER_S", "Core", "Endpoint", "Streams"]
-
 # Lingering close, as in nginx: how long a client may be silent after the last byte of a response
 # before the connection is closed. A client in the middle of an upload may read the response only
 # after the upload: for this long, and this many bytes, what it sends is discarded.

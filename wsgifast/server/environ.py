@@ -15,8 +15,6 @@ from urllib.parse import unquote_to_bytes
 from ..errors import MalformedRequest
 from .exchange import Exchange
 
-__all__ = ["EnvironFactory", "header_fields", "header_key"]
-
 _PROTOCOLS = {(1, 0): "HTTP/1.0", (1, 1): "HTTP/1.1"}
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 # The last one counts, as in gunicorn, whose parser refuses repeated ones anyway.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-__all__ = ["Exchange"]
-
 
 class Exchange:
     """A request and its response; made by the parser from a complete head.

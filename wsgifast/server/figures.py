@@ -15,8 +15,6 @@ from .connection import Connection
 from .server import Server
 from .states import HANDSHAKE, IDLE, LINGERING, RECEIVING, RUNNING, SENDING, SKIPPING, STREAMS
 
-__all__ = ["gauges", "requests_under_way", "slowest_clients"]
-
 # tcp(7), linux/tcp.h: for a listening socket tcpi_unacked is the length of its accept queue, and
 # tcpi_sacked the limit.
 _TCP_INFO_UNACKED_AT = 24

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 
-__all__ = ["BODY_BYTES_PER_S", "Budget", "ClientWait", "UploadPace", "time_left_s"]
-
 # The least average rate of a request body, as in Apache's mod_reqtimeout (MinRate).
 BODY_BYTES_PER_S = 500.0
 

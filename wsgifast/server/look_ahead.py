@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from ..sockets.page_cache import cached_bytes
 
-__all__ = ["CachedRuns", "LookAhead"]
-
 # How far ahead to ask: at first, and at most. The distance doubles each time that a client has
 # taken all of it while it was trusted.
 _FIRST_BYTES = 512 * 1024

@@ -19,8 +19,6 @@ from collections.abc import Callable
 
 from ..sockets.alarm import make_alarm
 
-__all__ = ["TICK_S", "Member", "Monitor", "is_running"]
-
 # One tick. A blocked turn keeps the lead for one to two, if the last long turn was blocked too.
 TICK_S = 0.0007
 # The longest wait before looking at a turn, where long turns compute or send large files: each look

@@ -52,8 +52,6 @@ from .output_rules import OutputRules
 from .sending import SenderLike, Turn
 from .transport import WOULD_BLOCK
 
-__all__ = ["OutputOwner", "OutputQueue"]
-
 # A block is held back if it follows another one this soon.
 _COALESCE_S = 0.0005
 # Blocks are coalesced up to this size: larger writes are no cheaper per byte.

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable
 from ..sockets.sendfile import FileSegment
 from .limits import Budget
 
-__all__ = ["OutputMemory", "SpillFile"]
-
 # Free space that is left on the file system of the temporary files.
 _LEFT_FREE_BYTES = 64 * 1024 * 1024
 # The least time between two warnings about a failed spill: the log may be on the same disk.

@@ -12,8 +12,6 @@ from .limits import ClientWait
 from .look_ahead import CachedRuns
 from .output_memory import OutputMemory
 
-__all__ = ["OutputRules"]
-
 
 @dataclass(frozen=True)
 class OutputRules:

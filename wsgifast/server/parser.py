@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 from .exchange import Exchange
 
-__all__ = ["NeedMoreData", "Parser"]
-
 
 class NeedMoreData(Exception):
     """The head is incomplete."""

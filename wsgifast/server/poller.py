@@ -30,17 +30,6 @@ from typing import Protocol
 
 from ..errors import ConfigurationError
 
-__all__ = [
-    "HUNG_UP",
-    "POLLERS",
-    "READ",
-    "WRITE",
-    "EpollPoller",
-    "Poller",
-    "SelectorsPoller",
-    "make_poller",
-]
-
 # epoll's values of EPOLLIN and EPOLLOUT, so that its events need no translation. An event may have
 # more bits set (EPOLLHUP, EPOLLERR): the next read or write then fails.
 READ = 0x1

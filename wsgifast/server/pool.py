@@ -52,8 +52,6 @@ from .counters import Exhaustion
 from .monitor import TICK_S, Member, Monitor, is_running
 from .poller import WRITE, Event, Poller
 
-__all__ = ["MAX_SPARES", "Pool", "Task"]
-
 # After a slow app, the lead is handed over before each app, until this many in a row were quick:
 # slow requests come in bursts, and each would make the next one wait for a tick.
 _EARLY_PROMOTIONS = 8

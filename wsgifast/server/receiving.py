@@ -21,8 +21,6 @@ from .options import Options
 from .parser import NeedMoreData, Parser
 from .request_body import BodyCollector, Spool
 
-__all__ = ["ASKED", "COMPLETE", "HTTP2", "MORE", "Receiver"]
-
 # Bytes of one receive of a head: more than any usual head, so that pipelined requests need fewer
 # calls, and never less than a TLS record (RFC 8446 section 5.1): no event would announce the rest.
 _HEAD_BYTES = 16 * 1024

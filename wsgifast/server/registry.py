@@ -32,8 +32,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from .poller import Event, Poller
 
-__all__ = ["Registry", "Waiting"]
-
 
 class Waiting(Protocol):
     """What the registry needs of a connection."""

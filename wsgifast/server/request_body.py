@@ -14,8 +14,6 @@ from ..errors import BodyTooLarge, RequestError
 from ..http.chunked import BodyDecoder
 from .limits import Budget
 
-__all__ = ["BodyCollector", "Spool"]
-
 # Bytes of one receive: at most; and of a chunked body, at first and at least.
 _RECEIVE_BYTES = 256 * 1024
 _FIRST_CHUNKS_BYTES = 4 * 1024

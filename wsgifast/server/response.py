@@ -11,8 +11,6 @@ from ..http.framing import Framing
 from ..http.head import ResponseHead, check_field
 from .output import OutputQueue
 
-__all__ = ["HeaderLines", "Response", "ResponseSettings", "header_lines"]
-
 _VERSIONS = {(1, 0): "1.0", (1, 1): "1.1"}
 
 

@@ -44,8 +44,6 @@ from .look_ahead import LookAhead
 from .output_rules import OutputRules
 from .transport import WOULD_BLOCK
 
-__all__ = ["LONG_TURN_BYTES", "Sender", "SenderLike", "Turn"]
-
 # What a connection sends before the others have their turn.
 _TURN_BYTES = 4 * 1024 * 1024
 # What is read from a disk before other files have their turn.

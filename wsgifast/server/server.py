@@ -36,8 +36,6 @@ from .registry import Registry
 from .states import LINGERING
 from .watchdog import Watchdog
 
-__all__ = ["Server"]
-
 # How often deadlines are checked and `beat` is called.
 _ROUND_S = 1.0
 # The same while the server waits for a good moment to end, or ends.

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["TRANSITIONS"]
-
 HANDSHAKE: Final = "handshake"  # TLS handshake
 IDLE: Final = "idle"  # nothing of the next request has been received
 RECEIVING: Final = "receiving"  # a part of a request has been received

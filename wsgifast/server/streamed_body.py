@@ -19,8 +19,6 @@ from .transport import WOULD_BLOCK
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["DRAIN_BYTES", "StreamedBody", "receive_blocking"]
-
 # Bytes of one receive: at least, however little the app asks for; and at most.
 _LEAST_BYTES = 16 * 1024
 _MOST_BYTES = 256 * 1024

@@ -7,8 +7,6 @@ import ssl
 
 from .poller import READ, WRITE
 
-__all__ = ["WOULD_BLOCK", "discard", "end_sending", "has_come", "shake_hands"]
-
 WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 

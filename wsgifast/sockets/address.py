@@ -6,8 +6,6 @@ import re
 import socket
 from typing import NamedTuple
 
-__all__ = ["Address"]
-
 _PORT = re.compile(r"[0-9]{1,5}")
 
 

@@ -17,8 +17,6 @@ from typing import Any
 
 from .wake_event import WakeEvent
 
-__all__ = ["KernelAlarm", "PlainAlarm", "make_alarm"]
-
 # timerfd_create(2), Linux. Its flags TFD_NONBLOCK and TFD_CLOEXEC have the values of open(2)'s.
 _CLOCK_MONOTONIC = 1
 _NS_PER_S = 1_000_000_000

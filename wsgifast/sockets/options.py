@@ -12,19 +12,6 @@ from typing import Any, Protocol, TypeGuard
 
 from ..errors import WSGIFastError
 
-__all__ = [
-    "FIRST_SEND_BUFFER_BYTES",
-    "NEAR_SEND_BUFFER_BYTES",
-    "QUICK_S",
-    "SocketLike",
-    "SocketNotFound",
-    "is_plain_socket",
-    "is_tls_socket",
-    "limit_send_buffer",
-    "owned_socket",
-    "set_nodelay",
-]
-
 # The attributes in which objects keep their socket, in the order in which they are tried. imaplib,
 # smtplib, poplib, ftplib and http.client use `sock`; socketserver's handlers `connection` and
 # `request`; socket.makefile()'s streams `raw` and then `_sock`; gevent's and cheroot's request

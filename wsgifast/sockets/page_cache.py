@@ -12,8 +12,6 @@ import threading
 
 from .sendfile import BLOCK_BYTES
 
-__all__ = ["cached_bytes", "read_cached", "view_cached"]
-
 _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 # preadv's errors if the kernel or the file system does not support the flag.
 _NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})

@@ -27,17 +27,6 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-__all__ = [
-    "ClosedEarly",
-    "IncompleteReceive",
-    "ReceiveCount",
-    "ReceiveTimedOut",
-    "async_recv_exactly",
-    "async_recv_exactly_into",
-    "recv_exactly",
-    "recv_exactly_into",
-]
-
 # One and a half segments over loopback.
 _LOW_WATER_BYTES = 96 * 1024
 # For smaller receives it saves too little.

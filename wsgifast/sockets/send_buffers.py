@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from .options import is_tls_socket
 
-__all__ = ["send_all", "send_some"]
-
 # Below this average size, copying into one block is cheaper than a sendmsg with many buffers.
 _JOIN_BELOW_BYTES = 4096
 # TLS takes one buffer at a time: below this total, copying costs less than separate records.

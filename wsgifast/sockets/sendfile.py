@@ -20,19 +20,6 @@ from typing import NamedTuple
 from ..errors import WSGIFastError
 from .options import is_plain_socket
 
-__all__ = [
-    "BLOCK_BYTES",
-    "MSG_MORE",
-    "NO_SENDFILE",
-    "SMALL_FILE_BYTES",
-    "FileSegment",
-    "FileTruncated",
-    "SendfileUnavailable",
-    "file_segment",
-    "send_file_once",
-    "send_file_segment",
-]
-
 # The most bytes of one call: Linux sends at most 0x7ffff000, and some systems fail beyond 2 GiB
 # instead of sending less.
 _MAX_SENDFILE_BYTES = 1 << 30

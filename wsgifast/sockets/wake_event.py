@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["WakeEvent"]
-
 
 class WakeEvent:
     """An event for which one thread waits; a wait() that it ends also clears it.

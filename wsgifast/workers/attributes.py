@@ -14,8 +14,6 @@ from ..metrics.multiprocess import metrics_address
 from ..option_checks import is_count, is_number
 from ..server.poller import POLLERS
 
-__all__ = ["ATTRIBUTES", "InvalidWorkerOption", "check_attributes", "check_names"]
-
 PARSERS = ("auto", "gunicorn", "httptools")
 
 # What is expected of each kind of attribute, as errors say it; and the rule.

@@ -13,8 +13,6 @@ from typing import Any
 from ..option_checks import configuration_names
 from .attributes import ATTRIBUTES, InvalidWorkerOption, check_attributes, check_names
 
-__all__ = ["configure", "name_module"]
-
 # gunicorn's setting of that name, where it is not a file.
 _config: str | None = None
 # What a class itself had before it was configured: the next configuration begins with that.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-__all__ = ["ErrorPage"]
-
 _END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
 
 

@@ -29,8 +29,6 @@ from ..server.exchange import Exchange
 from ..server.parser import NeedMoreData
 from .gunicorn_support import Settings
 
-__all__ = ["GunicornParser", "Unreader"]
-
 # What gunicorn's workers answer with 500, although the client has sent it.
 _TAKEN_FOR_OUR_FAULT = tuple(
     getattr(module, name)

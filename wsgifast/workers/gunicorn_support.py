@@ -27,15 +27,6 @@ from gunicorn.http.message import (
 )
 from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper
 
-__all__ = [
-    "Settings",
-    "arbiters_signals",
-    "environ_part",
-    "patched_threads",
-    "post_request",
-    "pre_request",
-]
-
 
 class Settings:
     """A copy of gunicorn's configuration, in which a setting is an attribute and not four calls.

@@ -11,8 +11,6 @@ import re
 from ..errors import WSGIFastError
 from ..imports import needs
 
-__all__ = ["UnsupportedGunicorn", "check_gunicorn"]
-
 # The oldest has the C parser's forerunner, HTTP/2 in gthread and the header checks of today.
 OLDEST = (25, 0)
 NEWEST_MAJOR = 27

@@ -24,8 +24,6 @@ from ..server.exchange import Exchange
 from .gunicorn_parser import GunicornParser
 from .gunicorn_support import Settings
 
-__all__ = ["HttptoolsParser", "PlainRequest"]
-
 _END_OF_HEAD = b"\r\n\r\n"
 # RFC 9110 section 9.1, RFC 5789.
 _METHODS = {

@@ -12,8 +12,6 @@ from ..json_lines import json_line, sent_text
 from ..metrics.patterns import PATTERN
 from ..routes import APP_US, CHUNKS, ROUTE, SEND_US, SENDFILE_BYTES, WAIT_US
 
-__all__ = ["JSONLogger"]
-
 # Environ keys that are copied as they are, if present.
 _OURS = (ROUTE, CHUNKS, SENDFILE_BYTES, WAIT_US, APP_US, SEND_US)
 

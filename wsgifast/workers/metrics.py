@@ -38,8 +38,6 @@ from ..server.server import Server
 from ..sockets.sendfile import FileTruncated
 from .metrics_setup import export_of
 
-__all__ = ["ResponseRecorder", "StatsdReporter", "WorkerCollector", "start_reporting", "state_of"]
-
 _WAIT = CATALOGUE["wsgifast_thread_wait_seconds"]
 # The most slow clients in a worker's state.
 _MOST_CLIENTS = 20

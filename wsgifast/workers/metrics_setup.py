@@ -25,8 +25,6 @@ from ..metrics.processes import is_alive, name_of_process
 from ..metrics.supervisor import Export
 from .attributes import InvalidWorkerOption
 
-__all__ = ["check_metrics", "export_of", "prepare_metrics", "wants_metrics"]
-
 _PREFIX = "wsgifast-metrics-"
 
 # The directory that this process, or the one that forked it, has made.

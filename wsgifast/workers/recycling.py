@@ -7,8 +7,6 @@ import time
 
 from ..metrics.processes import resident_bytes
 
-__all__ = ["Recycling"]
-
 # Of its lifetime, each worker takes up to this part less: those that were started together are not
 # to end together.
 _JITTER = 0.1

@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 from gunicorn import sock as gunicorn_sock
 
-__all__ = ["TLSContexts"]
-
 _Stamp = tuple[int, int, int] | None
 
 #: So often are files read, at most, that are replaced while they are read.

@@ -14,8 +14,6 @@ from .attributes import ATTRIBUTES
 from .gunicorn_parser import GunicornParser
 from .gunicorn_support import Settings
 
-__all__ = ["http2", "options", "parsers"]
-
 # Attributes of the worker that are options of the server.
 _OF_THE_SERVER = [field.name for field in fields(Options) if field.name in ATTRIBUTES]
 

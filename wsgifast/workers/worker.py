@@ -42,8 +42,6 @@ from .recycling import Recycling
 from .tls import TLSContexts
 from .wiring import http2, options, parsers
 
-__all__ = ["FastWorker"]
-
 
 class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     """A threaded gunicorn worker that no slow client can hold.

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from ...errors import WSGIFastError
 
-__all__ = ["Flood", "Floods"]
-
 # Streams that the client resets, or makes the server reset (CVE-2023-44487, "rapid reset", and
 # CVE-2025-8671). This is gunicorn's limit; clients that cancel requests stay far below it.
 RESETS = 200

@@ -19,8 +19,6 @@ from hyperframe.frame import GoAwayFrame, HeadersFrame
 
 from ..options import HTTP2Options
 
-__all__ = ["ALL_STREAMS", "Frames", "StreamRefused", "goaway"]
-
 # The last stream of the first of two GOAWAY frames: none is refused yet (RFC 9113 section 6.8).
 ALL_STREAMS = 2**31 - 1
 # RFC 9113 section 6.9.2.

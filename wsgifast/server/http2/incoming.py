@@ -24,8 +24,6 @@ from .outgoing import LEAVING, OPEN, Outgoing
 from .stream import READY, RECEIVING, Stream
 from .uploads import StreamedUpload
 
-__all__ = ["Incoming"]
-
 # Bytes of one receive: a TLS record (RFC 8446 section 5.1), and more while bodies are received.
 _RECEIVE_BYTES = 16 * 1024
 _RECEIVE_BODIES_BYTES = 64 * 1024

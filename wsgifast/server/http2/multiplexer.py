@@ -32,8 +32,6 @@ from .incoming import Incoming
 from .outgoing import LEAVING, LOST, OPEN, Outgoing
 from .stream import RUNNING, Stream
 
-__all__ = ["Multiplexer"]
-
 # How long after the first GOAWAY new streams are accepted: the client may have sent them before.
 _SECOND_GOAWAY_S = 1.0
 

@@ -31,8 +31,6 @@ from ..sending import LONG_TURN_BYTES, Sender
 from .floods import Floods
 from .frames import Frames, goaway
 
-__all__ = ["LEAVING", "LOST", "OPEN", "Outgoing"]
-
 # What a stream frames before the others have their turn: with the headers of four frames of the
 # length that every client accepts, it fills four TLS records. Less where memory is short.
 _QUANTUM_BYTES = 64 * 1024 - 4 * 9

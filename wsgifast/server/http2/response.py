@@ -13,8 +13,6 @@ from ..output import OutputQueue
 from ..response import Response, ResponseSettings, header_lines
 from .stream_output import Fields, StreamOutput
 
-__all__ = ["HTTP2Response"]
-
 
 class HTTP2Response(Response):
     """A :class:`~..response.Response` whose `output` is a :class:`StreamOutput`."""

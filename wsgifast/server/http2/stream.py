@@ -31,8 +31,6 @@ from .uploads import StreamedUpload
 if TYPE_CHECKING:
     from .outgoing import Outgoing
 
-__all__ = ["Stream"]
-
 RECEIVING: Final = "receiving"
 READY: Final = "ready"
 RUNNING: Final = "running"

@@ -25,8 +25,6 @@ from ..sending import Turn
 if TYPE_CHECKING:
     from .outgoing import Outgoing
 
-__all__ = ["Fields", "StreamOutput", "StreamSender"]
-
 # The least that is read from a disk.
 _LEAST_READ_BYTES = 4096
 

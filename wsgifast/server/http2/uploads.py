@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from .outgoing import Outgoing
 
-__all__ = ["StreamedUpload"]
-
 
 class StreamedUpload(io.RawIOBase):
     """The raw stream under `wsgi.input`; wrap it in an io.BufferedReader.

@@ -11,8 +11,6 @@ from .common import MAX_BYTES, WINDOW_US, SendFailed, WriterClosed, check
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["AsyncCoalescingWriter"]
-
 
 class AsyncCoalescingWriter:
     """Gathers messages for an asyncio stream or transport; for the loop's thread only.

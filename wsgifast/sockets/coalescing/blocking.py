@@ -17,8 +17,6 @@ from .flusher import flusher
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["CoalescingWriter"]
-
 # A watched writer that has gathered nothing for this many looks in a row is no longer watched.
 _IDLE_LOOKS = 3
 # The pause between two looks: at first, and after a look that found something to send. It doubles

@@ -8,16 +8,6 @@ from typing import TypeVar
 from ...errors import ConfigurationError, WSGIFastError
 from ...option_checks import is_count, is_number
 
-__all__ = [
-    "MAX_BYTES",
-    "WINDOW_US",
-    "ClosingWriter",
-    "SendFailed",
-    "WriterClosed",
-    "again",
-    "check",
-]
-
 # About the time of five small sends: less saves little, more adds noticeable latency.
 WINDOW_US = 10.0
 # The size of a send with the best rate over loopback; it fits into a socket's buffer.

@@ -24,8 +24,6 @@ from typing import Protocol
 
 from ..wake_event import WakeEvent
 
-__all__ = ["Flusher", "Watched", "flusher"]
-
 # Linux adds a timer slack of 50 us to each wait, so that a shorter one would hardly end earlier.
 _SHORTEST_WAIT_S = 50e-6
 

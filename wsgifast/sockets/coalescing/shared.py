@@ -19,8 +19,6 @@ from .common import MAX_BYTES, WINDOW_US, ClosingWriter, SendFailed, WriterClose
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["SharedCoalescingWriter"]
-
 # The writer's thread ends when it has had nothing to send for this long.
 _IDLE_S = 1.0
 # How long a process that ends waits for queued messages to be sent.
