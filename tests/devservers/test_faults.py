@@ -212,17 +212,6 @@ def test_write_keeps_to_the_content_length(kind: str) -> None:
 
 
 @each_kind
-def test_write_takes_bytes_only(kind: str) -> None:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
-        start_response("200 OK", [])("text")  # type: ignore[arg-type]
-        return []
-
-    with serve(app, kind) as served:
-        assert get(served.address).status == 500
-    assert "a body with a str in it" in served.log
-
-
-@each_kind
 @pytest.mark.parametrize(
     "sent",
     [
@@ -397,26 +386,3 @@ def test_a_target_that_is_no_url_is_refused(kind: str) -> None:
                 assert not response.keep_alive, f"{head[:100]!r}: {response}"
             assert_serves(served)
     assert "Traceback" not in served.log
-
-
-@each_kind
-def test_a_transfer_encoding_of_the_apps_is_the_servers_business(kind: str) -> None:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response("200 OK", [("Transfer-Encoding", "chunked")])
-        return iter([b"", b"body"])
-
-    with serve(app, kind) as served, Connection(served.address) as client:
-        for _ in range(2):
-            response = client.request("/")
-            assert (response.status, response.body) == (200, b"body")
-
-
-@each_kind
-def test_an_empty_chunk_before_start_response_says_nothing(kind: str) -> None:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        yield b""
-        start_response("200 OK", [])
-        yield b"body"
-
-    with serve(app, kind) as served:
-        assert get(served.address).body == b"body"

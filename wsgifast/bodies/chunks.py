@@ -112,20 +112,15 @@ def _joined_blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
     held: list[bytes] = []
     held_bytes = 0
     for chunk in chunks:
-        size = len(chunk)
-        if size >= LARGE_CHUNK_BYTES:
-            if held:
-                yield b"".join(held)
-                held = []
-                held_bytes = 0
-            yield chunk
-            continue
-        held.append(chunk)
-        held_bytes += size
-        if held_bytes >= JOINED_BLOCK_BYTES:
+        is_large = len(chunk) >= LARGE_CHUNK_BYTES
+        if held and (is_large or held_bytes >= JOINED_BLOCK_BYTES):
             yield b"".join(held)
-            held = []
-            held_bytes = 0
+            held, held_bytes = [], 0
+        if is_large:
+            yield chunk
+        else:
+            held.append(chunk)
+            held_bytes += len(chunk)
     if held_bytes:
         yield b"".join(held)
 
@@ -162,8 +157,7 @@ def coalesced(chunks: Iterator[bytes], clock: Callable[[], float]) -> Iterator[b
             if quick < QUICK_CHUNKS:
                 if held:
                     yield b"".join(held)
-                    held = []
-                    held_bytes = 0
+                    held, held_bytes = [], 0
                 yield chunk
                 if chunk:  # not an empty one: the app may still replace the head
                     quick += 1
@@ -176,8 +170,7 @@ def coalesced(chunks: Iterator[bytes], clock: Callable[[], float]) -> Iterator[b
             last = now
             if held_bytes >= LARGE_CHUNK_BYTES or now - oldest > MAX_HOLD_S:
                 yield b"".join(held)
-                held = []
-                held_bytes = 0
+                held, held_bytes = [], 0
                 last = clock()
     except Exception:
         if held:
