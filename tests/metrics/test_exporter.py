@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import socket
 import threading
 import urllib.error
@@ -14,7 +16,9 @@ import pytest
 from tests.support.servers import free_port, wait_for
 from wsgifast.metrics import multiprocess
 from wsgifast.metrics.directory import Directory
-from wsgifast.metrics.exporter import _app, _Server
+from wsgifast.metrics.exporter import _MOST_CLIENTS, _app, _Exporter, _Handler, _Server
+from wsgifast.metrics.processes import is_alive, name_of_process
+from wsgifast.metrics.supervisor import ADDRESS_FILE, Export
 from wsgifast.sockets.address import Address
 
 
@@ -35,6 +39,47 @@ def test_silent_clients_keep_nobody_waiting(tmp_path: Path) -> None:
     server.close()
     wait_for(lambda: not {*threading.enumerate()} - before, "the others end")
     address.check_free()
+
+
+def test_the_oldest_client_gives_way_to_one_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Handler, "timeout", 600)
+    address = Address("127.0.0.1", free_port())
+    before = set(threading.enumerate())
+    server = _Server(address, _app(Directory(str(tmp_path), own=True), lambda: None))
+    with contextlib.ExitStack() as silent:
+        clients = []
+        for _ in range(_MOST_CLIENTS + 5):
+            client = socket.create_connection((address.host, address.port), timeout=20)
+            client.send(b"G")  # and no more
+            clients.append(silent.enter_context(client))
+        with urllib.request.urlopen(f"http://{address}/livez", timeout=60) as response:
+            assert response.status == 200
+        for client in clients[:6]:
+            with contextlib.suppress(ConnectionError):
+                assert client.recv(1) == b""
+        wait_for(
+            lambda: len({*threading.enumerate()} - before) <= _MOST_CLIENTS + 1,
+            "the threads of those who gave way end",
+        )
+    server.close()
+    wait_for(lambda: not {*threading.enumerate()} - before, "its threads end")
+
+
+def test_who_cannot_find_out_goes_on(tmp_path: Path) -> None:
+    export = Export(str(tmp_path), True, "127.0.0.1:1", name_of_process(os.getpid()))
+    export.announce()
+    exporter = _Exporter(export)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        assert exporter._is_wanted()
+        assert is_alive(export.arbiter)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    (tmp_path / ADDRESS_FILE).unlink()
+    assert not exporter._is_wanted()
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics?name[]=x", "/livez", "/clients", "/none"])

@@ -48,6 +48,8 @@ _CLEAN_EVERY_S = 10.0
 _SCRAPE_CLEANS_AFTER_S = 1.0
 # How long a client may take for its request.
 _REQUEST_TIMEOUT_S = 10
+# Clients at a time; the oldest gives way to one more. Prometheus and probes are a few.
+_MOST_CLIENTS = 64
 # How long workers may outlive their arbiter before their directory is removed.
 _LAST_WORKER_S = 10.0
 _NO_STORE = ("Cache-Control", "no-store")
@@ -110,8 +112,10 @@ class _Exporter:
         try:
             with open(os.path.join(self._export.directory, ADDRESS_FILE)) as file:
                 return file.read() == self._export.address
-        except OSError:
+        except FileNotFoundError:
             return False
+        except OSError:  # too many open files, for example: nothing has been said
+            return True
 
     def _serve(self) -> None:
         try:
@@ -145,6 +149,9 @@ class _Handler(WSGIRequestHandler):
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
     """Answers each client in a thread of its own.
 
+    Slow clients cannot take all threads and descriptors: there is a limit, past which the client
+    that has been there longest is dropped.
+
     :raises OSError: if the address cannot be used.
     """
 
@@ -152,6 +159,8 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def __init__(self, address: Address, app: Any) -> None:
+        self._clients: list[Any] = []  # the sockets, the oldest first
+        self._clients_lock = threading.Lock()  # for whoever uses one that its thread may close
         self.address_family = address.family
         super().__init__((address.host, address.port), _Handler)
         self.set_app(app)
@@ -171,10 +180,21 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        with self._clients_lock:
+            self._clients.append(request)
+            if len(self._clients) > _MOST_CLIENTS:
+                with contextlib.suppress(OSError):  # it has left; else its thread sees the end
+                    self._clients.pop(0).shutdown(socket.SHUT_RDWR)
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no thread can be started: the next client waits for this one
             self.process_request_thread(request, client_address)
+
+    def close_request(self, request: Any) -> None:
+        with self._clients_lock:
+            if request in self._clients:
+                self._clients.remove(request)
+            super().close_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exc_info()[1]

@@ -18,7 +18,11 @@ _NAME = re.compile(r"wsgifast-(\d+)-(\d+)")
 
 def name_of_process(pid: int) -> str:
     """A name for a process: its pid, and when it was started, since pids come again."""
-    return f"wsgifast-{pid}-{_started(pid) or 0}"
+    try:
+        started = _started(pid)
+    except OSError:
+        started = None
+    return f"wsgifast-{pid}-{started or 0}"
 
 
 def pid_in(name: str) -> int | None:
@@ -28,7 +32,7 @@ def pid_in(name: str) -> int | None:
 
 
 def is_alive(name: str) -> bool:
-    """Whether the process of that name is there, and no zombie."""
+    """Whether the process of that name is there, and no zombie; True if nothing tells."""
     found = _NAME.fullmatch(name)
     if found is None:
         return False
@@ -43,7 +47,10 @@ def is_alive(name: str) -> bool:
         pass
     if not started:
         return True
-    return _started(pid) == started
+    try:
+        return _started(pid) == started
+    except OSError:
+        return True
 
 
 class ProcessEnd:
@@ -77,12 +84,15 @@ class ProcessEnd:
 
 
 def _started(pid: int) -> int | None:
-    """In ticks since the system's start; None for a zombie, and where the system does not tell."""
+    """In ticks since the system's start; None for a zombie, and where the system does not tell.
+
+    :raises OSError: if too many files are open, for example.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb", 0) as file:
             # proc_pid_stat(5): the name in parentheses may have any character in it.
             fields = file.read(1024).rpartition(b") ")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
