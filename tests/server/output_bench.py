@@ -23,7 +23,7 @@ from wsgifast.server.look_ahead import CachedRuns
 from wsgifast.server.output import OutputQueue
 from wsgifast.server.output_memory import OutputMemory
 from wsgifast.server.output_rules import OutputRules
-from wsgifast.server.transport import WOULD_BLOCK
+from wsgifast.server.poller import WOULD_BLOCK
 
 __all__ = [
     "TLS", "Near", "Pieces", "arrives_in_order", "drain_armed", "opened", "pieces_of", "rules",

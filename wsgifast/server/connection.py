@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import io
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +30,7 @@ from ..sockets.sendfile import FileTruncated
 from .channel import Channel
 from .endpoint import Core, Endpoint
 from .exchange import Exchange
-from .poller import READ
+from .poller import READ, WOULD_BLOCK, WRITE
 from .receiving import ASKED, COMPLETE, HTTP2, Receiver
 from .response import Response
 from .states import (
@@ -52,7 +53,6 @@ from .states import (
     SWITCHES,
 )
 from .streamed_body import StreamedBody
-from .transport import WOULD_BLOCK, has_come, shake_hands
 
 # The deadline of an overdue connection that gets a last turn.
 _LAST_TURN = 0.0
@@ -116,7 +116,7 @@ class Connection(Endpoint):
         But not if a request has arrived that a busy server has not read yet: its client could not
         tell whether it was processed (RFC 9110 section 9.2.2).
         """
-        if self.state is IDLE and self.deadline != _LAST_TURN and has_come(self.sock):
+        if self.state is IDLE and self.deadline != _LAST_TURN and self.has_unread():
             self.deadline = _LAST_TURN
             self._core.resume(self)
             return
@@ -128,13 +128,16 @@ class Connection(Endpoint):
     def _shake_hands(self, events: int) -> Channel | None:
         assert self._tls is not None
         try:
-            awaited = shake_hands(self._tls)
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self.wait(READ)
+            return None
+        except ssl.SSLWantWriteError:
+            self.wait(WRITE)
+            return None
         except (OSError, ValueError) as error:
             self._core.log.debug("TLS handshake failed: %s", error)
             self.close()
-            return None
-        if awaited:
-            self.wait(awaited)
             return None
         self.move(SECURED)
         if self._tls.selected_alpn_protocol() == "h2":

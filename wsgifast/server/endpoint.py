@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import time
@@ -17,7 +18,7 @@ from .options import HTTP2Options, Options
 from .output import OutputQueue
 from .output_rules import OutputRules
 from .parser import Parser
-from .poller import READ, WRITE
+from .poller import READ, WOULD_BLOCK, WRITE
 from .registry import Registry
 from .sending import Sender
 from .states import (
@@ -30,7 +31,6 @@ from .states import (
     STREAMS,
     TRANSITIONS,
 )
-from .transport import discard, end_sending
 
 # Lingering close, as in nginx: how long a client may be silent after the last byte of a response
 # before the connection is closed. A client in the middle of an upload may read the response only
@@ -183,6 +183,13 @@ class Endpoint:
         else:
             self.wait(WRITE)
 
+    def has_unread(self) -> bool:
+        """Whether the socket has unread data, or is at its end; encrypted data with TLS."""
+        try:
+            return bool(socket.socket.recv(self.sock, 1, socket.MSG_PEEK))
+        except (OSError, ValueError):
+            return False
+
     def has_more_in_tls(self) -> bool:
         """Whether TLS holds decrypted bytes, which no event would report."""
         return self._tls is not None and self._tls.pending() > 0
@@ -214,7 +221,12 @@ class Endpoint:
             self.close()
             return
         try:
-            end_sending(self.sock)
+            self.sock.setblocking(False)
+            if self._tls is not None:
+                # It sends close_notify (RFC 8446 section 6.1); the client's is not waited for.
+                with contextlib.suppress(OSError, ValueError):
+                    self._tls.unwrap()
+            self.sock.shutdown(socket.SHUT_WR)
         except (OSError, ValueError):
             self.close()
             return
@@ -226,13 +238,19 @@ class Endpoint:
         self._discard(READ)
 
     def _discard(self, events: int) -> None:
-        size = discard(self.sock, _DISCARD_BYTES)
-        if size is None or size >= self._left_to_discard:
+        try:
+            size = len(socket.socket.recv(self.sock, _DISCARD_BYTES))  # without decrypting it
+            if not size or size >= self._left_to_discard:
+                self.close()
+                return
+            if not self._core.is_ending():
+                self._left_to_discard -= size
+                self.deadline = min(time.monotonic() + LINGER_S, self._lingers_until)
+        except WOULD_BLOCK:
+            pass
+        except (OSError, ValueError):
             self.close()
             return
-        if size and not self._core.is_ending():
-            self._left_to_discard -= size
-            self.deadline = min(time.monotonic() + LINGER_S, self._lingers_until)
         self.wait(READ)
 
     def close(self) -> None:

@@ -49,8 +49,8 @@ from ..sockets.sendfile import FileSegment
 from .backlog import Backlog
 from .coalescing import HeldBlocks
 from .output_rules import OutputRules
+from .poller import WOULD_BLOCK
 from .sending import SenderLike, Turn
-from .transport import WOULD_BLOCK
 
 # A block is held back if it follows another one this soon.
 _COALESCE_S = 0.0005

@@ -24,6 +24,7 @@ import errno
 import os
 import select
 import selectors
+import ssl
 import threading
 from collections import deque
 from typing import Protocol
@@ -39,6 +40,9 @@ HUNG_UP = 0x2000
 # Set together with READ for a watched descriptor: a receive stops before urgent data, although more
 # may follow (EPOLLPRI; RFC 9293 section 3.8.5).
 _URGENT = 0x2
+
+# What a non-blocking socket raises, plain or TLS, if it has to be waited for.
+WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 POLLERS = ("auto", "epoll", "selectors")
 

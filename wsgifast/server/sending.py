@@ -42,7 +42,7 @@ from .backlog import Backlog
 from .limits import ClientWait
 from .look_ahead import LookAhead
 from .output_rules import OutputRules
-from .transport import WOULD_BLOCK
+from .poller import WOULD_BLOCK
 
 # What a connection sends before the others have their turn.
 _TURN_BYTES = 4 * 1024 * 1024

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..errors import BodyTooLarge, ClientGone, RequestError
 from ..http.chunked import BodyDecoder
 from .limits import BODY_BYTES_PER_S, time_left_s
-from .transport import WOULD_BLOCK
+from .poller import WOULD_BLOCK
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

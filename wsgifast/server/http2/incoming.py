@@ -16,8 +16,8 @@ from ...errors import BodyTooLarge, ClientGone
 from ...http.http2 import request_head, trailer_lines
 from ..exchange import Exchange
 from ..parser import Parser
+from ..poller import WOULD_BLOCK
 from ..request_body import Spool
-from ..transport import WOULD_BLOCK
 from .floods import Flood
 from .frames import ALL_STREAMS, StreamRefused
 from .outgoing import LEAVING, OPEN, Outgoing
