@@ -207,6 +207,9 @@ def test_access_log(tmp_path: Path) -> None:
                 line.format("GET /often?x=1 HTTP/1.1", 206) + ' "http://ref/" "Agent/1.0 (x)"',
                 line.format("GET /once HTTP/1.1", 304),
                 line.format("GET /missing HTTP/1.1", 404),
+                line.format("GET //[::1 HTTP/1.1", 200),
+                line.format("GET http://host/go?u=http://else/#top HTTP/1.1", 200),
+                line.format("OPTIONS * HTTP/1.0", 200),
                 "no such line",
             ]
         )
@@ -215,6 +218,8 @@ def test_access_log(tmp_path: Path) -> None:
     assert [(e.url, e.name, e.requests) for e in endpoints] == [
         ("/often?x=1", "/often", 2),
         ("/once", "/once", 1),
+        ("//[::1", "//[::1", 1),
+        ("/go?u=http://else/", "/go", 1),
     ]
     assert not left
     _, left = from_access_log(str(path), most=1)

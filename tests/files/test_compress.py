@@ -10,6 +10,7 @@ import re
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 import zstandard
 
 from tests.files.conftest import TEXT
+from tests.support.servers import wait_for
 from tests.support.terminals import open_terminal
 from wsgifast import ConfigurationError, StaticFiles, cli
 from wsgifast.files import codings, directory
@@ -164,6 +166,36 @@ def test_a_failure_leaves_no_half_file_and_is_reported(
     assert report.failed == {"page.html": "No space left on device"}
     assert not (tree / "page.html.gz").exists()
     assert not [path for path in tree.rglob(".*") if path.name not in (".hidden.txt", MANIFEST)]
+
+
+def test_an_interrupt_does_not_wait_for_what_is_being_compressed(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    waited_for: list[bytes] = []
+    real = codings.ENCODERS["gzip"]
+
+    def slow(content: bytes) -> bytes:
+        if content == TEXT and not released.wait(10):  # page.html
+            waited_for.append(content)
+        return real(content)
+
+    def interrupt(done: int, total: int, path: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(codings.ENCODERS, "gzip", slow)
+    before = set(threading.enumerate())
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            compress(tree, codings=["gzip"], jobs=8, progress=interrupt)
+        manifest = tree / MANIFEST
+        made = json.loads(manifest.read_text())["siblings"] if manifest.exists() else {}
+    finally:
+        released.set()
+    assert not waited_for
+    wait_for(lambda: set(threading.enumerate()) <= before, "its threads have ended")
+    assert not (tree / "page.html.gz").exists()
+    assert {str(path.relative_to(tree)) for path in tree.rglob("*.gz")} == set(made)
 
 
 def test_a_missing_package_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait
 from wsgifast.cli import command_parser
 from wsgifast.loading import load_app
 from wsgifast.running import ARGUMENTS, wrapped, wrapped_by_environment
-from wsgifast.running.command import plan_uvicorn
+from wsgifast.running.command import plan_gunicorn, plan_uvicorn
 
 WSGI = "examples.mistakes:raw"
 ASGI = "examples.starlette_app"
@@ -91,6 +91,15 @@ def test_uvicorn_waits_for_event_streams_no_longer_than_gunicorn(
     command = plan_uvicorn(parsed, load_app(ASGI)).command
     given = [word for word in command if word.startswith("--timeout-graceful-shutdown")]
     assert given == [f"--timeout-graceful-shutdown={seconds}", own]  # the last one counts
+
+
+@pytest.mark.parametrize("bind", ["8123", ":8123", "127.0.0.1:8123", "[::1]:8123", "unix:app.sock"])
+def test_an_address_is_the_same_on_both_servers(bind: str) -> None:
+    parsed = command_parser().parse_args(["run", WSGI, "--bind", bind])
+    parsed.rest = []
+    command = plan_gunicorn(parsed, load_app(WSGI)).command
+    same = bind if bind[0] in "u[" else "127.0.0.1:8123"
+    assert f"--bind={same}" in command
 
 
 def test_the_command_that_it_prints_does_the_same() -> None:

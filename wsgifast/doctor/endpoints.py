@@ -45,10 +45,11 @@ _WORD = re.compile(
     r"(?i:log|sign|power|shut)[-_ ]?(?i:out|off|down)(?![a-z])"
     r"|[A-Z]+(?![a-z])|[A-Z]?[a-z]+"
 )
+_ORIGIN = re.compile(r"\Ahttps?://[^/?#]*", re.IGNORECASE)
 # NCSA's common and combined log formats.
 _LOG_LINE = re.compile(
-    r'(?P<host>\S+) \S+ .*?\[[^]]*\] "(?P<method>[A-Z]+) (?P<url>\S+)(?: HTTP/[0-9.]+)?" '
-    r"(?P<status>[0-9]{3}) "
+    r"(?P<host>\S+) \S+ .*?\[[^]]*\] "
+    r'"(?P<method>[A-Z]+) (?P<url>(?:/|https?://)\S*)(?: HTTP/[0-9.]+)?" (?P<status>[0-9]{3}) '
 )
 # A parameter in a pattern: {name}, {name:path}, <name>, <int:name>, <path:name>, <name:re:...>.
 _PARAMETER = re.compile(r"\{\*?(?P<curly>\w+)(?::[^}]*)?\}|<(?P<angle>[^<>]+)>")
@@ -203,9 +204,9 @@ def _host_of(url: str) -> str | None:
 
 
 def _path_of(url: str) -> str:
-    parts = urlsplit(url)
-    path = parts.path or "/"
-    return f"{path}?{parts.query}" if parts.query else path
+    """The path and query of a URL, with or without a host; what begins with // has none."""
+    path = _ORIGIN.sub("", url).partition("#")[0]
+    return path if path.startswith("/") else f"/{path}"
 
 
 def _text(option: str, path: str) -> str:

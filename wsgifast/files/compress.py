@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from threading import Lock
 
 from ..errors import ConfigurationError
 from .codings import ENCODERS, SIBLING_SUFFIXES, checked_codings
@@ -93,23 +94,25 @@ def compress(
         given = (f".{extension.lstrip('.').lower()}" for extension in skip_extensions)
         skipped = frozenset((*given, *SIBLING_SUFFIXES.values()))
     paths = sorted(_originals(root, skipped))
-    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        futures = {pool.submit(run.compress_one, path): path for path in paths}
-        try:
-            for done, future in enumerate(as_completed(futures), 1):
-                path = futures[future]
-                try:
-                    original_bytes, smallest_bytes = future.result()
-                    run.report.original_bytes += original_bytes
-                    run.report.smallest_bytes += smallest_bytes
-                except OSError as error:
-                    run.report.failed[path] = error.strerror or str(error)
-                if progress is not None:
-                    progress(done, len(paths), path)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            write_manifest(root, run.made)
-            raise
+    pool = ThreadPoolExecutor(jobs or os.cpu_count() or 1)
+    futures = {pool.submit(run.compress_one, path): path for path in paths}
+    try:
+        for done, future in enumerate(as_completed(futures), 1):
+            path = futures[future]
+            try:
+                original_bytes, smallest_bytes = future.result()
+                run.report.original_bytes += original_bytes
+                run.report.smallest_bytes += smallest_bytes
+            except OSError as error:
+                run.report.failed[path] = error.strerror or str(error)
+            if progress is not None:
+                progress(done, len(paths), path)
+    except BaseException:
+        run.stop()
+        # Not waited for: compressing a large file takes minutes.
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
     run.remove_orphans()
     write_manifest(root, run.made)
     for names in (run.report.written, run.report.current, run.report.left_alone):
@@ -119,7 +122,7 @@ def compress(
 
 class _Run:
     """One run over a directory. A file is handled by one thread; list.append() and setting an item
-    of a dict are atomic."""
+    of a dict are atomic. Siblings are written under a lock, and none after :meth:`stop`."""
 
     def __init__(
         self, root: Path, codings: Sequence[str], overwrite: bool, made: dict[str, str]
@@ -130,6 +133,14 @@ class _Run:
         # The siblings made here, with their digests.
         self.made = made
         self.report = CompressReport()
+        self._writing = Lock()
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """Write no more siblings, and the manifest of those that were written."""
+        with self._writing:
+            self._is_stopped = True
+            write_manifest(self.root, self.made)
 
     def compress_one(self, path: str) -> tuple[int, int]:
         """Return the sizes of a file and of its smallest sibling; (0, 0) if it has none."""
@@ -177,8 +188,11 @@ class _Run:
             if ours:
                 self._remove(folder, path)
             return None
-        write_file(folder, name, encoded, original.facts)
-        self.made[path] = _digest(encoded)
+        with self._writing:
+            if self._is_stopped:
+                return None
+            write_file(folder, name, encoded, original.facts)
+            self.made[path] = _digest(encoded)
         self.report.written.append(path)
         return len(encoded)
 

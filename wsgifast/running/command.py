@@ -112,7 +112,7 @@ def plan_gunicorn(options: argparse.Namespace, loaded: LoadedApp) -> Plan:
         *_program("gunicorn"),
         "--worker-class=wsgifast.workers.FastWorker",
         f"--threads={threads}",
-        f"--bind={options.bind}",
+        f"--bind={_gunicorn_address(options.bind)}",
         *_given(options, "--", "workers", "config", "certfile", "keyfile"),
     ]
     if options.reload:
@@ -175,6 +175,11 @@ def _program(name: str) -> list[str]:
     """The server's own script, which can start itself again; else its module."""
     script = Path(sys.executable).with_name(name)
     return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-m", name]
+
+
+def _gunicorn_address(bind: str) -> str:
+    # gunicorn takes a lone port for a host, and listens on all addresses where there is no host.
+    return bind if bind.startswith("unix:") else str(_address(bind))
 
 
 def _uvicorn_address(bind: str) -> list[str]:
