@@ -103,6 +103,18 @@ def cherrypy_app(content: object) -> WSGIApplication:
     return cherrypy.Application(Root(), "")  # type: ignore[no-any-return]
 
 
+def ask(
+    app: WSGIApplication, method: str, server_wrapper: object
+) -> tuple[Server, bytes, list[object]]:
+    closed.clear()
+    environ = new_environ(method)
+    if server_wrapper is not None:
+        environ["wsgi.file_wrapper"] = server_wrapper
+    server = Server(app, environ)
+    assert closed == []
+    return server, server.finish(), closed.copy()
+
+
 def check(
     app: WSGIApplication,
     route: str,
@@ -112,17 +124,8 @@ def check(
 ) -> Server:
     """Call an app raw and wrapped: bytes, status and the close callbacks are the same."""
 
-    def ask(app: WSGIApplication) -> tuple[Server, bytes, list[object]]:
-        closed.clear()
-        environ = new_environ(method)
-        if server_wrapper is not None:
-            environ["wsgi.file_wrapper"] = server_wrapper
-        server = Server(app, environ)
-        assert closed == []
-        return server, server.finish(), closed.copy()
-
-    raw, expected, closers = ask(app)
-    wrapped, body, wrapped_closers = ask(WSGIFast(app))
+    raw, expected, closers = ask(app, method, server_wrapper)
+    wrapped, body, wrapped_closers = ask(WSGIFast(app), method, server_wrapper)
     assert body == (b"" if method == "HEAD" else expected)
     assert wrapped.head[0] == raw.head[0]
     # A second may have passed between the two.
@@ -497,16 +500,8 @@ def test_others(
     path: Path,
 ) -> None:
     """What they hold goes the same way, whether the server has a file wrapper or they their own."""
-
-    def ask(app: WSGIApplication) -> tuple[Server, bytes]:
-        environ = new_environ()
-        if server_wrapper is not None:
-            environ["wsgi.file_wrapper"] = server_wrapper
-        server = Server(app, environ)
-        return server, server.finish()
-
-    raw, expected = ask(app(lambda: make(path)))
-    wrapped, body = ask(WSGIFast(app(lambda: make(path))))
+    raw, expected, _ = ask(app(lambda: make(path)), "GET", server_wrapper)
+    wrapped, body, _ = ask(WSGIFast(app(lambda: make(path))), "GET", server_wrapper)
     assert body == expected
     assert wrapped.head[0] == raw.head[0]
     # Bottle tells the time, which goes on from one to the other.

@@ -83,9 +83,6 @@ class Registry(Generic[C]):
         self._missed: dict[int, int] = {}  # events that found no connection, by descriptor
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self.connections)
-
     # Called by the owner of a connection.
 
     def wait(self, connection: C, events: int) -> None:

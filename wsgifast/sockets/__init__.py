@@ -3,12 +3,9 @@
 from typing import TYPE_CHECKING
 
 from ..imports import exports_on_demand
-from .coalescing import (
-    CoalescingWriter,
-    SendFailed,
-    SharedCoalescingWriter,
-    WriterClosed,
-)
+from .coalescing.blocking import CoalescingWriter
+from .coalescing.common import SendFailed, WriterClosed
+from .coalescing.shared import SharedCoalescingWriter
 from .options import SocketNotFound, limit_send_buffer, owned_socket, set_nodelay
 from .receive import (
     ClosedEarly,
@@ -24,10 +21,10 @@ from .send_buffers import send_all, send_some
 from .sendfile import FileSegment, FileTruncated, file_segment, send_file_segment
 
 if TYPE_CHECKING:
-    from .coalescing import AsyncCoalescingWriter
+    from .coalescing.asynchronous import AsyncCoalescingWriter
 else:
     # Which needs asyncio: a thing to load for those who use it.
-    __getattr__ = exports_on_demand(__name__, {"AsyncCoalescingWriter": ".coalescing"})
+    __getattr__ = exports_on_demand(__name__, {"AsyncCoalescingWriter": ".coalescing.asynchronous"})
 
 __all__ = [
     "AsyncCoalescingWriter",

@@ -28,23 +28,3 @@ wait for the end of the window, because the shortest sleep is longer than that.
 call_soon, since a timer for each batch would cost more than the batch. What is written before that
 call joins the batch, unless the window is over: then it is sent at once.
 """
-
-from typing import TYPE_CHECKING
-
-from ...imports import exports_on_demand
-from .blocking import CoalescingWriter
-from .common import SendFailed, WriterClosed
-from .shared import SharedCoalescingWriter
-
-if TYPE_CHECKING:
-    from .asynchronous import AsyncCoalescingWriter
-else:
-    __getattr__ = exports_on_demand(__name__, {"AsyncCoalescingWriter": ".asynchronous"})
-
-__all__ = [
-    "AsyncCoalescingWriter",
-    "CoalescingWriter",
-    "SendFailed",
-    "SharedCoalescingWriter",
-    "WriterClosed",
-]
