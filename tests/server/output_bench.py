@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import ssl
@@ -10,7 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+from gunicorn.config import Config
 from hypothesis import strategies as st
 
 from tests.support.descriptors import open_descriptors
@@ -18,18 +21,20 @@ from wsgifast.server import sending
 from wsgifast.server.coalescing import Coalescing
 from wsgifast.server.counters import Counters
 from wsgifast.server.disk import DiskThreads
-from wsgifast.server.limits import Budget
-from wsgifast.server.look_ahead import CachedRuns
 from wsgifast.server.output import OutputQueue
-from wsgifast.server.output_memory import OutputMemory
 from wsgifast.server.output_rules import OutputRules
 from wsgifast.server.poller import WOULD_BLOCK
+from wsgifast.workers.gunicorn_support import Settings
+from wsgifast.workers.wiring import options as options_of
+from wsgifast.workers.worker import FastWorker
 
 __all__ = [
     "TLS", "Near", "Pieces", "arrives_in_order", "drain_armed", "opened", "pieces_of", "rules",
     "until_tried_again",
 ]  # fmt: skip
 
+# FastWorker's by default.
+OPTIONS = options_of(FastWorker, Settings(Config()))
 # What is written: how, how many bytes, from which offset on; and whether the client reads then.
 Pieces = list[tuple[str, int, int, bool]]
 
@@ -59,25 +64,26 @@ def rules(
     response_on_disk_bytes: int = 1 << 30,
     responses_on_disk_bytes: int = 1 << 40,
     share_work: Callable[[], object] = lambda: None,
+    coalescing: Coalescing | None = None,
 ) -> OutputRules:
     told: list[str] = [] if warnings is None else warnings
-    return OutputRules(
-        ahead_bytes=ahead_bytes,
-        timeout_s=timeout_s,
-        least_bytes_per_s=least_bytes_per_s,
+    options = dataclasses.replace(
+        OPTIONS,
+        output_ahead_bytes=ahead_bytes,
+        send_timeout_s=timeout_s,
+        send_least_bytes_per_s=least_bytes_per_s,
         sendfile=sendfile,
+        output_memory_bytes=memory_bytes,
         response_on_disk_bytes=response_on_disk_bytes,
-        memory=OutputMemory(
-            memory_bytes,
-            Budget(responses_on_disk_bytes),
-            lambda text, *args: told.append(text % args),
-        ),
-        disk=disk or DiskThreads(lambda error: told.append(repr(error))),
-        cached_runs=CachedRuns(),
-        coalescing=Coalescing(lambda: True),
-        counters=Counters(),
-        share_work=share_work,
+        responses_on_disk_bytes=responses_on_disk_bytes,
     )
+    log = SimpleNamespace(
+        warning=lambda text, *args: told.append(text % args),
+        error=lambda text, exc_info: told.append(repr(exc_info)),
+    )
+    made = OutputRules(options, Counters(), coalescing or Coalescing(lambda: True), share_work, log)
+    made.disk = disk or made.disk
+    return made
 
 
 class Near:

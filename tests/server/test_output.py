@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import math
 import os
@@ -295,7 +294,7 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(
     monkeypatch.setattr(output, "_COALESCE_S", 0.0005)
     monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: now))
     coalescing = Coalescing(lambda: ticking)
-    near.queue = near.make_queue(dataclasses.replace(rules(), coalescing=coalescing))
+    near.queue = near.make_queue(rules(coalescing=coalescing))
 
     def written(block: bytes) -> bytes:
         near.queue.write_next(block)

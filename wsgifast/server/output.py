@@ -152,8 +152,8 @@ class OutputQueue:
             if self._held.blocks:
                 self._queue_held()
             queued = 0 if self.backlog is None else self.backlog.size
-            if queued > self._rules.ahead_bytes and not self._runs_ahead():
-                self._wait_for_room(self._rules.ahead_bytes // 2)
+            if queued and queued > self._ahead_bytes and not self._runs_ahead():
+                self._wait_for_room(self._ahead_bytes // 2)
             if self.error is not None:
                 raise ClientGone(str(self.error))
             if not queued and not self.draining:
@@ -212,7 +212,7 @@ class OutputQueue:
             self._send_or_raise()
             if not buffers or not backlog.size:
                 return
-            rest = backlog.take_excess(self._rules.ahead_bytes if self.may_run_ahead else None)
+            rest = backlog.take_excess(self._ahead_bytes if self.may_run_ahead else None)
             if not rest:
                 return
         # Without the lock: a slow disk must not hold up the thread that sends.
@@ -279,7 +279,7 @@ class OutputQueue:
             self.draining = False
             if self.error is None:
                 self._send(after_event=True)
-            if self._room is not None and self.bytes_queued <= self._rules.ahead_bytes // 2:
+            if self._room is not None and self.bytes_queued <= self._ahead_bytes // 2:
                 self._room.notify_all()
             return self.closing and not self.draining
 
@@ -287,6 +287,10 @@ class OutputQueue:
         """Drop everything; the writer's next call raises."""
         with self.lock:
             self._fail(error)
+
+    @property
+    def _ahead_bytes(self) -> int:
+        return self._rules.options.output_ahead_bytes
 
     # Everything below needs the lock, unless it says otherwise.
 
@@ -324,7 +328,8 @@ class OutputQueue:
         """Whether the writer need not wait for the client."""
         if not self.may_run_ahead:
             return False
-        return self.backlog is None or self.backlog.may_spill(self._rules.response_on_disk_bytes)
+        most = self._rules.options.response_on_disk_bytes
+        return self.backlog is None or self.backlog.may_spill(most)
 
     def _wait_for_room(self, most: int) -> None:
         """Wait until at most `most` bytes are queued, or the queue has failed."""

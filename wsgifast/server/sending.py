@@ -132,7 +132,7 @@ class Sender:
         self._rules = rules
         self.encrypts = isinstance(sock, ssl.SSLSocket)
         self.send = partial(_encrypt, sock) if self.encrypts else sock.send
-        self.sends_files = rules.sendfile and not self.encrypts and hasattr(os, "sendfile")
+        self.sends_files = rules.options.sendfile and not self.encrypts and hasattr(os, "sendfile")
         self._sized = False  # whether the send buffer's size has been set
         self._may_grow = False  # whether it is the small one
         self._full_since = 0.0

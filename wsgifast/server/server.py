@@ -19,14 +19,11 @@ from .channel import Channel
 from .coalescing import Coalescing
 from .connection import Connection
 from .counters import Counters
-from .disk import DiskThreads
 from .drain import Drain
 from .endpoint import LINGER_S, Endpoint, Streams
 from .exchange import Exchange
 from .limits import Budget
-from .look_ahead import CachedRuns
 from .options import HTTP2Options, Options
-from .output_memory import OutputMemory
 from .output_rules import OutputRules
 from .parser import Parser
 from .poller import HUNG_UP, Event, make_poller
@@ -115,19 +112,8 @@ class Server:
         self.bodies_on_disk = Budget(options.bodies_on_disk_bytes)
         # Used by connections, like options, registry and log: see endpoint.Core.
         self.http2 = http2
-        responses_on_disk = Budget(options.responses_on_disk_bytes)
         self.output_rules = OutputRules(
-            ahead_bytes=options.output_ahead_bytes,
-            response_on_disk_bytes=options.response_on_disk_bytes,
-            timeout_s=options.send_timeout_s,
-            least_bytes_per_s=options.send_least_bytes_per_s,
-            sendfile=options.sendfile,
-            memory=OutputMemory(options.output_memory_bytes, responses_on_disk, log.warning),
-            disk=DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error)),
-            cached_runs=CachedRuns(),
-            coalescing=coalescing,
-            counters=self.counters,
-            share_work=self.pool.share_work,
+            options, self.counters, coalescing, self.pool.share_work, log
         )
         self.on_sent = application.on_sent
 
