@@ -32,10 +32,10 @@ class Coalescer:
         "_chunks",
         "_lone",
         "_loop",
-        "_passes",
         "_send",
         "_size",
         "_task",
+        "_to_pass_on",
         "_turn_scheduled",
     )
 
@@ -44,25 +44,22 @@ class Coalescer:
         self._send = send
         self._chunks: list[bytes] = []
         self._lone = 0
-        self._passes = 0
+        self._to_pass_on = 0
         self._size = 0
         self._turn_scheduled = False
         self._task: BackgroundTask | None = None
 
-    def passes(self) -> bool:
-        """Whether the next message is passed on at once; if so, it is counted."""
-        if not self._passes or self._task is not None:
-            return False
-        self._passes -= 1
-        return True
+    async def add(self, body: bytes) -> int:
+        """Send a small message, mostly later.
 
-    async def add(self, body: bytes) -> None:
+        :returns: how many of the next messages are best passed on at once.
+        """
         if self._task is not None:
             await self._wait()
-        if self._passes:
-            self._passes -= 1
+        if self._to_pass_on:
+            following, self._to_pass_on = self._to_pass_on - 1, 0
             await self._send(response_body(body, more_body=True))
-            return
+            return following
         self._chunks.append(body)
         self._size += len(body)
         if self._size >= COALESCED_BYTES:
@@ -70,6 +67,7 @@ class Coalescer:
         elif not self._turn_scheduled:
             self._turn_scheduled = True
             self._loop.call_soon(self._on_turn_end)
+        return 0
 
     async def end(self, body: bytes) -> bytes:
         """Return the body's last message, with what is coalesced before it if that is small."""
@@ -99,7 +97,7 @@ class Coalescer:
         self._lone = self._lone + 1 if len(self._chunks) == 1 else 0
         if self._lone == LONE_TURNS:
             self._lone -= 1
-            self._passes = PASSED_ON
+            self._to_pass_on = PASSED_ON
         if self._chunks and self._task is None:
             self._task = self._loop.create_task(self._send_coalesced())
 

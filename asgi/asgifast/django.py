@@ -34,7 +34,6 @@ from .files.request import request_facts
 from .instrumented import INSTRUMENTED
 from .messages import Message, Receive, Scope, Send, response_start, text_headers
 from .middleware import ASGIFast
-from .receiver import Receiver
 
 with needs("asgifast.django", "django", "django"):
     import django
@@ -89,8 +88,8 @@ class _Handler(ASGIHandler):
         self._conditional = conditional
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        receiver = Receiver(receive)
-        await super().__call__(scope, receiver.receive, _Channel(scope, receiver, send))
+        channel = _Channel(scope, receive, send)
+        await super().__call__(scope, channel.receive, channel)
 
     async def send_response(self, response: Any, send: _Channel) -> None:
         if INSTRUMENTED in send.scope:

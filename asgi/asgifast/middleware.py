@@ -28,7 +28,6 @@ from .messages import (
     Send,
     text_headers,
 )
-from .receiver import Receiver
 
 __all__ = ["ASGIFast"]
 
@@ -114,7 +113,7 @@ class ASGIFast:
             await self._instrumented(scope, receive, send)
             return
         inner = scope
-        offered = scope.get("extensions")
+        offered = scope["extensions"] if "extensions" in scope else None  # noqa: SIM401
         if not self.pathsend:
             kept = {name: options for name, options in (offered or {}).items()
                     if name not in FILE_EXTENSIONS}  # fmt: skip
@@ -126,118 +125,100 @@ class ASGIFast:
             scope[INSTRUMENTED].app_scope = inner
         # Attribute by attribute: a constructor would be one more call for every request.
         exchange = _Exchange()
-        exchange._middleware = self
+        exchange._options = self
         exchange._scope = scope
         exchange._server_receive = receive
         exchange._server_send = send
         exchange._kept = ()
-        exchange._head = exchange.response = None
-        exchange.is_awaited = False
-        if scope["method"] == "HEAD":
-            exchange.examine()
+        exchange._is_awaited = False
+        exchange._start = exchange._to_pass_on = None
+        app = self._call  # two steps, which cost CPython less than one
         try:
-            await self._call(inner, exchange.receive, exchange.send)
+            await app(inner, exchange.receive, exchange.send)
         except BaseException as error:
-            if exchange.response is not None:
-                await exchange.end(error)
+            if exchange._to_pass_on is not None:
+                await exchange.failed(error)
             raise
-        if exchange.response is not None:
-            await exchange.end()
-        elif exchange._head is not None:
-            await send(exchange._head)
+        if exchange._start is not None or exchange._to_pass_on is not None:
+            await exchange.finish()
 
 
-class _Exchange(Receiver):
+class _Exchange(FileMessages):
     """The receive() and send() of one request.
 
     Most responses are a head with a Content-Length and one message of bytes, and need nothing done:
-    the head is held until that message, and both are passed on. Any other message makes a
-    :class:`_Response`, which handles it and all that follow.
-
-    ASGIFast sets the attributes.
-    """
-
-    __slots__ = ("_head", "_middleware", "_scope", "_server_send", "response")
-
-    _middleware: ASGIFast
-    _scope: Scope
-    _server_send: Send
-    _head: Message | None
-    response: _Response | None
-
-    # Not Receiver's.
-    __init__ = object.__init__
-
-    async def send(self, message: Message) -> None:
-        """The send() that the app is given."""
-        head = self._head
-        if head is not None:
-            if (
-                "body" in message
-                and type(message["body"]) is bytes
-                and ("more_body" not in message or not message["more_body"])
-            ):
-                self._head = None
-                send = self._server_send
-                await send(head)
-                await send(message)
-                return
-        elif self.response is None and message["type"] == "http.response.start":
-            headers = message.get("headers")
-            if type(headers) is list:
-                for name, _ in headers:
-                    if name == b"content-length":
-                        self._head = message
-                        return
-        await (self.response or self.examine()).send(message)
-
-    def examine(self) -> _Response:
-        """From now on examine each message."""
-        head, self._head = self._head, None
-        self.response = _Response(self._middleware, self._scope, self, self._server_send, head)
-        return self.response
-
-    async def end(self, error: BaseException | None = None) -> None:
-        """The app has returned or raised, after :meth:`examine`."""
-        response, self.response = self.response, None  # break the reference cycle
-        if response is None:
-            return
-        if error is None:
-            await response.finish()
-        elif isinstance(error, Exception):
-            await response.abandon()
-        else:
-            response.cancel()
-
-
-class _Response(FileMessages):
-    """One response, each of whose messages is examined on its way to the server.
+    the head is held until that message, and both are passed on. After any other message each one is
+    examined, but for those of a stream that are best passed on at once.
 
     `_start` is the head, held until the next message, as servers hold it (ASGI, "Response Start"):
     that of a file may still change. Without a Content-Length it may be the head of a stream, whose
     first message may take a while: then it is held until the end of the loop's turn, and the task
     `_head_sent` sends it. The first small message that is not the last makes the `_coalescer`.
+
+    ASGIFast sets the attributes; :meth:`_examine` those that only examined responses have.
     """
 
-    __slots__ = ("_coalescer", "_has_text", "_head_sent", "_may_coalesce")
+    __slots__ = ("_coalescer", "_has_text", "_head_sent", "_may_coalesce", "_to_pass_on")
 
-    def __init__(
-        self,
-        middleware: ASGIFast,
-        scope: Scope,
-        receiver: Receiver,
-        send: Send,
-        start: Message | None,
-    ) -> None:
-        super().__init__(scope, receiver, send)
-        self._options = middleware
-        self._start = start
-        self._headers = start["headers"] if start is not None else []
+    # So many messages of a stream are passed on at once; negative: all; None: none is examined yet.
+    _to_pass_on: int | None
+    _coalescer: Coalescer | None
+    _has_text: bool
+    _head_sent: BackgroundTask | None
+    _may_coalesce: bool
+
+    # Not Delivery's.
+    __init__ = object.__init__
+
+    async def send(self, message: Message) -> None:
+        """The send() that the app is given."""
+        start = self._start
+        if start is not None:
+            if (
+                "body" in message
+                and type(message["body"]) is bytes
+                and ("more_body" not in message or not message["more_body"])
+                and self._scope["method"] != "HEAD"
+            ):
+                self._start = None
+                send = self._server_send
+                await send(start)
+                await send(message)
+                return
+        elif self._to_pass_on is None:
+            if message["type"] == "http.response.start":
+                headers = message.get("headers")
+                if type(headers) is list:
+                    for name, _ in headers:
+                        if name == b"content-length":
+                            self._start = message
+                            return
+        elif (
+            self._to_pass_on
+            and "more_body" in message
+            and message["more_body"]
+            and "body" in message
+            and type(message["body"]) is bytes
+        ):
+            self._to_pass_on -= 1
+            await self._server_send(message)
+            return
+        if self._to_pass_on is None:
+            self._examine()
+        await self._send_examined(message)
+
+    def _examine(self) -> None:
+        """From now on examine each message."""
+        self._headers = self._start["headers"] if self._start is not None else []
         self._has_text = False
-        self._head_sent: BackgroundTask | None = None
-        self._coalescer: Coalescer | None = None
-        # asgifast's protocols coalesce themselves.
-        self._may_coalesce = middleware.coalesce and not self.offers(COALESCING)
+        self._head_sent = None
+        self._coalescer = None
+        self._to_pass_on = 0
+        self._may_coalesce = (
+            self._options.coalesce
+            and self._scope["method"] != "HEAD"
+            and not self.offers(COALESCING)  # asgifast's protocols do it themselves
+        )
 
     def _converted(self, body: object) -> bytes:
         data = to_bytes(
@@ -250,32 +231,32 @@ class _Response(FileMessages):
             self._has_text = True
         return data
 
-    async def send(self, message: Message) -> None:
+    async def _send_examined(self, message: Message) -> None:
         kind = message["type"]
-        start = self._start
         if self._head_sent is not None:
             await self._wait_for_head()
-            start = self._start
+        start = self._start
         if kind == "http.response.body":
             body = message.get("body", b"")
             if type(body) is not bytes:
                 self._note_route("rescued")
                 message = {**message, "body": (body := self._converted(body))}
-            if body and self._scope["method"] == "HEAD":
+            is_head = self._scope["method"] == "HEAD"
+            if body and is_head:
                 body = b""  # daphne would send it
                 message = {**message, "body": body}
             if start is not None:
                 self._start = None
                 await self._server_send(start)
             if message.get("more_body"):
-                if len(body) <= SMALL_MESSAGE_BYTES:
-                    if self._may_coalesce:
-                        self._may_coalesce = False
+                if not self._may_coalesce:
+                    self._to_pass_on = 0 if is_head else -1
+                elif len(body) <= SMALL_MESSAGE_BYTES:
+                    if self._coalescer is None:
                         self._coalescer = Coalescer(self._server_send)
                         self._note_route("coalesced")
-                    if self._coalescer is not None and not self._coalescer.passes():
-                        await self._coalescer.add(body)
-                        return
+                    self._to_pass_on = await self._coalescer.add(body)
+                    return
                 elif self._coalescer is not None:
                     await self._coalescer.flush()
             elif self._coalescer is not None:
@@ -290,6 +271,7 @@ class _Response(FileMessages):
                 message = {**message, "headers": headers}
             self._headers = headers
             self._start = message
+            self._to_pass_on = 0
             if all(name != b"content-length" for name, _ in headers):
                 loop = running_loop()
                 loop.call_soon(partial(self._on_turn_end, loop))
@@ -310,31 +292,33 @@ class _Response(FileMessages):
 
     async def finish(self) -> None:
         """The app has returned: send what is held."""
+        if self._to_pass_on is None:
+            await self._forward_start()
+            return
         await self._wait_for_head()
         if self._start is not None:
             await self._forward_start()
         await self._flush()
 
-    async def abandon(self) -> None:
-        """The app has raised: send what it sent before."""
+    async def failed(self, error: BaseException) -> None:
+        """The app has raised: send what it sent before; if it was cancelled, nothing more."""
         self._start = None
-        try:
-            await self._wait_for_head()
-            await self._flush()
-        except Exception:  # noqa: BLE001 - the app's own is raised
-            pass
-
-    def cancel(self) -> None:
-        """The app was cancelled: send nothing more."""
-        self._start = None
+        if isinstance(error, Exception):
+            try:
+                await self._wait_for_head()
+                await self._flush()
+            except Exception:  # noqa: BLE001 - the app's own is raised
+                pass
+            return
         if self._head_sent is not None:
             self._head_sent.cancel()
         if self._coalescer is not None:
             self._coalescer.cancel()
 
     def _on_turn_end(self, loop: Loop) -> None:
-        if self._start is not None:
-            self._head_sent = loop.create_task(self._forward_start())
+        start, self._start = self._start, None
+        if start is not None:
+            self._head_sent = loop.create_task(_send(self._server_send, start))
 
     async def _wait_for_head(self) -> None:
         if self._head_sent is not None:
@@ -346,3 +330,8 @@ class _Response(FileMessages):
     async def _flush(self) -> None:
         if self._coalescer is not None:
             await self._coalescer.flush()
+
+
+async def _send(send: Send, message: Message) -> None:
+    """A coroutine, which some server's send() is not, for a task."""
+    await send(message)

@@ -14,7 +14,6 @@ from .files.reading import NotAFile, open_regular
 from .files.request import request_facts
 from .loops import in_thread
 from .messages import Receive, Scope, Send, response_start, text_headers
-from .receiver import Receiver
 
 with needs("asgifast.FileResponse", "starlette", "asgi"):
     from starlette import responses
@@ -62,7 +61,7 @@ class FileResponse(responses.FileResponse):
             await send(response_start(plan.status, plan.raw_headers))
             segments = plan.segments
             del plan  # a kilobyte of headers, for as long as the slowest client reads
-            await Delivery(scope, Receiver(receive), send).send_segments(
+            await Delivery(scope, receive, send).send_segments(
                 segments, fd, os.path.abspath(os.fsdecode(self.path))
             )
         finally:

@@ -11,7 +11,6 @@ from .files.delivery import Delivery
 from .files.request import request_facts
 from .loops import in_thread
 from .messages import ASGIApp, Receive, Scope, Send, response_body, response_start
-from .receiver import Receiver
 
 __all__ = ["StaticFiles"]
 
@@ -85,7 +84,7 @@ async def _send(answer: Answer, scope: Scope, receive: Receive, send: Send) -> N
         elif len(segments) == 1 and isinstance(segments[0], bytes):
             await send(response_body(segments[0]))
         else:
-            await Delivery(scope, Receiver(receive), send).send_segments(segments, fd)
+            await Delivery(scope, receive, send).send_segments(segments, fd)
     finally:
         if fd is not None:
             os.close(fd)

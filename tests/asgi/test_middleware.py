@@ -148,9 +148,11 @@ def test_what_an_app_that_ends_early_has_sent_is_sent() -> None:
     assert [m.get("body") for m in answer.messages] == [None, b"ab"]
 
 
-def test_a_second_head_is_left_to_the_server_to_refuse() -> None:
-    second: Message = {"type": "http.response.start", "status": 500, "headers": []}
-    answer = call(ASGIFast(sending(START, second, body(b"", False))), scope_of(), whole=False)
+@pytest.mark.parametrize("headers", [[], [(b"content-length", b"0")]])
+def test_a_second_head_is_left_to_the_server_to_refuse(headers: list[tuple[bytes, bytes]]) -> None:
+    first: Message = {**START, "headers": headers}
+    second: Message = {**first, "status": 500}
+    answer = call(ASGIFast(sending(first, second, body(b"", False))), scope_of(), whole=False)
     assert [m.get("status") for m in answer.messages] == [200, 500, None]
 
 

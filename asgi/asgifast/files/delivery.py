@@ -13,8 +13,7 @@ from wsgifast.sockets.sendfile import BLOCK_BYTES
 
 from ..extensions import PLANNED, PlannedBody
 from ..loops import ended, in_asyncio, running_loop
-from ..messages import PATHSEND, ZEROCOPYSEND, Message, Scope, Send, response_body
-from ..receiver import Receiver
+from ..messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send, response_body
 from .reading import send_segment
 
 __all__ = ["Delivery"]
@@ -23,23 +22,47 @@ __all__ = ["Delivery"]
 _NO_PATH = "/dev/null/asgifast.planned"
 # From this size on the client's disconnect is listened for while a file is read and sent.
 _WATCHED_FILE_BYTES = 4 * BLOCK_BYTES
+# How much of a request body is kept while a file is sent. Beyond it the disconnect is not noticed;
+# to listen on would take an upload of any size into memory.
+_KEPT_BYTES = 64 * 1024
+_KEPT_MESSAGES = 64
 
 
 class Delivery:
-    """One request's send(), and the server's extensions for files.
+    """One request's receive() and send(), and the server's extensions for files.
 
     The ways, in this order: asgifast's own extension (PLANNED), pathsend or zerocopysend where the
     server has them, or body messages read from the page cache. Descriptors stay the caller's.
 
-    :param receiver: by which a disconnect is noticed while a file is read and sent.
+    While a file is read and sent, the client's disconnect is listened for: servers ignore what is
+    sent after it, and the rest would be read for nobody. What else is received by that is `_kept`
+    for the app.
+
+    :ivar _is_awaited: the app is waiting for a message; two may not wait at once.
     """
 
-    __slots__ = ("_receiver", "_scope", "_server_send")
+    __slots__ = ("_is_awaited", "_kept", "_scope", "_server_receive", "_server_send")
 
-    def __init__(self, scope: Scope, receiver: Receiver, send: Send) -> None:
+    _is_awaited: bool
+    _kept: Sequence[Message]
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
-        self._receiver = receiver
+        self._server_receive = receive
         self._server_send = send
+        self._kept = ()
+        self._is_awaited = False
+
+    async def receive(self) -> Message:
+        """The receive() that the app is given."""
+        if self._kept:
+            message, *self._kept = self._kept
+            return message
+        self._is_awaited = True
+        try:
+            return await self._server_receive()
+        finally:
+            self._is_awaited = False
 
     def offers(self, name: str) -> bool:
         """Whether the server has an extension, such as http.response.pathsend."""
@@ -105,18 +128,31 @@ class Delivery:
                 }
             )
             return
-        send, segment, receiver = self._server_send, FileSegment(fd, offset, size), self._receiver
-        if size < _WATCHED_FILE_BYTES or receiver.is_awaited:
+        send, segment = self._server_send, FileSegment(fd, offset, size)
+        if size < _WATCHED_FILE_BYTES or self._is_awaited:
             await send_segment(send, segment, more_body=more_body)
             return
-        listener = running_loop().create_task(receiver.listen_for_disconnect())
-        left = receiver.is_disconnected
+        listener = running_loop().create_task(self._listen_for_disconnect())
+        left = self._has_disconnected
         try:
             await send_segment(send, segment, more_body=more_body, is_disconnected=left)
             if listener.done():
                 await listener  # raises what receive() has raised
         finally:
             await ended(listener)
+
+    def _has_disconnected(self) -> bool:
+        return bool(self._kept) and self._kept[-1]["type"] == "http.disconnect"
+
+    async def _listen_for_disconnect(self) -> None:
+        """Receive until the client disconnects, or until the limits of what is kept."""
+        while (
+            not self._has_disconnected()
+            and len(self._kept) < _KEPT_MESSAGES
+            and sum(len(message.get("body", b"")) for message in self._kept) < _KEPT_BYTES
+        ):
+            message = await self._server_receive()
+            self._kept = (*self._kept, message)  # the app may have taken some meanwhile
 
 
 class _Descriptor:
