@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import textwrap
 from collections.abc import Callable
@@ -11,12 +12,16 @@ from typing import Any
 
 from .errors import BodyError, ConfigurationError, WSGIFastError
 from .http.head import check_field
+from .sockets.address import Address
 
 __all__ = [
     "APP_HELP",
+    "DEFAULT_BIND",
     "STATUS_NOT_STARTED",
     "add_header_options",
     "add_parser",
+    "address_of",
+    "cannot_listen",
     "check_path",
     "check_readable",
     "count",
@@ -29,6 +34,7 @@ __all__ = [
 
 # Exit status if the app cannot be loaded or does not start.
 STATUS_NOT_STARTED = 3
+DEFAULT_BIND = "127.0.0.1:8000"
 _WIDTH = 79  # columns
 # Visible ASCII but "#": clients keep a fragment to themselves.
 _PATH = re.compile(r'/[!"$-~]*')
@@ -154,6 +160,28 @@ def check_readable(option: str, path: str | None) -> None:
                 pass
         except OSError as error:
             raise ConfigurationError(f"{option} {path}: {error.strerror}") from None
+
+
+def address_of(bind: str) -> Address:
+    """The address that --bind names.
+
+    :raises ConfigurationError: if it is none.
+    """
+    address = Address.read(bind)
+    if address is None:
+        raise ConfigurationError(f"--bind {bind}: write HOST:PORT or PORT, such as {DEFAULT_BIND}")
+    return address
+
+
+def cannot_listen(bind: str, error: OSError) -> WSGIFastError:
+    """The error if no socket can listen at the address that --bind names."""
+    # create_server() appends the address, which is named already, and makes an OSError of any; the
+    # numbers of getaddrinfo()'s are negative, and none of errno's.
+    if error.errno is None or error.errno < 0:
+        reason = (error.strerror or str(error)).partition(" (while attempting")[0]
+    else:
+        reason = os.strerror(error.errno)
+    return WSGIFastError(f"cannot listen on {bind}: {reason}; name another address with --bind")
 
 
 def write_file(path: str | Path, text: str) -> None:

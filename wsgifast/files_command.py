@@ -8,14 +8,11 @@ import os
 import socket
 from typing import Any
 
-from .arguments import add_parser, option
-from .errors import WSGIFastError
-from .sockets.address import Address
+from .arguments import DEFAULT_BIND, add_parser, address_of, cannot_listen, option
 from .static import StaticFiles
 
 __all__ = ["add_command"]
 
-_DEFAULT_BIND = "127.0.0.1:8000"
 # Requests at once: what a page asks for together (browsers open six connections), and two more.
 _THREADS = 8
 
@@ -32,8 +29,8 @@ def add_command(commands: Any) -> None:
         """,
     )
     parser.add_argument("directory", metavar="DIR", help="the directory to serve")
-    bind = f"default: {_DEFAULT_BIND}, reachable from this machine only; port 0 picks a free one"
-    option(parser, "--bind", "[HOST:]PORT", bind)
+    bind = "reachable from this machine only, unless HOST says otherwise; port 0 picks a free one"
+    option(parser, "--bind", "[HOST:]PORT", bind, default=DEFAULT_BIND)
     option(parser, "--no-listing", help="answer 404 for directories without an index.html")
     option(parser, "--hidden-files", help="also serve names that begin with a dot")
     option(parser, "--follow-symlinks", help="also those that lead out of DIR")
@@ -43,10 +40,7 @@ def add_command(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    bind = options.bind or _DEFAULT_BIND
-    address = Address.read(bind)
-    if address is None:
-        raise WSGIFastError(f"--bind {bind}: write PORT or HOST:PORT, such as {_DEFAULT_BIND}")
+    address = address_of(options.bind)
     app = StaticFiles(
         directory=options.directory,
         listing=not options.no_listing,
@@ -58,10 +52,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         listener = socket.create_server(address, family=address.family, backlog=128)
     except OSError as error:
-        raise WSGIFastError(
-            f"cannot listen on {bind}: {_reason(error)}; name another address "
-            "with --bind, or --bind 0 for a free port"
-        ) from error
+        raise cannot_listen(options.bind, error) from error
     with listener:
         listening = address._replace(port=listener.getsockname()[1])
         print(
@@ -124,14 +115,6 @@ def _serve_with_wsgiref(app: StaticFiles, listener: socket.socket) -> int:
         server.set_app(app)
         server.serve_forever()
     return 0
-
-
-def _reason(error: OSError) -> str:
-    # create_server() appends the address, which is named already, and makes an OSError of any; the
-    # numbers of getaddrinfo()'s are negative, and none of errno's.
-    if error.errno is None or error.errno < 0:
-        return (error.strerror or str(error)).partition(" (while attempting")[0]
-    return os.strerror(error.errno)
 
 
 def _is_loopback(host: str) -> bool:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import importlib.util
 import json
 import os
 import shlex
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..arguments import APP_HELP, add_parser, check_readable, count, option
+from ..arguments import (
+    APP_HELP,
+    DEFAULT_BIND,
+    add_parser,
+    address_of,
+    cannot_listen,
+    check_readable,
+    count,
+    option,
+)
 from ..errors import ConfigurationError, MissingExtra, WSGIFastError
 from ..loading import LoadedApp, load_app
-from ..sockets.address import Address
 from . import ARGUMENTS, wrapped
 
 __all__ = ["Plan", "add_command", "plan_gunicorn", "plan_uvicorn"]
 
-_DEFAULT_BIND = "127.0.0.1:8000"
 _DEFAULT_THREADS = 4
 # At shutdown uvicorn would wait for event streams for ever; gunicorn waits for 30 s. With --reload
 # nobody wants to wait.
@@ -70,7 +75,7 @@ def add_command(commands: Any) -> None:
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
-    option(parser, "--bind", "HOST:PORT", "or unix:PATH", default=_DEFAULT_BIND)
+    option(parser, "--bind", "HOST:PORT", "or unix:PATH", default=DEFAULT_BIND)
     option(parser, "--workers", "N", "processes (default: 1)", type=count)
     threads = f"threads of each process; WSGI only (default: {_DEFAULT_THREADS})"
     option(parser, "--threads", "N", threads, type=count)
@@ -179,23 +184,14 @@ def _program(name: str) -> list[str]:
 
 def _gunicorn_address(bind: str) -> str:
     # gunicorn takes a lone port for a host, and listens on all addresses where there is no host.
-    return bind if bind.startswith("unix:") else str(_address(bind))
+    return bind if bind.startswith("unix:") else str(address_of(bind))
 
 
 def _uvicorn_address(bind: str) -> list[str]:
     if bind.startswith("unix:"):
         return [f"--uds={bind.removeprefix('unix:')}"]
-    address = _address(bind)
+    address = address_of(bind)
     return [f"--host={address.host}", f"--port={address.port}"]
-
-
-def _address(bind: str) -> Address:
-    address = Address.read(bind)
-    if address is None:
-        raise ConfigurationError(
-            f"--bind {bind}: write HOST:PORT, such as {_DEFAULT_BIND}, or unix:PATH"
-        )
-    return address
 
 
 def _check_address(bind: str) -> None:
@@ -208,16 +204,10 @@ def _check_address(bind: str) -> None:
         if not folder.is_dir():
             raise WSGIFastError(f"--bind {bind}: there is no directory {folder}")
         return
-    address = _address(bind)
     try:
-        address.check_free()
-    except socket.gaierror as error:
-        raise WSGIFastError(
-            f"--bind {bind}: there is no host {address.host!r} ({error.strerror})"
-        ) from None
+        address_of(bind).check_free()
     except OSError as error:
-        reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
-        raise WSGIFastError(f"--bind {bind}: {reason}; name another one") from None
+        raise cannot_listen(bind, error) from None
 
 
 def _static(text: str) -> tuple[str, str]:
