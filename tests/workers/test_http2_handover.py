@@ -130,3 +130,13 @@ def test_an_upgrade_with_a_body_that_is_too_large_is_refused(make_bench: MakeBen
     bench = make_bench(echo, attributes=attributes, **ALLOWED, http2_cleartext="upgrade")
     client = bench.begin(UPGRADE + b"body")
     assert client.read_response().status == 413
+
+
+def test_who_asks_for_an_upgrade_and_leaves_is_no_error(make_bench: MakeBench) -> None:
+    bench = make_bench(hello, **ALLOWED, http2_cleartext="both")
+    client = bench.connect()
+    client.send(UPGRADE + b"body")
+    client.close()
+    bench.run()
+    assert not bench.log.errors
+    assert not bench.server.connections

@@ -19,6 +19,7 @@ Two parts do the rest: Incoming (incoming.py) understands what is received, for 
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from ...errors import ClientGone
@@ -74,7 +75,8 @@ class Multiplexer:
         self._connection.deadline = self._deadline_of_idle
         with self._lock:
             if exchange is not None:
-                self.output.write_all((_SWITCH,))
+                with contextlib.suppress(ClientGone):  # the owner's next event tells of it
+                    self.output.write_all((_SWITCH,))
                 self.outgoing.frames.begin(exchange.upgrade)
                 is_head = exchange.req.method == "HEAD"
                 stream = self.streams[1] = Stream(self.outgoing, 1, is_head=is_head)
