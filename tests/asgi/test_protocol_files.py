@@ -102,6 +102,51 @@ def test_a_client_that_ends_its_half_of_the_connection_gets_the_file(
     talk(protocol, app, conversation)
 
 
+@pytest.mark.parametrize("behind", [b"", HELLO], ids=["at once", "pipelined"])
+@pytest.mark.parametrize("read_first", [True, False])
+def test_what_is_no_request_behind_one_does_not_break_the_response_to_it(
+    protocol: Any, large: Path, behind: bytes, read_first: bool
+) -> None:
+    """It is refused behind the responses before it, or the connection ends with these."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await turns()
+        await start(send, length=LARGE_BYTES + 5)
+        with large.open("rb") as file:
+            await send({"type": ZEROCOPYSEND, "file": file, "more_body": True})
+        await body(send, b"after")
+
+    async def conversation(client: Client) -> None:
+        get, broken = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", behind + b"\0no request\r\n\r\n"
+        await client.send(get if read_first else get + broken)
+        await client.until(b"\r\n\r\n")
+        if read_first:
+            await client.send(broken)
+        await turns()
+        assert await client.exactly(LARGE_BYTES + 5) == large.read_bytes() + b"after"
+        if behind:
+            answer = await client.until(b"hello")
+            assert answer.startswith(b"HTTP/1.1 200 ")
+        refused = await client.to_end()
+        assert refused[:13] in (b"", b"HTTP/1.1 400 "), refused
+
+    talk(protocol, app, conversation)
+
+
+def test_a_broken_request_body_is_refused(protocol: Any) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+
+    async def conversation(client: Client) -> None:
+        await client.send(
+            b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno size\r\n"
+        )
+        assert (await client.to_end()).startswith(b"HTTP/1.1 400 ")
+
+    talk(protocol, app, conversation)
+
+
 @pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
 def test_a_client_that_leaves_while_a_file_is_sent(
     protocol: Any, tmp_path: Path, kind: str
