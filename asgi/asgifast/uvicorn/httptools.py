@@ -12,9 +12,7 @@ with needs("asgifast.uvicorn.HttpToolsProtocol", "httptools", "asgi"):
 __all__ = ["HttpToolsProtocol"]
 
 _STATE = {"chunked_encoding", "expected_content_length"}
-check(
-    httptools_impl, "HttpToolsProtocol", _STATE, "handle_websocket_upgrade", "send_400_response"
-)
+check(httptools_impl, "HttpToolsProtocol", _STATE, "handle_websocket_upgrade", "send_400_response")
 
 
 class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
