@@ -13,7 +13,6 @@ import select
 import socket
 import stat
 import tempfile
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -156,12 +155,8 @@ def send_file_once(out_fd: int, fd: int, offset: int, size: int) -> int:
 def _wait_writable(sock: socket.socket, timeout: float | None) -> None:
     poller = select.poll()
     poller.register(sock.fileno(), select.POLLOUT)
-    deadline = None if timeout is None else time.monotonic() + timeout
-    while not poller.poll(
-        None if deadline is None else max(0.0, deadline - time.monotonic()) * 1e3
-    ):
-        if deadline is not None and time.monotonic() >= deadline:
-            raise TimeoutError(f"the peer took no byte for {timeout} s")
+    if not poller.poll(None if timeout is None else timeout * 1e3):
+        raise TimeoutError(f"the peer took no byte for {timeout} s")
 
 
 def _reads_its_descriptor(file: object) -> bool:
