@@ -43,11 +43,16 @@ def test_nothing_is_said_of_the_project() -> None:
         ({"STATIC_ROOT": None}, ["wsgifast.W003"]),
         ({"STATIC_ROOT": "/no/such/folder"}, ["wsgifast.W003"]),
         ({"STATIC_ROOT": None, "DEBUG": True}, []),
+        ({"STATIC_ROOT": None, "DEBUG": 1}, []),
         ({"WHITENOISE_MAX_AGE": 5, "WHITENOISE_AUTOREFRESH": True}, []),
         ({"SERVESTATIC_MINIFY": True}, ["wsgifast.W004"]),
         ({"WHITENOISE_NONSENSE": 1, "SERVESTATIC_USE_MANIFEST": True}, ["wsgifast.W004"]),
         ({"WSGIFAST_STATIC": {"nonsense": 1}}, ["wsgifast.E001"]),
         ({"WHITENOISE_MAX_AGE": "5"}, ["wsgifast.E001"]),
+        ({"WSGIFAST_STATIC": None}, ["wsgifast.E001"]),
+        ({"WSGIFAST_STATIC": {"prefix": 3}}, ["wsgifast.E001"]),
+        ({"WSGIFAST_STATIC": {"codings": ["lzma"]}}, ["wsgifast.E001"]),
+        ({"WSGIFAST_STATIC": {"keep_only_hashed": "no"}}, ["wsgifast.E001"]),
     ],
 )
 def test_what_is_said(changed: dict[str, Any], expected: list[str]) -> None:

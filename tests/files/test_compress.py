@@ -209,7 +209,12 @@ def test_a_missing_package_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"codings": ["lzma"]}, "'lzma'"), ({"jobs": 0}, "jobs=0")],
+    [
+        ({"codings": ["lzma"]}, "'lzma'"),
+        ({"codings": "gzip"}, r"codings='gzip': a list"),
+        ({"skip_extensions": "jpg"}, r"skip_extensions='jpg': a list"),
+        ({"jobs": 0}, "jobs=0"),
+    ],
 )
 def test_wrong_options(tree: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):

@@ -13,6 +13,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
 from ..errors import ConfigurationError
+from ..files.codings import checked_codings
 from .settings import LEFT_OUT, OPTIONS, PREFIXES, media_front_server, static_options
 from .sites import static_sites
 
@@ -56,7 +57,8 @@ def check_production(**kwargs: Any) -> list[CheckMessage]:
 def _messages() -> Iterator[CheckMessage]:
     try:
         static_sites()
-        use_finders = static_options()["finders"]
+        options = static_options()
+        checked_codings(options["codings"])
         media_front_server()
     except ConfigurationError as error:
         yield Error(str(error), id="wsgifast.E001")
@@ -86,7 +88,9 @@ def _messages() -> Iterator[CheckMessage]:
             hint="Put it right after SecurityMiddleware.",
             id="wsgifast.W002",
         )
-    if not use_finders and not (settings.STATIC_ROOT and os.path.isdir(settings.STATIC_ROOT)):
+    if not options["finders"] and not (
+        settings.STATIC_ROOT and os.path.isdir(settings.STATIC_ROOT)
+    ):
         named = f"STATIC_ROOT={str(settings.STATIC_ROOT)!r} is no directory"
         yield Warning(
             f"{named if settings.STATIC_ROOT else 'STATIC_ROOT is not set'}: there are no static "

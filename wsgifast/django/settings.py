@@ -18,6 +18,7 @@ from django.conf import settings
 from ..errors import ConfigurationError
 from ..files.site import StaticFilesBase
 from ..front_server import FrontServer, front_server_of
+from ..option_checks import check_switches
 
 __all__ = [
     "LEFT_OUT",
@@ -68,12 +69,13 @@ _MEDIA_OPTIONS = {"accel_redirect", "x_sendfile"}
 def static_options() -> dict[str, Any]:
     """Return the options from the settings, with their defaults.
 
-    :raises ConfigurationError: if WSGIFAST_STATIC has an unknown option.
+    :raises ConfigurationError: if WSGIFAST_STATIC has an unknown option, or one of Django's has an
+        invalid value.
     """
     options: dict[str, Any] = {
         "allow_all_origins": True,
         "codings": None,
-        "finders": settings.DEBUG,
+        "finders": bool(settings.DEBUG),
         "index": None,
         "keep_only_hashed": False,
         "manifest_strict": None,
@@ -86,9 +88,12 @@ def static_options() -> dict[str, Any]:
             if hasattr(settings, start + rest):
                 options[option] = getattr(settings, start + rest)
     options.update(_own("WSGIFAST_STATIC", SITE_OPTIONS | _DJANGO_OPTIONS))
+    check_switches(finders=options["finders"], keep_only_hashed=options["keep_only_hashed"])
     if isinstance(options["index"], bool):  # as in WhiteNoise
         options["index"] = "index.html" if options["index"] else None
     prefix = options.get("prefix")
+    if prefix is not None and not isinstance(prefix, str):
+        raise ConfigurationError(f"prefix={prefix!r}: a URL path, or None for that of STATIC_URL")
     options["prefix"] = f"/{(_url_prefix() if prefix is None else prefix).strip('/')}/"
     if options["prefix"] == "//":
         options["prefix"] = "/"
@@ -106,6 +111,8 @@ def media_front_server() -> FrontServer | None:
 
 def _own(setting: str, known: set[str]) -> dict[str, Any]:
     own: dict[str, Any] = getattr(settings, setting, {})
+    if not isinstance(own, dict):
+        raise ConfigurationError(f"{setting}={own!r}: a dictionary of options")
     unknown = sorted(set(own) - known)
     if unknown:
         raise ConfigurationError(

@@ -37,6 +37,8 @@ def checked_codings(codings: Sequence[str] | None) -> Sequence[str]:
     """
     if codings is None:
         return available_codings()
+    if isinstance(codings, str):
+        raise ConfigurationError(f"codings={codings!r}: a list, such as [{codings!r}]")
     for coding in codings:
         if coding not in SIBLING_SUFFIXES:
             raise ConfigurationError(

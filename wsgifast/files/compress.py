@@ -90,6 +90,10 @@ def compress(
         raise ConfigurationError(f"jobs={jobs}: a number of threads from 1 on")
     run = _Run(root, codings, overwrite, read_manifest(root))
     skipped = _COMPRESSED_EXTENSIONS
+    if isinstance(skip_extensions, str):
+        raise ConfigurationError(
+            f"skip_extensions={skip_extensions!r}: a list, such as [{skip_extensions!r}]"
+        )
     if skip_extensions is not None:
         given = (f".{extension.lstrip('.').lower()}" for extension in skip_extensions)
         skipped = frozenset((*given, *SIBLING_SUFFIXES.values()))
