@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..bodies.files import FileReader, FileSlice
 from ..bodies.held_head import HeldHead
@@ -114,11 +115,17 @@ class Instrumented:
     ) -> Iterable[bytes]:
         """The body, which is recorded when it ends."""
 
-        def end(size: int, left: bool = False) -> None:
-            # A lazy app that was never iterated has no status.
-            self._record(environ, head.code or 500, recorder, span, began, size, left=left)
+        is_over = False
 
-        return _followed(_Request(end), body, environ.get("wsgi.file_wrapper"))
+        def end(size: int, *, left: bool = False) -> None:
+            """The response has ended; a body may be closed more than once."""
+            nonlocal is_over
+            if not is_over:
+                is_over = True
+                # A lazy app that was never iterated has no status.
+                self._record(environ, head.code or 500, recorder, span, began, size, left=left)
+
+        return _followed(end, body, environ.get("wsgi.file_wrapper"))
 
     def _begin(self, recorder: Recorder, method: str, scheme: str) -> None:
         try:
@@ -169,80 +176,61 @@ class Instrumented:
             self._failures.log()
 
 
-class _Request:
-    """A request that ends once, however often its body is closed."""
-
-    def __init__(self, end: Callable[[int, bool], object]) -> None:
-        self._end: Callable[[int, bool], object] | None = end
-
-    def end(self, size: int, *, left: bool = False) -> None:
+class _EndOfResponse(Protocol):
+    def __call__(self, size: int, *, left: bool = False) -> None:
         """The response has ended.
 
         :param size: bytes of its body.
         :param left: whether the client left before.
         """
-        end, self._end = self._end, None
-        if end is not None:
-            end(size, left)
 
 
-def _followed(request: _Request, body: Any, wrapper: Any) -> Iterable[bytes]:
-    """The body, which ends its request when it is closed.
+def _followed(end: _EndOfResponse, body: Any, wrapper: Any) -> Iterable[bytes]:
+    """The body, which ends its response when it is closed.
 
     :param wrapper: the server's, for files.
     """
     kind = type(body)
     if kind is ClosedWith and type(body.blocks) in (list, tuple):
         size = sum(map(len, body.blocks))
-        return ClosedWith(body.blocks, _End(request, body, size))
+        return ClosedWith(body.blocks, _Closing(body, partial(end, size)))
     if kind is SegmentedBody:
         size = sum(len(s) if isinstance(s, bytes) else s.size for s in body.segments)
-        return SegmentedBody(body.segments, _End(request, body, size).close)
+        return SegmentedBody(body.segments, _Closing(body, partial(end, size)).close)
     file = body if kind is FileReader else known_file(body)
     passed: Iterable[bytes] = body
     if isinstance(file, FileSlice):
-        file.also_close(_End(request, None, file.rest().size))
+        file.also_close(_Closing(None, partial(end, file.rest().size)))
         return passed
     if isinstance(file, FileReader):
-        file.also_close(_EndOfReader(request, file))
+        # It is read while it is sent.
+        file.also_close(_Closing(None, lambda: end(file.sent)))
         return passed
     if isinstance(wrapper, type) and isinstance(body, wrapper):
-        request.end(0)  # a file of the app's own, which the server sends
+        end(0)  # a file of the app's own, which the server sends
         return passed
-    return _Body(request, body)
+    return _Body(end, body)
 
 
-class _End:
-    """Ends the request of a body whose size is known, when it is closed."""
+class _Closing:
+    """Closes a body, and calls a function then."""
 
-    def __init__(self, request: _Request, body: Any, size: int) -> None:
-        self._request = request
+    def __init__(self, body: Any, then: Callable[[], object]) -> None:
         self._body = body
-        self._size = size
+        self._then = then
 
     def close(self) -> None:
         try:
             close_body(self._body)
         finally:
-            self._request.end(self._size)
-
-
-class _EndOfReader:
-    """The same for a file that is read while it is sent."""
-
-    def __init__(self, request: _Request, reader: FileReader) -> None:
-        self._request = request
-        self._reader = reader
-
-    def close(self) -> None:
-        self._request.end(self._reader.sent)
+            self._then()
 
 
 class _Body:
     """A body whose chunks are counted as they are iterated."""
 
-    def __init__(self, request: _Request, body: Iterable[bytes]) -> None:
-        self._request = request
+    def __init__(self, end: _EndOfResponse, body: Iterable[bytes]) -> None:
+        self._end = end
         self._body = body
         self._size = 0
         self._begun = self._over = False
@@ -264,4 +252,4 @@ class _Body:
         try:
             close_body(self._body)
         finally:
-            self._request.end(self._size, left=self._begun and not self._over)
+            self._end(self._size, left=self._begun and not self._over)
