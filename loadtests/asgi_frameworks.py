@@ -97,7 +97,7 @@ def _quart() -> ASGIApp:
 
     @app.route("/file")
     async def file() -> Any:
-        return await quart.send_file(payload_file(FILE_BYTES))
+        return await quart.send_file(payload_file(FILE_BYTES), conditional=True)
 
     @app.route("/stream")
     async def stream() -> Any:
