@@ -6,9 +6,7 @@ One worker each, access logs off, kept-alive connections.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 
 from wsgifast.benchmark.load import Client, Load, Task
 from wsgifast.benchmark.serving import gunicorn
@@ -28,12 +26,8 @@ FAST_ASGI_WORKER = "asgifast.workers.FastASGIWorker"
 HTTP2 = ("--http-protocols", "h2,h1", "--http2-cleartext", "both")
 LARGE, SMALL, CRUMBS = f"/file/{FILE_BYTES}.bin", "/file/1024.bin", "/crumbs/"
 OUR_LARGE, OUR_STATIC = f"/our-file/{FILE_BYTES}.bin", "/our-static/1024.bin"
-PLAIN, OURS, ALONE, BOTH = (
-    "uvicorn",
-    "our protocol",
-    "uvicorn + ASGIFast",
-    "our protocol + ASGIFast",
-)
+PLAIN, OURS = "uvicorn", "our protocol"
+ALONE, BOTH = "uvicorn + ASGIFast", "our protocol + ASGIFast"
 _MIDDLEWARE = {
     "uvicorn + a bare middleware": uvicorn("loadtests.asgi_app:limit"),
     "uvicorn + one that does nothing": uvicorn("loadtests.asgi_app:nothing"),
@@ -55,23 +49,14 @@ def _of(path: str, *names: str) -> dict[str, Side]:
     return {name: (SERVERS[name], path) for name in names}
 
 
-def _only(*names: str) -> dict[str, Server]:
-    return {name: SERVERS[name] for name in names}
-
-
 def _both(*paths: str) -> dict[str, Side]:
     """uvicorn and our protocol, each with each path."""
     return {f"{name} {path}": (SERVERS[name], path) for path in paths for name in (PLAIN, OURS)}
 
 
-# One upload a run, into memory: what a disk takes is not what is compared.
-_IN_MEMORY = (("TMPDIR", "/dev/shm"),) if Path("/dev/shm").is_dir() else ()
-
-
-def _upload(key: str, title: str, sides: dict[str, Server], client: Client = upload) -> Row:
-    contenders = {name: replace(server, env=_IN_MEMORY) for name, server in sides.items()}
+def _upload(key: str, title: str, sides: dict[str, Side], client: Client = upload) -> Row:
     title = f"1 GiB {title} (in a short run 128 MiB)"
-    return row(f"asgi.upload.{key}", title, contenders, "/upload", BYTES, client)
+    return row(f"asgi.upload.{key}", title, sides, "/upload", BYTES, client)
 
 
 CASES: list[Case] = [
@@ -98,7 +83,7 @@ _ASGI = table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and grani
     row("asgi.response", "Response 1 KiB",
         _of("/plain", PLAIN, OURS, ALONE, *_MIDDLEWARE, BOTH)),
     _upload("stream", "read by request.stream()",
-            {**_only(PLAIN, OURS, "granian"), "a bare loop": small("receive-loop")}),
+            {**_of("/upload", PLAIN, OURS, "granian"), "a bare loop": small("receive-loop")}),
     _upload("h11", "read by request.stream() under h11",
             {"uvicorn --http h11": uvicorn(APP, "--http=h11"),
              "our H11Protocol": uvicorn(APP, "--http=asgifast.uvicorn:H11Protocol")}),
