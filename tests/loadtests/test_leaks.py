@@ -79,7 +79,11 @@ def test_only_the_later_half_of_the_rounds_tells_of_growth() -> None:
     still = dataclasses.replace(
         FIRST, connections=4000, memory_bytes=FIRST.memory_bytes + 20_000 * 1024, blocks=100_000
     )
-    assert grown([*counts, still]) == [
+    assert grown([*counts, still]) == ["each connection adds 5.0 blocks"]
+    half = dataclasses.replace(
+        still, connections=3000, memory_bytes=FIRST.memory_bytes + (15 << 20)
+    )
+    assert grown([*counts[:3], half, still]) == [
         "each connection adds 5.0 blocks",
         "each connection adds 5632 bytes",
     ]
