@@ -20,7 +20,8 @@ from tests.doctor.apps import ASGI_SHAPES, SHAPES, asgi_app, failing_asgi_app, w
 from tests.support.servers import wait_for
 from wsgifast import ConfigurationError, WSGIFast, WSGIFastError
 from wsgifast.doctor import CATALOGUE, Endpoint, as_text, examination, examine, explain, judge
-from wsgifast.doctor.formats import as_junit
+from wsgifast.doctor.formats import as_github, as_junit
+from wsgifast.doctor.page import as_html
 
 
 @pytest.mark.parametrize("path", SHAPES)
@@ -241,7 +242,7 @@ def test_an_error_of_several_lines_is_told_in_one() -> None:
     assert "\n" not in finding.what
 
 
-def test_what_an_app_says_does_not_act_on_the_terminal_nor_break_xml() -> None:
+def test_what_an_app_says_does_not_act_on_the_terminal_nor_break_a_report() -> None:
     def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
         if environ["PATH_INFO"] == "/moved":
             start_response("302 Found", [("Location", "/\x9b31m")])
@@ -250,9 +251,10 @@ def test_what_an_app_says_does_not_act_on_the_terminal_nor_break_xml() -> None:
 
     report = examine(app, ["/", "/moved"])
     assert len(report.findings) == len(report.unreached) == 1
-    text = as_text(report)
-    assert "ValueError: \ufffd[31mred\ufffd \ufffd (" in text
-    assert text.replace("\n", "").isprintable()
+    for form in (as_text, as_github, as_html):
+        text = form(report)
+        assert "ValueError: \ufffd[31mred\ufffd \ufffd (" in text
+        assert text.replace("\n", "").isprintable()
     ElementTree.fromstring(as_junit(report))
 
 

@@ -94,7 +94,7 @@ def as_github(report: Report) -> str:
     """Workflow commands that GitHub shows as annotations."""
     return "\n".join(
         f"::{_GITHUB[f.severity]} title={_escaped(f'{f.id} {CATALOGUE[f.id].title}', ',:')}::"
-        + _escaped(f"{_endpoint(f)}: {f.what}. {f.cost + '. ' if f.cost else ''}{f.fix}")
+        + _escaped(f"{_endpoint(f)}: {printable(f.what)}. {f.cost + '. ' if f.cost else ''}{f.fix}")
         for f in report.findings
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 
 from ..page import page, scale_bars, table
+from ..terminal import printable
 from .catalogue import CATALOGUE
 from .formats import summary
 from .model import Finding, Observation, Report
@@ -93,4 +94,4 @@ def _row(seen: Observation) -> tuple[str, ...]:
 
 
 def _text(text: str) -> str:
-    return html.escape(text)
+    return html.escape(printable(text))
