@@ -93,3 +93,10 @@ def test_who_reads_no_further_is_shown_no_traceback() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 128 + signal.SIGPIPE
+
+
+def test_a_full_disk_is_told_in_one_sentence() -> None:
+    command = [sys.executable, "-m", "wsgifast", "doctor", "--explain"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (2, "wsgifast: No space left on device\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import os
 import signal
 import sys
@@ -99,10 +100,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return STATUS_NOT_STARTED if isinstance(error, AppNotLoaded) else _STATUS_USAGE
     except KeyboardInterrupt:
         return _STATUS_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output, such as `head`, has ended. Python would flush again at exit.
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        # What cannot be written is dropped: Python would try again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _STATUS_CUT_OFF
+        if error.errno == errno.EPIPE:  # the reader of our output, such as `head`, has ended
+            return _STATUS_CUT_OFF
+        print(f"wsgifast: {error.strerror}", file=sys.stderr)
+        return _STATUS_USAGE
 
 
 def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
