@@ -361,6 +361,33 @@ def test_tls(name: str, files: Path, tmp_path: Path) -> None:
 
 
 @each_uvicorn
+def test_who_leaves_amid_an_upload_over_tls_leaves_nothing_open(
+    name: str, files: Path, tmp_path: Path
+) -> None:
+    """Without a close_notify, while the protocol has paused reading: the app reads no body."""
+    pem = write_certificate(tmp_path / "key.pem")
+    extra = ("--ssl-certfile", pem, "--ssl-keyfile", pem)
+    with asgi_server(name, "tests.asgi.app:app", files, extra=extra) as server:
+
+        def sockets() -> int:
+            return sum(each.startswith("socket:") for each in open_descriptors(server))
+
+        with Connection(server.address, tls=client_context()) as connection:
+            connection.request("/hello")
+            before = sockets()
+        headers = [("Connection", "close"), ("Content-Length", "200000")]
+        go = tmp_path / "go"
+        for _ in range(3):
+            with Connection(server.address, tls=client_context()) as connection:
+                connection.send_request(f"/late?file={go}", method="POST", headers=headers)
+                connection.send(bytes(100_000))
+        with Connection(server.address, tls=client_context()) as connection:
+            connection.request("/hello")  # then the server has seen that the others have left
+            go.touch()
+            wait_for(lambda: sockets() == before, "no connection but this one is open")
+
+
+@each_uvicorn
 def test_unix_socket(name: str, files: Path, tmp_path: Path, events: Path) -> None:
     path = str(tmp_path / "socket")
     with asgi_server(name, "tests.asgi.app:app", files, env=_events(events), unix_socket=path):

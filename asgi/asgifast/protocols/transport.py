@@ -247,6 +247,10 @@ class CoalescingTransport(asyncio.Transport):
         if not self.real.is_closing():
             self.flush()
         self.real.close()
+        if self.real.get_extra_info("sslcontext") is not None:
+            # asyncio's TLS transport takes no close() while it is paused and its client has left
+            # without a close_notify: it would stay open for ever.
+            self.real.resume_reading()
 
     def write_eof(self) -> None:
         self.flush()
