@@ -6,12 +6,13 @@ import math
 
 import pytest
 
-from wsgifast.metrics.health import WorkerState, liveness, readiness
+from wsgifast.metrics.health import State, liveness, readiness
 
-FREE = WorkerState(0.5, 0.0, True, 5.0, 60.0)
-BUSY = FREE._replace(exhausted_s=4.0)
-EXHAUSTED = FREE._replace(exhausted_s=12.4)
-SILENT = FREE._replace(silent_s=100.0)
+NOW = 1000.0
+FREE = State(1, NOW - 0.5, None, True, 5.0, 60.0, [])
+BUSY = FREE._replace(exhausted_since=NOW - 4.0)
+EXHAUSTED = FREE._replace(exhausted_since=NOW - 12.4)
+SILENT = FREE._replace(beat_at=NOW - 100.0)
 ENDING = FREE._replace(accepts=False)
 
 
@@ -25,8 +26,8 @@ ENDING = FREE._replace(accepts=False)
         ([EXHAUSTED._replace(unready_after_s=math.inf)], "ready: 1 of 1 worker"),
     ],
 )
-def test_ready(workers: list[WorkerState], text: str) -> None:
-    assert readiness(workers) == (True, text)
+def test_ready(workers: list[State], text: str) -> None:
+    assert readiness(workers, NOW) == (True, text)
 
 
 @pytest.mark.parametrize(
@@ -36,21 +37,21 @@ def test_ready(workers: list[WorkerState], text: str) -> None:
         ([ENDING, SILENT], "no worker accepts connections"),
         ([EXHAUSTED], "no thread of 1 worker has been free for 12 s"),
         (
-            [EXHAUSTED, EXHAUSTED._replace(exhausted_s=30.0), ENDING, SILENT],
+            [EXHAUSTED, EXHAUSTED._replace(exhausted_since=NOW - 30.0), ENDING, SILENT],
             "no thread of 2 workers has been free for 12 s",
         ),
     ],
 )
-def test_not_ready(workers: list[WorkerState], text: str) -> None:
-    assert readiness(workers) == (False, text)
+def test_not_ready(workers: list[State], text: str) -> None:
+    assert readiness(workers, NOW) == (False, text)
 
 
 @pytest.mark.parametrize("workers", [[], [FREE], [EXHAUSTED], [SILENT, EXHAUSTED], [ENDING]])
-def test_alive(workers: list[WorkerState]) -> None:
-    assert liveness(workers) == (True, "alive")
+def test_alive(workers: list[State]) -> None:
+    assert liveness(workers, NOW) == (True, "alive")
 
 
 def test_not_alive() -> None:
-    workers = [SILENT, SILENT._replace(silent_s=70.2)]
-    assert liveness(workers) == (False, "no worker has given a sign of life for 70 s")
-    assert liveness([SILENT._replace(lost_after_s=math.inf)]).ok
+    workers = [SILENT, SILENT._replace(beat_at=NOW - 70.2)]
+    assert liveness(workers, NOW) == (False, "no worker has given a sign of life for 70 s")
+    assert liveness([SILENT._replace(lost_after_s=math.inf)], NOW).ok

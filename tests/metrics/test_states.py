@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from wsgifast.metrics import states
+from wsgifast.metrics.health import SlowClient, State
 from wsgifast.metrics.processes import ProcessEnd, is_alive, name_of_process
-from wsgifast.metrics.states import SlowClient, State, StateFile
+from wsgifast.metrics.states import StateFile
 
 SLOW = SlowClient("192.0.2.1:50000", "/movie", 300_000, 12.5, 800.0)
 

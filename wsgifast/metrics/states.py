@@ -1,7 +1,6 @@
 """The state of each worker, in a small file of its own, and what probes are answered by it.
 
-A worker writes its file once a second. The exporter reads the files of the workers that live. Times
-in them are the monotonic clock's, which all processes of a system share.
+A worker writes its file once a second. The exporter reads the files of the workers that live.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .health import Verdict, WorkerState, liveness, readiness
+from .health import SlowClient, State, Verdict, liveness, readiness
 from .processes import is_alive, name_of_process
 
-__all__ = ["PATHS", "Answer", "SlowClient", "State", "StateFile", "answer", "remove_dead", "states"]
+__all__ = ["PATHS", "Answer", "StateFile", "answer", "remove_dead", "states"]
 
 # What the metrics address answers by them.
 PATHS = ("/livez", "/readyz", "/clients")
@@ -25,53 +24,6 @@ _PREFIX, _SUFFIX = "state_", ".json"
 # A sign of life is written this often; health.py takes a worker without one for 10 s as silent.
 _BEAT_EVERY_S = 2.5
 _PART = ".part"  # of one that is being written
-
-
-class SlowClient(NamedTuple):
-    """A client that does not take its response as fast as it comes.
-
-    :ivar client: its address.
-    :ivar path: of its request, without the query.
-    :ivar queued_bytes: that wait for it.
-    :ivar waited_s: for how long something has waited for it.
-    :ivar bytes_per_s: what it has taken since then, on average.
-    """
-
-    client: str
-    path: str
-    queued_bytes: int
-    waited_s: float
-    bytes_per_s: float
-
-
-class State(NamedTuple):
-    """What a worker writes of itself.
-
-    :ivar beat_at: its main thread's last sign of life.
-    :ivar exhausted_since: since when no thread has been free; None while one is.
-    :ivar slow_clients: the slowest of them.
-
-    For the others see :class:`.health.WorkerState`.
-    """
-
-    pid: int
-    beat_at: float
-    exhausted_since: float | None
-    accepts: bool
-    unready_after_s: float
-    lost_after_s: float
-    slow_clients: list[SlowClient]
-
-    def at(self, now: float) -> WorkerState:
-        """How the worker is by now."""
-        since = self.exhausted_since
-        return WorkerState(
-            now - self.beat_at,
-            0.0 if since is None else now - since,
-            self.accepts,
-            self.unready_after_s,
-            self.lost_after_s,
-        )
 
 
 class StateFile:
@@ -143,9 +95,9 @@ def answer(path: str, directory: str) -> Answer | None:
     """
     now = time.monotonic()
     if path == "/livez":
-        return _answer_of(liveness([state.at(now) for state in states(directory)]))
+        return _answer_of(liveness([*states(directory)], now))
     if path == "/readyz":
-        return _answer_of(readiness([state.at(now) for state in states(directory)]))
+        return _answer_of(readiness([*states(directory)], now))
     if path == "/clients":
         clients = [
             {"pid": state.pid, **client._asdict()}

@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from .health import State
 from .multiprocess import take_lock
 from .periodic import every_second
-from .states import State, StateFile
+from .states import StateFile
 
 __all__ = ["ADDRESS_FILE", "Export", "start_exporting"]
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigurationError
+from .health import State
 from .multiprocess import (
     DIRECTORY,
     check_free,
@@ -27,7 +28,6 @@ from .multiprocess import (
 from .periodic import every_second
 from .points import Point, point, process_collectors
 from .processes import name_of_process, resident_bytes
-from .states import State
 from .supervisor import Export, start_exporting
 
 if TYPE_CHECKING:

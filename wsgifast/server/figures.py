@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from ..metrics.health import SlowClient
 from ..metrics.points import Point, point, points_of
-from ..metrics.states import SlowClient
 from .channel import Channel
 from .connection import Connection
 from .server import Server

@@ -19,13 +19,13 @@ from sys import modules
 from typing import Any
 
 from ..metrics.catalogue import CATALOGUE
+from ..metrics.health import State
 from ..metrics.patterns import FRAMEWORKS, PATTERN, call_noting_pattern
 from ..metrics.periodic import Failures, every_second
 from ..metrics.points import Distribution, Point, observers, point, points_of, process_collectors
 from ..metrics.processes import resident_bytes
 from ..metrics.recorder import RECORDER, LengthError
 from ..metrics.requests import RequestMetrics
-from ..metrics.states import State
 from ..metrics.supervisor import start_exporting
 from ..middleware import WSGIFast
 from ..routes import LENGTH_ERROR, ROUTE
