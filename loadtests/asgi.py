@@ -49,11 +49,6 @@ def _of(path: str, *names: str) -> dict[str, Side]:
     return {name: (SERVERS[name], path) for name in names}
 
 
-def _both(*paths: str) -> dict[str, Side]:
-    """uvicorn and our protocol, each with each path."""
-    return {f"{name} {path}": (SERVERS[name], path) for path in paths for name in (PLAIN, OURS)}
-
-
 def _upload(key: str, title: str, sides: dict[str, Side], client: Client = upload) -> Row:
     title = f"1 GiB {title} (in a short run 128 MiB)"
     return row(f"asgi.upload.{key}", title, sides, "/upload", BYTES, client)
@@ -74,7 +69,9 @@ _ASGI = table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and grani
         {**_of(SMALL, PLAIN), f"{OURS} {SMALL}": (SERVERS[OURS], SMALL),
          f"{OURS} /our-file/1024.bin": (SERVERS[OURS], "/our-file/1024.bin"),
          **_of(SMALL, "granian")}),
-    row("asgi.static-small", "StaticFiles 1 KiB", _both("/static/1024.bin", OUR_STATIC)),
+    row("asgi.static-small", "StaticFiles 1 KiB",
+        {f"{name} {path}": (SERVERS[name], path)
+         for path in ("/static/1024.bin", OUR_STATIC) for name in (PLAIN, OURS)}),
     row("asgi.crumbs", "100,000 messages of 100 bytes", _of(CRUMBS, PLAIN, OURS, ALONE),
         unit=BYTES),
     row("asgi.crumbs-asyncio", "the same on asyncio's own loop",

@@ -224,20 +224,15 @@ _APPS = {
 }  # fmt: skip
 
 
-def _on_uvicorn(loop: str) -> Row:
-    sides: dict[str, Any] = {
-        name: _served(uvicorn(f"loadtests.asgi_app:{app}", f"--loop={loop}"), "/plain")
-        for name, app in _APPS.items()
-    }
-    title = f"Starlette's Response of 1 KiB on uvicorn, {loop}"
-    return row(f"instructions.uvicorn.{loop}", title, sides, unit=INSTRUCTIONS, rounds=1)
+def _row(key: str, title: str, sides: Mapping[str, Client]) -> Row:
+    return row(f"instructions.{key}", title, sides, unit=INSTRUCTIONS, rounds=1)
 
 
 TABLE = table("instructions", "Instructions of a request", [
-    *(row(f"instructions.{key}", title, {side: _called(f"{key}:{side}") for side in sides},
-          unit=INSTRUCTIONS, rounds=1)
+    *(_row(key, title, {side: _called(f"{key}:{side}") for side in sides})
       for key, (title, sides, _) in _CALLS.items()),
-    *map(_on_uvicorn, ("uvloop", "asyncio")),
+    _row("uvicorn", "Starlette's Response of 1 KiB on uvicorn",
+         {n: _served(uvicorn(f"loadtests.asgi_app:{a}"), "/plain") for n, a in _APPS.items()}),
 ])  # fmt: skip
 
 

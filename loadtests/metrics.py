@@ -59,12 +59,11 @@ def _wait_for_workers(port: int, workers: int) -> None:
     while True:
         try:
             _scrape(port, workers)
+            return
         except (OSError, RuntimeError):
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-        else:
-            return
 
 
 def _scrapes(port: int, *, loaded: bool) -> Client:
