@@ -18,6 +18,8 @@ from loadtests.payloads import certificate
 from tests.support.servers import PATIENCE_S, wait_for
 from tests.support.slow_clients import HOST, KINDS, opening, others, slow_clients
 from tests.support.slow_disk import has_slow_disk, slow_disk
+from wsgifast.benchmark.slow_clients import Kind
+from wsgifast.benchmark.slow_clients import slow_clients as crowd_of
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -130,6 +132,28 @@ def test_a_crowd_and_others_speak_tls(tmp_path: Path) -> None:
             wait_for(lambda: all(b"GET" in one for one in listener.received), "they have asked")
             told = crowd.end()
         assert told["opened"] == 2
+
+
+def test_a_silent_crowd_under_tls_stays(tmp_path: Path) -> None:
+    """It has a look whether it was dropped, which TLS does not have a flag for."""
+    certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "server.pem")
+    with listening(tls=context) as listener:
+        with slow_clients("silent connections", listener.port, clients=2, tls=True) as crowd:
+            wait_for(lambda: len(listener.received) == 2, "both have come")
+            told = crowd.end()
+        assert told["opened"] == 2
+
+
+def test_who_reads_leaves_once_something_has_come() -> None:
+    asks = Kind(b"GET / HTTP/1.1\r\n\r\n", receive_bytes_per_s=1 << 20, leaves=True)
+    with listening() as silent, crowd_of(asks, (HOST, silent.port), 2, seconds=0.5) as crowd:
+        crowd.process.wait(PATIENCE_S)
+        assert crowd.end()["opened"] == 2
+    with listening(answers=ANSWER) as server, crowd_of(asks, (HOST, server.port), 2) as crowd:
+        wait_for(lambda: len(server.received) > 4, "they come again and again")
+        crowd.end()
 
 
 def test_the_crowd_ends_at_its_time() -> None:
