@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,6 +78,11 @@ def test_names_of_its_own_are_left_alone(names: Any) -> None:
             "FastWorker.metrics_bind='nowhere': expected a host and a port",
         ),
         ("parser", "llhttp", "FastWorker.parser='llhttp': expected one of"),
+        # As gunicorn's `bind` may be.
+        ("metrics_bind", ["a:1"], "FastWorker.metrics_bind=['a:1']: expected a host and a port"),
+        ("body_timeout_s", (30,), "FastWorker.body_timeout_s=(30,): expected seconds above 0"),
+        ("max_rss_bytes", Decimal("NaN"), "expected bytes above 0"),
+        ("poller_kind", {"epoll"}, "FastWorker.poller_kind={'epoll'}: expected one of"),
     ],
 )
 def test_a_wrong_one_is_an_error_at_the_start(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from numbers import Number
 from typing import Any
 
 from ..option_checks import configuration_names
@@ -18,6 +19,8 @@ _config: str | None = None
 # What a class itself had before it was configured: the next configuration begins with that.
 _before: dict[type, dict[str, Any]] = {}
 _MISSING = object()
+# What a name that an option has too is an option by, right or wrong.
+_VALUES = (Number, str, bytes, list, tuple, set, dict, type(None))
 # The options of the last configuration that could be used. Once there is one, the server runs.
 _in_use: dict[str, Any] = {}
 
@@ -66,7 +69,7 @@ def _options(names: Mapping[str, Any], worker: type, base: type) -> dict[str, An
     given = {
         name: names[name]
         for name in ATTRIBUTES
-        if name in names and isinstance(names[name], (int, float, str, type(None)))
+        if name in names and isinstance(names[name], _VALUES)
     }
     for kind in worker.__mro__[: worker.__mro__.index(base)]:
         for name in given.keys() & vars(kind).keys():
