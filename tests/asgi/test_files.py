@@ -1,73 +1,37 @@
-"""Files through ASGIFast in this process: which messages reach which server."""
+"""Files by their paths through ASGIFast: which messages reach which server."""
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import gzip
 import io
 import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-import trio
 from asgifast import ASGIFast, FileResponse
 from asgifast.extensions import PLANNED, PlannedBody
 from asgifast.messages import Message, Receive, Scope, Send
 
-from tests.support.descriptors import open_descriptors
 from wsgifast import BodyError
 from wsgifast.files import ByteRange
-from wsgifast.sockets.sendfile import FileTruncated
 
-from .support import Answer, call, scope_of
+from .file_messages import (
+    DATA,
+    END,
+    PATHSEND,
+    START,
+    ZEROCOPYSEND,
+    _no_descriptor_is_left,
+    app_of,
+    head,
+    offering,
+    path,
+    pathsend,
+)
+from .support import call, scope_of
 
-START: Message = {"type": "http.response.start", "status": 200, "headers": []}
-PATHSEND = "http.response.pathsend"
-ZEROCOPYSEND = "http.response.zerocopysend"
-DATA = bytes(range(256)) * 4
-LARGE_BYTES = 3_000_000
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    (tmp_path / "file").write_bytes(DATA)
-    return str(tmp_path / "file")
-
-
-@pytest.fixture(autouse=True)
-def _no_descriptor_is_left() -> Iterator[None]:
-    before = open_descriptors()
-    yield
-    assert open_descriptors() <= before
-
-
-def app_of(*messages: Message) -> Any:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        for message in messages:
-            await send(message)
-
-    return ASGIFast(app)
-
-
-def head(*headers: tuple[bytes, bytes], status: int = 200) -> Message:
-    return {"type": "http.response.start", "status": status, "headers": list(headers)}
-
-
-def offering(*extensions: str, method: str = "GET", **headers: str) -> Scope:
-    """A request to a server with these extensions."""
-    return {**scope_of(method=method, **headers), "extensions": {name: {} for name in extensions}}
-
-
-def pathsend(path: str) -> Message:
-    return {"type": PATHSEND, "path": path}
-
-
-# pathsend
+__all__ = ["_no_descriptor_is_left", "path"]
 
 
 @pytest.mark.parametrize("status", [203, 404])
@@ -394,243 +358,3 @@ def test_a_range_is_a_run_where_the_server_takes_it(path: str, kind: str) -> Non
     assert (several.status, set(several.types[1:])) == (206, {"http.response.body"})
     without = call(app, with_range(offering(PATHSEND), "bytes=5-9"))
     assert (without.types[1:], without.body) == (["http.response.body"], DATA[5:10])
-
-
-# zerocopysend
-
-
-def zerocopy(file: Any, **options: Any) -> Message:
-    return {"type": ZEROCOPYSEND, "file": file, **options}
-
-
-END: Message = {"type": "http.response.body", "body": b".", "more_body": False}
-
-
-def test_a_server_that_takes_descriptors_is_told_all_that_it_could_ask(path: str) -> None:
-    """anycorn takes no number for a descriptor, and moves no position."""
-    for opened in (open(path, "rb"), os.open(path, os.O_RDONLY)):
-        app = app_of(START, zerocopy(opened, count=3, more_body=True), zerocopy(opened, count=4))
-        _, first, second = call(app, offering(ZEROCOPYSEND)).messages
-        assert (first["offset"], first["count"], first["more_body"]) == (0, 3, True)
-        assert (second["offset"], second["count"], second["more_body"]) == (3, 4, False)
-        if isinstance(opened, int):
-            assert first["file"].fileno() == opened
-            assert os.lseek(opened, 0, os.SEEK_CUR) == 7
-            os.close(opened)
-        else:
-            with opened:
-                assert first["file"].fileno() == opened.fileno()
-                assert opened.tell() == 7
-
-
-def test_one_of_our_own_servers_is_handed_the_message(path: str) -> None:
-    with open(path, "rb") as file:
-        message = zerocopy(file, count=3)
-        answer = call(app_of(START, message), offering(PLANNED, PATHSEND, ZEROCOPYSEND))
-        assert answer.messages[1] is message
-        assert file.tell() == 0, "the server moves it"
-
-
-def test_head_has_no_bytes_of_a_descriptor(path: str) -> None:
-    with open(path, "rb") as file:
-        app = app_of(START, zerocopy(file, count=3, more_body=True), zerocopy(file, count=4))
-        answer = call(app, offering(ZEROCOPYSEND, method="HEAD"))
-        assert (answer.types, answer.body) == (["http.response.start", "http.response.body"], b"")
-
-
-def test_a_server_whose_sendfile_breaks_off_gets_bytes(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "anycorn.sendfile", ModuleType("anycorn.sendfile"))
-    for message in (pathsend(path), zerocopy(os.open(path, os.O_RDONLY))):
-        answer = call(app_of(START, message), offering(PATHSEND, ZEROCOPYSEND))
-        assert answer.body == DATA
-        if message["type"] == ZEROCOPYSEND:
-            os.close(message["file"])
-
-
-def test_that_server_sends_by_itself_where_it_breaks_nothing_off(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On trio, faster than anything that ASGIFast could do."""
-    monkeypatch.setitem(sys.modules, "anycorn.sendfile", ModuleType("anycorn.sendfile"))
-    sent: list[Message] = []
-
-    async def receive() -> Message:
-        raise AssertionError("nobody asks for a body, or whether the client has left")
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    trio.run(app_of(START, pathsend(path)), offering(PATHSEND, ZEROCOPYSEND), receive, send)
-    assert [message["type"] for message in sent] == ["http.response.start", PATHSEND]
-    assert sent[1]["path"] == path
-
-
-def test_runs_move_on_where_no_offset_is_given(path: str) -> None:
-    with open(path, "rb") as file:
-        file.seek(2)
-        messages = (
-            zerocopy(file, count=3, more_body=True),
-            zerocopy(file, count=0, more_body=True),
-            zerocopy(file, count=4, offset=100, more_body=True),
-            zerocopy(file, more_body=True),
-        )
-        answer = call(app_of(START, *messages, END), scope_of())
-        assert answer.body == DATA[2:5] + DATA[100:104] + DATA[5:] + b"."
-        assert file.tell() == len(DATA)
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.lseek(fd, 7, os.SEEK_SET)
-        answer = call(app_of(START, zerocopy(fd, count=3, more_body=True), END), scope_of())
-        assert answer.body == DATA[7:10] + b"."
-        assert os.lseek(fd, 0, os.SEEK_CUR) == 10
-        call(app_of(START, zerocopy(fd, count=3, offset=50)), scope_of())
-        assert os.lseek(fd, 0, os.SEEK_CUR) == 10
-    finally:
-        os.close(fd)
-
-
-def test_a_run_behind_the_end_is_empty(path: str) -> None:
-    with open(path, "rb") as file:
-        assert call(app_of(START, zerocopy(file, offset=5000)), scope_of()).body == b""
-
-
-def test_a_run_that_is_longer_than_the_file_is_an_error(path: str) -> None:
-    sent: list[Message] = []
-    with open(path, "rb") as file:
-        app = app_of(START, zerocopy(file, offset=0, count=len(DATA) + 1))
-        with pytest.raises(FileTruncated, match="1 of 1025 bytes"):
-            call(app, scope_of(), on_send=sent.append)
-    assert sent[-1]["more_body"], "the body must not look complete"
-
-
-@pytest.mark.parametrize("option", ["offset", "count"])
-@pytest.mark.parametrize("value", [-1, "1", 1.5])
-def test_what_is_no_number_of_bytes(path: str, option: str, value: object) -> None:
-    with open(path, "rb") as file, pytest.raises(BodyError, match=f"{option} is a number of bytes"):
-        call(app_of(START, zerocopy(file, **{option: value})), scope_of())
-
-
-@pytest.mark.parametrize("file", [io.BytesIO(DATA), object(), None])
-def test_what_has_no_descriptor(file: object) -> None:
-    with pytest.raises(BodyError, match="needs a file with a descriptor"):
-        call(app_of(START, zerocopy(file)), scope_of())
-
-
-def test_a_file_object_of_other_bytes_than_its_descriptors(tmp_path: Path) -> None:
-    with gzip.open(tmp_path / "f.gz", "wb") as packed:
-        packed.write(DATA)
-    with (
-        gzip.open(tmp_path / "f.gz", "rb") as file,
-        pytest.raises(BodyError, match="other bytes than the file object"),
-    ):
-        call(app_of(START, zerocopy(file)), scope_of())
-
-
-@pytest.mark.parametrize(("options", "sent"), [({}, b"piped data"), ({"count": 5}, b"piped")])
-@pytest.mark.parametrize("more", [True, False])
-def test_a_pipe(options: dict[str, int], sent: bytes, more: bool) -> None:
-    reader, writer = os.pipe()
-    try:
-        os.write(writer, b"piped data")
-        os.close(writer)
-        messages = [START, zerocopy(reader, more_body=more, **options), *([END] if more else [])]
-        assert call(app_of(*messages), scope_of()).body == sent + (b"." if more else b"")
-    finally:
-        os.close(reader)
-
-
-# The client, while a file is sent
-
-
-def sending_and_receiving(app: Any, incoming: list[Message], scope: Scope) -> Answer:
-    """Run an app on a server that answers receive() with these, and allows one at a time."""
-    answer = Answer()
-
-    async def run() -> None:
-        receiving = 0
-
-        async def receive() -> Message:
-            nonlocal receiving
-            receiving += 1
-            assert receiving == 1, "two wait for the server at once"
-            try:
-                if incoming[:1] != [GONE]:  # which a server says at once, again and again
-                    await asyncio.sleep(0)
-                if not incoming:
-                    await asyncio.Event().wait()
-                return incoming.pop(0)
-            finally:
-                receiving -= 1
-
-        async def send(message: Message) -> None:
-            answer.messages.append(message)
-            await asyncio.sleep(0)
-
-        await ASGIFast(app)(scope, receive, send)
-        await asyncio.sleep(0)
-        assert not receiving, "nobody listens any more"
-
-    asyncio.run(run())
-    return answer
-
-
-REQUEST: Message = {"type": "http.request", "body": b"1", "more_body": True}
-REQUEST_END: Message = {"type": "http.request", "body": b"2", "more_body": False}
-GONE: Message = {"type": "http.disconnect"}
-
-
-@pytest.fixture
-def large(tmp_path: Path) -> str:
-    with (tmp_path / "large").open("wb") as file:
-        file.truncate(LARGE_BYTES)
-    return str(tmp_path / "large")
-
-
-def test_a_client_that_leaves_after_the_app_has_received(large: str) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        assert await receive() == REQUEST_END
-        await send(START)
-        await send(pathsend(large))
-        assert await receive() == GONE
-
-    incoming = [REQUEST_END, GONE, GONE]
-    assert len(sending_and_receiving(app, incoming, scope_of()).body) < LARGE_BYTES
-    assert incoming == [GONE], "nothing more is listened for"
-
-
-def test_what_came_meanwhile_comes_in_order(large: str) -> None:
-    received: list[Message] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(START)
-        await send(pathsend(large))
-        received.extend([await receive(), await receive()])
-
-    answer = sending_and_receiving(app, [REQUEST, REQUEST_END], scope_of())
-    assert received == [REQUEST, REQUEST_END]
-    assert len(answer.body) == LARGE_BYTES
-
-
-def test_an_app_that_receives_meanwhile_is_left_alone(large: str) -> None:
-    """As Starlette's StreamingResponse does: it listens for a disconnect itself."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        listening: asyncio.Task[Message] = asyncio.create_task(receive())  # type: ignore[arg-type]
-        await asyncio.sleep(0)
-        await send(START)
-        await send(pathsend(large))
-        assert not listening.done()
-        listening.cancel()
-        await asyncio.wait([listening])
-
-    assert len(sending_and_receiving(app, [], scope_of()).body) == LARGE_BYTES
-
-
-def test_small_files_are_sent_without_listening(tmp_path: Path) -> None:
-    (tmp_path / "small").write_bytes(DATA * 600)
-    incoming = [GONE]
-    app = app_of(START, pathsend(str(tmp_path / "small")))
-    assert sending_and_receiving(app, incoming, scope_of()).body == DATA * 600
-    assert incoming == [GONE]
