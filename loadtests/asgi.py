@@ -6,9 +6,11 @@ One worker each, access logs off, kept-alive connections.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
-from wsgifast.benchmark.load import Client, Load, Task
+from wsgifast.benchmark.load import Load, Task
 from wsgifast.benchmark.serving import gunicorn
 from wsgifast.benchmark.tables import BYTES, REQUESTS, Row, Server
 
@@ -17,7 +19,7 @@ from .bench import Case, Side, row, rows, table
 from .clients import raw, wrk
 from .payloads import FILE_BYTES, MIB
 from .servers import daphne, granian, hypercorn, small, uvicorn
-from .uploads import upload, upload_http2
+from .uploads import upload
 
 APP, FAST = "loadtests.asgi_app:app", "loadtests.asgi_app:fast"
 FRAMEWORK = "loadtests.asgi_frameworks"
@@ -49,9 +51,15 @@ def _of(path: str, *names: str) -> dict[str, Side]:
     return {name: (SERVERS[name], path) for name in names}
 
 
-def _upload(key: str, title: str, sides: dict[str, Side], client: Client = upload) -> Row:
+# One upload a run, into memory: what a disk takes is not what is compared.
+_IN_MEMORY = (("TMPDIR", "/dev/shm"),) if Path("/dev/shm").is_dir() else ()
+
+
+def _upload(key: str, title: str, sides: dict[str, Server], **kind: bool) -> Row:
+    """:param kind: of the upload: `form`, `http2`."""
+    contenders = {name: replace(server, env=_IN_MEMORY) for name, server in sides.items()}
     title = f"1 GiB {title} (in a short run 128 MiB)"
-    return row(f"asgi.upload.{key}", title, sides, "/upload", BYTES, client)
+    return row(f"asgi.upload.{key}", title, contenders, "/upload", BYTES, upload(**kind))
 
 
 CASES: list[Case] = [
@@ -59,6 +67,15 @@ CASES: list[Case] = [
     ("crumbs", "100,000 messages of 100 bytes", CRUMBS, BYTES),
     ("response", "Response 1 KiB", "/plain", REQUESTS),
 ]
+_UPLOADED = {name: SERVERS[name] for name in (PLAIN, OURS, "granian")}
+_UPLOADED_HTTP2 = {
+    "uvicorn --http zttp": uvicorn(APP, "--http=zttp", "--http2"),
+    "our AutoZttpProtocol": uvicorn(APP, "--http=asgifast.uvicorn:AutoZttpProtocol"),
+    "gunicorn -k asgi": gunicorn(APP, *HTTP2, worker_class="asgi"),
+    "FastASGIWorker": gunicorn(APP, *HTTP2, worker_class=FAST_ASGI_WORKER),
+    "hypercorn": hypercorn(APP, "uvloop"),
+    "granian": SERVERS["granian"],
+}
 _ASGI = table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and granian", [
     row("asgi.file-large", "FileResponse 10 MiB", _of(LARGE, PLAIN, OURS, ALONE, "granian"),
         unit=BYTES),
@@ -80,18 +97,13 @@ _ASGI = table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and grani
     row("asgi.response", "Response 1 KiB",
         _of("/plain", PLAIN, OURS, ALONE, *_MIDDLEWARE, BOTH)),
     _upload("stream", "read by request.stream()",
-            {**_of("/upload", PLAIN, OURS, "granian"), "a bare loop": small("receive-loop")}),
+            {**_UPLOADED, "a bare loop": small("receive-loop")}),
+    _upload("multipart", "in a form, read by request.form()", _UPLOADED, form=True),
     _upload("h11", "read by request.stream() under h11",
             {"uvicorn --http h11": uvicorn(APP, "--http=h11"),
              "our H11Protocol": uvicorn(APP, "--http=asgifast.uvicorn:H11Protocol")}),
-    _upload("http2", "over HTTP/2, read by request.stream()", {
-        "uvicorn --http zttp": uvicorn(APP, "--http=zttp", "--http2"),
-        "our AutoZttpProtocol": uvicorn(APP, "--http=asgifast.uvicorn:AutoZttpProtocol"),
-        "gunicorn -k asgi": gunicorn(APP, *HTTP2, worker_class="asgi"),
-        "FastASGIWorker": gunicorn(APP, *HTTP2, worker_class=FAST_ASGI_WORKER),
-        "hypercorn": hypercorn(APP, "uvloop"),
-        "granian": SERVERS["granian"],
-    }, upload_http2),
+    _upload("http2", "over HTTP/2, read by request.stream()", _UPLOADED_HTTP2, http2=True),
+    _upload("http2-multipart", "over HTTP/2 in a form", _UPLOADED_HTTP2, form=True, http2=True),
     # uvicorn's zttp protocol, and gunicorn's own ASGI worker, beside ours of each.
     *rows("asgi.zttp", "uvicorn --http zttp: ", {
         "uvicorn --http zttp": uvicorn(APP, "--http=zttp"),

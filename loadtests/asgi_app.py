@@ -14,12 +14,14 @@ from collections.abc import AsyncIterator
 import asgifast
 from asgifast.messages import PATHSEND, ASGIApp, Message, Receive, Scope, Send
 from starlette.applications import Starlette
+from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from .payloads import FILE_BYTES, PAYLOADS, chunks, payload
+from .uploads import FIELD
 
 # 100,000 messages of 100 bytes.
 CRUMBS_BYTES, CRUMB_BYTES = 10_000_000, 100
@@ -49,11 +51,23 @@ async def stream(request: Request) -> Response:
 
 
 async def upload(request: Request) -> Response:
-    """Its size, and in how many messages it came."""
+    """Its size, or that of the file in its form, and in how many messages it came."""
     size = messages = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        messages += bool(chunk)
+
+    async def counted() -> Message:
+        nonlocal messages
+        message = await request.receive()
+        messages += bool(message.get("body"))
+        return message
+
+    body = Request(request.scope, counted)
+    if body.headers.get("Content-Type", "").startswith("multipart/form-data"):
+        async with body.form() as form:
+            if isinstance(file := form.get(FIELD), UploadFile):
+                size = file.size or 0
+    else:
+        async for chunk in body.stream():
+            size += len(chunk)
     return PlainTextResponse(f"{size} {messages}")
 
 
