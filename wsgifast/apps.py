@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from .errors import ConfigurationError
 
-__all__ = ["Interface", "app_name", "check_app", "interface_of"]
-
 # The arguments with which each interface calls an app, and the class that wraps its apps.
 _ARGUMENTS = {"WSGI": ("environ", "start_response"), "ASGI": ("scope", "receive", "send")}
 _WRAPPERS = {"WSGI": "wsgifast.WSGIFast", "ASGI": "asgifast.ASGIFast"}

@@ -14,24 +14,6 @@ from .errors import BodyError, ConfigurationError, WSGIFastError
 from .http.head import check_field
 from .sockets.address import Address
 
-__all__ = [
-    "APP_HELP",
-    "DEFAULT_BIND",
-    "STATUS_NOT_STARTED",
-    "add_header_options",
-    "add_parser",
-    "address_of",
-    "cannot_listen",
-    "check_path",
-    "check_readable",
-    "count",
-    "given_headers",
-    "option",
-    "pair",
-    "seconds",
-    "write_file",
-]
-
 # Exit status if the app cannot be loaded or does not start.
 STATUS_NOT_STARTED = 3
 DEFAULT_BIND = "127.0.0.1:8000"

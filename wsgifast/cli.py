@@ -21,8 +21,6 @@ from .loading import AppNotLoaded
 from .running import command as running
 from .top import command as top
 
-__all__ = ["command_parser", "main", "program"]
-
 _STATUS_USAGE = 2
 # As shells report the end by a signal.
 _STATUS_INTERRUPTED = 128 + signal.SIGINT

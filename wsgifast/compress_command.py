@@ -11,8 +11,6 @@ from .files.codings import CODING_PACKAGES, SIBLING_SUFFIXES, available_codings
 from .files.compress import CompressReport, compress
 from .terminal import progress_line
 
-__all__ = ["add_command"]
-
 _STATUS_FAILED = 1
 
 

@@ -17,8 +17,6 @@ from .sockets.sendfile import FileSegment
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
-__all__ = ["plan_file_body", "request_facts"]
-
 # With one of these the app has applied Range by itself, or frames the body in its own way.
 _SETTLED = frozenset({"content-range", "transfer-encoding"})
 _VALIDATORS = frozenset({"etag", "last-modified"})

@@ -11,8 +11,6 @@ from typing import Any
 from .arguments import DEFAULT_BIND, add_parser, address_of, cannot_listen, option
 from .static import StaticFiles
 
-__all__ = ["add_command"]
-
 # Requests at once: what a page asks for together (browsers open six connections), and two more.
 _THREADS = 8
 

@@ -17,8 +17,6 @@ from .errors import ConfigurationError
 from .files import Header
 from .sockets.sendfile import FileSegment
 
-__all__ = ["FrontServer", "accel_redirect", "front_server_of", "x_sendfile"]
-
 # Headers that would not fit the file as the front server sends it; nginx drops Content-Encoding.
 _UNSUITED = frozenset({"content-encoding", "content-range", "transfer-encoding"})
 # A URL path, percent-encoded: it becomes the value of a header.

@@ -9,8 +9,6 @@ from importlib import import_module
 
 from .errors import MissingExtra
 
-__all__ = ["exports_on_demand", "needs"]
-
 
 @contextmanager
 def needs(part: str, package: str, extra: str) -> Iterator[None]:

@@ -7,8 +7,6 @@ import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
 
-__all__ = ["json_line", "sent_text"]
-
 
 def json_line(fields: Mapping[str, object]) -> str:
     """Return a line with the time (RFC 3339, UTC, in milliseconds) and every field with a value.

@@ -23,8 +23,6 @@ from .apps import Interface, app_name, check_app, interface_of
 from .errors import WSGIFastError
 from .middleware import WSGIFast
 
-__all__ = ["AppNotLoaded", "LoadedApp", "described", "load_app", "unwrapped", "wrapped"]
-
 # Names of apps to look for if only the module is given: Flask and FastAPI use "app", PEP 3333,
 # Django and gunicorn "application". Then names of factories.
 _NAMES = ("application", "app", "wsgi_app", "asgi_app")

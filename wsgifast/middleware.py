@@ -44,8 +44,6 @@ from .sockets.sendfile import FileSegment
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
-__all__ = ["WSGIFast"]
-
 logger = logging.getLogger("wsgifast")
 
 

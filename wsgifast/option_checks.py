@@ -8,8 +8,6 @@ from typing import Any
 
 from .errors import ConfigurationError
 
-__all__ = ["check_switches", "configuration_names", "is_count", "is_number"]
-
 # The module that gunicorn makes of a configuration file.
 _CONFIGURATION_FILE = "__config__"
 _MODULE_PREFIX = "python:"

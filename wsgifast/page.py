@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from . import __version__
 
-__all__ = ["chart_picture", "page", "ratio_chart", "scale_bars", "table"]
-
 _STYLE = """
 :root { color-scheme: light dark; --page: #fbfaf8; --card: #fff; --ink: #1d2126; --soft: #5d6670;
   --line: #e2e0db; --raw: #b5bcc4; --better: #0b7a5c; --wrong: #b3382c; --slow: #a86a00;

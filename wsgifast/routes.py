@@ -2,18 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "APP_US",
-    "CHUNKS",
-    "LENGTH_ERROR",
-    "ROUTE",
-    "SAMPLED_CHUNKS",
-    "SENDFILE_BYTES",
-    "SEND_US",
-    "WAIT_US",
-    "stream_route",
-]
-
 # environ[ROUTE] is the route of the body, environ[CHUNKS] the number of chunks in the app's body,
 # absent for a file. For a stream both are final at its end.
 ROUTE = "wsgifast.route"

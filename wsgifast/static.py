@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     # WSGIApplication is named in a string, for StaticFilesBase.
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
-__all__ = ["StaticFiles"]
-
 
 class StaticFiles(StaticFilesBase["WSGIApplication"]):
     """Serve files: `StaticFiles(directory="site")`, or in front of an app with `StaticFiles(app,

@@ -9,19 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 
-__all__ = [
-    "Progress",
-    "cell_text",
-    "cut",
-    "next_steps",
-    "number_text",
-    "output_width",
-    "printable",
-    "progress_line",
-    "table",
-    "tables",
-]
-
 # Called with the number of parts that are done, their total, and the name of the next one.
 Progress = Callable[[int, int, str], None]
 _BAR_CHARACTERS = 24

@@ -5,8 +5,6 @@ from __future__ import annotations
 from .loops import BackgroundTask, Loop, running_loop
 from .messages import Send, response_body
 
-__all__ = ["COALESCED_BYTES", "LONE_TURNS", "PASSED_ON", "SMALL_MESSAGE_BYTES", "Coalescer"]
-
 # A body message up to this size is coalesced; a larger one costs less to pass on than to copy.
 SMALL_MESSAGE_BYTES = 8 * 1024
 # At this size coalesced messages are sent before the loop's turn ends. A transport's default

@@ -41,8 +41,6 @@ with needs("asgifast.django", "django", "django"):
     from django.core.handlers.asgi import ASGIHandler
     from django.http import StreamingHttpResponse
 
-__all__ = ["get_asgi_application"]
-
 # An iterator stands still while so many bytes of it wait for the client.
 _AHEAD_BYTES = 256 * 1024
 

@@ -12,8 +12,6 @@ from wsgifast.shapes.rule import BodySeen, Chunks
 
 from .messages import ASGIApp, Message, Receive, Scope, Send, text_headers
 
-__all__ = ["Examined"]
-
 
 class Examined:
     """Stands between ASGIFast and its app; every message goes on as it is."""

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 else:
     _Worker = object
 
-__all__ = ["ExportingWorker", "begin_under_uvicorn", "instrumented"]
-
 # A sign of life of the event loop.
 _BEAT_S = 1.0
 # No server of ASGI leaves a worker whose event loop stands still for longer.

@@ -10,8 +10,6 @@ from wsgifast.files import ByteRange
 
 from .messages import PATHSEND, ZEROCOPYSEND
 
-__all__ = ["COALESCING", "FILE_EXTENSIONS", "PLANNED", "PROTOCOL_EXTENSIONS", "PlannedBody"]
-
 # By this extension asgifast's protocols say that they coalesce small messages themselves.
 COALESCING = "asgifast.coalescing"
 # By this extension asgifast's middleware and protocols say that a pathsend message may carry a

@@ -28,8 +28,6 @@ from .messages import (
 if TYPE_CHECKING:
     from .extensions import PlannedBody
 
-__all__ = ["INSTRUMENTED", "Instrumented"]
-
 logger = logging.getLogger("wsgifast")
 
 # The scope's key for the request that is recorded.

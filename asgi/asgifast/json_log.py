@@ -7,8 +7,6 @@ import os
 
 from wsgifast.json_lines import json_line
 
-__all__ = ["JSONFormatter", "log_json"]
-
 
 class JSONFormatter(logging.Formatter):
     """A formatter for the logger uvicorn.access.

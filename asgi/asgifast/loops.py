@@ -13,16 +13,6 @@ import sys
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Protocol, TypeVar
 
-__all__ = [
-    "BackgroundTask",
-    "Loop",
-    "ended",
-    "in_asyncio",
-    "in_thread",
-    "next_turn",
-    "running_loop",
-]
-
 T = TypeVar("T")
 
 

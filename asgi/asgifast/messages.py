@@ -8,24 +8,6 @@ from typing import Any, Protocol, TypedDict
 
 from wsgifast.http import parse_length
 
-__all__ = [
-    "PATHSEND",
-    "ZEROCOPYSEND",
-    "ASGIApp",
-    "Message",
-    "PathSend",
-    "Receive",
-    "ResponseBody",
-    "ResponseStart",
-    "Scope",
-    "Send",
-    "ZeroCopySend",
-    "declared_length",
-    "response_body",
-    "response_start",
-    "text_headers",
-]
-
 Scope = MutableMapping[str, Any]
 # Any message; the classes below are for those whose type is known. It is not their union, or mypy
 # would not accept Starlette's apps, whose messages are of this type, as apps.

@@ -29,8 +29,6 @@ from .messages import (
     text_headers,
 )
 
-__all__ = ["ASGIFast"]
-
 
 class ASGIFast:
     """ASGI middleware that repairs what an app sends, and sends files the fastest way.

@@ -18,8 +18,6 @@ from .messages import Receive, Scope, Send, response_start, text_headers
 with needs("asgifast.FileResponse", "starlette", "asgi"):
     from starlette import responses
 
-__all__ = ["FileResponse"]
-
 # Paths whose files were opened lately, and when (monotonic seconds): the kernel has what another
 # open() asks for in memory.
 _opened: OrderedDict[str, float] = OrderedDict()

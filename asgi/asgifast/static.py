@@ -12,8 +12,6 @@ from .files.request import request_facts
 from .loops import in_thread
 from .messages import ASGIApp, Receive, Scope, Send, response_body, response_start
 
-__all__ = ["StaticFiles"]
-
 
 class StaticFiles(StaticFilesBase[ASGIApp]):
     """Serve files: `StaticFiles(directory="site")`, or `StaticFiles(app, directory=...)` in front.

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import gunicorn
-from tests.support.servers import free_port, live_server
+from tests.support.ports import free_port
+from tests.support.servers import live_server
 from tests.workers.serving import fast_worker
 from wsgifast import ConfigurationError, cli
 from wsgifast.doctor import as_text
-from wsgifast.doctor.live import NoAnswer, look_at
+from wsgifast.doctor.live import look_at
+from wsgifast.doctor.live_client import NoAnswer
 
 # What a server of one fault answers: (method, headers in lower case) -> packets, with pauses.
 Answer = Callable[[str, dict[str, str]], list[bytes]]

@@ -89,7 +89,7 @@ def test_a_process_by_itself() -> None:
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(prometheus.DIRECTORY, str(tmp_path))
+    monkeypatch.setenv(multiprocess.DIRECTORY, str(tmp_path))
     return tmp_path
 
 
@@ -213,7 +213,7 @@ sys.stdout.write(generate_latest(REGISTRY).decode())
 
 
 def test_the_default_registry_has_what_middleware_records() -> None:
-    environment = {k: v for k, v in os.environ.items() if k != prometheus.DIRECTORY}
+    environment = {k: v for k, v in os.environ.items() if k != multiprocess.DIRECTORY}
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=environment
     )

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.workers.bench import LARGE, Bench, large, make_bench
+from tests.workers.bench import LARGE, Bench, large
 from wsgifast.server.poller import WRITE
 from wsgifast.server.states import CLOSED, RECEIVING
 from wsgifast.workers.worker import FastWorker
-
-__all__ = ["make_bench"]
 
 MakeBench = Callable[..., Bench]
 

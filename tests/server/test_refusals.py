@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.workers.bench import Bench, make_bench
-
-__all__ = ["make_bench"]
+from tests.workers.bench import Bench
 
 MakeBench = Callable[..., Bench]
 

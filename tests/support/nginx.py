@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.ports import free_port
 from tests.support.programs import program
-from tests.support.servers import LiveServer, free_port, live_server
-
-__all__ = ["nginx_before"]
+from tests.support.servers import LiveServer, live_server
 
 _CONF = """
 daemon off;

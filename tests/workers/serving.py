@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import struct
 import sys
@@ -15,7 +16,8 @@ from typing import Any
 import gunicorn.config
 
 from tests.support.http import Address
-from tests.support.servers import LiveServer, free_port, live_server, wait_for
+from tests.support.ports import free_port
+from tests.support.servers import LiveServer, live_server, wait_for
 from tests.workers.app import block
 
 POLLERS = ("epoll", "selectors")
@@ -74,6 +76,16 @@ def fast_worker(
         argv = gunicorn_command("-c", str(conf), "-b", bind, "--access-logfile=-", *options, app)
         with live_server(argv, address, env=env, fails=fails) as server:
             yield server
+
+
+def rewrite_module(path: Path, text: str) -> None:
+    """Write a module again so that Python does not take its old bytecode for it.
+
+    Python compares the size and the seconds of the time of change.
+    """
+    later = int(path.stat().st_mtime) + 2
+    path.write_text(text)
+    os.utime(path, (later, later))
 
 
 def stats(server: LiveServer, **options: Any) -> dict[str, Any]:

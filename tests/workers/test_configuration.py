@@ -15,8 +15,9 @@ import pytest
 
 from tests.support import forkserver
 from tests.support.http import Connection
-from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
-from tests.workers.serving import gunicorn_command
+from tests.support.ports import free_port
+from tests.support.servers import ROOT, LiveServer, live_server, wait_for
+from tests.workers.serving import gunicorn_command, rewrite_module
 from tests.workers.test_metrics import is_listening
 from wsgifast.workers import FastWorker, configuration
 from wsgifast.workers.attributes import InvalidWorkerOption
@@ -140,7 +141,7 @@ def test_options_of_a_live_server_and_its_reload(kind: str, tmp_path: Path) -> N
     environ = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     with live_server(argv, address, env=environ) as server:
         assert _answers(server) == 413
-        _rewrite(path, _WORKER + "body_limit_bytes = 3000\n")
+        rewrite_module(path, _WORKER + "body_limit_bytes = 3000\n")
         server.process.send_signal(signal.SIGHUP)
         if kind == "module":  # gunicorn imports it once
             wait_for(lambda: "Worker exiting" in server.log(), "the worker is replaced")
@@ -148,21 +149,11 @@ def test_options_of_a_live_server_and_its_reload(kind: str, tmp_path: Path) -> N
             return
         wait_for(lambda: _answers(server) == 200, lambda: f"the new limit holds\n{server.log()}")
         for wrong in ("body_limit_bytes='many'", "metrics_bind='nowhere'"):
-            _rewrite(path, f"{_WORKER}{wrong}\n")
+            rewrite_module(path, f"{_WORKER}{wrong}\n")
             server.process.send_signal(signal.SIGHUP)
             _wait_for_line(server, f"FastWorker.{wrong}: expected")
             assert _answers(server) == 200
         assert server.log().count("The options stay as they were") == 2
-
-
-def _rewrite(path: Path, text: str) -> None:
-    """Write a module again so that Python does not take its old bytecode for it.
-
-    Python compares the size and the seconds of the time of change.
-    """
-    later = int(path.stat().st_mtime) + 2
-    path.write_text(text)
-    os.utime(path, (later, later))
 
 
 def _wait_for_line(server: LiveServer, text: str) -> None:

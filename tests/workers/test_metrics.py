@@ -15,9 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import forkserver
 from tests.support.http import Connection, get
-from tests.support.servers import ROOT, LiveServer, free_port, wait_for
+from tests.support.ports import free_port
+from tests.support.servers import ROOT, LiveServer, wait_for
 from tests.workers.app import FILE_BYTES
-from tests.workers.serving import fast_worker, gunicorn_command, reset, stats
+from tests.workers.serving import fast_worker, gunicorn_command, reset, rewrite_module, stats
 from wsgifast.metrics import CATALOGUE
 
 Labels = Mapping[str, str]
@@ -201,7 +202,7 @@ def _another_address_by_hup(server: LiveServer, port: int) -> int:
     new = free_port()
     arguments: Any = server.process.args
     conf = Path(arguments[arguments.index("-c") + 1])
-    conf.write_text(conf.read_text().replace(f"127.0.0.1:{port}", f"127.0.0.1:{new}"))
+    rewrite_module(conf, conf.read_text().replace(f"127.0.0.1:{port}", f"127.0.0.1:{new}"))
     server.process.send_signal(signal.SIGHUP)
     scraped_until(new, "wsgifast_worker_starts_total", 5)
     scraped_until(new, "wsgifast_workers", 2)  # the old ones have gone

@@ -11,8 +11,6 @@ from ..terminal import number_text
 from .results import Result
 from .tables import REQUESTS
 
-__all__ = ["FIGURES", "Bar", "budget", "over_budget"]
-
 _UNITS = {"": 1.0, "us": 1e-3, "ms": 1.0, "s": 1e3}  # in milliseconds
 _BAR = re.compile(r"([a-z0-9-]+) *(<=|>=|=) *([0-9]+(?:\.[0-9]+)?) *(us|ms|s|)", re.ASCII)
 

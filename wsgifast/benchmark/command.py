@@ -11,8 +11,6 @@ from ..arguments import APP_HELP, add_header_options, add_parser, count, option,
 from ..errors import ConfigurationError, MissingExtra
 from . import SERVERS
 
-__all__ = ["add_command"]
-
 _EXAMPLES = """\
   wsgifast bench shop.wsgi:application
   wsgifast bench 'shop:create_app()' / /download/big.pdf --users 4

@@ -24,8 +24,6 @@ from .serving import FAST_WORKER, facts_of, sides
 from .slow_clients import downloads, raise_open_files, slow_clients
 from .tables import Contender, Profile, Row, Table
 
-__all__ = ["compare"]
-
 _STATUS_FAILED = 1
 # Beside slow clients a server may be stuck, so requests time out sooner.
 _GIVE_UP_BESIDE_SLOW_S = 5.0

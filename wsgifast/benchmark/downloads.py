@@ -14,8 +14,6 @@ from geventhttpclient.response import HTTPParseError
 from locust import FastHttpUser
 from locust.env import Environment
 
-__all__ = ["DownloadUser"]
-
 # The client copies a block several times: larger ones leave the cache, and are slower.
 READ_BLOCK_BYTES = 64 * 1024
 

@@ -13,8 +13,6 @@ import os
 import signal
 import sys
 
-__all__ = ["main"]
-
 
 def main() -> None:
     groups: set[int] = set()

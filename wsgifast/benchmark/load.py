@@ -20,10 +20,6 @@ from .processes import HOST, Address, tls_context
 with needs("wsgifast bench", "psutil", "bench"):
     import psutil
 
-__all__ = [
-    "Client", "Load", "Seen", "Task", "cpu_seconds", "family", "look", "measured", "resident_bytes",
-]  # fmt: skip
-
 # Raw bodies may take seconds; an answer that takes longer than this cannot be measured.
 LOOK_S = 30.0
 _BLOCK_BYTES = 1 << 20

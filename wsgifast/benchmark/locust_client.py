@@ -19,8 +19,6 @@ from ..errors import WSGIFastError
 from .load import Client, Load, Task
 from .processes import HOST, Address, free_port, started
 
-__all__ = ["GIVE_UP_S", "MASTER_PORT", "Locust", "LocustFailed", "Run", "worker_command"]
-
 # A request without a byte for so long has failed. Slow raw bodies take seconds.
 GIVE_UP_S = 60.0
 # Locust's own default.

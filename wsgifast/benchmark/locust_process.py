@@ -27,8 +27,6 @@ from locust.log import setup_logging
 from .downloads import DownloadUser
 from .locust_client import Run
 
-__all__ = ["main"]
-
 # A run without a success ends after this many failures, per process.
 MAX_VAIN_REQUESTS = 20
 # Time for messages, and for slow machines, beyond the run and its last requests.

@@ -18,8 +18,6 @@ from .results import Result
 from .runner import run_rows
 from .tables import Profile, Table
 
-__all__ = ["measure"]
-
 _STATUS_STOPPED = 130  # as a shell reports Ctrl-C
 
 

@@ -28,19 +28,6 @@ from typing import IO, Any
 
 from ..errors import WSGIFastError
 
-__all__ = [
-    "HOST",
-    "Address",
-    "RunningServer",
-    "ServerFailed",
-    "free_port",
-    "orderly_end",
-    "running",
-    "started",
-    "temporary_folder",
-    "tls_context",
-]
-
 HOST = "127.0.0.1"
 Address = tuple[str, int]
 # Importing a large app takes seconds on a busy machine; a server that still does not listen after

@@ -19,11 +19,6 @@ from ..terminal import cell_text, table, tables
 from .results import Difference, Ratio, Result
 from .tables import MIN_ROUNDS, Profile, Table
 
-__all__ = [
-    "Grid", "as_html", "as_json", "grids", "machine", "now", "problems", "results_text",
-    "rows_figures", "verdict",
-]  # fmt: skip
-
 READING = (
     "Figures are medians of rounds in which all contenders took turns. A ratio such as 3x "
     "(2.5..3.5) is the median and the range of the rounds; a difference such as +3 ±0.2 (2.5..3.5) "

@@ -13,8 +13,6 @@ from ..terminal import number_text
 from .load import Load, Seen
 from .tables import Row
 
-__all__ = ["Difference", "Ratio", "Result"]
-
 # A side that spends this share of a run on its own CPU is busy all the time.
 BUSY = 0.85
 

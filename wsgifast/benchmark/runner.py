@@ -25,8 +25,6 @@ from .processes import HOST, RunningServer, free_port, running, temporary_folder
 from .results import Result
 from .tables import MIN_ROUNDS, Contender, Profile, Row, Server, Table
 
-__all__ = ["alternate", "run", "run_rows", "running_server"]
-
 # gunicorn listens before it imports the app; if that fails, it ends within this time.
 _MAY_END_S = 3.0
 T = TypeVar("T")

@@ -29,8 +29,6 @@ from . import SERVERS
 from .processes import HOST, started
 from .tables import Server
 
-__all__ = ["FAST_WORKER", "OUR_PROTOCOL", "Facts", "app", "facts_of", "gunicorn", "served", "sides"]
-
 FAST_WORKER = "wsgifast.workers.FastWorker"
 OUR_PROTOCOL = "asgifast.uvicorn:HttpToolsProtocol"
 # The environment variable that says which app: JSON.

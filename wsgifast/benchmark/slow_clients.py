@@ -28,15 +28,6 @@ from dataclasses import dataclass, field
 
 from .processes import Address, started, tls_context
 
-__all__ = [
-    "Crowd",
-    "Kind",
-    "SlowClients",
-    "downloads",
-    "raise_open_files",
-    "slow_clients",
-]
-
 # So small that the kernel's buffers do not hide that a client is slow; with less than this, the
 # packets of a large file fill it badly and no client comes to its rate.
 RECEIVE_BUFFER_BYTES = 32 * 1024

@@ -8,10 +8,6 @@ from pathlib import Path
 
 from .load import Client, Load, Task
 
-__all__ = [
-    "BYTES", "MIN_ROUNDS", "REQUESTS", "Contender", "Profile", "Row", "Server", "Table", "Unit",
-]  # fmt: skip
-
 # Figures of fewer rounds are marked as such.
 MIN_ROUNDS = 5
 

@@ -17,8 +17,6 @@ from ..files.codings import checked_codings
 from .settings import LEFT_OUT, OPTIONS, PREFIXES, media_front_server, static_options
 from .sites import static_sites
 
-__all__ = ["check_production", "check_settings"]
-
 _OURS = {
     "wsgifast.django.StaticFilesMiddleware",
     "wsgifast.django.middleware.StaticFilesMiddleware",

@@ -20,8 +20,6 @@ from .responses import response_to
 from .settings import media_front_server
 from .sites import Site
 
-__all__ = ["serve_media"]
-
 
 @require_safe
 def serve_media(

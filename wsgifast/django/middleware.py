@@ -13,8 +13,6 @@ from ..file_answers import request_facts
 from .responses import response_to
 from .sites import Site, static_sites
 
-__all__ = ["StaticFilesMiddleware"]
-
 
 class StaticFilesMiddleware:
     """Serves static files as :class:`wsgifast.StaticFiles` does.

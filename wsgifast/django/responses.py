@@ -15,8 +15,6 @@ from ..files import Plan
 from ..files.site import Answer
 from ..sockets.sendfile import BLOCK_BYTES
 
-__all__ = ["PlannedResponse", "response_to"]
-
 
 class _Planned(HttpResponseBase):
     """A response with a plan's status and headers."""

@@ -20,15 +20,6 @@ from ..files.site import StaticFilesBase
 from ..front_server import FrontServer, front_server_of
 from ..option_checks import check_switches
 
-__all__ = [
-    "LEFT_OUT",
-    "OPTIONS",
-    "PREFIXES",
-    "SITE_OPTIONS",
-    "media_front_server",
-    "static_options",
-]
-
 PREFIXES = ("WHITENOISE_", "SERVESTATIC_")
 # The option for each setting, without its prefix.
 OPTIONS = {

@@ -16,8 +16,6 @@ from ..files.lookup import FoundFile, Lookup
 from ..files.site import StaticFilesBase
 from .settings import SITE_OPTIONS, static_options
 
-__all__ = ["Site", "static_sites"]
-
 
 class Site(StaticFilesBase[None]):
     """One or several directories of static files."""

@@ -8,8 +8,6 @@ from django.core import wsgi
 
 from ..middleware import WSGIFast
 
-__all__ = ["get_wsgi_application"]
-
 
 def get_wsgi_application(**options: Any) -> WSGIFast:
     """Return Django's WSGI application in a :class:`wsgifast.WSGIFast`.

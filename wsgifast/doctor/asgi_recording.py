@@ -23,8 +23,6 @@ from ..loading import described
 from .model import Endpoint, Recording
 from .recorder import HELD_S, RecordedRequest, RecordingClient, body_file_noted
 
-__all__ = ["ASGISession"]
-
 App = Callable[..., Awaitable[None]]
 T = TypeVar("T")
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from ..errors import ConfigurationError
 from .model import SEVERITIES, Severity
 
-__all__ = ["CATALOGUE", "Entry", "explain", "known_ids"]
-
 
 @dataclass(frozen=True)
 class Entry:

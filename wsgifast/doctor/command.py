@@ -37,8 +37,6 @@ from .endpoints import (
 from .formats import FORMATS, as_text, baseline_of
 from .model import SEVERITIES, Found, Report
 
-__all__ = ["add_command"]
-
 _STATUS_CLEAN, _STATUS_FINDINGS = 0, 1
 # Paths in the suggested command: each takes about 15 seconds.
 _MOST_TO_MEASURE = 3

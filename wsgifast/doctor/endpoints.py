@@ -14,19 +14,6 @@ from ..arguments import check_path
 from ..errors import ConfigurationError
 from .model import Endpoint, Found, Unreached
 
-__all__ = [
-    "NAMED",
-    "Fetch",
-    "filled",
-    "from_access_log",
-    "from_har",
-    "from_openapi",
-    "from_paths",
-    "from_urls_file",
-    "needs",
-    "sounds_unsafe",
-]
-
 # What the app answers to a path of its own: the body of a 200.
 Fetch = Callable[[str], bytes]
 # Sources of endpoints that somebody chose one by one.

@@ -15,8 +15,6 @@ from .judge import BLOCKED_S
 from .model import Cost, Endpoint, Observation, Recording
 from .recording import record_wsgi
 
-__all__ = ["Observer", "observer"]
-
 # Runs of each contender, to measure costs; quick endpoints get all of them.
 _ROUNDS = 15
 # Runs that every endpoint gets, and the time for further ones, in seconds.

@@ -13,8 +13,6 @@ from ..terminal import cut, printable
 from .catalogue import CATALOGUE
 from .model import Finding, Report, Severity, Unreached
 
-__all__ = ["FORMATS", "JSON_VERSION", "as_github", "as_json", "as_junit", "as_text", "baseline_of"]
-
 # Raised when a field changes its meaning or goes; new fields may come at any time.
 JSON_VERSION = 1
 _COLOURS: Mapping[Severity, str] = {"wrong": "\033[31m", "slow": "\033[33m", "info": "\033[36m"}

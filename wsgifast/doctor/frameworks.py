@@ -12,8 +12,6 @@ from typing import Any
 from .endpoints import filled, needs
 from .model import Endpoint, Found, Unreached
 
-__all__ = ["from_framework"]
-
 # (pattern, methods) of each route.
 _Routes = Iterator[tuple[str, Iterable[str]]]
 

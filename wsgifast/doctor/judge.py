@@ -10,8 +10,6 @@ from ..shapes.rule import BodyKind, BodySeen, is_many_and_small, size_text, slow
 from .catalogue import CATALOGUE
 from .model import Cost, Finding, Observation, Recording, Report, Unreached
 
-__all__ = ["BLOCKED_S", "add_to", "answers_error", "findings_of"]
-
 # A smaller gain, in relation or in seconds, may be noise.
 _WORTH = 1.2
 _WORTH_S = 0.00005

@@ -14,8 +14,6 @@ from .judge import add_to, answers_error
 from .live_client import Answer, Client, NoAnswer
 from .model import Endpoint, Finding, Observation, Recording, Report, Unreached
 
-__all__ = ["NoAnswer", "look_at"]
-
 # Bodies up to here leave a server in one packet or a few: a pause between them is Nagle's.
 _SMALL_BYTES = 32 * 1024
 # The shortest delay of acknowledgements in Linux, in seconds, less what a clock may be off.

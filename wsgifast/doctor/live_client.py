@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 
 from ..errors import ConfigurationError, WSGIFastError
 
-__all__ = ["Answer", "Client", "NoAnswer"]
-
 # Of a body; the rest is not read.
 _MOST_BYTES = 64 * 1024 * 1024
 _BLOCK_BYTES = 1 << 20

@@ -10,18 +10,6 @@ from ..apps import Interface
 from ..http import parse_length
 from ..shapes.rule import Chunks
 
-__all__ = [
-    "Cost",
-    "Endpoint",
-    "Finding",
-    "Found",
-    "Observation",
-    "Recording",
-    "Report",
-    "Severity",
-    "Unreached",
-]
-
 Severity = Literal["wrong", "slow", "info"]
 # In the order in which they are shown.
 SEVERITIES: tuple[Severity, ...] = ("wrong", "slow", "info")

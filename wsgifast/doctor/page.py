@@ -10,8 +10,6 @@ from .catalogue import CATALOGUE
 from .formats import summary
 from .model import Finding, Observation, Report
 
-__all__ = ["as_html"]
-
 _NAMES = {
     "raw": "as it is",
     "wrapped": "wrapped",

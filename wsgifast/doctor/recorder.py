@@ -21,8 +21,6 @@ from ..http.framing import Framing, chunk
 from ..http.head import ResponseHead
 from .model import Endpoint, Recording
 
-__all__ = ["HELD_S", "RecordedRequest", "RecordingClient", "body_file_noted"]
-
 # Further chunks are not recorded; the endpoint is judged by these.
 _MAX_CHUNKS = 1_000_000
 # How long a client does not read, to see whether it occupies the app's thread.

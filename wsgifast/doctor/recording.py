@@ -27,8 +27,6 @@ from .recorder import HELD_S, RecordedRequest, RecordingClient, body_file_noted
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
 
-__all__ = ["record_wsgi"]
-
 
 class FileWrapper(util.FileWrapper):
     """This server's `wsgi.file_wrapper` (PEP 3333, "Optional Platform-Specific File Handling")."""

@@ -8,10 +8,6 @@ from collections.abc import Callable, Sequence
 
 from ..errors import ConfigurationError
 
-__all__ = [
-    "CODING_PACKAGES", "ENCODERS", "SIBLING_SUFFIXES", "available_codings", "checked_codings",
-]  # fmt: skip
-
 # Of two siblings of the same size the first one here is sent.
 SIBLING_SUFFIXES = {"zstd": ".zst", "br": ".br", "gzip": ".gz"}
 

@@ -26,8 +26,6 @@ from .directory import names_of
 from .manifest import read_manifest, write_manifest
 from .tree import MAX_FILE_BYTES, File, facts_of, folder_of, is_regular, read_file, write_file
 
-__all__ = ["CompressReport", "compress"]
-
 # A sibling has to save this share of the original: less is not worth the client's decompression.
 _MIN_SAVING = 0.05
 # Formats that are compressed already.

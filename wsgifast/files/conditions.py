@@ -9,16 +9,6 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Literal
 
-__all__ = [
-    "content_etag",
-    "evaluate",
-    "http_date",
-    "if_range_holds",
-    "is_etag",
-    "parse_http_date",
-    "stat_etag",
-]
-
 # Earlier modification times are placeholders: file systems without times and reproducible builds
 # set 0, Nix sets 1. As a date, one would mean "not modified" for ever.
 FIRST_KNOWN_SECOND = 2

@@ -18,16 +18,6 @@ from typing import NamedTuple
 
 from ..errors import ConfigurationError
 
-__all__ = [
-    "Directory",
-    "Identity",
-    "Opened",
-    "identity_of",
-    "is_served",
-    "names_of",
-    "open_folder",
-]
-
 # Linux's own limits for a path and for the links in one (PATH_MAX; MAXSYMLINKS in namei.h).
 _MAX_PATH_BYTES = 4096
 _MAX_LINKS = 40

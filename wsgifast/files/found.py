@@ -11,8 +11,6 @@ from .memory import Kept
 from .plan import Representation
 from .variants import preferred_coding
 
-__all__ = ["Found", "Source"]
-
 # The objects kept for a file in each encoding, its body excepted, once all plans that they cache
 # have been made. Measured with tracemalloc; a test checks it.
 _SOURCE_COST_BYTES = 10_000

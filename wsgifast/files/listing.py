@@ -13,8 +13,6 @@ from .conditions import http_date
 from .directory import Directory, is_served, names_of
 from .plan import Header, Plan
 
-__all__ = ["Listed", "listed", "listing_plan"]
-
 _STYLE = (
     "body{font:16px/1.6 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}"
     "table{border-collapse:collapse;width:100%}td{padding:.1rem 1rem .1rem 0}"

@@ -22,8 +22,6 @@ from .found import Found, Source
 from .plan import Header, describe
 from .rules import HeaderRules
 
-__all__ = ["FoundDirectory", "FoundFile", "Lookup", "Refused"]
-
 log = logging.getLogger("wsgifast.files")
 
 # A file that was changed less than this ago may change again at the same time stamp: file times

@@ -16,8 +16,6 @@ from .codings import SIBLING_SUFFIXES
 from .directory import names_of
 from .tree import folder_of, read_file, write_file
 
-__all__ = ["MANIFEST", "read_manifest", "write_manifest"]
-
 # Hidden, so that it is not served.
 MANIFEST = ".wsgifast-compress.json"
 _MANIFEST_VERSION = 1

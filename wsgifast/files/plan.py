@@ -22,8 +22,6 @@ from .conditions import (
 )
 from .ranges import ByteRange, content_range, multipart_heads, new_boundary, parse_range
 
-__all__ = ["NO_TEXT", "Header", "Plan", "Representation", "RequestFacts", "describe"]
-
 Header = tuple[str, str]
 
 # Headers about the content (RFC 9110, section 8), for answers without it. All others stay: cookies,

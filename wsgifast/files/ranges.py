@@ -11,15 +11,6 @@ import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = [
-    "MAX_RANGES",
-    "ByteRange",
-    "content_range",
-    "multipart_heads",
-    "new_boundary",
-    "parse_range",
-]
-
 # A Range header with more ranges is ignored, as section 14.2 allows. PDF viewers ask for some
 # dozens; Apache's limit is 200. Each part adds about 150 bytes of heads.
 MAX_RANGES = 64

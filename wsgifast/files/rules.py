@@ -11,8 +11,6 @@ from ..errors import ConfigurationError
 from ..option_checks import is_count
 from .plan import Header
 
-__all__ = ["AddHeaders", "HeaderRules", "ImmutableTest"]
-
 # Called with the headers to change, the file's absolute path and its URL path.
 AddHeaders = Callable[[Headers, str, str], None]
 # Called with the file's absolute path and its URL path: whether the file never changes.

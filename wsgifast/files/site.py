@@ -25,8 +25,6 @@ from .memory import MemoryCache
 from .plan import NO_TEXT, Header, Plan, RequestFacts
 from .rules import AddHeaders, HeaderRules, ImmutableTest
 
-__all__ = ["DEFAULT_CACHE_BYTES", "Answer", "StaticFilesBase"]
-
 DEFAULT_CACHE_BYTES = 32 * 1024 * 1024
 # Up to this size a copy from memory is cheaper than opening the file and a call of sendfile.
 _MEMORY_FILE_BYTES = 128 * 1024

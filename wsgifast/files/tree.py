@@ -16,10 +16,6 @@ from typing import NamedTuple
 
 from .directory import open_folder
 
-__all__ = [
-    "MAX_FILE_BYTES", "File", "facts_of", "folder_of", "is_regular", "read_file", "write_file",
-]  # fmt: skip
-
 # Files are compressed in memory, one per thread.
 MAX_FILE_BYTES = 256 * 1024 * 1024
 

@@ -8,8 +8,6 @@ from functools import lru_cache
 
 from ..http.syntax import TOKEN
 
-__all__ = ["preferred_coding"]
-
 # Parsed headers that are remembered. Browsers send a handful of them; longer ones are parsed each
 # time, so that a client cannot fill the memory.
 _REMEMBERED_HEADERS = 512

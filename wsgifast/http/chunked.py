@@ -9,8 +9,6 @@ from typing import Final
 from ..errors import BodyTooLarge, MalformedRequest
 from .syntax import TOKEN
 
-__all__ = ["BodyDecoder", "ChunkDecoder", "LengthDecoder"]
-
 _TOKEN = TOKEN.encode()
 _QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'  # RFC 9110 section 5.6.4
 # 16 digits are more than any disk needs, and every recipient can parse them (section 7.1).

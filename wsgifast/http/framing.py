@@ -5,17 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = [
-    "LAST_CHUNK",
-    "BodyCounter",
-    "Framing",
-    "chunk",
-    "chunk_size_line",
-    "frame_response",
-    "has_body",
-    "wants_to_persist",
-]
-
 # The end of a chunked body without trailers (RFC 9112 7.1).
 LAST_CHUNK = b"0\r\n\r\n"
 

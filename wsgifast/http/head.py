@@ -14,15 +14,6 @@ from ..errors import BodyError
 from .framing import Framing, frame_response
 from .syntax import TOKEN
 
-__all__ = [
-    "ResponseHead",
-    "check_field",
-    "declared_length",
-    "known_head",
-    "parse_length",
-    "status_code",
-]
-
 # RFC 9112 4: three digits, a space, a reason that may be empty. RFC 9110 15 has classes 1 to 5; a
 # code above is unknown, but framed like any final response.
 _STATUS = re.compile(r"[1-9][0-9]{2}(?: [\t -~\x80-\xff]*)?")

@@ -13,8 +13,6 @@ from urllib.parse import quote_from_bytes
 from ..errors import MalformedRequest
 from .syntax import TOKEN
 
-__all__ = ["request_head", "trailer_lines"]
-
 _TOKEN = re.compile(TOKEN.encode())
 # What ends a line of HTTP/1, or may be taken for its end (RFC 9110 section 5.5).
 _ENDS_LINE = re.compile(rb"[\r\n\0]")

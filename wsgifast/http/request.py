@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from ..errors import MalformedRequest
 
-__all__ = ["check_host"]
-
 # RFC 9110 section 7.2: uri-host [ ":" port ]. RFC 3986 section 3.2.2: a host is a name, an IPv4
 # address, or another address in brackets; it may be empty.
 _HOST = re.compile(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["HeadScanner"]
-
 _END = b"\r\n\r\n"
 # The parser looks at an incomplete head for the first time when it has this many bytes.
 _FIRST_LOOK_BYTES = 4 * 1024

@@ -2,7 +2,5 @@
 
 from __future__ import annotations
 
-__all__ = ["TOKEN"]
-
 # token of RFC 9110 5.6.2, as a regular expression: methods, field names, codings, ...
 TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"

@@ -17,8 +17,6 @@ import re
 
 from .wire import CRLF, END_OF_DATA, find_end_of_data, find_line_dot, replace_in_block
 
-__all__ = ["ChunkDecoder", "DataDecoder", "Decoder", "Refusal", "SmugglingCheck"]
-
 # What another server may take for the end of the data, and the parts that a quick search looks for
 # first; CR LF . CR LF, which contains one of them, occurs in chunks only.
 _BARE_AROUND_DOT = re.compile(rb"[^\r]\n\.[\r\n]|\r\.[\r\n]|\r\n\.(?:\n|\r[^\n])")

@@ -13,8 +13,6 @@ from typing import Any
 from ..sockets import set_nodelay
 from .wire import CRLF, with_crlf
 
-__all__ = ["IMAP4", "IMAP4_SSL"]
-
 # Of a long literal, only this much of its start and end is joined with what is before and after it.
 _JOINED_BYTES = 256 * 1024
 # RFC 7888, 5: LITERAL- allows non-synchronizing literals up to this size, LITERAL+ of any size.

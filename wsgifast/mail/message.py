@@ -10,8 +10,6 @@ from typing import IO, Any, TypeAlias
 from ..sockets import FileSegment, file_segment
 from .wire import CRLF, with_crlf
 
-__all__ = ["Body", "Message", "gathered"]
-
 Message: TypeAlias = "str | bytes | bytearray | memoryview | IO[bytes] | Iterable[bytes | str]"
 """What :meth:`SMTP.sendmail` takes: see there."""
 

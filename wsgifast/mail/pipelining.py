@@ -12,8 +12,6 @@ from ..imports import needs
 with needs("wsgifast.mail.server", "aiosmtpd", "mail"):
     from aiosmtpd import smtp as _smtp
 
-__all__ = ["PipelinedSMTP"]
-
 # Beyond this, held replies are sent at once: a client may pipeline any number of commands.
 _HELD_REPLIES_BYTES = 16 * 1024
 

@@ -12,8 +12,6 @@ from typing import IO, Any
 
 from .decoding import Decoder, Refusal
 
-__all__ = ["Content", "Reception"]
-
 logger = logging.getLogger("mail.log")  # aiosmtpd's own
 
 # Content is written to a file in blocks of this size: few calls in a thread, little in memory.

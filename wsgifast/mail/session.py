@@ -29,8 +29,6 @@ from .reception import Content, Reception
 with needs("wsgifast.mail.server", "aiosmtpd", "mail"):
     from aiosmtpd import smtp as _smtp
 
-__all__ = ["Envelope", "SMTPServer", "check_options"]
-
 # More octets than a reader ever holds, to empty it in one call.
 _WHOLE_BUFFER = 1 << 40
 

@@ -19,8 +19,6 @@ from ..sockets import FileTruncated, owned_socket, send_file_segment, set_nodela
 from .message import Body, gathered
 from .wire import CRLF, Quoter, needs_quoting, quote_dots
 
-__all__ = ["SMTP", "SMTP_SSL"]
-
 Reply: TypeAlias = "tuple[int, bytes]"
 
 # Commands sent before their replies are read. RFC 2920, 3.1: unread replies must not fill the

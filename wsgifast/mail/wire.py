@@ -7,18 +7,6 @@ library's regular expressions on prose full of dots.
 
 from __future__ import annotations
 
-__all__ = [
-    "CRLF",
-    "END_OF_DATA",
-    "Quoter",
-    "find_end_of_data",
-    "find_line_dot",
-    "needs_quoting",
-    "quote_dots",
-    "replace_in_block",
-    "with_crlf",
-]
-
 CRLF = b"\r\n"
 # RFC 5321, 4.1.1.4; its first CR LF belongs to the last line.
 END_OF_DATA = b"\r\n.\r\n"

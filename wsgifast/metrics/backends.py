@@ -5,8 +5,6 @@ from __future__ import annotations
 from ..errors import ConfigurationError
 from .recorder import Recorder, Spans
 
-__all__ = ["recorder_for", "spans_for"]
-
 _METHODS = ("begin", "record", "count_length_error", "count_client_left")
 
 

@@ -9,16 +9,6 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-__all__ = [
-    "ATTRIBUTES",
-    "CATALOGUE",
-    "CONNECTION_STATES",
-    "OTHER",
-    "UNKNOWN",
-    "Metric",
-    "as_markdown",
-]
-
 Kind = Literal["counter", "gauge", "histogram"]
 # How a gauge of several workers is shown: their sum, the greatest value, or one for each `pid`.
 Across = Literal["sum", "max", "each"]

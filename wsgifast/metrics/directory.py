@@ -25,8 +25,6 @@ from prometheus_client.mmap_dict import MmapedDict
 from .merge import ADDED_UP, UNREADABLE, ValuesFile, gauges, metrics_of, parts_of, sums
 from .processes import is_alive, pid_in
 
-__all__ = ["Directory"]
-
 # The name of the process in the names of merged files.
 _DEAD = "wsgifast-dead"
 _PLAN = "merging.json"

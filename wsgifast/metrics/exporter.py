@@ -34,8 +34,6 @@ from .processes import ProcessEnd, is_alive
 from .states import PATHS, Answer, answer, remove_dead
 from .supervisor import ADDRESS_FILE, Export
 
-__all__ = ["main"]
-
 logger = logging.getLogger("wsgifast.metrics")
 
 # While it waits: for the address, for workers that end, and for the arbiter where the system does

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["SlowClient", "State", "Verdict", "liveness", "readiness"]
-
 # A worker whose last sign of life is older answers nobody: its interpreter stands still.
 _SILENT_S = 10.0
 

@@ -27,8 +27,6 @@ from .requests import RequestMetrics
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-__all__ = ["Instrumented"]
-
 logger = logging.getLogger("wsgifast")
 
 

@@ -25,8 +25,6 @@ with needs("wsgifast.metrics.merge", "prometheus_client", "prometheus"):
     from prometheus_client.multiprocess import MultiProcessCollector
     from prometheus_client.utils import floatToGoString
 
-__all__ = ["ADDED_UP", "UNREADABLE", "ValuesFile", "gauges", "metrics_of", "parts_of", "sums"]
-
 # Kinds whose values are added up, also those of processes that have ended; those of gauges are not.
 ADDED_UP = frozenset({"counter", "histogram", "summary"})
 # Reading a file that is being made, or was left unfinished, raises one of these.

@@ -12,22 +12,6 @@ from importlib.util import find_spec
 from ..errors import ConfigurationError, MissingExtra
 from ..sockets.address import Address
 
-__all__ = [
-    "ADDRESS_PATIENCE_S",
-    "DIRECTORY",
-    "VARIABLE",
-    "check_free",
-    "check_space",
-    "check_writable",
-    "checked_address",
-    "has_exporter",
-    "is_installed",
-    "memory_folder",
-    "metrics_address",
-    "take_lock",
-    "wanted_metrics",
-]
-
 # The environment variable with the address where a server is scraped: one of its own, so that
 # metrics are never public by accident.
 VARIABLE = "WSGIFAST_METRICS"

@@ -22,8 +22,6 @@ from .requests import RequestMetrics, known_method, known_scheme
 with needs("wsgifast.metrics.opentelemetry", "opentelemetry", "opentelemetry"):
     from opentelemetry import metrics, trace
 
-__all__ = ["CurrentSpans", "Instruments", "instruments"]
-
 
 @cache
 def instruments() -> Instruments:

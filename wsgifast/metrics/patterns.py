@@ -16,14 +16,6 @@ if TYPE_CHECKING:
     from _typeshed import OptExcInfo
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-__all__ = [
-    "FRAMEWORKS",
-    "PATTERN",
-    "asgi_pattern",
-    "call_noting_pattern",
-    "note_django_pattern",
-]
-
 _FLASK, _BOTTLE, _DJANGO = "flask", "bottle", "django.core.handlers.base"
 # The modules of the frameworks whose patterns are noted by us.
 FRAMEWORKS = frozenset({_FLASK, _BOTTLE, _DJANGO})

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-__all__ = ["Failures", "Periodic", "every_second"]
-
 _PERIOD_S = 1.0
 
 

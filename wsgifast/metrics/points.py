@@ -11,17 +11,6 @@ from typing import NamedTuple
 
 from .catalogue import CATALOGUE, Metric
 
-__all__ = [
-    "Collector",
-    "Distribution",
-    "Point",
-    "collect_process",
-    "observers",
-    "point",
-    "points_of",
-    "process_collectors",
-]
-
 
 class Distribution(NamedTuple):
     """The value of a histogram.

@@ -11,8 +11,6 @@ import sys
 import time
 import weakref
 
-__all__ = ["ProcessEnd", "is_alive", "name_of_process", "pid_in", "resident_bytes"]
-
 _NAME = re.compile(r"wsgifast-(\d+)-(\d+)")
 
 

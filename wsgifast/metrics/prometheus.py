@@ -35,8 +35,6 @@ with needs("wsgifast.metrics.prometheus", "prometheus_client", "prometheus"):
     from prometheus_client.utils import floatToGoString
     from prometheus_client.values import MultiProcessValue
 
-__all__ = ["DIRECTORY", "FileReporter", "PointCollector", "recorder", "reporter"]
-
 # An idle process writes its files this often.
 _IDLE_PERIOD_S = 5.0
 

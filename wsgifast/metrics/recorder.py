@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal, Protocol
 
-__all__ = ["RECORDER", "LengthError", "Recorder", "Spans"]
-
 # The environ's key for what records a request: an app within does not record it again, and notes
 # the URL pattern.
 RECORDER = "wsgifast.recorder"

@@ -15,8 +15,6 @@ from .catalogue import CATALOGUE, OTHER, UNKNOWN
 from .points import Distribution, Point, point, points_of
 from .recorder import LengthError
 
-__all__ = ["RequestMetrics", "known_method", "known_scheme"]
-
 # RFC 9110 section 9, and PATCH (RFC 5789): those that OpenTelemetry's conventions know.
 _METHODS = frozenset(
     {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}

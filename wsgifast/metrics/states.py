@@ -15,8 +15,6 @@ from typing import NamedTuple
 from .health import SlowClient, State, Verdict, liveness, readiness
 from .processes import is_alive, name_of_process
 
-__all__ = ["PATHS", "Answer", "StateFile", "answer", "remove_dead", "states"]
-
 # What the metrics address answers by them.
 PATHS = ("/livez", "/readyz", "/clients")
 

@@ -20,8 +20,6 @@ from .multiprocess import take_lock
 from .periodic import every_second
 from .states import StateFile
 
-__all__ = ["ADDRESS_FILE", "Export", "start_exporting"]
-
 # The file in the directory that has the address where the server wants to be scraped; an exporter
 # that is at another one ends.
 ADDRESS_FILE = "address"

@@ -33,8 +33,6 @@ from .supervisor import Export, start_exporting
 if TYPE_CHECKING:
     from .requests import RequestMetrics
 
-__all__ = ["prepare_worker", "start_reporting"]
-
 
 def prepare_worker(server_pid: int, configured: object = None) -> Export | None:
     """Choose the directory of a server's workers; called in each worker, before it imports the app

@@ -27,8 +27,6 @@ from ..errors import ConfigurationError, MissingExtra, WSGIFastError
 from ..loading import LoadedApp, load_app
 from . import ARGUMENTS, wrapped
 
-__all__ = ["Plan", "add_command", "plan_gunicorn", "plan_uvicorn"]
-
 _DEFAULT_THREADS = 4
 # At shutdown uvicorn would wait for event streams for ever; gunicorn waits for 30 s. With --reload
 # nobody wants to wait.

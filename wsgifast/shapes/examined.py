@@ -16,8 +16,6 @@ from .rule import BodySeen, Chunks
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
-__all__ = ["Examined"]
-
 
 class Examined:
     """Stands between WSGIFast and its app.

@@ -13,8 +13,6 @@ from ..option_checks import is_number
 from ..routes import stream_route
 from .rule import BodySeen, Chunks, size_text, slow_shape
 
-__all__ = ["EXAMINED_CHUNKS", "Reports", "check_rate"]
-
 logger = logging.getLogger("wsgifast")
 
 # How many chunks of a response are measured; the others are only counted.

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal, NamedTuple
 
-__all__ = ["BodyKind", "BodySeen", "Chunks", "is_many_and_small", "size_text", "slow_shape"]
-
 # An app that takes longer than this for its next chunk has paused: it streams on purpose.
 PAUSE_S = 0.005
 # Fewer chunks, or larger ones, cost a server no more than the app that makes them.

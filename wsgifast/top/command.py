@@ -19,8 +19,6 @@ from .reading import clients, scrape
 from .text import lines
 from .view import View, view
 
-__all__ = ["add_command"]
-
 _DEFAULT_ADDRESS = "127.0.0.1:9100"
 _INTERVAL_S = 2.0
 

@@ -13,8 +13,6 @@ from ..imports import needs
 from ..metrics.multiprocess import VARIABLE
 from ..sockets.address import Address
 
-__all__ = ["Client", "Labels", "Scrape", "clients", "parsed", "scrape"]
-
 # A server that is asked on its own address answers in milliseconds.
 _TIMEOUT_S = 5.0
 

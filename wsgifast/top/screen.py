@@ -6,8 +6,6 @@ import curses
 import time
 from collections.abc import Callable, Sequence
 
-__all__ = ["show"]
-
 _QUIT = (ord("q"), 27)  # or Escape
 
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from ..terminal import cut, printable, table
 from .view import View
 
-__all__ = ["lines"]
-
 # Of a pattern or path, however narrow the terminal is.
 _LEAST_COLUMNS = 16
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

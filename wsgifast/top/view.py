@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from ..metrics.catalogue import CONNECTION_STATES
 from .reading import Client, Labels, Scrape
 
-__all__ = ["Endpoint", "View", "quantile", "view"]
-
 _DURATION = "http_server_request_duration_seconds"
 _SIZE = "http_server_response_body_size_bytes"
 _WAIT = "wsgifast_thread_wait_seconds"

@@ -16,8 +16,6 @@ from ..loops import ended, in_asyncio, running_loop
 from ..messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send, response_body
 from .reading import send_segment
 
-__all__ = ["Delivery"]
-
 # Cannot be opened: a server that heeds the path alone would send the whole file for a part of it.
 _NO_PATH = "/dev/null/asgifast.planned"
 # From this size on the client's disconnect is listened for while a file is read and sent.

@@ -17,8 +17,6 @@ from .parsing import RequestedPath, open_for_pathsend, parse_pathsend, parse_zer
 from .reading import send_unsized
 from .request import UNCONDITIONAL, request_facts
 
-__all__ = ["FileMessages", "Options"]
-
 _VALIDATORS = frozenset({b"etag", b"last-modified"})
 
 

@@ -14,14 +14,6 @@ from wsgifast.sockets import FileSegment, file_segment
 from ..messages import PATHSEND, ZEROCOPYSEND, Message, PathSend, ZeroCopySend
 from .reading import open_regular
 
-__all__ = [
-    "RequestedFile",
-    "RequestedPath",
-    "open_for_pathsend",
-    "parse_pathsend",
-    "parse_zerocopysend",
-]
-
 
 class RequestedFile(NamedTuple):
     """The file of a zerocopysend message, which stays the app's."""

@@ -14,8 +14,6 @@ from wsgifast.sockets.sendfile import BLOCK_BYTES
 from ..loops import in_thread, next_turn
 from ..messages import Send, response_body
 
-__all__ = ["NotAFile", "open_regular", "read_block", "send_segment", "send_unsized"]
-
 
 class NotAFile(OSError):
     """A path leads to a directory, a device, a socket or a FIFO."""

@@ -6,8 +6,6 @@ from wsgifast.files import RequestFacts
 
 from ..messages import Scope
 
-__all__ = ["UNCONDITIONAL", "request_facts"]
-
 # The facts from their third field on, if neither Range nor preconditions were sent.
 UNCONDITIONAL = RequestFacts()[2:]
 

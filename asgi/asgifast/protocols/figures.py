@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 from wsgifast.metrics.points import Point, point, process_collectors
 
-__all__ = ["Figures", "figures"]
-
 _STATES = ("idle", "body", "running", "sending", "closing")
 
 

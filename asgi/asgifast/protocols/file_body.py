@@ -27,8 +27,6 @@ from ..files.reading import send_segment, send_unsized
 from ..messages import Message, declared_length, response_body
 from .transport import CoalescingTransport, Rest
 
-__all__ = ["SMALL_FILE_BYTES", "UNKNOWN_PATHSEND", "FileBody", "HandedOver", "logger"]
-
 logger = logging.getLogger("uvicorn.error")
 # What an app whose middleware breaks its files can do, on every server with the extension.
 UNKNOWN_PATHSEND = (

@@ -33,8 +33,6 @@ from ..loops import in_thread
 from .figures import figures
 from .writable import call_while_writable, stop_calling
 
-__all__ = ["FileTransfer", "Owner", "Progress"]
-
 # One sendfile call: more than the send buffer of a near peer, so that the call ends when that is
 # full, and less than a millisecond of copying where a far peer's has grown to megabytes.
 WINDOW_BYTES = 1024 * 1024

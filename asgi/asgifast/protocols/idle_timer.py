@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["IdleTimerLoop"]
-
 
 class IdleTimerLoop:
     """Stands for the event loop in one of uvicorn's protocols.

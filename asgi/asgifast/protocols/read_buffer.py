@@ -6,8 +6,6 @@ import asyncio
 import threading
 from typing import cast
 
-__all__ = ["READ_BYTES", "read_into_buffer", "read_plainly"]
-
 # One read of the socket. A copy of it stays below the 128 KiB from which on glibc's malloc() maps
 # fresh pages and unmaps them again (mallopt(3), M_MMAP_THRESHOLD).
 READ_BYTES = 112 * 1024

@@ -11,8 +11,6 @@ from ..messages import PATHSEND, ZEROCOPYSEND, Message
 from .file_body import FileBody
 from .transport import CoalescingTransport
 
-__all__ = ["Response"]
-
 
 class Response(FileBody):
     """The send() of one request: coalesces small body messages, sends files, passes on the rest.

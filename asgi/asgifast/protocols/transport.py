@@ -30,8 +30,6 @@ from ..coalescing import COALESCED_BYTES
 from .file_transfer import FileTransfer, Progress
 from .writable import CAN_WATCH
 
-__all__ = ["CoalescingTransport", "Rest"]
-
 # Sends the rest of what was begun; called once, or never.
 Rest = Callable[[], Awaitable[None]]
 

@@ -21,8 +21,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-__all__ = ["CAN_WATCH", "call_while_writable", "stop_calling"]
-
 # Whether the system has a selector that another one can watch.
 CAN_WATCH = hasattr(selectors.DefaultSelector, "fileno")
 

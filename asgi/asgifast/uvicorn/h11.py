@@ -13,8 +13,6 @@ with needs("asgifast.uvicorn.H11Protocol", "h11", "asgi"):
     import h11
 from uvicorn.protocols.http import h11_impl
 
-__all__ = ["H11Protocol"]
-
 check(h11_impl, "H11Protocol", {"conn"}, "handle_websocket_upgrade")
 
 

@@ -9,8 +9,6 @@ from .protocol import CountedResponse, FileSending, check
 with needs("asgifast.uvicorn.HttpToolsProtocol", "httptools", "asgi"):
     from uvicorn.protocols.http import httptools_impl
 
-__all__ = ["HttpToolsProtocol"]
-
 _STATE = {"chunked_encoding", "expected_content_length"}
 check(httptools_impl, "HttpToolsProtocol", _STATE, "handle_websocket_upgrade", "send_400_response")
 

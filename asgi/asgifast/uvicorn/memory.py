@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 from ..messages import Scope
 
-__all__ = ["Pipeline", "forget_request", "make_small", "shared"]
-
 T = TypeVar("T")
 
 

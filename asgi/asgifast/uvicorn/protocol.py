@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-__all__ = ["CountedResponse", "FileSending", "MakeResponse", "UnsupportedUvicorn", "check"]
-
 # Tested versions: the oldest supported, and the newest known.
 OLDEST_UVICORN, NEWEST_UVICORN = "0.30.0", "0.54.0"
 

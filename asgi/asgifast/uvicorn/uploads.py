@@ -29,8 +29,6 @@ from ..protocols.read_buffer import read_into_buffer
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-__all__ = ["BUFFERED_BYTES", "ReceivedBody", "Upload"]
-
 # What is buffered for a busy app before reading stops; one more read may come on top.
 BUFFERED_BYTES = 256 * 1024
 _MORE_BYTES = BUFFERED_BYTES - HIGH_WATER_LIMIT

@@ -31,8 +31,6 @@ try:
 except ImportError as error:
     raise UnsupportedUvicorn(f"it has no zttp protocols: {error}") from error
 
-__all__ = ["AutoZttpProtocol", "ZttpH2Protocol", "ZttpProtocol"]
-
 _OF_THE_CYCLES = {"bodyless", "conn", "expected_content_length"}
 check(zttp_impl, "ZttpProtocol", _OF_THE_CYCLES | {"chunked_encoding"}, "handle_websocket_upgrade")
 _OF_HTTP2 = {"abort_stream", "body_complete", "resume_reading", "stream"}

@@ -36,8 +36,6 @@ with needs("asgifast.workers", "gunicorn", "gunicorn"):
     from gunicorn.asgi.protocol import ASGIProtocol
     from gunicorn.workers import gasgi
 
-__all__ = ["FastASGIWorker", "UnsupportedGunicorn"]
-
 # Tested versions: the oldest supported, and the newest known.
 OLDEST_GUNICORN, NEWEST_GUNICORN = "27.0.0", "27.0.1"
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from wsgifast.imports import needs
 
-__all__ = ["FastUvicornH11Worker", "UvicornSocketsWorker"]
-
 with needs("asgifast.workers", "gunicorn", "gunicorn,asgi"):
     import gunicorn  # noqa: F401
 

@@ -7,8 +7,6 @@ from typing import Any
 from .. import uvicorn as protocols
 from .uvicorn import UvicornSocketsWorker
 
-__all__ = ["FastUvicornWorker"]
-
 
 class FastUvicornWorker(UvicornSocketsWorker):
     """uvicorn's worker with asgifast.uvicorn.HttpToolsProtocol."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from django.apps import apps
 
-__all__ = ["Command"]
-
 
 def _next_runserver() -> Any:
     """The command that would run if this app were not there."""
