@@ -132,10 +132,15 @@ def test_routes_of_fastapi_routers() -> None:
     inner.include_router(around, prefix="/in")
     app.include_router(around, prefix="/v1")
     app.mount("/sub", inner)
+    app.mount("/shop", GZipMiddleware(starlette_app()))
+    app.websocket("/socket")(ok)
     name, (endpoints, unreached) = from_framework(app, {})
     assert name == "fastapi"
-    assert {left.name for left in unreached} == {"/v1/a/{number}", "/sub/in/a/{number}"}
-    assert {"/openapi.json", "/v1/plain", "/sub/in/plain"} <= {each.url for each in endpoints}
+    of_shop = "/shop/user/{number:int}/{rest:path}"
+    assert {left.name for left in unreached} == {"/v1/a/{number}", "/sub/in/a/{number}", of_shop}
+    found = {each.url for each in endpoints}
+    assert {"/openapi.json", "/v1/plain", "/sub/in/plain", "/shop/"} <= found
+    assert not {"/shop", "/socket"} & found
     assert examine(app, values={"number": "3"}).good > 5
 
 

@@ -150,12 +150,14 @@ def _path_routes(routes: Sequence[Any], prefix: str) -> _Routes:
     for route in _with_paths(routes):
         path = prefix + route.path
         inner = getattr(route, "routes", None)
+        # FastAPI's view of any route has the attributes of its own.
+        original = getattr(route, "original_route", route)
         if inner:
             yield from _path_routes(inner, path)
-        elif hasattr(route, "methods"):
+        elif hasattr(original, "methods"):
             yield path, route.methods or ("GET",)
-        elif hasattr(route, "app") and not hasattr(route, "endpoint"):
-            yield from _mounted(route.app, path)
+        elif hasattr(original, "app") and not hasattr(original, "endpoint"):
+            yield from _mounted(original.app, path)
 
 
 def _mounted(app: Any, prefix: str) -> _Routes:
