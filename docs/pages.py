@@ -13,6 +13,8 @@ from wsgifast.cli import command_parser
 from wsgifast.doctor import CATALOGUE as FINDINGS
 from wsgifast.metrics import catalogue as metrics
 
+__all__ = ["PAGES", "command_line"]
+
 DOCS = Path(__file__).resolve().parent
 
 

@@ -20,9 +20,8 @@ from hypothesis import settings
 
 from tests.support import forkserver
 from tests.support.effort import effort
-from tests.support.ports import free_port
 from tests.support.programs import APACHE_MODULES, ProgramMissing, program
-from tests.support.servers import ROOT, LiveServer, live_server
+from tests.support.servers import ROOT, LiveServer, free_port, live_server
 from wsgifast.benchmark import processes
 
 # No test asserts a time: a busy machine must not fail one.

@@ -14,8 +14,7 @@ import pytest
 from tests.conftest import WSGI_SERVERS, gunicorn, wsgi_server
 from tests.support.gunicorn import may_end_head_with_bare_lf
 from tests.support.http import Connection, Response
-from tests.support.ports import free_port
-from tests.support.servers import LiveServer, live_server, wait_for
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.support.shapes import BROKEN_NAMES, FAILING_NAMES, SHAPES
 from tests.support.tls import client_context, write_certificate
 

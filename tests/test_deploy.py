@@ -11,9 +11,8 @@ import yaml
 
 from tests.docs.configurations import check_nginx, check_unit
 from tests.support.checkers import check
-from tests.support.ports import free_port
 from tests.support.programs import program
-from tests.support.servers import ROOT, live_server, wait_for
+from tests.support.servers import ROOT, free_port, live_server, wait_for
 
 FOLDER = ROOT / "examples" / "deploy"
 

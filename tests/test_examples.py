@@ -7,8 +7,7 @@ import shlex
 
 import pytest
 
-from tests.support.ports import free_port
-from tests.support.servers import ROOT, live_server
+from tests.support.servers import ROOT, free_port, live_server
 
 EXAMPLES = ROOT / "examples"
 CSV = "".join(f"{row},{row * row}\n" for row in range(20_000)).encode()

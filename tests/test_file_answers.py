@@ -15,8 +15,7 @@ import pytest
 from tests.conftest import WSGI_SERVERS, gunicorn
 from tests.support import files
 from tests.support.http import Connection, Response
-from tests.support.ports import free_port
-from tests.support.servers import LiveServer, live_server, wait_for
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from wsgifast import ConfigurationError, WSGIFast
 from wsgifast.bodies.files import FileSlice
 from wsgifast.bodies.segments import SegmentedBody

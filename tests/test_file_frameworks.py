@@ -12,8 +12,7 @@ import pytest
 from tests.conftest import WSGI_SERVERS
 from tests.support.file_frameworks import FRAMEWORKS
 from tests.support.http import Connection
-from tests.support.ports import free_port
-from tests.support.servers import LiveServer, live_server, wait_for
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
 
 CONTENT = os.urandom(700_001)
 SIZE = len(CONTENT)

@@ -11,8 +11,7 @@ import flask
 import pytest
 
 from examples.flask_blueprints import wrap
-from tests.support.ports import free_port
-from tests.support.servers import live_server
+from tests.support.servers import free_port, live_server
 from wsgifast import WSGIFast
 
 STYLE = b"body { color: red }\n"

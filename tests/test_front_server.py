@@ -13,9 +13,8 @@ import pytest
 from tests.conftest import WSGI_SERVERS
 from tests.support.http import Response
 from tests.support.nginx import nginx_before
-from tests.support.ports import free_port
 from tests.support.programs import program
-from tests.support.servers import LiveServer, live_server
+from tests.support.servers import LiveServer, free_port, live_server
 from wsgifast.front_server import FrontServer, accel_redirect, x_sendfile
 from wsgifast.sockets.sendfile import FileSegment, file_segment
 

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from tests.support.http import Connection
-from tests.support.ports import free_port
 from tests.support.programs import program
-from tests.support.servers import ROOT, LiveServer, live_server, wait_for
+from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from tests.workers.serving import gunicorn_command
 from wsgifast.metrics import CATALOGUE
 

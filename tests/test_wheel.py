@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ports import free_port
-from tests.support.servers import ROOT, live_server
+from tests.support.servers import ROOT, free_port, live_server
 from wsgifast import __version__
 
 pytestmark = pytest.mark.long

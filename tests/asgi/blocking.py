@@ -34,6 +34,8 @@ import asgifast
 
 import wsgifast
 
+__all__ = ["ALLOWED", "RWF_NOWAIT", "AllowedCalls", "watch"]
+
 RWF_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 
 

@@ -14,6 +14,8 @@ from typing import Any
 from asgifast import ASGIFast
 from asgifast.messages import ASGIApp, Receive, Scope, Send
 
+__all__ = ["FRAMEWORKS", "serve"]
+
 _FOLDER = os.environ.get("ASGIFAST_TEST_FILES", "")
 
 

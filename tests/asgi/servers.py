@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.support.ports import free_port
-from tests.support.servers import LiveServer, live_server
+from tests.support.servers import LiveServer, free_port, live_server
+
+__all__ = ["OTHER_SERVERS", "OURS", "SERVERS", "asgi_server"]
 
 _UVICORN = (
     "-m tests.asgi.run_uvicorn --host 127.0.0.1 --port {port} --log-level warning "

@@ -19,6 +19,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 
+__all__ = ["serve"]
+
 _FOLDER = os.environ["ASGIFAST_TEST_FILES"]
 
 

@@ -19,6 +19,17 @@ from tests.support.servers import LiveServer
 
 from .app import crumbs
 
+__all__ = [
+    "Answer",
+    "Http2",
+    "call",
+    "expect_files_through",
+    "expect_http2",
+    "expect_websocket",
+    "processes",
+    "scope_of",
+]
+
 _BODY_TYPES = {
     "http.response.body",
     "http.response.pathsend",

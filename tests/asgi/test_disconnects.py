@@ -14,10 +14,13 @@ from .file_messages import (
     DATA,
     LARGE_BYTES,
     START,
+    _no_descriptor_is_left,
     app_of,
     pathsend,
 )
 from .support import Answer, scope_of
+
+__all__ = ["_no_descriptor_is_left"]
 
 
 def sending_and_receiving(app: Any, incoming: list[Message], scope: Scope) -> Answer:

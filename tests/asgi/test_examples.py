@@ -8,8 +8,7 @@ import shlex
 import pytest
 import uvicorn
 
-from tests.support.ports import free_port
-from tests.support.servers import ROOT, live_server
+from tests.support.servers import ROOT, free_port, live_server
 
 UVICORN_TAKES_NAMES = tuple(map(int, uvicorn.__version__.split(".")[:2])) >= (0, 36)
 

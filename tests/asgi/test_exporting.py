@@ -14,8 +14,7 @@ import pytest
 from tests.asgi.test_examples import UVICORN_TAKES_NAMES
 from tests.support import forkserver
 from tests.support.http import Connection, get
-from tests.support.ports import free_port
-from tests.support.servers import ROOT, LiveServer, live_server, wait_for
+from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from tests.workers.test_metrics import Scrape, is_listening, scraped_until, workers_of
 
 UVICORN = "-m uvicorn --http asgifast.uvicorn:{protocol} --port {port}"

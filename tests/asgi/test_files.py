@@ -22,12 +22,16 @@ from .file_messages import (
     PATHSEND,
     START,
     ZEROCOPYSEND,
+    _no_descriptor_is_left,
     app_of,
     head,
     offering,
+    path,
     pathsend,
 )
 from .support import call, scope_of
+
+__all__ = ["_no_descriptor_is_left", "path"]
 
 
 @pytest.mark.parametrize("status", [203, 404])

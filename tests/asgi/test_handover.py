@@ -29,11 +29,15 @@ from .protocols import (
     PATHSEND,
     Client,
     body,
+    large,
+    protocol,
     serving,
     start,
     talk,
     turns,
 )
+
+__all__ = ["large", "protocol"]
 
 GET = b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"
 RANGES = b"GET /large HTTP/1.1\r\nHost: x\r\nRange: bytes=%b\r\n\r\n"

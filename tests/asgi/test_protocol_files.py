@@ -24,12 +24,17 @@ from .protocols import (
     TOO_MUCH,
     ZEROCOPYSEND,
     Client,
+    _no_descriptor_is_left,
     body,
+    large,
+    protocol,
     refuse_sendfile,
     start,
     talk,
     turns,
 )
+
+__all__ = ["_no_descriptor_is_left", "large", "protocol"]
 
 
 @pytest.mark.parametrize("path", [True, False])

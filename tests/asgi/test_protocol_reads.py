@@ -19,11 +19,16 @@ from .protocols import (
     TOO_MUCH,
     ZEROCOPYSEND,
     Client,
+    _no_descriptor_is_left,
+    large,
+    protocol,
     refuse_sendfile,
     start,
     talk,
     turns,
 )
+
+__all__ = ["_no_descriptor_is_left", "large", "protocol"]
 
 
 @pytest.fixture

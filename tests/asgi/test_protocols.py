@@ -22,11 +22,16 @@ from .protocols import (
     ZEROCOPYSEND,
     Client,
     Upgraded,
+    _no_descriptor_is_left,
     body,
+    large,
+    protocol,
     start,
     talk,
     turns,
 )
+
+__all__ = ["_no_descriptor_is_left", "large", "protocol"]
 
 
 @pytest.mark.parametrize("size", [100, 100_000])

@@ -23,6 +23,7 @@ from tests.asgi.transports import (
     FILE_BYTES,
     Recorded,
     connected,
+    fd,
     read,
     read_to_end,
     turns,
@@ -31,6 +32,8 @@ from tests.asgi.transports import (
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES
 from wsgifast.sockets.sendfile import FileTruncated, SendfileUnavailable
+
+__all__ = ["fd"]
 
 
 def test_a_writable_socket_that_takes_nothing_is_asked_again_later(

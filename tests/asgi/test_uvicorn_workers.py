@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ports import free_port
-from tests.support.servers import live_server
+from tests.support.servers import free_port, live_server
 
 
 @pytest.mark.parametrize("worker", ["FastUvicornWorker", "FastUvicornH11Worker"])

@@ -24,11 +24,15 @@ from .file_messages import (
     PATHSEND,
     START,
     ZEROCOPYSEND,
+    _no_descriptor_is_left,
     app_of,
     offering,
+    path,
     pathsend,
 )
 from .support import call, scope_of
+
+__all__ = ["_no_descriptor_is_left", "path"]
 
 
 def zerocopy(file: Any, **options: Any) -> Message:

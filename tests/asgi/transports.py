@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from asgifast.protocols.transport import CoalescingTransport
 
+__all__ = ["FILE_BYTES", "Recorded", "connected", "fd", "read", "read_to_end", "turns", "writes"]
+
+
 # More than the socket buffers of both sides together.
 FILE_BYTES = 16 * 1024 * 1024
 

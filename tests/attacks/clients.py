@@ -11,6 +11,8 @@ from typing import Any
 
 from tests.support.http import Address
 
+__all__ = ["Outcome", "attack"]
+
 TIMEOUT_S = 60.0
 # Between two packets: the server reads the first before the second is there.
 _GAP_S = 0.0004

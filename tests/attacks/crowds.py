@@ -13,6 +13,8 @@ from tests.support.servers import LiveServer, wait_for
 from tests.support.slow_clients import KINDS, others, slow_clients
 from tests.workers.serving import fast_worker
 
+__all__ = ["Load", "load_of", "memory_of", "served"]
+
 
 @dataclass(frozen=True)
 class Load:

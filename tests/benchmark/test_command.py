@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ports import free_port
-from tests.support.servers import ROOT, STOP_S
+from tests.support.servers import ROOT, STOP_S, free_port
 from wsgifast import cli
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]

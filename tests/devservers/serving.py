@@ -23,6 +23,8 @@ from wsgifast.devservers import (
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
+__all__ = ["KINDS", "THREADED", "Served", "serve"]
+
 THREADED = ("wsgiref", "werkzeug")
 KINDS = (*THREADED, "wsgiref-single", "werkzeug-single")
 

@@ -11,8 +11,7 @@ from wsgiref import simple_server
 import pytest
 
 from tests.support.http import Connection, get
-from tests.support.ports import free_port
-from tests.support.servers import live_server, wait_for
+from tests.support.servers import free_port, live_server, wait_for
 from wsgifast import devservers
 from wsgifast.devservers import (
     ThreadingWSGIServer,

@@ -16,8 +16,7 @@ from werkzeug.debug import DebuggedApplication
 from werkzeug.middleware.proxy_fix import ProxyFix
 
 from tests.support.http import Connection, get
-from tests.support.ports import free_port
-from tests.support.servers import live_server, wait_for
+from tests.support.servers import free_port, live_server, wait_for
 from tests.support.tls import client_context, server_context
 
 from .serving import KINDS, serve

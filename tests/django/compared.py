@@ -21,6 +21,8 @@ from django.test import override_settings
 from tests.support import django_project
 from tests.support.wsgi import Server, new_environ
 
+__all__ = ["DATE", "REQUESTS", "as_markdown", "differences", "tree"]
+
 MIDDLEWARE = {
     "ours": "wsgifast.django.StaticFilesMiddleware",
     "WhiteNoise": "whitenoise.middleware.WhiteNoiseMiddleware",

@@ -19,8 +19,7 @@ from django.core.management import call_command
 from django.test import Client
 
 from tests.support.http import Connection, Response
-from tests.support.ports import free_port
-from tests.support.servers import LiveServer, live_server
+from tests.support.servers import LiveServer, free_port, live_server
 from tests.workers.serving import gunicorn_command
 
 CONTENT = os.urandom(700_000)

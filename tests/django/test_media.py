@@ -16,9 +16,8 @@ from django.test import Client, RequestFactory, override_settings
 
 from tests.support.files import WholeFileWrapper
 from tests.support.nginx import nginx_before
-from tests.support.ports import free_port
 from tests.support.programs import program
-from tests.support.servers import LiveServer, live_server
+from tests.support.servers import LiveServer, free_port, live_server
 from tests.workers.serving import gunicorn_command
 from wsgifast import ConfigurationError
 from wsgifast.django import serve_media

@@ -8,8 +8,10 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.support.ports import free_port
 from tests.support.programs import APACHE_MODULES, program
+from tests.support.servers import free_port
+
+__all__ = ["CHECKS", "check_nginx", "check_unit"]
 
 _APACHE = """
 ServerRoot {folder}

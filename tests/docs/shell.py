@@ -20,10 +20,11 @@ from importlib import metadata
 from pathlib import Path
 
 from tests.support import forkserver
-from tests.support.ports import free_port
 from tests.support.programs import program
-from tests.support.servers import LiveServer, live_server, wait_for
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from wsgifast.cli import command_parser
+
+__all__ = ["Shell"]
 
 _BIN = Path(sys.executable).parent
 # How each server is told where to listen.

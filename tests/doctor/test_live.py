@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import gunicorn
-from tests.support.ports import free_port
-from tests.support.servers import live_server
+from tests.support.servers import free_port, live_server
 from tests.workers.serving import fast_worker
 from wsgifast import ConfigurationError, cli
 from wsgifast.doctor import as_text

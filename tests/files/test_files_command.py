@@ -14,8 +14,7 @@ import pytest
 
 from tests.files.conftest import TEXT
 from tests.support.http import get
-from tests.support.ports import free_port
-from tests.support.servers import STOP_S, live_server, wait_for
+from tests.support.servers import STOP_S, free_port, live_server, wait_for
 from wsgifast import cli
 
 

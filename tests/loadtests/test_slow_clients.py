@@ -16,9 +16,8 @@ import pytest
 
 from loadtests.payloads import certificate
 from tests.support.servers import PATIENCE_S, wait_for
-from tests.support.slow_clients import KINDS, opening, others, slow_clients
+from tests.support.slow_clients import HOST, KINDS, opening, others, slow_clients
 from tests.support.slow_disk import has_slow_disk, slow_disk
-from wsgifast.benchmark.processes import HOST
 from wsgifast.benchmark.slow_clients import Kind
 from wsgifast.benchmark.slow_clients import slow_clients as crowd_of
 

@@ -8,10 +8,11 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from tests.support.ports import free_port
-from tests.support.servers import wait_for
+from tests.support.servers import free_port, wait_for
 from wsgifast.mail import SMTP
 from wsgifast.mail import server as fast
+
+__all__ = ["LARGE", "RECIPIENT", "SENDER", "TEXT", "Handler", "Line", "send", "serving"]
 
 SENDER, RECIPIENT = "anne@example.com", "bart@example.com"
 

@@ -16,8 +16,8 @@ import pytest
 from aiosmtpd import smtp as stock_smtp
 
 from tests.mail.serving import LARGE, RECIPIENT, SENDER, TEXT, Handler, Line, send, serving
-from tests.support.ports import free_port
 from tests.support.programs import program
+from tests.support.servers import free_port
 from tests.support.tls import client_context, server_context
 from wsgifast import ConfigurationError
 from wsgifast.mail import SMTP, SMTP_SSL

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.mail.serving import LARGE, RECIPIENT, SENDER, TEXT, Handler, Line, send, serving
-from tests.support.ports import free_port
+from tests.support.servers import free_port
 from wsgifast.mail import SMTP
 from wsgifast.mail import server as fast
 

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from tests.mail.serving import LARGE, RECIPIENT, SENDER, TEXT, Handler, Line, send, serving
-from tests.support.ports import free_port
-from tests.support.servers import wait_for
+from tests.support.servers import free_port, wait_for
 from wsgifast.mail import SMTP
 from wsgifast.mail import server as fast
 from wsgifast.mail.reception import Content

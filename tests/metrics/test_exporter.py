@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ports import free_port
-from tests.support.servers import wait_for
+from tests.support.servers import free_port, wait_for
 from wsgifast.metrics import multiprocess
 from wsgifast.metrics.directory import Directory
 from wsgifast.metrics.exporter import _MOST_CLIENTS, _app, _Exporter, _Handler, _Server

@@ -9,8 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.metrics.test_prometheus import Samples, parsed
-from tests.support.ports import free_port
-from tests.support.servers import LiveServer, live_server, wait_for
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.workers.serving import gunicorn_command
 from tests.workers.test_metrics import scraped_until
 from wsgifast.metrics.directory import Directory

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support import forkserver
-from tests.support.ports import free_port
-from tests.support.servers import ROOT, LiveServer, live_server, wait_for
+from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from wsgifast.cli import command_parser
 from wsgifast.loading import load_app
 from wsgifast.running import ARGUMENTS, wrapped, wrapped_by_environment

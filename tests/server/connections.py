@@ -12,6 +12,11 @@ import pytest
 
 from tests.workers.bench import Bench, echo
 
+__all__ = [
+    "CHUNKED", "EXPECTS", "HEAD", "KNOWN", "NONSENSE", "STREAMED", "App", "MakeBench", "bench",
+    "descriptors", "fill",
+]  # fmt: skip
+
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
 KNOWN = HEAD + b"Content-Length: 10\r\n\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"

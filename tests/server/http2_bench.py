@@ -9,6 +9,8 @@ from tests.workers.bench import Bench
 from tests.workers.bench import Client as SocketClient
 from wsgifast.server.http2.multiplexer import Multiplexer
 
+__all__ = ["HTTP2", "Peer", "Stalled"]
+
 # What a worker needs to be told to speak it; over TLS it is agreed on by ALPN.
 HTTP2 = {"http_protocols": "h2,h1"}
 

@@ -16,6 +16,8 @@ from wsgifast.server.monitor import TICK_S
 from wsgifast.server.poller import Event
 from wsgifast.server.pool import Pool
 
+__all__ = ["SIZE", "Monitored", "exhaust", "monitored"]
+
 SIZE = 3
 
 

@@ -13,6 +13,17 @@ import pytest
 from tests.server.output_bench import Near, opened, rules
 from wsgifast.server import output
 
+__all__ = [
+    "CONTENT",
+    "SIZE",
+    "blocks",
+    "content",
+    "file",
+    "in_quick_succession",
+    "near",
+    "needs_near_buffers",
+]
+
 SIZE = 8 * 1024 * 1024
 needs_near_buffers = pytest.mark.skipif(
     not hasattr(socket, "TCP_INFO"), reason="only Linux tells how far away a peer is"

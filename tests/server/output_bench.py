@@ -28,6 +28,11 @@ from wsgifast.workers.gunicorn_support import Settings
 from wsgifast.workers.wiring import options as options_of
 from wsgifast.workers.worker import FastWorker
 
+__all__ = [
+    "TLS", "Near", "Pieces", "arrives_in_order", "drain_armed", "opened", "pieces_of", "rules",
+    "until_tried_again",
+]  # fmt: skip
+
 # FastWorker's by default.
 OPTIONS = options_of(FastWorker, Settings(Config()))
 # What is written: how, how many bytes, from which offset on; and whether the client reads then.

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from wsgifast.server.poller import READ, Event, make_poller
 from wsgifast.server.pool import Pool, Task
 
+__all__ = ["PATIENCE_S", "SIZE", "SPARE", "App", "Gate", "Harness"]
+
 # Waiting that only a broken pool would sit out.
 PATIENCE_S = 60.0
 SIZE = 3

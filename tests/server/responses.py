@@ -12,6 +12,8 @@ from tests.workers.bench import Bench, Client
 from wsgifast.bodies.segments import SegmentedBody
 from wsgifast.sockets import FileSegment
 
+__all__ = ["Ask", "Asked", "Headers", "MakeBench", "ask", "exc_info", "says", "segmented"]
+
 MakeBench = Callable[..., Bench]
 
 

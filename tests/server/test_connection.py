@@ -17,8 +17,9 @@ from tests.server.connections import (
     CHUNKED,
     KNOWN,
     MakeBench,
+    bench,
 )
-from tests.workers.bench import GET, LARGE, Bench, Client, echo, large
+from tests.workers.bench import GET, LARGE, Bench, Client, echo, large, make_bench
 from tests.workers.serving import POLLERS
 from wsgifast.server.endpoint import LINGER_S
 from wsgifast.server.poller import READ
@@ -31,6 +32,8 @@ from wsgifast.server.states import (
     SENDING,
 )
 from wsgifast.workers.worker import FastWorker
+
+__all__ = ["bench", "make_bench"]
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ import pytest
 from tests.server.connections import (
     KNOWN,
     NONSENSE,
+    bench,
     fill,
 )
-from tests.workers.bench import GET, Bench
+from tests.workers.bench import GET, Bench, make_bench
 from wsgifast.errors import ClientGone
 from wsgifast.server.endpoint import LINGER_S
 from wsgifast.server.states import (
@@ -24,6 +25,8 @@ from wsgifast.server.states import (
     SENDING,
 )
 from wsgifast.workers.worker import FastWorker
+
+__all__ = ["bench", "make_bench"]
 
 
 def test_the_last_word_arrives_although_the_client_goes_on_sending(bench: Bench) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.workers.bench import LARGE, Bench, large
+from tests.workers.bench import LARGE, Bench, large, make_bench
 from wsgifast.server.poller import WRITE
 from wsgifast.server.states import CLOSED, RECEIVING
 from wsgifast.workers.worker import FastWorker
+
+__all__ = ["make_bench"]
 
 MakeBench = Callable[..., Bench]
 

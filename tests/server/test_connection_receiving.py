@@ -15,10 +15,11 @@ from tests.server.connections import (
     KNOWN,
     STREAMED,
     MakeBench,
+    bench,
     descriptors,
     fill,
 )
-from tests.workers.bench import GET, Bench, echo
+from tests.workers.bench import GET, Bench, echo, make_bench
 from wsgifast.server.poller import READ, WRITE
 from wsgifast.server.states import (
     CLOSED,
@@ -27,6 +28,8 @@ from wsgifast.server.states import (
     SKIPPING,
 )
 from wsgifast.server.streamed_body import DRAIN_BYTES
+
+__all__ = ["bench", "make_bench"]
 
 
 def test_pipelined_requests_keep_nobody_waiting(make_bench: MakeBench) -> None:

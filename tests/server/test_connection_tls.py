@@ -11,12 +11,14 @@ import pytest
 
 from tests.support import http2
 from tests.support.tls import client_context, write_certificate
-from tests.workers.bench import Bench, echo
+from tests.workers.bench import Bench, echo, make_bench
 from wsgifast.server.http2 import outgoing
 from wsgifast.server.poller import READ, WRITE
 from wsgifast.server.pool import Pool
 from wsgifast.server.states import CLOSED, IDLE, LINGERING, STREAMS
 from wsgifast.workers.worker import FastWorker
+
+__all__ = ["make_bench"]
 
 LARGE = 1 << 20
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"

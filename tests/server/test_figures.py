@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.server.monitored import Monitored, exhaust
-from tests.workers.bench import GET, LARGE, Bench, echo, large
+from tests.server.monitored import Monitored, exhaust, monitored
+from tests.workers.bench import GET, LARGE, Bench, echo, large, make_bench
 from wsgifast.server.counters import _MOST_WAITS, Counters
 from wsgifast.server.figures import gauges
 from wsgifast.server.server import Server
 from wsgifast.workers import FastWorker
+
+__all__ = ["make_bench", "monitored"]
 
 MakeBench = Callable[..., Bench]
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n"

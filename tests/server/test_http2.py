@@ -17,13 +17,16 @@ from tests.server.http2_streams import (
     Begin,
     another_thread,
     app_of,
+    begin,
 )
-from tests.workers.bench import LARGE, echo
+from tests.workers.bench import LARGE, echo, make_bench
 from wsgifast.errors import ClientGone
 from wsgifast.server.exchange import Exchange
 from wsgifast.server.http2.frames import ALL_STREAMS
 from wsgifast.server.http2.stream import RUNNING, Stream
 from wsgifast.workers.worker import FastWorker
+
+__all__ = ["begin", "make_bench"]
 
 # Requests and answers
 

@@ -16,10 +16,13 @@ from tests.server.http2_streams import (
     Begin,
     another_thread,
     app_of,
+    begin,
     many,
 )
-from tests.workers.bench import LARGE, echo
+from tests.workers.bench import LARGE, echo, make_bench
 from wsgifast.server import output
+
+__all__ = ["begin", "make_bench"]
 
 
 def test_a_stream_that_is_reset_before_its_turn_runs_no_app(begin: Begin) -> None:

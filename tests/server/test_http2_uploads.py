@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from tests.server.http2_bench import Peer
-from tests.server.http2_streams import CANCEL, NO_ERROR, Begin, another_thread
+from tests.server.http2_streams import CANCEL, NO_ERROR, Begin, another_thread, begin
+from tests.workers.bench import make_bench
 from wsgifast.workers.worker import FastWorker
+
+__all__ = ["begin", "make_bench"]
 
 # Request bodies
 

@@ -15,16 +15,19 @@ from tests.server.http2_streams import (
     Begin,
     another_thread,
     app_of,
+    begin,
     generator,
     large_file,
     wait_for_disk,
 )
-from tests.workers.bench import LARGE
+from tests.workers.bench import LARGE, make_bench
 from wsgifast.server.backlog import Backlog
 from wsgifast.server.figures import gauges, slowest_clients
 from wsgifast.server.http2 import outgoing
 from wsgifast.sockets.sendfile import FileSegment
 from wsgifast.workers.worker import FastWorker
+
+__all__ = ["begin", "make_bench"]
 
 
 @pytest.mark.parametrize("kind", ["list", "generator", "file"])

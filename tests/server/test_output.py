@@ -18,6 +18,10 @@ from hypothesis import strategies as st
 from tests.server.near_output import (
     CONTENT,
     SIZE,
+    content,
+    file,
+    in_quick_succession,
+    near,
     needs_near_buffers,
 )
 from tests.server.output_bench import (
@@ -36,6 +40,8 @@ from wsgifast.server import output, sending
 from wsgifast.server.coalescing import Coalescing
 from wsgifast.server.output import OutputQueue
 from wsgifast.sockets.options import NEAR_SEND_BUFFER_BYTES
+
+__all__ = ["content", "file", "in_quick_succession", "near"]
 
 
 @needs_near_buffers

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.server.near_output import CONTENT, SIZE, blocks
+from tests.server.near_output import CONTENT, SIZE, blocks, content, file, in_quick_succession, near
 from tests.server.output_bench import Near, drain_armed, rules
 from tests.support.descriptors import open_descriptors
 from wsgifast.server import limits, look_ahead, output_memory, sending
+
+__all__ = ["content", "file", "in_quick_succession", "near"]
 
 
 def test_output_beyond_the_memory_waits_in_temporary_files(content: int) -> None:

@@ -14,6 +14,10 @@ import pytest
 from tests.server.near_output import (
     CONTENT,
     SIZE,
+    content,
+    file,
+    in_quick_succession,
+    near,
     needs_near_buffers,
 )
 from tests.server.output_bench import Near, drain_armed, rules
@@ -21,6 +25,8 @@ from tests.support.descriptors import open_descriptors
 from tests.support.eviction import wait_until_missed
 from wsgifast.errors import ClientGone
 from wsgifast.server import look_ahead, sending
+
+__all__ = ["content", "file", "in_quick_succession", "near"]
 
 
 class HangingDisk:

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.server.monitored import Monitored, exhaust
+from tests.server.monitored import Monitored, exhaust, monitored
 from tests.support.servers import wait_for
 from wsgifast.server import monitor as module
 from wsgifast.server.monitor import _RUNNING_PATIENCE_S, _SPARE_PATIENCE_S, TICK_S
+
+__all__ = ["monitored"]
+
 
 LONG_S = 10.0
 

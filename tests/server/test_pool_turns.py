@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.server.monitored import Monitored
+from tests.server.monitored import Monitored, monitored
 from wsgifast.server.poller import READ, WRITE, Event
 from wsgifast.server.pool import _DEFERRED_S
+
+__all__ = ["monitored"]
 
 
 def test_after_a_slow_app_another_is_promoted_before_the_next_ones(monitored: Monitored) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.workers.bench import Bench
+from tests.workers.bench import Bench, make_bench
+
+__all__ = ["make_bench"]
 
 MakeBench = Callable[..., Bench]
 

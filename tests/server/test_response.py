@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.server.responses import Ask, Headers, MakeBench, exc_info, says, segmented
+from tests.server.responses import Ask, Headers, MakeBench, ask, exc_info, says, segmented
+from tests.workers.bench import make_bench
 from wsgifast import BodyError
 from wsgifast.server.output import OutputQueue
+
+__all__ = ["ask", "make_bench"]
 
 
 def test_statuses_without_a_body(ask: Ask) -> None:

@@ -15,10 +15,13 @@ import flask
 import pytest
 from werkzeug.wsgi import ClosingIterator
 
-from tests.server.responses import Ask, Headers, MakeBench, says, segmented
+from tests.server.responses import Ask, Headers, MakeBench, ask, says, segmented
+from tests.workers.bench import make_bench
 from wsgifast import WSGIFast
 from wsgifast.bodies.files import FileSlice
 from wsgifast.sockets import FileSegment
+
+__all__ = ["ask", "make_bench"]
 
 
 @pytest.fixture

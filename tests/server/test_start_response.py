@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.server.responses import Ask, exc_info, says, segmented
+from tests.server.responses import Ask, ask, exc_info, says, segmented
+from tests.workers.bench import make_bench
 from wsgifast.server.response import HeaderLines
+
+__all__ = ["ask", "make_bench"]
 
 
 def test_an_error_replaces_what_is_not_sent_yet(ask: Ask) -> None:

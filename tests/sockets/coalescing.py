@@ -17,6 +17,8 @@ from wsgifast.sockets import (
     CoalescingWriter,
 )
 
+__all__ = ["IOV_MAX", "NEVER_US", "FakeSocket", "Foreground", "arrived", "fake", "run_python"]
+
 NEVER_US = 1e6  # a window that does not end within a test
 
 

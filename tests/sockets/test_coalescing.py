@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.sockets.coalescing import IOV_MAX, NEVER_US, FakeSocket, Foreground, run_python
+from tests.sockets.coalescing import IOV_MAX, NEVER_US, FakeSocket, Foreground, fake, run_python
 from tests.sockets.support import tcp_pair, tls_pair
 from tests.support.servers import wait_for
 from wsgifast import ConfigurationError
@@ -24,6 +24,8 @@ from wsgifast.sockets import (
     send_all,
     send_some,
 )
+
+__all__ = ["fake"]
 
 
 def like(writer: object) -> type[Foreground]:

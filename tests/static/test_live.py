@@ -10,8 +10,7 @@ import pytest
 
 from tests.conftest import WSGI_SERVERS
 from tests.support.http import Connection
-from tests.support.ports import free_port
-from tests.support.servers import LiveServer, live_server, wait_for
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
 
 SMALL = b"let answer = 42;\n" * 60
 LARGE = bytes(range(256)) * 16_384  # 4 MiB: more than the buffers between server and client hold

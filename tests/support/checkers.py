@@ -7,6 +7,8 @@ from pathlib import Path
 
 from .programs import program
 
+__all__ = ["check"]
+
 
 def check(name: str, *arguments: str | Path) -> None:
     """Run one of them, and have it find nothing.

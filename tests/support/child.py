@@ -6,6 +6,8 @@ import os
 import warnings
 from collections.abc import Callable
 
+__all__ = ["in_a_child"]
+
 
 def in_a_child(function: Callable[[], object]) -> int:
     """Call a function in a fork of this process; returns the pid, once the child has ended well."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+__all__ = ["open_descriptors"]
+
 
 def open_descriptors() -> set[tuple[str, str]]:
     """Each open descriptor with what it leads to.

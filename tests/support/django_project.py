@@ -9,6 +9,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+__all__ = ["set_up"]
+
 
 @functools.cache
 def set_up() -> Path:

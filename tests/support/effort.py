@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 
+__all__ = ["LONG", "effort"]
+
 LONG = os.environ.get("WSGIFAST_TEST_LONG") == "1"
 _TIMES = 20
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
 
+__all__ = ["Address", "Connection", "Response", "get"]
+
 # (host, port), or the path of a Unix socket.
 Address = tuple[str, int] | str
 # No answer that a test waits for takes this long; a hung server fails the test instead of the run.

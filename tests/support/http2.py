@@ -12,6 +12,8 @@ import h2.connection
 import h2.events
 from h2.settings import SettingCodes
 
+__all__ = ["Answer", "Client", "Connected"]
+
 Fields = Iterable[tuple[str, str]]
 
 

@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .ports import free_port
 from .programs import program
-from .servers import LiveServer, live_server, wait_for
+from .servers import LiveServer, free_port, live_server, wait_for
+
+__all__ = ["PASSWORD", "USER", "Dovecot", "Exim", "dovecot", "exim"]
 
 USER, PASSWORD = "anne", "secret"
 # Deliveries by exim to 250 recipients took more than 10 s on a machine that was busy otherwise.

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.ports import free_port
 from tests.support.programs import program
-from tests.support.servers import LiveServer, live_server
+from tests.support.servers import LiveServer, free_port, live_server
+
+__all__ = ["nginx_before"]
 
 _CONF = """
 daemon off;

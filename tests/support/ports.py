@@ -14,6 +14,8 @@ from collections.abc import Iterator
 
 from wsgifast.benchmark import processes
 
+__all__ = ["free_port"]
+
 # Below those that systems give to clients (Linux from 32768 on).
 _PORTS = range(10_000, 32_000)
 _BLOCK = 250

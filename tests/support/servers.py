@@ -16,6 +16,9 @@ from pathlib import Path
 
 from . import forkserver
 from .http import Address, Response, get
+from .ports import free_port
+
+__all__ = ["PATIENCE_S", "LiveServer", "free_port", "live_server", "wait_for"]
 
 ROOT = Path(__file__).resolve().parents[2]
 # What a server that works may take on a machine that stalls. gunicorn loses a TERM that comes while

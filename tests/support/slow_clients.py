@@ -18,6 +18,8 @@ from loadtests.clients import BadAnswer, Connection, percentile
 from wsgifast.benchmark import slow_clients as crowds
 from wsgifast.benchmark.processes import HOST
 
+__all__ = ["HOST", "KINDS", "Kind", "Others", "opening", "others", "slow_clients"]
+
 # A client that asks beside a crowd gives an answer up after this time, and counts it as failed.
 GIVE_UP_S = 5.0
 

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
+__all__ = ["ScriptedSMTP"]
+
 TIMEOUT_S = 60.0
 
 

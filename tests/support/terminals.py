@@ -9,6 +9,8 @@ import termios
 
 import pytest
 
+__all__ = ["open_terminal"]
+
 
 def open_terminal(*, columns: int) -> tuple[int, int]:
     """Open a terminal of 24 lines; returns the descriptor of its user's side, and a program's."""

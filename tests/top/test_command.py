@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.ports import free_port
-from tests.support.servers import ROOT, STOP_S, wait_for
+from tests.support.servers import ROOT, STOP_S, free_port, wait_for
 from tests.support.terminals import open_terminal
 from tests.top.test_view import exposition
 from wsgifast import cli

@@ -7,6 +7,8 @@ from typing import Any
 
 from tests.workers.bench import Bench, Client
 
+__all__ = ["MakeBench", "ask", "hello"]
+
 MakeBench = Callable[..., Bench]
 
 

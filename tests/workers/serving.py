@@ -16,8 +16,7 @@ from typing import Any
 import gunicorn.config
 
 from tests.support.http import Address
-from tests.support.ports import free_port
-from tests.support.servers import LiveServer, live_server, wait_for
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.workers.app import block
 
 POLLERS = ("epoll", "selectors")

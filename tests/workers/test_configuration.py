@@ -15,8 +15,7 @@ import pytest
 
 from tests.support import forkserver
 from tests.support.http import Connection
-from tests.support.ports import free_port
-from tests.support.servers import ROOT, LiveServer, live_server, wait_for
+from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from tests.workers.serving import gunicorn_command, rewrite_module
 from tests.workers.test_metrics import is_listening
 from wsgifast.workers import FastWorker, configuration

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.workers.bench import Bench, echo
+from tests.workers.bench import Bench, echo, make_bench
 from tests.workers.serving import has_setting
+
+__all__ = ["make_bench"]
 
 MakeBench = Callable[..., Bench]
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ports import free_port
 from tests.support.programs import ProgramMissing
-from tests.support.servers import live_server
+from tests.support.servers import free_port, live_server
 from wsgifast.workers import UnsupportedGunicorn
 from wsgifast.workers.gunicorn_version import check_gunicorn
 

@@ -15,8 +15,7 @@ import pytest
 
 from tests.support.gunicorn import may_end_head_with_bare_lf
 from tests.support.http import Connection, Response
-from tests.support.ports import free_port
-from tests.support.servers import LiveServer, live_server, wait_for
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.support.tls import client_context, write_certificate
 from tests.workers.app import FILE_BYTES, block
 from tests.workers.serving import POLLERS, fast_worker, gunicorn_command, has_setting, stats

@@ -17,9 +17,8 @@ from h2.connection import ConnectionState
 from tests.support.http import Connection
 from tests.support.http2 import Answer
 from tests.support.http2 import Connected as Client
-from tests.support.ports import free_port
 from tests.support.programs import program
-from tests.support.servers import LiveServer, live_server, wait_for
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.support.tls import client_context, write_certificate
 from tests.workers.app import FILE_BYTES, block
 from tests.workers.serving import fast_worker, gunicorn_command, has_setting, stats

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from tests.support import http2
-from tests.workers.bench import Bench, echo
+from tests.workers.bench import Bench, echo, make_bench
 from tests.workers.serving import has_setting
 from wsgifast.server.states import RECEIVING, STREAMS
+
+__all__ = ["make_bench"]
 
 pytestmark = pytest.mark.skipif(
     not has_setting("http2_cleartext"), reason="came with gunicorn 26.2"

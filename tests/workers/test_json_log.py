@@ -13,13 +13,14 @@ import pytest
 from gunicorn.config import Config
 from gunicorn.instrument.statsd import Statsd
 
-from tests.support.ports import free_port
-from tests.support.servers import live_server, wait_for
+from tests.support.servers import free_port, live_server, wait_for
 from tests.support.shapes import STREAMED_CRUMBS
 from tests.workers.app import FILE_BYTES
-from tests.workers.bench import LARGE, Bench, large
+from tests.workers.bench import LARGE, Bench, large, make_bench
 from tests.workers.serving import fast_worker, gunicorn_command
 from wsgifast.workers import JSONLogger
+
+__all__ = ["make_bench"]
 
 MakeBench = Callable[..., Bench]
 ENVIRON = {

@@ -17,8 +17,14 @@ import pytest
 
 from tests.support import forkserver
 from tests.support.http import Connection
-from tests.support.ports import free_port
-from tests.support.servers import PATIENCE_S, ROOT, STOP_S, LiveServer, wait_for
+from tests.support.servers import (
+    PATIENCE_S,
+    ROOT,
+    STOP_S,
+    LiveServer,
+    free_port,
+    wait_for,
+)
 from tests.workers.app import FILE_BYTES, block
 from tests.workers.serving import POLLERS, fast_worker, stats
 

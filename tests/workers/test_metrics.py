@@ -15,8 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import forkserver
 from tests.support.http import Connection, get
-from tests.support.ports import free_port
-from tests.support.servers import ROOT, LiveServer, wait_for
+from tests.support.servers import ROOT, LiveServer, free_port, wait_for
 from tests.workers.app import FILE_BYTES
 from tests.workers.serving import fast_worker, gunicorn_command, reset, rewrite_module, stats
 from wsgifast.metrics import CATALOGUE

@@ -15,12 +15,13 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.http import Connection, Response, get
-from tests.support.ports import free_port
-from tests.support.servers import wait_for
-from tests.workers.bench import Bench, echo, large
+from tests.support.servers import free_port, wait_for
+from tests.workers.bench import Bench, echo, large, make_bench
 from tests.workers.serving import fast_worker, reset
 from wsgifast import cli
 from wsgifast.workers.metrics import state_of
+
+__all__ = ["make_bench"]
 
 THREADS = 4
 

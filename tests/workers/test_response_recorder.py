@@ -15,7 +15,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from tests.metrics.test_instrumented import Recorded
 from tests.metrics.test_opentelemetry import exported
 from tests.server.http2_bench import HTTP2, Peer
-from tests.workers.bench import GET, Bench, large
+from tests.workers.bench import GET, Bench, large, make_bench
 from wsgifast import WSGIFast
 from wsgifast.metrics import CATALOGUE, Collector, Distribution, RequestMetrics, points
 from wsgifast.metrics.opentelemetry import Instruments
@@ -23,6 +23,8 @@ from wsgifast.server.figures import gauges
 from wsgifast.workers import FastWorker
 from wsgifast.workers import metrics as worker_metrics
 from wsgifast.workers.metrics import ResponseRecorder, WorkerCollector, start_reporting
+
+__all__ = ["make_bench"]
 
 MakeBench = Callable[..., Bench]
 

@@ -10,8 +10,7 @@ import pytest
 
 from tests.support.gunicorn import may_end_head_with_bare_lf
 from tests.support.http import Connection
-from tests.support.ports import free_port
-from tests.support.servers import live_server, wait_for
+from tests.support.servers import free_port, live_server, wait_for
 from tests.workers.app import block
 from tests.workers.serving import fast_worker, gunicorn_command, stats
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.workers.bench import LARGE, PEER, Bench, large
+from tests.workers.bench import LARGE, PEER, Bench, large, make_bench
 from wsgifast.server.figures import slowest_clients
+
+__all__ = ["make_bench"]
 
 MakeBench = Callable[..., Bench]
 

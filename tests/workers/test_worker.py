@@ -18,13 +18,16 @@ from gunicorn.config import Config
 
 from tests.support.tls import write_certificate
 from tests.workers.asking import MakeBench, ask, hello
-from tests.workers.bench import Bench, Log
+from tests.workers.bench import Bench, Log, make_bench
 from wsgifast.errors import ConfigurationError
 from wsgifast.server.connection import Connection
 from wsgifast.server.endpoint import LINGER_S
 from wsgifast.workers import UnsupportedGunicorn
 from wsgifast.workers import worker as module
 from wsgifast.workers.worker import FastWorker
+
+__all__ = ["make_bench"]
+
 
 # Options
 

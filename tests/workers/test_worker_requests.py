@@ -13,9 +13,11 @@ from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
 from tests.workers.asking import MakeBench, ask, hello
-from tests.workers.bench import PEER, Log
+from tests.workers.bench import PEER, Log, make_bench
 from wsgifast.bodies.segments import SegmentedBody
 from wsgifast.server.response import Response
+
+__all__ = ["make_bench"]
 
 
 def test_when_connections_are_kept(make_bench: MakeBench) -> None:
