@@ -6,16 +6,20 @@ Over HTTP/1.1 it is among the servers of the other suites.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import gunicorn.config
 import pytest
 from asgifast.messages import ASGIApp, Receive, Scope, Send, response_body, response_start
+from asgifast.protocols import read_buffer
 from asgifast.workers.gunicorn import FastASGIProtocol
 from gunicorn.asgi.protocol import ASGIProtocol
 
@@ -121,6 +125,63 @@ def test_a_large_upload_that_comes_before_the_request_in_front_of_it_is_answered
         for length in (2, size):
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
             assert await reader.readexactly(7) == b"%07d" % length
+        writer.close()
+
+    asyncio.run(run())
+
+
+def test_a_response_comes_whole_before_an_upload_that_is_refused(files: Path) -> None:
+    """The connection is closed while the client is sending."""
+    data = (files / "large").read_bytes()
+    with asgi_server("ours-gunicorn-asgi", "tests.asgi.app:app", files) as server:
+        for _ in range(5):
+            with Connection(server.address, receive_buffer=65_536) as connection:
+                connection.send_request("/pathsend?file=large")
+                upload = threading.Thread(target=_refused_upload, args=[connection])
+                upload.start()
+                assert connection.read_head().status == 200
+                for at in range(0, len(data), 50_000):
+                    assert connection.read(len(data[at : at + 50_000])) == data[at : at + 50_000]
+                    time.sleep(0.001)
+                assert connection.read_response().status == 200
+                upload.join()
+
+
+def _refused_upload(connection: Connection) -> None:
+    with contextlib.suppress(OSError):
+        connection.send_request("/hello", method="POST", body=bytes(2_000_000))
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_a_connection_with_an_upload_that_is_refused_is_closed_in_time(
+    sends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_buffer, "_LINGER_S", 60.0 if sends else 0.05)
+    monkeypatch.setattr(read_buffer, "_LINGERS_MOST_S", 0.05 if sends else 60.0)
+    come = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await come.wait()
+        await ok(scope, receive, send)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        protocol = FastASGIProtocol(_worker(loop, app))
+        ours, client = socket.socketpair()
+        transport, _ = await loop.create_connection(lambda: protocol, sock=ours)
+        reader, writer = await asyncio.open_connection(sock=client)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n")
+        writer.write(bytes(1_000_000))
+        while not protocol._reading_paused:
+            await asyncio.sleep(0)
+        come.set()
+        assert (await reader.read()).endswith(b"\r\n\r\nok")
+        while sends and not transport.is_closing():
+            writer.write(b"x")
+            await asyncio.sleep(0.001)
+        await asyncio.wait_for(asyncio.shield(protocol._task), 60.0)
+        while not protocol._conn_lost_handled:
+            await asyncio.sleep(0.001)
         writer.close()
 
     asyncio.run(run())

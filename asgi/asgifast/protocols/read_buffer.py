@@ -1,4 +1,4 @@
-"""One read buffer for all connections of a thread that receive many bytes."""
+"""One read buffer for all connections of a thread that receive many bytes, or discard them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import cast
 # One read of the socket. A copy of it stays below the 128 KiB from which on glibc's malloc() maps
 # fresh pages and unmaps them again (mallopt(3), M_MMAP_THRESHOLD).
 READ_BYTES = 112 * 1024
+# Lingering close, as in nginx: a client that is sending may read its response only after that. So
+# long it may be silent, and take in all.
+_LINGER_S, _LINGERS_MOST_S = 2.0, 30.0
 # Bytes are read and parsed in one callback, so that one buffer serves all of a thread's loop.
 _of_this_thread = threading.local()
 
@@ -41,6 +44,34 @@ class _Buffered(asyncio.BufferedProtocol):
         self.protocol.resume_writing()
 
 
+class _Discarding(_Buffered):
+    """Closes its transport at the client's end, or when that takes too long."""
+
+    def __init__(
+        self,
+        protocol: asyncio.Protocol,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(protocol)
+        self._transport = transport
+        self._loop = loop
+        self._end = loop.time() + _LINGERS_MOST_S
+        self._timer = loop.call_later(_LINGER_S, transport.close)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._timer.cancel()
+        at = min(self._loop.time() + _LINGER_S, self._end)
+        self._timer = self._loop.call_at(at, self._transport.close)
+
+    def eof_received(self) -> None:
+        self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+
 def read_into_buffer(transport: asyncio.Transport) -> None:
     """Have a transport, whose reading is paused, read into the buffer from now on."""
     protocol = transport.get_protocol()
@@ -55,3 +86,17 @@ def read_plainly(transport: asyncio.Transport) -> None:
         transport.pause_reading()  # uvloop looks at a protocol's kind when reading begins
         transport.set_protocol(protocol.protocol)
         transport.resume_reading()
+
+
+def linger(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    """Close a transport whose reading is paused, behind what its client is sending.
+
+    The kernel resets a connection that is closed while received bytes are unread, and the client
+    loses what it has not read yet of the response (RFC 9112 section 9.6).
+    """
+    protocol = transport.get_protocol()
+    if isinstance(protocol, _Buffered):
+        protocol = protocol.protocol
+    transport.write_eof()
+    transport.set_protocol(_Discarding(cast("asyncio.Protocol", protocol), transport, loop))
+    transport.resume_reading()

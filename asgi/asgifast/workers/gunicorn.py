@@ -27,7 +27,7 @@ from ..extensions import PROTOCOL_EXTENSIONS
 from ..messages import ASGIApp, Message, Receive, Scope, Send, response_body
 from ..middleware import ASGIFast
 from ..protocols.idle_timer import IdleTimerLoop
-from ..protocols.read_buffer import read_into_buffer, read_plainly
+from ..protocols.read_buffer import linger, read_into_buffer, read_plainly
 from ..protocols.response import Response
 from ..protocols.transport import CoalescingTransport
 
@@ -53,9 +53,9 @@ class UnsupportedGunicorn(WSGIFastError, ImportError):
 
 _USED = {
     "_arm_keepalive_timer", "_cancel_keepalive_timer", "_check_h1c_protocol_available",
-    "_h1c_protocol_class", "_handle_websocket", "_http1_buffered", "_keepalive_timeout",
-    "_pause_reading", "_resume_reading", "_send_body", "_setup_callback_parser",
-    "connection_lost", "connection_made",
+    "_close_transport", "_h1c_protocol_class", "_handle_websocket", "_http1_buffered",
+    "_keepalive_timeout", "_pause_reading", "_resume_reading", "_send_body",
+    "_setup_callback_parser", "connection_lost", "connection_made",
 }  # fmt: skip
 if missing := sorted(_USED - set(dir(ASGIProtocol))):
     raise UnsupportedGunicorn(f"ASGIProtocol has no {', '.join(missing)}")
@@ -295,6 +295,7 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
 
     coalescing: CoalescingTransport
     transport: Any
+    _closed: bool
     _response_buffer: bytes | None
 
     def __init__(self, worker: Any) -> None:
@@ -343,6 +344,16 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
         super()._pause_reading()
         if self._reading_paused and self._callback_parser is not None:  # not HTTP/2
             read_into_buffer(self.coalescing.real)
+
+    def _close_transport(self) -> None:
+        real = self.coalescing.real
+        lingers = self._reading_paused and real.can_write_eof() and not real.is_closing()
+        if not lingers or self._closed or self._callback_parser is None:
+            super()._close_transport()
+            return
+        self._closed = True
+        self.coalescing.flush()
+        linger(real, self.worker.loop)
 
     async def _handle_websocket(self, *args: Any) -> None:
         # gunicorn gives the connection to its WebSocket protocol, which needs none of this.
