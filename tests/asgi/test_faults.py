@@ -5,10 +5,13 @@ Some of it through Starlette's BaseHTTPMiddleware, behind which an app is a task
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import struct
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +20,7 @@ import pytest
 from tests.support.http import Connection
 from tests.support.servers import STOP_S, LiveServer, wait_for
 
-from .servers import SERVERS, asgi_server
+from .servers import OURS, OURS_ON_GUNICORN, SERVERS, asgi_server
 from .support import expect_websocket, processes
 
 pytestmark = pytest.mark.long
@@ -208,3 +211,38 @@ def refuses(server: LiveServer) -> bool:
             return False
     except OSError:
         return True
+
+
+@pytest.mark.parametrize("server", sorted({**OURS, **OURS_ON_GUNICORN}), indirect=True)
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_a_response_comes_whole_to_a_client_that_is_still_sending(
+    server: LiveServer, folder: Path, pipelined: bool
+) -> None:
+    """The app receives none of the upload, behind which the connection is closed.
+
+    :param pipelined: the upload is that of the next request.
+    """
+    data = (folder / "huge").read_bytes()
+    close = {"Connection": "close", "Content-Length": "20000000"}
+    for _ in range(3):
+        with Connection(server.address, receive_buffer=SMALL_WINDOW) as connection:
+            if pipelined:
+                connection.send_request("/pathsend?file=huge")
+            target = "/hello" if pipelined else "/pathsend?file=huge"
+            upload = threading.Thread(target=_upload, args=[connection, target, close])
+            upload.start()
+            assert connection.read_head().status == 200
+            for at in range(0, len(data), 1 << 18):
+                assert connection.read(1 << 18) == data[at : at + (1 << 18)]
+                time.sleep(0.001)
+            if pipelined:
+                with contextlib.suppress(EOFError):  # zttp refuses so much behind a request
+                    assert connection.read_response().status == 200
+            connection.sock.shutdown(socket.SHUT_RDWR)
+            upload.join()
+
+
+def _upload(connection: Connection, target: str, headers: dict[str, str]) -> None:
+    with contextlib.suppress(OSError):
+        connection.send_request(target, method="POST", headers=list(headers.items()))
+        connection.send(bytes(20_000_000))

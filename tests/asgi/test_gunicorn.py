@@ -6,13 +6,10 @@ Over HTTP/1.1 it is among the servers of the other suites.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -128,28 +125,6 @@ def test_a_large_upload_that_comes_before_the_request_in_front_of_it_is_answered
         writer.close()
 
     asyncio.run(run())
-
-
-def test_a_response_comes_whole_before_an_upload_that_is_refused(files: Path) -> None:
-    """The connection is closed while the client is sending."""
-    data = (files / "large").read_bytes()
-    with asgi_server("ours-gunicorn-asgi", "tests.asgi.app:app", files) as server:
-        for _ in range(5):
-            with Connection(server.address, receive_buffer=65_536) as connection:
-                connection.send_request("/pathsend?file=large")
-                upload = threading.Thread(target=_refused_upload, args=[connection])
-                upload.start()
-                assert connection.read_head().status == 200
-                for at in range(0, len(data), 50_000):
-                    assert connection.read(len(data[at : at + 50_000])) == data[at : at + 50_000]
-                    time.sleep(0.001)
-                assert connection.read_response().status == 200
-                upload.join()
-
-
-def _refused_upload(connection: Connection) -> None:
-    with contextlib.suppress(OSError):
-        connection.send_request("/hello", method="POST", body=bytes(2_000_000))
 
 
 @pytest.mark.parametrize("sends", [True, False])

@@ -72,6 +72,9 @@ class Wire:
     def write(self, data: bytes) -> None:
         self.client.take(bytes(data))
 
+    def is_reading(self) -> bool:
+        return not self.is_paused
+
     def pump(self) -> None:
         """Carry over what the client has to say, if it is read."""
         data = b"" if self.is_paused else self.client.state.data_to_send()

@@ -89,7 +89,7 @@ def read_plainly(transport: asyncio.Transport) -> None:
 
 
 def linger(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-    """Close a transport whose reading is paused, behind what its client is sending.
+    """Close a transport behind what its client is sending.
 
     The kernel resets a connection that is closed while received bytes are unread, and the client
     loses what it has not read yet of the response (RFC 9112 section 9.6).
@@ -98,5 +98,6 @@ def linger(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> Non
     if isinstance(protocol, _Buffered):
         protocol = protocol.protocol
     transport.write_eof()
+    transport.pause_reading()  # uvloop looks at a protocol's kind when reading begins
     transport.set_protocol(_Discarding(cast("asyncio.Protocol", protocol), transport, loop))
     transport.resume_reading()

@@ -28,6 +28,7 @@ from wsgifast.sockets.sendfile import SendfileUnavailable
 
 from ..coalescing import COALESCED_BYTES
 from .file_transfer import FileTransfer, Progress
+from .read_buffer import linger
 from .writable import CAN_WATCH
 
 # Sends the rest of what was begun; called once, or never.
@@ -43,6 +44,7 @@ class CoalescingTransport(asyncio.Transport):
     :param transport: its protocol must call :meth:`drained` from resume_writing() and :meth:`lost`
         from connection_lost().
     :ivar flush_follows: whoever writes next will also flush.
+    :ivar is_receiving: whether the client is still sending a request, if the protocol can tell.
     :ivar may_grow: the socket's send buffer is limited; None before the first file.
     """
 
@@ -58,6 +60,7 @@ class CoalescingTransport(asyncio.Transport):
         "can_sendfile",
         "flush_follows",
         "is_closing",
+        "is_receiving",
         "may_grow",
         "real",
     )
@@ -65,6 +68,7 @@ class CoalescingTransport(asyncio.Transport):
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self.real = transport
         self.is_closing = transport.is_closing  # type: ignore[method-assign]
+        self.is_receiving: Callable[[], bool] | None = None
         self.can_sendfile = (
             CAN_WATCH and hasattr(os, "sendfile") and transport.get_extra_info("sslcontext") is None
         )
@@ -140,7 +144,7 @@ class CoalescingTransport(asyncio.Transport):
 
     def _on_turn_end(self) -> None:
         self._turn_scheduled = False
-        if not self.real.is_closing():
+        if not self.is_closing():
             self.flush()
 
     def _take(self) -> bytes | bytearray | memoryview:
@@ -179,7 +183,7 @@ class CoalescingTransport(asyncio.Transport):
         if not self.can_sendfile:
             raise SendfileUnavailable
         self._call_before_flush()
-        if self.real.is_closing():
+        if self.is_closing():
             raise ConnectionResetError("the connection was closed before the file was sent")
         if self.real.get_write_buffer_size():
             return partial(self._send_behind_buffer, segment)
@@ -218,7 +222,7 @@ class CoalescingTransport(asyncio.Transport):
         """Wait until the loop's transport has sent its buffer."""
         self.real.set_write_buffer_limits(high=0)
         try:
-            while self.real.get_write_buffer_size() and not self.real.is_closing():
+            while self.real.get_write_buffer_size() and not self.is_closing():
                 self._drain_waiter = self._loop.create_future()
                 await self._drain_waiter
         finally:
@@ -234,7 +238,7 @@ class CoalescingTransport(asyncio.Transport):
 
     def lost(self) -> None:
         """The protocol's connection_lost() was called: the socket is about to be closed."""
-        self._before_flush = None
+        self._before_flush = self.is_receiving = None
         self._pending.clear()
         self._size = 0
         self.drained()
@@ -242,8 +246,16 @@ class CoalescingTransport(asyncio.Transport):
             self._file.fail(ConnectionResetError("the connection was lost while a file was sent"))
 
     def close(self) -> None:
-        if not self.real.is_closing():
-            self.flush()
+        if self.is_closing():
+            return
+        self.flush()
+        sends = not self.real.is_reading() or (
+            self.is_receiving is not None and self.is_receiving()
+        )
+        if sends and self.real.can_write_eof() and self._file is None:
+            self.is_closing = lambda: True  # type: ignore[method-assign]
+            linger(self.real, self._loop)
+            return
         self.real.close()
         if self.real.get_extra_info("sslcontext") is not None:
             # asyncio's TLS transport takes no close() while it is paused and its client has left

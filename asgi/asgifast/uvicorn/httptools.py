@@ -17,14 +17,3 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
     """uvicorn's HttpToolsProtocol with sendfile."""
 
     _response_class = CountedResponse
-
-    def send_400_response(self, msg: str) -> None:
-        """What is no request comes behind one that is being answered: close behind the response.
-
-        httptools parses ahead, and uvicorn sends the 400 at once, into the middle of a body.
-        """
-        cycle = self.cycle
-        if cycle is None or cycle.response_complete or cycle.more_body:
-            super().send_400_response(msg)
-        else:
-            self.shutdown()  # uvicorn's: close behind this response

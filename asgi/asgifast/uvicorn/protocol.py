@@ -88,7 +88,9 @@ _OF_THE_CYCLE = {
     "body", "disconnected", "flow", "message_event", "more_body", "on_response", "receive",
     "response_complete", "response_started", "scope", "send", "transport",
 }  # fmt: skip
-_OF_THE_FLOW = {"_is_writable_event", "drain", "read_paused", "resume_reading", "write_paused"}
+_OF_THE_FLOW = {
+    "_is_writable_event", "drain", "pause_reading", "read_paused", "resume_reading", "write_paused",
+}  # fmt: skip
 _OF_THE_PROTOCOL = {
     "connection_lost", "connection_made", "eof_received", "resume_writing", "shutdown",
 }  # fmt: skip
@@ -167,6 +169,7 @@ class FileSending(_Base):
     # One request at a time.
     _is_http1 = True
     app: Any
+    cycle: Any
     flow: Any
     loop: Any
     pipeline: Any
@@ -183,11 +186,16 @@ class FileSending(_Base):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         coalescing: Any = CoalescingTransport(transport, self.loop.real)
+        if hasattr(self, "cycle"):
+            coalescing.is_receiving = self._is_receiving
         figures.accepted += 1
         figures.open[self] = coalescing
         super().connection_made(coalescing)
         make_small(self.flow._is_writable_event)
         self.server = shared(self.server)
+
+    def _is_receiving(self) -> bool:
+        return self.cycle is not None and self.cycle.more_body
 
     def connection_lost(self, exc: Exception | None) -> None:
         figures.open.pop(self, None)
@@ -204,6 +212,19 @@ class FileSending(_Base):
             return super().eof_received()
         self.shutdown()  # uvicorn's: close behind this response
         return True
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no request comes behind one that is being answered: close behind the response.
+
+        httptools and zttp parse ahead, and uvicorn sends the 400 at once, into the middle of a
+        body.
+        """
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body:
+            super().send_400_response(msg)  # type: ignore[misc]
+        else:
+            self.flow.pause_reading()
+            self.shutdown()  # uvicorn's: close behind this response
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -32,7 +32,8 @@ except ImportError as error:
     raise UnsupportedUvicorn(f"it has no zttp protocols: {error}") from error
 
 _OF_THE_CYCLES = {"bodyless", "conn", "expected_content_length"}
-check(zttp_impl, "ZttpProtocol", _OF_THE_CYCLES | {"chunked_encoding"}, "handle_websocket_upgrade")
+_METHODS = "handle_websocket_upgrade", "send_400_response"
+check(zttp_impl, "ZttpProtocol", _OF_THE_CYCLES | {"chunked_encoding"}, *_METHODS)
 _OF_HTTP2 = {"abort_stream", "body_complete", "resume_reading", "stream"}
 check(zttp_h2_impl, "ZttpH2Protocol", _OF_THE_CYCLES | _OF_HTTP2, "handle_request")
 

@@ -27,7 +27,7 @@ from ..extensions import PROTOCOL_EXTENSIONS
 from ..messages import ASGIApp, Message, Receive, Scope, Send, response_body
 from ..middleware import ASGIFast
 from ..protocols.idle_timer import IdleTimerLoop
-from ..protocols.read_buffer import linger, read_into_buffer, read_plainly
+from ..protocols.read_buffer import read_into_buffer, read_plainly
 from ..protocols.response import Response
 from ..protocols.transport import CoalescingTransport
 
@@ -346,14 +346,11 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
             read_into_buffer(self.coalescing.real)
 
     def _close_transport(self) -> None:
-        real = self.coalescing.real
-        lingers = self._reading_paused and real.can_write_eof() and not real.is_closing()
-        if not lingers or self._closed or self._callback_parser is None:
+        if self._reading_paused and not self._closed:
+            self._closed = True
+            self.coalescing.close()
+        else:
             super()._close_transport()
-            return
-        self._closed = True
-        self.coalescing.flush()
-        linger(real, self.worker.loop)
 
     async def _handle_websocket(self, *args: Any) -> None:
         # gunicorn gives the connection to its WebSocket protocol, which needs none of this.
