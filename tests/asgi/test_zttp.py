@@ -72,6 +72,9 @@ class Wire:
     def write(self, data: bytes) -> None:
         self.client.take(bytes(data))
 
+    def can_write_eof(self) -> bool:
+        return True
+
     def is_reading(self) -> bool:
         return not self.is_paused
 

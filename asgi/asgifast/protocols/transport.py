@@ -246,21 +246,25 @@ class CoalescingTransport(asyncio.Transport):
             self._file.fail(ConnectionResetError("the connection was lost while a file was sent"))
 
     def close(self) -> None:
-        if self.is_closing():
+        if self.is_closing is _lingers:
             return
-        self.flush()
-        sends = not self.real.is_reading() or (
-            self.is_receiving is not None and self.is_receiving()
-        )
-        if sends and self.real.can_write_eof() and self._file is None:
-            self.is_closing = lambda: True  # type: ignore[method-assign]
-            linger(self.real, self._loop)
-            return
+        if not self.is_closing():
+            self.flush()
+            if self.real.can_write_eof() and self._file is None and self._is_receiving():
+                self.is_closing = _lingers  # type: ignore[method-assign]
+                linger(self.real, self._loop)
+                return
         self.real.close()
         if self.real.get_extra_info("sslcontext") is not None:
             # asyncio's TLS transport takes no close() while it is paused and its client has left
             # without a close_notify: it would stay open for ever.
             self.real.resume_reading()
+
+    def _is_receiving(self) -> bool:
+        """Whether the client may be sending: then the kernel would reset what it closes."""
+        if not self.real.is_reading():
+            return True
+        return self.is_receiving is not None and self.is_receiving()
 
     def write_eof(self) -> None:
         self.flush()
@@ -306,6 +310,11 @@ class CoalescingTransport(asyncio.Transport):
 
     def can_write_eof(self) -> bool:
         return self.real.can_write_eof()
+
+
+def _lingers() -> bool:
+    """The is_closing() of a transport that discards what its client is sending."""
+    return True
 
 
 def _limited(sock: Any, *size: int) -> bool:
