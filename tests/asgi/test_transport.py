@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 from asgifast.coalescing import COALESCED_BYTES
@@ -98,6 +99,27 @@ def test_nothing_is_written_to_a_connection_that_is_closing() -> None:
             assert not writes(transport)
             with pytest.raises(ConnectionResetError):
                 await transport.send_file(FileSegment(0, 0, 1))
+
+    asyncio.run(run())
+
+
+def test_nothing_is_written_behind_the_end_while_the_client_is_still_sending() -> None:
+    async def run() -> None:
+        async with connected() as (transport, client):
+            transport.pause_reading()
+            await asyncio.get_running_loop().sock_sendall(client, b"what nobody reads")
+            transport.write(b"end")
+            transport.close()
+            transport.close()
+            assert transport.is_closing()
+            transport.write(b"a")
+            transport.write_now(b"b")
+            transport.write(bytes(1 << 20))
+            assert await read_to_end(client) == b"end"
+            assert not transport.real.is_closing()
+            client.shutdown(socket.SHUT_WR)
+            while not transport.real.is_closing():
+                await asyncio.sleep(0)
 
     asyncio.run(run())
 

@@ -86,7 +86,7 @@ class CoalescingTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         size = len(data)
-        if not size:
+        if not size or self.is_closing is _lingers:
             return
         if size >= COALESCED_BYTES and self._file is None:
             self._write_large(data)
@@ -105,7 +105,7 @@ class CoalescingTransport(asyncio.Transport):
         if self._pending or self._before_flush is not None or self._file is not None:
             self.write(data)
             self.flush()
-        elif data:
+        elif data and self.is_closing is not _lingers:
             self.real.write(data)
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
@@ -250,7 +250,7 @@ class CoalescingTransport(asyncio.Transport):
             return
         if not self.is_closing():
             self.flush()
-            if self.real.can_write_eof() and self._file is None and self._is_receiving():
+            if self._must_linger():
                 self.is_closing = _lingers  # type: ignore[method-assign]
                 linger(self.real, self._loop)
                 return
@@ -260,8 +260,10 @@ class CoalescingTransport(asyncio.Transport):
             # without a close_notify: it would stay open for ever.
             self.real.resume_reading()
 
-    def _is_receiving(self) -> bool:
+    def _must_linger(self) -> bool:
         """Whether the client may be sending: then the kernel would reset what it closes."""
+        if self._file is not None or not self.real.can_write_eof():
+            return False
         if not self.real.is_reading():
             return True
         return self.is_receiving is not None and self.is_receiving()
