@@ -134,11 +134,11 @@ def seconds(text: str) -> float:
     return found
 
 
-def check_readable(option: str, path: str | None) -> None:
-    """:raises ConfigurationError: if an option's file cannot be read."""
+def check_file(option: str, path: str | None, mode: str = "rb") -> None:
+    """:raises ConfigurationError: if an option's file cannot be opened; nothing in it changes."""
     if path is not None:
         try:
-            with open(path, "rb"):
+            with open(path, mode):
                 pass
         except OSError as error:
             raise ConfigurationError(f"{option} {path}: {error.strerror}") from None

@@ -63,6 +63,8 @@ def load_app(target: str) -> LoadedApp:
         raise AppNotLoaded(f"{target!r}: write module:app, such as shop.wsgi:application")
     if "/" in name and os.path.isdir(name):
         raise AppNotLoaded(f"{target}: {name} is a directory; name a module or a .py file in it")
+    if "/" in name and not name.endswith(".py"):
+        raise AppNotLoaded(f"{target}: {name} is neither a module nor a .py file")
     module_name = _file_as_module(name) if name.endswith(".py") else name
     module = _imported(module_name, target)
     if not expression:

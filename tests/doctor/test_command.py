@@ -118,6 +118,14 @@ def test_html(tmp_path: Path) -> None:
     assert "http://" not in text.replace("http://www.w3.org", "")  # nothing is loaded
 
 
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_requested(
+    tmp_path: Path,
+) -> None:
+    ended = doctor(APP, "/list", "--html", str(tmp_path))
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"wsgifast: --html {tmp_path}: Is a directory\n"
+
+
 def test_nothing_is_found_on_a_well_shaped_django_app() -> None:
     """By the command: its settings would stay in this process."""
     ended = doctor("examples.django_app:app", "/", "/download", "--fail-level=slow")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 from collections.abc import AsyncIterator
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ import bottle
 import falcon
 import flask
 import pytest
+from asgifast.json_log import JSONFormatter
 from django.core.wsgi import get_wsgi_application
 from django.urls.resolvers import RegexPattern
 from starlette.applications import Starlette
@@ -232,6 +234,102 @@ def test_access_log(tmp_path: Path) -> None:
     path.write_text("nothing\n")
     with pytest.raises(ConfigurationError, match="log format"):
         from_access_log(str(path))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"time":"2026-11-22T10:00:00.000Z","client.address":"10.0.0.1","url.scheme":"http",'
+        '"http.request.method":"GET","url.path":"/items","url.query":"page=2",'
+        '"http.response.status_code":200,"wsgifast.duration_us":812}',
+        'INFO:     127.0.0.1:50000 - "GET /items?page=2 HTTP/1.1" 200 OK',
+    ],
+)
+def test_access_logs_of_other_formats(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "log"
+    other = ['{"process.pid":1,"message":"started"}', '{"url.path":"/x"}', "{", "INFO: Started"]
+    path.write_text("\n".join([line, *other, line]))
+    ((endpoint,), left) = from_access_log(str(path))
+    assert (endpoint.method, endpoint.url, endpoint.requests) == ("GET", "/items?page=2", 2)
+    assert not left
+
+
+def test_the_log_of_our_own_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = ("127.0.0.1:5", "GET", "/a%20b?c", "1.1", 200)
+    record = logging.LogRecord("uvicorn.access", logging.INFO, "", 0, "", args, None)
+    path = tmp_path / "log"
+    path.write_text(JSONFormatter().format(record))
+    assert [each.url for each in from_access_log(str(path))[0]] == ["/a%20b?c"]
+
+
+@pytest.mark.parametrize(
+    ("described", "url"),
+    [
+        ({"servers": [{"url": "/api/v1"}]}, "/api/v1/items"),
+        ({"servers": [{"url": "https://api.example/v2/"}, {"url": "/other"}]}, "/v2/items"),
+        ({"servers": [{"url": "./v3"}]}, "/described/v3/items"),
+        ({"servers": [{"url": "https://api.example"}]}, "/items"),
+        ({"servers": []}, "/items"),
+        (
+            {
+                "servers": [
+                    {
+                        "url": "https://{host}/{base}",
+                        "variables": {"host": {"default": "a.example"}, "base": {"default": "v4"}},
+                    }
+                ]
+            },
+            "/v4/items",
+        ),
+        ({"swagger": "2.0", "basePath": "/v5"}, "/v5/items"),
+    ],
+)
+def test_the_servers_of_an_openapi_document(described: dict[str, Any], url: str) -> None:
+    document = {**described, "paths": {"/items": {"get": {}}}}
+    fetch = json.dumps(document).encode()
+    ((endpoint,), _) = from_openapi("/described/openapi.json", {}, lambda path: fetch)
+    assert (endpoint.url, endpoint.name) == (url, url)
+
+
+def test_the_servers_of_one_operation() -> None:
+    item = {"servers": [{"url": "/of-path"}], "get": {}, "head": {"servers": [{"url": "/of-head"}]}}
+    document = {"servers": [{"url": "/of-all"}], "paths": {"/a": item, "/b": {"get": {}}}}
+    endpoints, _ = from_openapi("/d", {}, lambda path: json.dumps(document).encode())
+    assert [each.url for each in endpoints] == ["/of-path/a", "/of-head/a", "/of-all/b"]
+
+
+FROM_FILES = {
+    "--urls": from_urls_file,
+    "--access-log": from_access_log,
+    "--openapi": lambda path: from_openapi(path, {}, lambda path: b""),
+    "--har": from_har,
+}
+
+
+@pytest.mark.parametrize("option", FROM_FILES)
+def test_files_that_have_nothing(tmp_path: Path, option: str) -> None:
+    """Each names the option and the file, and says what is wrong with it."""
+    empty, binary = tmp_path / "empty", tmp_path / "binary"
+    empty.touch()
+    binary.write_bytes(bytes(range(256)))
+    for path, reason in (
+        (tmp_path / "missing", "No such file or directory$"),
+        (tmp_path, "Is a directory$"),
+        (empty, "no |Expecting value"),
+        (binary, "no |is not a path|Expecting value"),
+    ):
+        given = os.path.relpath(path)
+        with pytest.raises(ConfigurationError, match=f"^{option} {given}: .*({reason})"):
+            FROM_FILES[option](given)
+
+
+def test_documents_without_requests(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="it has no requests"):
+        from_har(har(tmp_path))
+    path = tmp_path / "openapi.json"
+    path.write_text('{"paths": {}}')
+    with pytest.raises(ConfigurationError, match="it describes no operation"):
+        from_openapi(str(path), {}, lambda path: b"")
 
 
 def test_openapi(tmp_path: Path) -> None:

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from tests.support import forkserver
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
+from tests.support.tls import write_certificate
 from wsgifast.cli import command_parser
 from wsgifast.loading import load_app
 from wsgifast.running import ARGUMENTS, wrapped, wrapped_by_environment
-from wsgifast.running.command import plan_gunicorn, plan_uvicorn
+from wsgifast.running.command import check_certificate, plan_gunicorn, plan_uvicorn
 
 WSGI = "examples.mistakes:raw"
 ASGI = "examples.starlette_app"
@@ -115,6 +117,7 @@ def test_the_command_that_it_prints_does_the_same() -> None:
 def test_one_sentence_for_what_cannot_be(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
+        pem = write_certificate(tmp_path / "server.pem")
         (tmp_path / "broken.py").write_text("import no_such_module\n")
         (tmp_path / "nothing.py").write_text("def create_app():\n    pass\n")
         (tmp_path / "needs.py").write_text("def create_app(config):\n    pass\n")
@@ -127,7 +130,11 @@ def test_one_sentence_for_what_cannot_be(tmp_path: Path) -> None:
             ((ASGI, "--threads", "2"), 2, "--threads"),
             ((WSGI, "--bind", "unix:/no/such/app.sock"), 2, "no directory /no/such"),
             ((WSGI, "--certfile", "nowhere.pem"), 2, "--certfile nowhere.pem: No such file"),
+            ((WSGI, "--certfile", "README.md"), 2, "--certfile README.md: [SSL]"),
+            ((ASGI, "--certfile", pem, "--keyfile", "README.md"), 2, "--keyfile README.md: [SSL]"),
+            ((WSGI, "--keyfile", pem), 2, "name its certificate by --certfile"),
             (("nowhere:app",), 3, "nowhere"),
+            (("./README.md",), 3, "./README.md is neither a module nor a .py file"),
             (("exampels.mistakes:app",), 3, "did you mean 'examples'?"),
             (("examples.mistakes:ap",), 3, "did you mean 'app'?"),
             (("tests/",), 3, "tests/ is a directory"),
@@ -142,6 +149,19 @@ def test_one_sentence_for_what_cannot_be(tmp_path: Path) -> None:
             assert ended.returncode == status, told
             assert said in told, told
             assert len(told.splitlines()) == 1, told
+
+
+def test_the_password_of_a_key_is_for_the_server_to_ask(tmp_path: Path) -> None:
+    pem = tmp_path / "server.pem"
+    write_certificate(pem)
+    key = serialization.load_pem_private_key(pem.read_bytes(), None)
+    pem_of_key = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    (tmp_path / "encrypted.key").write_bytes(pem_of_key)
+    check_certificate(str(pem), str(tmp_path / "encrypted.key"))
 
 
 def test_a_wrapped_app_is_not_wrapped_again() -> None:

@@ -15,6 +15,7 @@ from ..arguments import (
     APP_HELP,
     add_header_options,
     add_parser,
+    check_file,
     given_headers,
     option,
     pair,
@@ -73,7 +74,12 @@ def add_command(commands: Any) -> None:
 
     source = parser.add_argument_group("endpoints")
     option(source, "--urls", "FILE", "one path or URL per line")
-    option(source, "--access-log", "FILE", "the paths of a log in common or combined format")
+    option(
+        source,
+        "--access-log",
+        "FILE",
+        "the paths of a log: common, combined, uvicorn's or wsgifast's JSON",
+    )
     described = "an OpenAPI document in JSON, or its path in the app"
     option(source, "--openapi", "FILE|/PATH", described)
     option(source, "--har", "FILE", "the requests that a browser recorded")
@@ -104,6 +110,7 @@ def _run(options: argparse.Namespace) -> int:
         print(explain(options.explain))
         return _STATUS_CLEAN
     known = _baseline(options)
+    check_file("--html", options.html, "ab")
     if options.live is not None:
         from .live import look_at
 

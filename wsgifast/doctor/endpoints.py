@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urljoin, urlsplit
 
 from ..arguments import check_path
 from ..errors import ConfigurationError
@@ -33,11 +35,10 @@ _WORD = re.compile(
     r"|[A-Z]+(?![a-z])|[A-Z]?[a-z]+"
 )
 _ORIGIN = re.compile(r"\Ahttps?://[^/?#]*", re.IGNORECASE)
-# NCSA's common and combined log formats.
-_LOG_LINE = re.compile(
-    r"(?P<host>\S+) \S+ .*?\[[^]]*\] "
-    r'"(?P<method>[A-Z]+) (?P<url>(?:/|https?://)\S*)(?: HTTP/[0-9.]+)?" (?P<status>[0-9]{3}) '
-)
+# In NCSA's common and combined log formats, and in uvicorn's: method, URL, status.
+_LOGGED = re.compile(r'"([A-Z]+) (\S+)(?: HTTP/[0-9.]+)?" ([0-9]{3})\b')
+# A variable of an OpenAPI server's URL.
+_VARIABLE = re.compile(r"\{(.+?)\}")
 # A parameter in a pattern: {name}, {name:path}, <name>, <int:name>, <path:name>, <name:re:...>.
 _PARAMETER = re.compile(r"\{\*?(?P<curly>\w+)(?::[^}]*)?\}|<(?P<angle>[^<>]+)>")
 # Kinds of parameters, which stand beside the name in one place or the other.
@@ -60,78 +61,102 @@ def from_paths(paths: Iterable[str], source: str = "command line") -> Found:
 def from_urls_file(path: str) -> Found:
     """A file with a path or URL in each line; empty lines and those with # are skipped.
 
-    :raises ConfigurationError: for a line that is neither.
+    :raises ConfigurationError: for a line that is neither, and if there is none.
     """
     lines = [line.strip() for line in _text("--urls", path).splitlines()]
     named = [line for line in lines if line and not line.startswith("#")]
     urls = [_path_of(each) if _host_of(each) else each for each in named]
     try:
-        return from_paths(urls, "urls file")
+        found = from_paths(urls, "urls file")
     except ConfigurationError as error:
         raise ConfigurationError(f"--urls {path}: {error}") from None
+    return _some(found, f"--urls {path}: no line of it is a path or URL")
 
 
 def from_access_log(path: str, *, most: int = 200) -> Found:
-    """The paths of an access log in the common or combined format, and how often each was asked.
+    """The paths of an access log, and how often each was asked.
+
+    In the common or combined format, in uvicorn's, or in wsgifast's own of JSON.
 
     :param most: of the paths, the most frequent ones.
-    :raises ConfigurationError: if no line of it is in either format.
+    :raises ConfigurationError: if no line of it is in one of the formats.
     """
-    counts: Counter[tuple[str, str]] = Counter()
-    lines = 0
-    for line in _text("--access-log", path).splitlines():
-        match = _LOG_LINE.match(line)
-        if match is None:
-            continue
-        lines += 1
-        if match["status"][0] in "23":
-            counts[match["method"], _path_of(match["url"])] += 1
-    if not lines:
+    logged = [found for line in _text("--access-log", path).splitlines() if (found := _read(line))]
+    if not logged:
         raise ConfigurationError(
-            f"--access-log {path}: no line is in the common or combined log format"
+            f"--access-log {path}: no line is in the common or combined log format, uvicorn's, or "
+            "wsgifast's JSON"
         )
-    endpoints = [
-        Endpoint(url, url.partition("?")[0], "access log", method, requests=count)
-        for (method, url), count in counts.most_common(most)
-    ]
+    counts = Counter((method, _path_of(url)) for method, url, status in logged if status[0] in "23")
     left = [
         Unreached(
             url, f"only the {most} most frequent of the log's {len(counts)} paths are requested"
         )
         for (_, url), _ in counts.most_common()[most : most + 1]
     ]
-    return endpoints, left
+    return _counted(counts.most_common(most), "access log"), left
+
+
+def _read(line: str) -> tuple[str, str, str] | None:
+    """The method, the URL and the status in a line of an access log; None if it has none."""
+    if not line.startswith("{"):
+        found = _LOGGED.search(line)
+        method, url, status = found.groups() if found else ("", "", "")
+    else:
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            return None
+        method, path, query, status = (
+            str(fields.get(name, ""))
+            for name in (
+                "http.request.method", "url.path", "url.query", "http.response.status_code"
+            )
+        )  # fmt: skip
+        url = f"{path}?{query}" if query else path
+    is_asked = status and (url.startswith("/") or _ORIGIN.match(url))
+    return (method, url, status) if is_asked else None
 
 
 def from_openapi(source: str, values: Mapping[str, str], fetch: Fetch) -> Found:
-    """The operations of an OpenAPI description.
+    """The operations of an OpenAPI description, below the path of its first server.
 
     :param source: a JSON file, or a path of the app that answers with one.
     :raises ConfigurationError: if it is no such description.
     """
-    data = fetch(source) if source.startswith("/") and not Path(source).is_file() else None
-    try:
-        described = json.loads(_text("--openapi", source) if data is None else data)
-        paths = described["paths"]
+    is_own = source.startswith("/") and not Path(source).is_file()
+    text = fetch(source) if is_own else _text("--openapi", source)
+    with _no("--openapi", source, "an OpenAPI document in JSON"):
+        described = json.loads(text)
+        at = source if is_own else "/"
         operations = [
-            (pattern, method.upper(), operation, item.get("parameters", []))
-            for pattern, item in paths.items()
+            (_base(at, described, item, operation) + pattern, method.upper(), known)
+            for pattern, item in described["paths"].items()
             for method, operation in item.items()
             if method in ("get", "head", "post", "put", "patch", "delete", "options")
+            for known in [_examples(item, operation)]
         ]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ConfigurationError(
-            f"--openapi {source}: it is not an OpenAPI document in JSON ({error!r})"
-        ) from None
     endpoints, unreached = [], []
-    for pattern, method, operation, shared in operations:
-        known = {**_examples([*shared, *operation.get("parameters", [])]), **values}
-        url = filled(pattern, known)
+    for pattern, method, known in operations:
+        url = filled(pattern, {**known, **values})
         if isinstance(url, str):
             endpoints.append(Endpoint(url, pattern, "openapi", method))
         else:
             unreached.append(Unreached(pattern, needs(url), method))
-    return endpoints, unreached
+    return _some((endpoints, unreached), f"--openapi {source}: it describes no operation")
+
+
+def _base(at: str, *levels: Mapping[str, Any]) -> str:
+    """The path of the first server of the innermost level that has any (OpenAPI 3), or basePath.
+
+    :param at: the document's own path, to which a server's may be relative.
+    """
+    server = next((level["servers"][0] for level in reversed(levels) if level.get("servers")), None)
+    url: str = levels[0].get("basePath", "/")
+    if server is not None:
+        variables = server.get("variables", {})
+        url = _VARIABLE.sub(lambda match: str(variables[match[1]]["default"]), server["url"])
+    return urlsplit(urljoin(at, url)).path.rstrip("/")
 
 
 def from_har(path: str) -> Found:
@@ -139,21 +164,40 @@ def from_har(path: str) -> Found:
 
     Its cookies are not used, nor its requests to other hosts: these are no paths of the app.
     """
-    try:
-        entries = json.loads(_text("--har", path))["log"]["entries"]
-        requests = [entry["request"] for entry in entries]
+    text = _text("--har", path)
+    with _no("--har", path, "an HTTP Archive"):
+        requests = [entry["request"] for entry in json.loads(text)["log"]["entries"]]
         asked = [(each["method"], each["url"], _host_of(each["url"])) for each in requests]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"--har {path}: it is not an HTTP Archive ({error!r})") from None
     own = next((host for _, _, host in asked if host), "")
     counts = Counter((method, _path_of(url)) for method, url, host in asked if host == own)
-    endpoints = [
-        Endpoint(url, url.partition("?")[0], "har", method, requests=count)
-        for (method, url), count in counts.items()
-    ]
     others = [url for _, url, host in asked if host != own]
     reason = f"{len(others)} of the HAR's {len(asked)} requests are not to its first host, {own}"
-    return endpoints, [Unreached(url, reason) for url in others[:1]]
+    found = _counted(counts.items(), "har"), [Unreached(url, reason) for url in others[:1]]
+    return _some(found, f"--har {path}: it has no requests")
+
+
+def _counted(requests: Iterable[tuple[tuple[str, str], int]], source: str) -> list[Endpoint]:
+    return [
+        Endpoint(url, url.partition("?")[0], source, method, requests=count)
+        for (method, url), count in requests
+    ]
+
+
+def _some(found: Found, problem: str) -> Found:
+    """:raises ConfigurationError: if it is nothing."""
+    if not any(found):
+        raise ConfigurationError(problem)
+    return found
+
+
+@contextlib.contextmanager
+def _no(option: str, path: str, kind: str) -> Iterator[None]:
+    """:raises ConfigurationError: for what is raised by data of another kind."""
+    try:
+        yield
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        reason = error if isinstance(error, ValueError) else repr(error)
+        raise ConfigurationError(f"{option} {path}: it is not {kind} ({reason})") from None
 
 
 def sounds_unsafe(url: str) -> bool:
@@ -168,10 +212,10 @@ def sounds_unsafe(url: str) -> bool:
     return any(re.sub("[-_ ]", "", word).lower() in _ACTIONS for word in words)
 
 
-def _examples(parameters: Iterable[Any]) -> dict[str, str]:
+def _examples(*levels: Mapping[str, Any]) -> dict[str, str]:
     """What an OpenAPI description gives as examples and defaults of path parameters."""
     found = {}
-    for parameter in parameters:
+    for parameter in chain.from_iterable(level.get("parameters", ()) for level in levels):
         if not isinstance(parameter, dict) or parameter.get("in") != "path":
             continue
         schema = parameter.get("schema", {})

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import shlex
+import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from ..arguments import (
     add_parser,
     address_of,
     cannot_listen,
-    check_readable,
+    check_file,
     count,
     option,
 )
@@ -94,7 +95,8 @@ def _run(options: argparse.Namespace) -> int:
     loaded = load_app(options.app)
     wrapped(options.app, dict(options.static))  # so that its errors are reported in one sentence
     for name in ("certfile", "keyfile", "config"):
-        check_readable(f"--{name}", getattr(options, name))
+        check_file(f"--{name}", getattr(options, name))
+    check_certificate(options.certfile, options.keyfile)
     plan = (plan_uvicorn if loaded.interface == "ASGI" else plan_gunicorn)(options, loaded)
     _check_address(options.bind)
     print(f"{plan.decided}\n  {plan.shown}", flush=True)
@@ -206,6 +208,28 @@ def _check_address(bind: str) -> None:
         address_of(bind).check_free()
     except OSError as error:
         raise cannot_listen(bind, error) from None
+
+
+def check_certificate(certfile: str | None, keyfile: str | None) -> None:
+    """:raises ConfigurationError: if TLS cannot be served with them."""
+    if certfile is None:
+        if keyfile is not None:
+            raise ConfigurationError(f"--keyfile {keyfile}: name its certificate by --certfile")
+        return
+    asked: list[bool] = []
+
+    def password() -> str:
+        asked.append(True)  # the server will ask for it
+        return ""
+
+    try:
+        ssl.create_default_context().load_cert_chain(certfile, keyfile, password)
+    except ssl.SSLError as error:
+        if not asked:
+            both = certfile if keyfile is None else f"{certfile} --keyfile {keyfile}"
+            raise ConfigurationError(
+                f"--certfile {both}: {error}; expected a certificate and its key in PEM"
+            ) from None
 
 
 def _static(text: str) -> tuple[str, str]:
