@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 
 import pytest
 from asgifast.coalescing import COALESCED_BYTES
+from asgifast.protocols import read_buffer
 
 from tests.asgi.transports import (
     connected,
@@ -122,6 +124,38 @@ def test_nothing_is_written_behind_the_end_while_the_client_is_still_sending() -
                 await asyncio.sleep(0)
 
     asyncio.run(run())
+
+
+def test_a_connection_that_its_client_has_reset_is_closed_while_nobody_reads() -> None:
+    async def run() -> None:
+        async with connected() as (transport, client):
+            transport.pause_reading()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+            transport.close()
+            await turns()
+            assert transport.get_extra_info("socket").fileno() == -1
+
+    asyncio.run(run())
+
+
+def test_a_second_close_waits_for_no_client_that_goes_on_sending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server ends."""
+    monkeypatch.setattr(read_buffer, "_LINGER_S", 0.5)
+    monkeypatch.setattr(read_buffer, "_LINGERS_MOST_S", 3600.0)
+
+    async def run() -> None:
+        async with connected() as (transport, client):
+            transport.pause_reading()
+            transport.close()
+            transport.close()
+            while not transport.real.is_closing():
+                await asyncio.get_running_loop().sock_sendall(client, b"x")
+                await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(run(), 60.0))
 
 
 def test_what_is_kept_elsewhere_is_written_at_the_turns_end_and_makes_no_other_turn() -> None:

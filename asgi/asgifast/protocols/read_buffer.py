@@ -71,6 +71,10 @@ class _Discarding(_Buffered):
         self._timer.cancel()
         super().connection_lost(exc)
 
+    def let_end(self) -> None:
+        """Wait no longer than for a silent client, although it goes on sending."""
+        self._end = self._timer.when()
+
 
 def read_into_buffer(transport: asyncio.Transport) -> None:
     """Have a transport, whose reading is paused, read into the buffer from now on."""
@@ -89,15 +93,22 @@ def read_plainly(transport: asyncio.Transport) -> None:
 
 
 def linger(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-    """Close a transport behind what its client is sending.
+    """Close a transport behind what its client is sending; soon, if it is called once more.
 
     The kernel resets a connection that is closed while received bytes are unread, and the client
     loses what it has not read yet of the response (RFC 9112 section 9.6).
     """
     protocol = transport.get_protocol()
+    if isinstance(protocol, _Discarding):
+        protocol.let_end()
+        return
     if isinstance(protocol, _Buffered):
         protocol = protocol.protocol
-    transport.write_eof()
+    try:
+        transport.write_eof()
+    except OSError:  # the client has reset the connection, which asyncio sees when it reads
+        transport.abort()
+        return
     transport.pause_reading()  # uvloop looks at a protocol's kind when reading begins
     transport.set_protocol(_Discarding(cast("asyncio.Protocol", protocol), transport, loop))
     transport.resume_reading()

@@ -247,6 +247,7 @@ class CoalescingTransport(asyncio.Transport):
 
     def close(self) -> None:
         if self.is_closing is _lingers:
+            linger(self.real, self._loop)  # the server is about to end
             return
         if not self.is_closing():
             self.flush()
