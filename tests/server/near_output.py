@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.output_bench import Near, opened, rules
-from wsgifast.server import output
+from wsgifast.server import coalescing
 
 __all__ = [
     "CONTENT",
@@ -46,7 +46,7 @@ def file(tmp_path: Path) -> Iterator[int]:
 @pytest.fixture(autouse=True)
 def in_quick_succession(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every block comes right behind the one before."""
-    monkeypatch.setattr(output, "_COALESCE_S", math.inf)
+    monkeypatch.setattr(coalescing, "_COALESCE_S", math.inf)
 
 
 CONTENT = bytes(range(256)) * 4096

@@ -108,9 +108,18 @@ class Near:
         self.refusal: Exception | None = None
         self.changed = threading.Condition()
         self.queue = self.make_queue(rules)
+        self._streams_on: OutputQueue | None = None
 
     def make_queue(self, rules: OutputRules) -> OutputQueue:
         return OutputQueue(sending.Sender(self.sock, rules), self, rules)
+
+    def write_next(self, block: bytes) -> None:
+        """Write a block of a stream, which begins with the first of them."""
+        if self.queue is not self._streams_on:
+            self._streams_on = queue = self.queue
+            ahead = queue.may_run_ahead
+            self._write_next = queue.begin_stream(b"", frame=None, may_run_ahead=ahead)
+        self._write_next(block)
 
     def _shake_hands(self, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
         def secure() -> None:
@@ -228,7 +237,7 @@ def arrives_in_order(near: Near, pieces: Pieces, content: bytes, fd: int) -> Non
             elif kind == "all":
                 queue.write_all([data[: size // 2], b"", data[size // 2 :]])
             elif kind == "next" and data:
-                queue.write_next(data)
+                near.write_next(data)
             else:
                 queue.write(data)
             expected += data

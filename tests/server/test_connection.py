@@ -276,6 +276,7 @@ def test_a_response_ends_after_what_a_tick_has_taken_of_it(make_bench: MakeBench
         yield b"first, "
         yield b"second"
         output = client.near.output
+        assert output._held is not None
         lock, taken = output.lock, output._held.take()
         assert taken == b"second"
 

@@ -20,7 +20,7 @@ from tests.server.http2_streams import (
     many,
 )
 from tests.workers.bench import LARGE, echo, make_bench
-from wsgifast.server import output
+from wsgifast.server import coalescing
 
 __all__ = ["begin", "make_bench"]
 
@@ -219,7 +219,7 @@ def test_windows_for_each_small_frame_are_no_flood(begin: Begin) -> None:
 
     peers.append(begin(app_of(body), client={"reads": False}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(output, "_COALESCE_S", 0.0)  # each block is a frame
+        patch.setattr(coalescing, "_COALESCE_S", 0.0)  # each block is a frame
         assert peers[0].get().ended
     assert len(peers[0].answers[1].body) == 3000
     assert not peers[0].goaways

@@ -36,7 +36,8 @@ from tests.support.descriptors import open_descriptors
 from tests.support.effort import effort
 from wsgifast.errors import ClientGone
 from wsgifast.http.framing import chunk
-from wsgifast.server import output, sending
+from wsgifast.server import coalescing as module
+from wsgifast.server import sending
 from wsgifast.server.coalescing import Coalescing
 from wsgifast.server.output import OutputQueue
 from wsgifast.sockets.options import NEAR_SEND_BUFFER_BYTES
@@ -113,30 +114,30 @@ def test_queues_have_nothing_in_common(near: Near, content: int) -> None:
 
 
 def test_what_is_coalesced_waits_for_company_up_to_a_size(near: Near) -> None:
-    near.queue.write_next(b"first ")
-    near.queue.write_next(b"second ")
+    near.write_next(b"first ")
+    near.write_next(b"second ")
     assert near.receive_all_there_is() == b""
     near.queue.flush()
     assert near.receive(13) == b"first second "
-    near.queue.write_next(b"left, ")
+    near.write_next(b"left, ")
     near.queue.write(b"sent")
     assert near.receive(10) == b"left, sent"
-    near.queue.write_next(bytes(1 << 17))
+    near.write_next(bytes(1 << 17))
     assert near.receive(1)
 
 
 @pytest.mark.parametrize(
     "write",
     [
-        lambda queue, fd: queue.write(b"more"),
-        lambda queue, fd: queue.write_next(b"more"),
-        lambda queue, fd: queue.write_all([b"more"]),
-        lambda queue, fd: queue.write_file(b"more", fd, 0, 10),
+        lambda near, fd: near.queue.write(b"more"),
+        lambda near, fd: near.write_next(b"more"),
+        lambda near, fd: near.queue.write_all([b"more"]),
+        lambda near, fd: near.queue.write_file(b"more", fd, 0, 10),
     ],
     ids=["write", "write_next", "write_all", "write_file"],
 )
 def test_nothing_follows_what_an_error_has_dropped(
-    near: Near, content: int, write: Callable[[OutputQueue, int], object]
+    near: Near, content: int, write: Callable[[Near, int], object]
 ) -> None:
     """The client would take it for the bytes that are missing."""
     descriptors = open_descriptors()
@@ -150,7 +151,7 @@ def test_nothing_follows_what_an_error_has_dropped(
     assert not near.queue.draining
     near.receive(sent)
     with pytest.raises(ClientGone, match="took no byte"):
-        write(near.queue, content)
+        write(near, content)
     near.queue.flush()
     assert near.receive_all_there_is() == b""
     # For the log: what the response would have had, and why it ended, whatever comes then.
@@ -281,8 +282,8 @@ def test_a_writer_that_waits_for_room_is_told_of_the_end(near: Near) -> None:
 def test_nobody_waits_for_what_is_only_coalesced(near: Near) -> None:
     """With no room at all: there is no event that would make some."""
     near.queue = queue = near.make_queue(rules(ahead_bytes=0))
-    queue.write_next(b"one")
-    queue.write_next(b"two")
+    near.write_next(b"one")
+    near.write_next(b"two")
     queue.flush()
     assert near.receive(6) == b"onetwo"
 
@@ -291,16 +292,19 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(
     near: Near, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, ticking = 1000.0, True
-    monkeypatch.setattr(output, "_COALESCE_S", 0.0005)
-    monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(module, "_COALESCE_S", 0.0005)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     coalescing = Coalescing(lambda: ticking)
     near.queue = near.make_queue(rules(coalescing=coalescing))
 
+    write_next = near.queue.begin_stream(b"1", frame=None, may_run_ahead=False)
+    assert near.receive_all_there_is() == b"1"
+
     def written(block: bytes) -> bytes:
-        near.queue.write_next(block)
+        write_next(block)
         return near.receive_all_there_is()
 
-    assert [written(block) for block in (b"1", b"2", b"3")] == [b"1", b"", b""]
+    assert [written(b"2"), written(b"3")] == [b"", b""]
     assert coalescing.tick()
     assert near.receive_all_there_is() == b"23"
     now += 0.01  # later: nothing to wait for
@@ -330,18 +334,17 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(
 def test_blocks_of_a_stream_that_leave_together_are_framed_together(
     near: Near, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "_COALESCE_S", math.inf)
+    monkeypatch.setattr(module, "_COALESCE_S", math.inf)
     queue = near.queue
-    queue.begin_stream(b"head", frame=chunk, may_run_ahead=True)
+    write_next = queue.begin_stream(b"head", frame=chunk, may_run_ahead=True)
     for block in (b"first", b"second", b"third"):
-        queue.write_next(block)
+        write_next(block)
     assert near.receive_all_there_is() == b"head"
-    assert queue.holds_blocks()
     assert queue.bytes_left() == len(b"firstsecondthird")
     queue.write(b"end")  # does not overtake them
     assert near.receive_all_there_is() == b"10\r\nfirstsecondthird\r\nend"
-    queue.write_next(b"a")
-    queue.write_next(b"x" * (1 << 16))
+    write_next(b"a")
+    write_next(b"x" * (1 << 16))
     assert near.receive(9) == b"10001\r\nax"
 
 
@@ -368,7 +371,7 @@ def test_ticks_may_come_while_a_stream_is_written() -> None:
         for thread in threads:
             thread.start()
         for block in blocks:
-            near.queue.write_next(block)
+            near.write_next(block)
             if near.queue.draining:
                 near.queue.on_writable()
         near.queue.flush()
@@ -389,14 +392,14 @@ def test_a_stream_that_never_pauses_hears_of_the_end() -> None:
     shared = rules()
     near = Near(shared)
     try:
-        near.queue.write_next(b"a")
-        near.queue.write_next(b"b")
+        near.write_next(b"a")
+        near.write_next(b"b")
         near.queue.fail(TimeoutError("the client took no byte in time"))
         with pytest.raises(ClientGone, match="took no byte"):
-            near.queue.write_next(b"c")
+            near.write_next(b"c")
         shared.coalescing.tick()
         with pytest.raises(ClientGone, match="took no byte"):
-            near.queue.write_next(b"d")
+            near.write_next(b"d")
     finally:
         near.close()
 
@@ -407,15 +410,15 @@ def test_a_tick_waits_for_nobody_who_is_sending() -> None:
     tick = shared.coalescing.tick
     try:
         assert not tick()
-        one.queue.write_next(b"one")
-        other.queue.write_next(b"other")
+        one.write_next(b"one")
+        other.write_next(b"other")
         with one.queue.lock:
             assert tick()
             assert (one.receive_all_there_is(), other.receive(5)) == (b"", b"other")
         assert tick()
         assert one.receive(3) == b"one"
         assert not tick()
-        one.queue.write_next(b"closed")
+        one.write_next(b"closed")
         one.queue.close()
         assert not tick()
     finally:

@@ -56,6 +56,8 @@ def test_every_event_leads_somewhere() -> None:
     [
         ((BEGUN, READY, ANSWERED, STAYS), IDLE),
         ((READY, ANSWERED, STAYS), IDLE),
+        ((READY, STAYS), IDLE),
+        ((READY, LEAVES), LINGERING),
         ((BEGUN, READY, ANSWERED, LEAVES, GONE), CLOSED),
         ((READY, ANSWERED, SKIPS, STAYS), IDLE),
         ((READY, ANSWERED, SKIPS, LEAVES), LINGERING),
@@ -82,4 +84,5 @@ def test_what_must_never_happen() -> None:
     assert READY not in TRANSITIONS[SENDING]
     assert {*TRANSITIONS[LINGERING]} == {GONE}
     assert {state for state, moves in TRANSITIONS.items() if READY in moves} == {IDLE, RECEIVING}
-    assert {state for state, moves in TRANSITIONS.items() if STAYS in moves} == {SENDING, SKIPPING}
+    stays = {state for state, moves in TRANSITIONS.items() if STAYS in moves}
+    assert stays == {RUNNING, SENDING, SKIPPING}

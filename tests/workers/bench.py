@@ -25,6 +25,7 @@ from gunicorn.workers import base
 from tests.support.http import Connection
 from wsgifast.server import (
     application,
+    coalescing,
     connection,
     endpoint,
     exchange,
@@ -37,8 +38,8 @@ from wsgifast.server.http2 import incoming, multiplexer, outgoing, stream, uploa
 from wsgifast.workers import FastWorker
 
 _WITH_A_CLOCK = (
-    application, connection, endpoint, exchange, incoming, limits, multiplexer, outgoing, output,
-    sending, server, stream, uploads,
+    application, coalescing, connection, endpoint, exchange, incoming, limits, multiplexer,
+    outgoing, output, sending, server, stream, uploads,
 )  # fmt: skip
 PEER = ("192.0.2.1", 4711)
 # More than a Unix socket's buffers take.

@@ -287,8 +287,8 @@ def test_what_is_coalesced_goes_out_with_the_tick(make_bench: MakeBench) -> None
     bench = make_bench(hello)
     bench.server.pool.monitor.ticking = True
     client = bench.connect()
-    client.near.output.write_next(b"one")
-    client.near.output.write_next(b"two")
+    write_next = client.near.output.begin_stream(b"one", frame=None, may_run_ahead=False)
+    write_next(b"two")
     assert client.receive_all_there_is() == b"one"
     assert bench.server.pool.monitor._tick_requested
     bench.server.pool.monitor._on_tick()

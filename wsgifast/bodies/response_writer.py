@@ -42,16 +42,14 @@ class Output(Protocol):
 
     def begin_stream(
         self, data: bytes, /, *, frame: Callable[[bytes], bytes] | None, may_run_ahead: bool
-    ) -> None:
+    ) -> Callable[[bytes], object]:
         """Send the beginning of a stream.
 
-        :param frame: frames each block given to write_next; None if they are sent as they are.
+        :param frame: frames each further block; None if they are sent as they are.
         :param may_run_ahead: whether output may be buffered for a slow client while the app goes
             on.
+        :returns: what sends a further block, which it may hold back while more may follow at once.
         """
-
-    def write_next(self, block: bytes, /) -> None:
-        """Send a block, which may be held back while more may follow at once."""
 
     def write_file(self, head: bytes, fd: int, offset: int, size: int, /) -> None:
         """Send a head, which may be empty, and a part of a file.
@@ -68,12 +66,14 @@ class ResponseWriter:
     :ivar headers_sent: whether the output has the head, so that it cannot be replaced any more.
     :ivar counter: holds the body to its Content-Length.
     :ivar must_close: the connection cannot go on: the app has raised, or its body is too short.
+    :ivar closes: whether the connection has to end after this response, as its head says.
     """
 
     # The values until start_response is called.
     status_code: int = 0
     _head: ResponseHead | None = None
-    _closes = True  # whether the connection has to end after this response
+    closes = True
+    _write_next: Callable[[bytes], object]  # set by the beginning of a stream
 
     def __init__(self, output: Output) -> None:
         self.status: str | None = None
@@ -117,7 +117,7 @@ class ResponseWriter:
         self.status_code = head.code
         self._framing = framing = self._frame(head)
         # Content-Length first: most responses have one, and the property costs more.
-        self._closes = head.closes or (framing.length is None and not framing.ends_itself)
+        self.closes = head.closes or (framing.length is None and not framing.ends_itself)
         self.counter = BodyCounter(framing)
         return self.write
 
@@ -144,7 +144,7 @@ class ResponseWriter:
                 self._begin_stream(block)
         elif block:
             # At the Content-Length nothing follows: do not wait for more.
-            write = self._output.write if self.counter.complete else self._output.write_next
+            write = self._output.write if self.counter.complete else self._write_next
             write(block)
 
     def _begin_stream(self, block: bytes) -> None:
@@ -153,7 +153,7 @@ class ResponseWriter:
         is_chunked = self._framing.chunked
         begin = self._encoded_head() + (self._in_chunk(block) if is_chunked else block)
         self.headers_sent = True
-        self._output.begin_stream(
+        self._write_next = self._output.begin_stream(
             begin,
             frame=chunk if is_chunked else None,
             may_run_ahead=not is_event_stream(head.headers),
@@ -231,7 +231,7 @@ class ResponseWriter:
 
     def _write_rest(self, blocks: Iterator[bytes]) -> None:
         """Send all but the first block of a body without a Content-Length, at the least cost."""
-        counter, write_next = self.counter, self._output.write_next
+        counter, write_next = self.counter, self._write_next
         for block in blocks:
             if type(block) is bytes and block:
                 counter.sent += len(block)

@@ -29,7 +29,6 @@ class Outlet:
         self._sock = sock
         self._kernel_sends_files = kernel_sends_files
         self._sized = False
-        self._frame: Callable[[bytes], bytes] | None = None
         self.unsent = 0
 
     def write(self, data: bytes) -> None:
@@ -37,12 +36,9 @@ class Outlet:
 
     def begin_stream(
         self, data: bytes, *, frame: Callable[[bytes], bytes] | None, may_run_ahead: bool
-    ) -> None:
-        self._frame = frame
+    ) -> Callable[[bytes], None]:
         self.write_all([data])
-
-    def write_next(self, block: bytes) -> None:
-        self.write_all([block if self._frame is None else self._frame(block)])
+        return self.write if frame is None else lambda block: self.write(frame(block))
 
     def write_all(
         self, buffers: Sequence[bytes | memoryview], *, more_follows: bool = False

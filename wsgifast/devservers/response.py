@@ -90,7 +90,7 @@ class Response(ResponseWriter):
         if head is None or self.headers_sent:
             return
         self._framing = framing = self._frame(head, size)
-        self._closes = head.closes or not framing.ends_itself
+        self.closes = head.closes or not framing.ends_itself
         self.counter = BodyCounter(framing)
         # If it is too short, only the end of the connection can tell the client.
         length = self.counter.length
@@ -103,7 +103,7 @@ class Response(ResponseWriter):
 
     def _encoded_head(self) -> bytes:
         head = self._checked_head()
-        ends = self.must_close or self._closes or head.code == 101
+        ends = self.must_close or self.closes or head.code == 101
         self.keep_alive = not ends and self._may_stay()
         names = {name.lower() for name, _ in head.headers}
         own = [(name, value) for name, value in self._defaults() if name.lower() not in names]

@@ -2,32 +2,66 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
+# A block is held back if it follows another one this soon.
+_COALESCE_S = 0.0005
+# Blocks are coalesced up to this size: larger writes are no cheaper per byte.
+_COALESCED_BYTES = 64 * 1024
+
 
 class HeldBlocks:
-    """Unframed blocks of a stream that are held back.
+    """The blocks of a stream that are held back, and framed together.
 
-    Only the writer appends; the thread that takes them has the queue's lock. The two need no lock
+    Only the writer adds some; the thread that takes them has the queue's lock. The two need no lock
     between them: CPython copies a list in one step, and what is appended later stays.
 
-    :ivar blocks: none of them empty.
+    :param queue: the output queue, whose module imports this one.
+    :param frame: frames blocks that are sent together, as one chunk; None for no framing.
+    :ivar blocks: unframed, none of them empty.
     :ivar size: their bytes; it may be wrong for a moment, which a limit and a log tolerate.
     """
 
-    __slots__ = ("blocks", "size")
+    __slots__ = ("_coalescing", "_frame", "_last_block", "_queue", "blocks", "size")
 
-    def __init__(self) -> None:
+    def __init__(
+        self, queue: Any, coalescing: Coalescing, frame: Callable[[bytes], bytes] | None
+    ) -> None:
         self.blocks: list[bytes] = []
         self.size = 0
+        self._queue = queue
+        self._coalescing = coalescing
+        self._frame = frame
+        self._last_block = time.monotonic()  # when the app handed it over
+
+    def write(self, block: bytes) -> None:
+        """As :meth:`.OutputQueue.write`, but the block may be held back for the next one."""
+        now = time.monotonic()
+        behind = now - self._last_block < _COALESCE_S
+        self._last_block = now
+        # Append first. A tick removes the queue from `coalescing.queues` and then takes the blocks:
+        # if it came too early for this block, the check below finds the queue missing.
+        self.blocks.append(block)
+        self.size = size = self.size + len(block)
+        queue = self._queue
+        if behind and size < _COALESCED_BYTES and not queue.draining and queue.error is None:
+            coalescing = self._coalescing
+            if queue in coalescing.queues or coalescing.add(queue):
+                return
+        with queue.lock:
+            data = self.take()
+        if data:
+            queue.write(data)
 
     def take(self) -> bytes:
-        """Remove all blocks, and return them joined."""
+        """Remove all blocks, and return them joined and framed."""
         taken = self.blocks[:]
         del self.blocks[: len(taken)]
         self.size = 0
-        return b"".join(taken)
+        data = b"".join(taken)
+        return self._frame(data) if self._frame is not None and data else data
 
 
 class Coalescing:
@@ -38,7 +72,7 @@ class Coalescing:
 
     def __init__(self, request_tick: Callable[[], bool]) -> None:
         self.request_tick = request_tick
-        self.queues: set[Any] = set()  # OutputQueue's module imports this one
+        self.queues: set[Any] = set()
 
     def add(self, queue: Any) -> bool:
         """Have a queue flushed at the next tick; False if there will be none."""

@@ -274,9 +274,14 @@ class Connection(Endpoint):
 
     def app_is_done(self) -> None:
         """The app has returned: finish now, or let the thread do it that sends the last byte."""
-        if self.output.holds_blocks():
-            self.output.flush()
-        self._finish_when_sent(ANSWERED)
+        self.output.flush()
+        # Under the lock: the monitor's tick may have taken blocks that it has not queued yet.
+        with self.output.lock:
+            if self.output.draining:
+                self.move(ANSWERED)
+                self.output.closing = True
+                return
+        self._finish()
 
     # Ends
 
@@ -285,13 +290,7 @@ class Connection(Endpoint):
         self.move(REFUSED)
         self._core.refuse(self, self._receiver.exchange, error)
         self._receiver.close()
-        self._finish_when_sent()
-
-    def _finish_when_sent(self, event: str | None = None) -> None:
-        # Under the lock: the monitor's tick may have taken blocks that it has not queued yet.
         with self.output.lock:
-            if event is not None:
-                self.move(event)
             if self.output.draining:
                 self.output.closing = True
                 return
@@ -306,8 +305,9 @@ class Connection(Endpoint):
             error = self.output.error
             self._core.on_sent(self, exchange, now, error)
             self._receiver.exchange = None
+            resp = exchange.resp
             if error is None:
-                stays = self._can_stay(exchange)
+                stays = not (self.hijacked or resp is None or resp.must_close or resp.closes)
             elif isinstance(error, FileTruncated):
                 self._core.log.warning("Cutting off %s: %s", exchange.req.uri, error)
             if exchange.body is not None:
@@ -352,10 +352,6 @@ class Connection(Endpoint):
             self._core.resume(self)
         else:
             self._wait_to_receive()
-
-    def _can_stay(self, exchange: Exchange) -> bool:
-        """Whether the connection can be kept for another request."""
-        return not (self.hijacked or exchange.resp is None or exchange.resp.should_close())
 
     def _drop_request(self) -> None:
         self.exchange = self._unread = None

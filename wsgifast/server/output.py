@@ -15,10 +15,10 @@ object at once.
 
 *Coalescing.* A generator's block that closely follows another is held back for the next one, until
 the monitor's next tick at most, which sends it while the app goes on (PEP 3333, "Buffering and
-Streaming"). Blocks are held back without the lock, and framed together: the thread that takes the
-lock next adds them to the backlog.
+Streaming"). Blocks are held back without the lock, and framed together (coalescing.py): the thread
+that takes the lock next adds them to the backlog.
 
-    nothing held --write_next, soon after a block--> held --tick, or enough--> sent
+    nothing held --a block, soon after another--> held --tick, or enough--> sent
 
 *Running ahead.* A writer that is more than `ahead_bytes` ahead of its client waits, or, if it *may
 run ahead*, goes on into a temporary file, so that a slow client does not hold the app's thread (as
@@ -52,11 +52,6 @@ from .output_rules import OutputRules
 from .poller import WOULD_BLOCK
 from .sending import SenderLike, Turn
 
-# A block is held back if it follows another one this soon.
-_COALESCE_S = 0.0005
-# Blocks are coalesced up to this size: larger writes are no cheaper per byte.
-_COALESCED_BYTES = 64 * 1024
-
 
 class OutputOwner(Protocol):
     """What a queue needs of its connection or stream; called under the queue's lock."""
@@ -78,7 +73,6 @@ class OutputQueue:
 
     :param lock: by default one of its own.
     :ivar sender: sends on the socket, or on the stream.
-    :ivar frame: frames blocks that are sent together, as one chunk; None for no framing.
     :ivar may_run_ahead: what is more than `ahead_bytes` may go to a temporary file.
     :ivar backlog: what is left to send; None while every response was sent at once.
     :ivar draining: an event's thread, or a disk thread, will go on sending.
@@ -87,8 +81,8 @@ class OutputQueue:
     """
 
     __slots__ = (
-        "_dropped", "_held", "_last_block", "_owner", "_room", "_rules", "backlog",
-        "closing", "draining", "error", "frame", "lock", "may_run_ahead", "sender",
+        "_dropped", "_held", "_owner", "_room", "_rules", "backlog", "closing", "draining", "error",
+        "lock", "may_run_ahead", "sender",
     )  # fmt: skip
 
     def __init__(
@@ -106,16 +100,14 @@ class OutputQueue:
         self._owner = owner
         self._rules = rules
         self._room: threading.Condition | None = None
-        self._held = HeldBlocks()
-        self._last_block = 0.0  # when the app handed its last block over
         self.reset()
 
     def reset(self) -> None:
         """Prepare for the next response; the queue is empty."""
-        self.frame: Callable[[bytes], bytes] | None = None
         self._dropped = 0  # bytes that an error has dropped
         self.closing = False
         self.may_run_ahead = False
+        self._held: HeldBlocks | None = None  # of a stream
         if self.backlog is not None:
             self.backlog.close()
             self.backlog = None
@@ -134,14 +126,11 @@ class OutputQueue:
         backlog = self.backlog  # which the end of a response removes
         return 0 if backlog is None else backlog.size
 
-    def holds_blocks(self) -> bool:
-        """Whether blocks are held back, which :meth:`flush` would send."""
-        return bool(self._held.blocks)
-
     def bytes_left(self) -> int:
         """Bytes that the kernel has not taken, including those that an error has dropped."""
         with self.lock:
-            return self._dropped + self._held.size + self.bytes_queued
+            held = 0 if self._held is None else self._held.size
+            return self._dropped + held + self.bytes_queued
 
     # Called by the writer; all of it raises ClientGone if the client has gone.
 
@@ -149,11 +138,14 @@ class OutputQueue:
         """Send bytes, and queue what the kernel does not take; may wait for the client."""
         rest: bytes | memoryview = data
         with self.lock:
-            if self._held.blocks:
+            if self._held is not None and self._held.blocks:
                 self._queue_held()
-            queued = 0 if self.backlog is None else self.backlog.size
-            if queued and queued > self._ahead_bytes and not self._runs_ahead():
-                self._wait_for_room(self._ahead_bytes // 2)
+            backlog = self.backlog
+            queued = 0 if backlog is None else backlog.size
+            if backlog is not None and queued > self._ahead_bytes:
+                limit = self._rules.options.response_on_disk_bytes
+                if not (self.may_run_ahead and backlog.may_spill(limit)):
+                    self._wait_for_room(self._ahead_bytes // 2)
             if self.error is not None:
                 raise ClientGone(str(self.error))
             if not queued and not self.draining:
@@ -171,35 +163,17 @@ class OutputQueue:
 
     def begin_stream(
         self, data: bytes, *, frame: Callable[[bytes], bytes] | None, may_run_ahead: bool
-    ) -> None:
-        """Send the beginning of a stream, whose further blocks come by :meth:`write_next`.
+    ) -> Callable[[bytes], None]:
+        """Send the beginning of a stream.
 
         :param data: the head, and the first block, framed.
+        :param frame: frames blocks that are sent together, as one chunk; None for no framing.
+        :returns: what sends a further block; see :meth:`.HeldBlocks.write`.
         """
-        self.frame = frame
+        self._held = held = HeldBlocks(self, self._rules.coalescing, frame)
         self.may_run_ahead = may_run_ahead
-        self._last_block = time.monotonic()
         self.write(data)
-
-    def write_next(self, block: bytes) -> None:
-        """As :meth:`write`, but the block is framed here, and may be held back for the next one."""
-        now = time.monotonic()
-        behind = now - self._last_block < _COALESCE_S
-        self._last_block = now
-        # Append first. A tick removes the queue from `coalescing.queues` and then takes the blocks:
-        # if it came too early for this block, the check below finds the queue missing.
-        held = self._held
-        held.blocks.append(block)
-        held.size = size = held.size + len(block)
-        if behind and size < _COALESCED_BYTES and not self.draining and self.error is None:
-            coalescing = self._rules.coalescing
-            if self in coalescing.queues or coalescing.add(self):
-                return
-        with self.lock:
-            data = held.take()
-            self._check()
-        if data:
-            self.write(data if self.frame is None else self.frame(data))
+        return held.write
 
     def write_all(self, buffers: Sequence[bytes | memoryview]) -> None:
         """Send several buffers, in one system call if possible; never waits for the client."""
@@ -257,6 +231,8 @@ class OutputQueue:
         :param wait: whether to wait for the lock.
         :returns: False if another thread has it.
         """
+        if self._held is None or not self._held.blocks:
+            return True
         self._rules.coalescing.queues.discard(self)
         if not self.lock.acquire(blocking=wait):
             return False
@@ -301,7 +277,7 @@ class OutputQueue:
     def _fail(self, error: BaseException) -> None:
         if self.error is None:
             self.error = error
-        self._dropped += len(self._held.take())
+        self._queue_held()
         if self.backlog is not None:
             self._dropped += self.backlog.size
             self.backlog.clear()
@@ -315,21 +291,12 @@ class OutputQueue:
         return self.backlog
 
     def _queue_held(self) -> None:
-        """Frame the blocks that are held back, and queue them; after an error, drop them."""
-        data = self._held.take()
-        if not data:
-            return
+        """Queue the blocks that are held back; after an error, drop them."""
+        data = b"" if self._held is None else self._held.take()
         if self.error is not None:
             self._dropped += len(data)
-        else:
-            self._begin_backlog().append(data if self.frame is None else self.frame(data))
-
-    def _runs_ahead(self) -> bool:
-        """Whether the writer need not wait for the client."""
-        if not self.may_run_ahead:
-            return False
-        most = self._rules.options.response_on_disk_bytes
-        return self.backlog is None or self.backlog.may_spill(most)
+        elif data:
+            self._begin_backlog().append(data)
 
     def _wait_for_room(self, most: int) -> None:
         """Wait until at most `most` bytes are queued, or the queue has failed."""
@@ -373,7 +340,7 @@ class OutputQueue:
         segment = backlog.first
         assert isinstance(segment, FileSegment)
         self.draining = True
-        backlog.use(segment.fd)  # stays open even if the connection fails meanwhile
+        backlog.use(segment.fd)  # it stays open even if the connection fails meanwhile
         try:
             device = os.fstat(segment.fd).st_dev
             self._rules.disk.submit(device, lambda: self._go_on_from_disk(backlog, segment))
@@ -382,10 +349,7 @@ class OutputQueue:
             self._fail(error)
 
     def _go_on_from_disk(self, backlog: Backlog, segment: FileSegment) -> None:
-        """Make one step of sending a file; runs in a disk thread, without the lock.
-
-        No other thread sends meanwhile: the queue is draining, and waits for no event.
-        """
+        """Make one step of sending a file; runs in a disk thread, without the lock."""
         done: int | bytes = 0
         failure: Exception | None = None
         try:

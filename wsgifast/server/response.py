@@ -127,7 +127,7 @@ class Response(ResponseWriter):
         self.must_close = True
 
     def should_close(self) -> bool:
-        return self.must_close or self._closes or bool(self.req.should_close())
+        return self.must_close or self.closes or bool(self.req.should_close())
 
     # The app's side.
 
@@ -159,12 +159,10 @@ class Response(ResponseWriter):
 
     def _encoded_head(self) -> bytes:
         head = self._checked_head()
+        self.closes = closes = self.should_close()
+        connection = "close" if closes else "keep-alive"
         if head.upgrades:
             connection = "upgrade"
-        elif self.should_close():
-            connection = "close"
-        else:
-            connection = "keep-alive"
         version = self.req.version
         http_version = _VERSIONS.get(version) or f"{version[0]}.{version[1]}"
         server_name = None if head.has_server else self.cfg.server_name

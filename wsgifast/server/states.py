@@ -12,7 +12,7 @@ HANDSHAKE: Final = "handshake"  # TLS handshake
 IDLE: Final = "idle"  # nothing of the next request has been received
 RECEIVING: Final = "receiving"  # a part of a request has been received
 RUNNING: Final = "running"  # the app runs, or waits for a thread
-SENDING: Final = "sending"  # the app has returned, or was not called; the output queue is sending
+SENDING: Final = "sending"  # the app has returned, or was not called; the output queue has more
 SKIPPING: Final = "skipping"  # all is sent; the rest of a body arrives that the app has not read
 STREAMS: Final = "streams"  # HTTP/2, whose streams have states of their own (http2/)
 LINGERING: Final = "lingering"  # all is sent; the client closes first (RFC 9112 section 9.6)
@@ -22,7 +22,7 @@ SECURED: Final = "the handshake is complete"
 BEGUN: Final = "the beginning of a request was received"
 READY: Final = "the request is complete, as far as the app needs it"
 REFUSED: Final = "the request is answered with an error"
-ANSWERED: Final = "the app has returned"
+ANSWERED: Final = "the app has returned, and not all is sent"
 STAYS: Final = "all is sent, and the connection is kept"
 SKIPS: Final = "all is sent, and the connection is kept once the rest of the body has come"
 LEAVES: Final = "all is sent, and the connection ends"
@@ -39,7 +39,7 @@ TRANSITIONS: Final[dict[str, dict[str, str]]] = {
         GONE: CLOSED,
     },
     RECEIVING: {READY: RUNNING, SWITCHES: STREAMS, REFUSED: SENDING, GONE: CLOSED},
-    RUNNING: {ANSWERED: SENDING, GONE: CLOSED},
+    RUNNING: {ANSWERED: SENDING, STAYS: IDLE, SKIPS: SKIPPING, LEAVES: LINGERING, GONE: CLOSED},
     SENDING: {STAYS: IDLE, SKIPS: SKIPPING, LEAVES: LINGERING, GONE: CLOSED},
     SKIPPING: {STAYS: IDLE, LEAVES: LINGERING, GONE: CLOSED},
     STREAMS: {LEAVES: LINGERING, GONE: CLOSED},

@@ -164,8 +164,7 @@ class Stream:
 
     def app_is_done(self) -> None:
         output = self.output
-        if output.holds_blocks():
-            output.flush()
+        output.flush()
         with self._session.lock:
             self.state = SENDING
             if output.draining:
