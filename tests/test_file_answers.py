@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from wsgiref.util import FileWrapper
 
+import bottle
 import pytest
 
 from tests.conftest import WSGI_SERVERS, gunicorn
@@ -346,6 +347,23 @@ class TestInProcess:
             app = WSGIFast(files.raw, **options)  # type: ignore[arg-type]
             assert Call(app, "/file", range="bytes=0-0").status == ranged
             assert Call(app, "/file", if_none_match="*").status == conditioned
+
+
+@pytest.mark.parametrize("range_", ["", "bytes=5-9"])
+@pytest.mark.parametrize("condition", ["if_match", "if_none_match", "if_range"])
+def test_bottles_tag_without_quotes_is_left_to_bottle(
+    root: Path, condition: str, range_: str
+) -> None:
+    app = bottle.Bottle()
+    app.get("/<name>", callback=lambda name: bottle.static_file(name, str(root)))
+    tag = Call(WSGIFast(app), "/file").headers["etag"]
+    assert '"' not in tag
+    for sent in (tag, f'"{tag}"', f'W/"{tag}"', f'"other", "{tag}"', '"other"', "*"):
+        headers = {condition: sent, "range": range_}
+        alone, wrapped = (Call(side, "/file", **headers) for side in (app, WSGIFast(app)))
+        assert wrapped.status == alone.status, headers
+        assert wrapped.content == alone.content, headers
+        assert wrapped.headers.get("content-range") == alone.headers.get("content-range"), headers
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,15 @@ def test_a_condition_in_several_lines_is_one(path: str) -> None:
     assert call(app, {**scope_of(), "headers": [lines[0], lines[2]]}).status == 200
 
 
+@pytest.mark.parametrize("name", ["if_match", "if_none_match", "if_range"])
+@pytest.mark.parametrize("sent", ["x", '"x"', '"y"'])
+def test_a_tag_without_quotes_is_not_compared(path: str, name: str, sent: str) -> None:
+    app = app_of(head((b"etag", b"x")), pathsend(path))
+    facts: dict[str, Any] = {name: sent}
+    answer = call(app, scope_of(range="bytes=1-2", **facts))
+    assert (answer.status, answer.body, dict(answer.headers)["etag"]) == (200, DATA, "x")
+
+
 def test_what_an_app_leaves_out_is_added(path: str) -> None:
     with_etag = dict(call(app_of(head((b"etag", b'"x"')), pathsend(path)), scope_of()).headers)
     assert with_etag["accept-ranges"] == "bytes"

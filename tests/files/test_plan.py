@@ -340,11 +340,20 @@ def test_headers_alone_can_describe_a_file() -> None:
         assert cookies == ["c=1", "d=2"]
 
 
-def test_a_tag_that_is_none_matches_nothing() -> None:
-    file = Representation(1024, [("ETag", "unquoted")])
-    assert answer(file, if_none_match="unquoted").status == 200
-    assert answer(file, range="bytes=0-0", if_range="unquoted").status == 200
-    assert dict(answer(file).headers)["ETag"] == "unquoted"  # it is the app's to mend
+@pytest.mark.parametrize("tag", ["unquoted", "", 'w/"x"', '"a"b"'])
+@pytest.mark.parametrize("name", ["if_match", "if_none_match"])
+def test_a_malformed_tag_cannot_be_compared(tag: str, name: str) -> None:
+    file = Representation(1024, [("ETag", tag), ("Last-Modified", DATE)])
+    for sent in (tag, f'"{tag}"', '"other"', "*"):
+        facts = {name: sent, "if_modified_since": DATE}
+        # Nor a range, which might be of another file than the client's.
+        assert answer(file, range="bytes=0-0", **facts) is answer(file)
+        assert answer(file, "HEAD", **facts) is answer(file, "HEAD")
+        assert answer(file, range="bytes=0-0", if_range=sent).status == 200
+    assert answer(file, range="bytes=0-0", if_range=DATE).status == 206
+    assert answer(file, range="bytes=0-0").status == 206
+    assert answer(file, if_modified_since=DATE).status == 304
+    assert dict(answer(file).headers)["ETag"] == tag  # it is the app's to mend
 
 
 # Bytes at hand

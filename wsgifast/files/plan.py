@@ -124,7 +124,8 @@ class Representation:
     :param size: bytes; a Content-Length among `headers` has to agree.
     :param headers: those of the 200. Content-Length is added if it is missing.
     :param etag: as sent, with quotes and any `W/`; by default the one among the headers. One that
-        section 8.8.3 does not allow is not used.
+        section 8.8.3 does not allow, such as one without quotes, cannot be compared: a request
+        with If-Match or If-None-Match then gets the whole file, and If-Range holds by date only.
     :param modified: seconds since 1970 (UTC); by default that of the Last-Modified header.
     :param body: the bytes, if they are in memory: plans then have bytes in place of ranges.
     """
@@ -158,7 +159,8 @@ class Representation:
                     modified = parse_http_date(value)
         if not has_length:
             self.headers += (("Content-Length", str(size)),)
-        self.etag = etag if etag is not None and is_etag(etag) else None
+        self._is_comparable = etag is None or is_etag(etag)
+        self.etag = etag if self._is_comparable else None
         self.modified = modified
 
     def plan(self, facts: RequestFacts, *, boundary: Callable[[], str] = new_boundary) -> Plan:
@@ -169,6 +171,8 @@ class Representation:
         if facts[2:] == _NOTHING_ELSE:
             return self._head if facts.method == "HEAD" else self._whole
         method, _, range_, if_range, match, unmodified_since, none_match, modified_since = facts
+        if not self._is_comparable and not (match is none_match is None):
+            return self._head if method == "HEAD" else self._whole
         if not (match is unmodified_since is none_match is modified_since is None):
             status = evaluate(
                 method,
