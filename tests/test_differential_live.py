@@ -38,7 +38,9 @@ class Client:
         self._connection = None
         told = f"{script} was meant to be {vars(meant)}"
         try:
-            response = connection.request(target_of(script), method=script.method)
+            response = connection.request(
+                target_of(script), method=script.method, headers=self._leaving(meant)
+            )
         except EOFError:
             connection.close()
             assert not meant.complete, told
@@ -53,6 +55,11 @@ class Client:
             return
         assert str(response.status) == (meant.status or "")[:3], f"{response}\n{told}"
         assert response.body == meant.body, f"{response}\n{told}"
+
+    def _leaving(self, meant: Server) -> list[tuple[str, str]]:
+        """Apache keeps a connection for 5 s behind a body that broke off."""
+        breaks_off = not meant.complete and self.server_name == "mod_wsgi"
+        return [("Connection", "close")] if breaks_off else []
 
     def close(self) -> None:
         if self._connection is not None:

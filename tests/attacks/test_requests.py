@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -93,6 +94,16 @@ def test_fastworker_understands_what_gthread_does(count_cases: Callable[[int], N
         _try_all(check, count_cases)
 
 
+def _ends(data: bytes) -> list[bytes]:
+    """The same bytes as packets, none of which goes on behind the end of a request.
+
+    The first head ends behind a line, and a body anywhere.
+    """
+    blank = re.search(rb"\n\r?\n", data)
+    end = blank.end() if blank else len(data)
+    return [*data[:end].splitlines(keepends=True), *(bytes([byte]) for byte in data[end:])]
+
+
 def _wants_to_leave(understood: Any) -> bool:
     """Whether a request asks for the end of the connection (RFC 9110 7.6.1)."""
     if understood == "HEAD":
@@ -118,7 +129,7 @@ def test_our_protocols_understand_what_uvicorns_do(
             # here, or sends what is refused; so both may have answered some of them.
             if its.refused is not None and len(its.understood) < len(mine.understood):
                 # So slowly that each request is answered before the next one is read.
-                its = attack(other.address, [bytes([byte]) for byte in data], gap_s=0.005)
+                its = attack(other.address, _ends(data), gap_s=0.005)
             common = min(len(mine.understood), len(its.understood))
             same = mine.understood[:common] == its.understood[:common]
             if same and (its.refused is None or len(mine.understood) == common):
