@@ -36,7 +36,7 @@ from .servers import uvicorn
 
 # Rounds of so many seconds, with so many clients in each state at a time; and as many more leave
 # all at once.
-ROUNDS, ROUND_S, CLIENTS, TOGETHER = 6, 2.0, 2, 4
+ROUNDS, ROUND_S, CLIENTS, TOGETHER = 6, 4.0, 2, 4
 # A server learns at once that a client has left; what it still has then, it has lost.
 SETTLE_S = 10.0
 # What a server may grow by for each connection in the later half of the rounds. A connection that

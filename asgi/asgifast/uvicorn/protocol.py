@@ -174,7 +174,6 @@ class FileSending(_Base):
     loop: Any
     pipeline: Any
     server: Any
-    shutdown: Callable[[], None]
     transport: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -225,6 +224,11 @@ class FileSending(_Base):
         else:
             self.flow.pause_reading()
             self.shutdown()  # uvicorn's: close behind this response
+
+    def shutdown(self) -> None:
+        super().shutdown()  # type: ignore[misc]
+        if self.transport.is_closing():
+            self.transport.close()  # soon, whatever the client is still sending
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -306,6 +306,7 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self.coalescing = CoalescingTransport(transport, self.worker.loop)
+        self.coalescing.is_receiving = self._is_receiving
         super().connection_made(self.coalescing)
         if self._callback_parser is not None:  # not HTTP/2
             self.write_plainly()
@@ -345,12 +346,13 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
         if self._reading_paused and self._callback_parser is not None:  # not HTTP/2
             read_into_buffer(self.coalescing.real)
 
+    def _is_receiving(self) -> bool:
+        return self._body_receiver is not None and not self._body_receiver._complete
+
     def _close_transport(self) -> None:
-        if self._reading_paused and not self._closed:
+        if not self._closed:
             self._closed = True
             self.coalescing.close()
-        else:
-            super()._close_transport()
 
     async def _handle_websocket(self, *args: Any) -> None:
         # gunicorn gives the connection to its WebSocket protocol, which needs none of this.
