@@ -101,12 +101,59 @@ def _value(action: argparse.Action) -> str:
     return f"[{value}]" if action.option_strings and action.nargs == "?" else value
 
 
+_METRICS_TOLD: tuple[tuple[str, tuple[metrics.Teller, ...]], ...] = (
+    ("Of any server: WSGIFast, ASGIFast and FastWorker", metrics.ANY_SERVER),
+    ("FastWorker, and asgifast's protocols and workers", metrics.SOCKETS),
+    ("FastWorker", metrics.WORKER),
+)
+
+
+def metrics_page() -> str:
+    """The metrics by what tells them, and OpenTelemetry's names."""
+    lines = [
+        "# Metrics",
+        "",
+        "Where OpenTelemetry's semantic conventions have a name, it is used, here in "
+        "Prometheus's spelling. A label's value is never taken from a request: `http_route` is the "
+        f"framework's URL pattern (`{metrics.UNKNOWN}` where there is none, `{metrics.OTHER}` "
+        "beyond the limit of distinct ones), and methods outside RFC 9110's and PATCH, and schemes "
+        f"other than http and https, are `{metrics.OTHER}`. This page is generated from the code.",
+    ]
+    for title, told_by in _METRICS_TOLD:
+        lines += ["", f"## {title}", "", "| metric | labels | |", "|---|---|---|"]
+        for metric in metrics.CATALOGUE.values():
+            if metric.told_by == told_by:
+                labels = ", ".join(f"`{label}`" for label in _metric_labels(metric))
+                row = f"| `{metric.name}` ({metric.kind}) | {labels} | {metric.help} |"
+                lines.append(row.replace("|  |", "| |"))
+    lines += [
+        "",
+        "## OpenTelemetry's names",
+        "",
+        'The same with `metrics="opentelemetry"`. Its histogram of FastWorker, '
+        "`wsgifast.thread_wait`, has the requests that did wait; Prometheus's also those that "
+        "found a thread free.",
+        "",
+        "| metric | unit | in Prometheus |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| `{metric.opentelemetry_name}` | `{metric.unit}` | `{metric.name}` |"
+        for metric in metrics.CATALOGUE.values()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _metric_labels(metric: metrics.Metric) -> tuple[str, ...]:
+    return (*metric.labels, "pid") if metric.across == "each" else metric.labels
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "benchmarks.md": benchmarks_page,
     "../README.md": readme,
     **{name: partial(ratios, theme) for theme, name in CHARTS.items()},
     "reference/findings.md": findings,
-    "reference/metrics.md": metrics.as_markdown,
+    "reference/metrics.md": metrics_page,
     "reference/command-line.md": command_line,
 }
 

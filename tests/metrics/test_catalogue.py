@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-from wsgifast.metrics.catalogue import ATTRIBUTES, CATALOGUE, as_markdown
+from wsgifast.metrics.catalogue import ATTRIBUTES, CATALOGUE
 
 METRICS = list(CATALOGUE.values())
 
@@ -30,8 +29,3 @@ def test_names_of_the_semantic_conventions() -> None:
     assert names["http.server.response.body.size"] == "By"
     assert names["http.server.active_requests"] == "{request}"
     assert names["wsgifast.response_body"] == "By"
-
-
-def test_the_page_of_metrics_is_up_to_date() -> None:
-    page = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
-    assert page.read_text() == as_markdown(), "make docs writes it anew"

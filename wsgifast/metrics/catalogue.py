@@ -85,214 +85,169 @@ _WAIT_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0)
 _SIZE_BYTES = tuple(float(1 << bits) for bits in (10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30))
 
 _REQUEST = ("http_request_method", "url_scheme", "http_response_status_code", "http_route")
-_ANY_SERVER: tuple[Teller, ...] = ("middleware", "worker")
-_WORKER: tuple[Teller, ...] = ("worker",)
-_SOCKETS: tuple[Teller, ...] = ("worker", "protocol")
+# By what a metric is told.
+ANY_SERVER: tuple[Teller, ...] = ("middleware", "worker")
+WORKER: tuple[Teller, ...] = ("worker",)
+SOCKETS: tuple[Teller, ...] = ("worker", "protocol")
 
 _METRICS = (
     # Requests
     Metric(
         "http_server_request_duration_seconds", "histogram", "s", _REQUEST,
         "From a request's head to the end of its response.",
-        _ANY_SERVER, bounds=_DURATION_S,
+        ANY_SERVER, bounds=_DURATION_S,
     ),
     Metric(
         "http_server_response_body_size_bytes", "histogram", "By", _REQUEST,
         "Bytes of a response's body.",
-        _ANY_SERVER, bounds=_SIZE_BYTES,
+        ANY_SERVER, bounds=_SIZE_BYTES,
     ),
     Metric(
         "http_server_active_requests", "gauge", "{request}",
         ("http_request_method", "url_scheme"),
         "Requests that have reached the app and whose response has not ended.",
-        _ANY_SERVER,
+        ANY_SERVER,
     ),
     # Bodies
     Metric(
         "wsgifast_responses_total", "counter", "{response}", ("wsgifast_route", "http_route"),
         "Responses by the route of their body: as-is, rescued, joined, file, stream, ...",
-        _ANY_SERVER,
+        ANY_SERVER,
     ),
     Metric(
         "wsgifast_response_body_bytes_total", "counter", "By", ("wsgifast_route",),
         "Bytes of bodies by their route.",
-        _ANY_SERVER,
+        ANY_SERVER,
     ),
     Metric(
         "wsgifast_responses_repaired_total", "counter", "{response}", ("http_route",),
         "Responses whose body had a slow or wrong shape, which was repaired.",
-        _ANY_SERVER,
+        ANY_SERVER,
     ),
     Metric(
         "wsgifast_content_length_errors_total", "counter", "{response}", ("kind",),
         "Bodies that did not match their Content-Length: short, long, or corrected in time.",
-        _ANY_SERVER, known=("short", "long", "corrected"),
+        ANY_SERVER, known=("short", "long", "corrected"),
     ),
     Metric(
         "wsgifast_clients_left_total", "counter", "{response}", (),
         "Responses whose client left, or was dropped, before it had received everything.",
-        _ANY_SERVER,
+        ANY_SERVER,
     ),
     Metric(
         "wsgifast_sendfile_bytes_total", "counter", "By", (),
         "Bytes of files that were sent by sendfile.",
-        _SOCKETS,
+        SOCKETS,
     ),
     # Threads
     Metric(
         "wsgifast_threads", "gauge", "{thread}", (),
         "Threads that run the app.",
-        _WORKER,
+        WORKER,
     ),
     Metric(
         "wsgifast_threads_busy", "gauge", "{thread}", (),
         "Threads that are handling a request.",
-        _WORKER,
+        WORKER,
     ),
     Metric(
         "wsgifast_requests_waiting", "gauge", "{request}", (),
         "Complete requests for which no thread is free.",
-        _WORKER,
+        WORKER,
     ),
     Metric(
         "wsgifast_thread_wait_seconds", "histogram", "s", (),
         "How long requests have waited for a thread.",
-        _WORKER, bounds=_WAIT_S,
+        WORKER, bounds=_WAIT_S,
     ),
     Metric(
         "wsgifast_saturated_seconds_total", "counter", "s", (),
         "Time in which no thread of a worker was free.",
-        _WORKER,
+        WORKER,
     ),
     # Connections
     Metric(
         "wsgifast_connections", "gauge", "{connection}", ("state",),
         f"Open connections by their state: {', '.join(CONNECTION_STATES)}.",
-        _SOCKETS, known=CONNECTION_STATES,
+        SOCKETS, known=CONNECTION_STATES,
     ),
     Metric(
         "wsgifast_connections_limit", "gauge", "{connection}", (),
         "The most connections there may be: worker_connections of all workers.",
-        _WORKER,
+        WORKER,
     ),
     Metric(
         "wsgifast_connections_accepted_total", "counter", "{connection}", (),
         "Connections accepted.",
-        _SOCKETS,
+        SOCKETS,
     ),
     Metric(
         "wsgifast_accept_backlog", "gauge", "{connection}", (),
         "Connections that wait in the kernel to be accepted (Linux, TCP).",
-        _WORKER, across="max",
+        WORKER, across="max",
     ),
     Metric(
         "wsgifast_accept_backlog_limit", "gauge", "{connection}", (),
         "The most that may wait there; the kernel drops more (Linux, TCP).",
-        _WORKER, across="max",
+        WORKER, across="max",
     ),
     Metric(
         "wsgifast_slow_clients", "gauge", "{connection}", (),
         "Clients that receive their response more slowly than it is produced.",
-        _SOCKETS,
+        SOCKETS,
     ),
     Metric(
         "wsgifast_output_queued_bytes", "gauge", "By", (),
         "Bytes in memory that wait for slow clients.",
-        _SOCKETS,
+        SOCKETS,
     ),
     Metric(
         "wsgifast_output_spooled_bytes", "gauge", "By", (),
         "Bytes in temporary files that wait for slow clients.",
-        _WORKER,
+        WORKER,
     ),
     Metric(
         "wsgifast_request_bodies_spooled_bytes", "gauge", "By", (),
         "Bytes of request bodies in temporary files.",
-        _WORKER,
+        WORKER,
     ),
     Metric(
         "wsgifast_timeouts_total", "counter", "{connection}", ("kind",),
         f"Connections ended because time was over: {', '.join(_TIMEOUTS)}.",
-        _WORKER, known=_TIMEOUTS,
+        WORKER, known=_TIMEOUTS,
     ),
     Metric(
         "wsgifast_requests_refused_total", "counter", "{request}", ("status",),
         "Requests that the worker has refused with an error, without calling the app.",
-        _WORKER,
+        WORKER,
     ),
     # Workers
     Metric(
         "wsgifast_workers", "gauge", "{process}", (),
         "Workers that are serving.",
-        _SOCKETS,
+        SOCKETS,
     ),
     Metric(
         "wsgifast_worker_starts_total", "counter", "{process}", (),
         "Workers that have started to serve.",
-        _SOCKETS,
+        SOCKETS,
     ),
     Metric(
         "wsgifast_worker_ends_total", "counter", "{process}", ("reason",),
         "Workers that have ended: at a limit (max_requests, max_rss_bytes, "
         "max_lifetime_s), stuck, failed, or stopped by gunicorn.",
-        _WORKER, known=_ENDS,
+        WORKER, known=_ENDS,
     ),
     Metric(
         "wsgifast_worker_memory_bytes", "gauge", "By", (),
         "Resident memory of each worker, by its pid.",
-        _SOCKETS, across="each",
+        SOCKETS, across="each",
     ),
     Metric(
         "wsgifast_worker_cpu_seconds_total", "counter", "s", (),
         "Processor time of the workers.",
-        _SOCKETS,
+        SOCKETS,
     ),
 )  # fmt: skip
 
 CATALOGUE: Final = {metric.name: metric for metric in _METRICS}
-
-_GROUPS: tuple[tuple[str, tuple[Teller, ...]], ...] = (
-    ("Of any server: WSGIFast, ASGIFast and FastWorker", _ANY_SERVER),
-    ("FastWorker, and asgifast's protocols and workers", _SOCKETS),
-    ("FastWorker", _WORKER),
-)
-
-
-def as_markdown() -> str:
-    """The page of the documentation that is made of this catalogue."""
-    lines = [
-        "# Metrics",
-        "",
-        "Where OpenTelemetry's semantic conventions have a name, it is used, here in "
-        "Prometheus's spelling. A label's value is never taken from a request: `http_route` is the "
-        f"framework's URL pattern (`{UNKNOWN}` where there is none, `{OTHER}` beyond the limit of "
-        f"distinct ones), and methods outside RFC 9110's and PATCH, and schemes other than http "
-        f"and https, are `{OTHER}`. This page is generated from the code.",
-    ]
-    for title, told_by in _GROUPS:
-        lines += ["", f"## {title}", "", "| metric | labels | |", "|---|---|---|"]
-        for metric in _METRICS:
-            if metric.told_by == told_by:
-                labels = ", ".join(f"`{label}`" for label in _labels(metric))
-                row = f"| `{metric.name}` ({metric.kind}) | {labels} | {metric.help} |"
-                lines.append(row.replace("|  |", "| |"))
-    lines += [
-        "",
-        "## OpenTelemetry's names",
-        "",
-        'The same with `metrics="opentelemetry"`. Its histogram of FastWorker, '
-        "`wsgifast.thread_wait`, has the requests that did wait; Prometheus's also those that "
-        "found a thread free.",
-        "",
-        "| metric | unit | in Prometheus |",
-        "|---|---|---|",
-    ]
-    lines += [
-        f"| `{metric.opentelemetry_name}` | `{metric.unit}` | `{metric.name}` |"
-        for metric in _METRICS
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _labels(metric: Metric) -> tuple[str, ...]:
-    return (*metric.labels, "pid") if metric.across == "each" else metric.labels
