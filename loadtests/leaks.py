@@ -19,16 +19,15 @@ import itertools
 import os
 import ssl
 import time
-import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tests.support.slow_clients import opening
 from wsgifast.benchmark.load import Client, Load, Task, family, resident_bytes
-from wsgifast.benchmark.processes import tls_context
 from wsgifast.benchmark.serving import gunicorn
 from wsgifast.benchmark.slow_clients import Kind, slow_clients
 from wsgifast.benchmark.tables import Row, Server, Unit
+from wsgifast.client import HTTPClient, unverified_tls
 from wsgifast.server.pool import MAX_SPARES
 
 from .bench import FAST, row, table
@@ -75,7 +74,7 @@ def _states(*, tls: bool) -> dict[str, Kind]:
         return STATES
     outgoing = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
-        tls_context().wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+        unverified_tls().wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
     hello = outgoing.read()
     return {
         "connected, no TLS yet": _leaves(),
@@ -97,10 +96,8 @@ def _abandon(task: Task, kinds: Iterable[Kind], clients: int, seconds: float) ->
 
 def _blocks(task: Task) -> int:
     """What the server's app says at /blocks."""
-    host, port = task.address
-    url = f"http{'s' * task.tls}://{host}:{port}/blocks"
-    with urllib.request.urlopen(url, context=tls_context() if task.tls else None) as answer:
-        return int(answer.read())
+    client = HTTPClient(*task.address, tls=unverified_tls() if task.tls else None, limit_s=10.0)
+    return int(client.ask("/blocks").body)
 
 
 @dataclass(frozen=True)

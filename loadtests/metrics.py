@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,6 +22,7 @@ from wsgifast.benchmark.load import Client, Load, Task, family
 from wsgifast.benchmark.processes import HOST, free_port
 from wsgifast.benchmark.serving import gunicorn
 from wsgifast.benchmark.tables import Contender, Row, Server, Unit
+from wsgifast.client import HTTPClient
 
 from .bench import FAST, row, table
 from .clients import Connection, percentiles, wrk
@@ -47,8 +47,7 @@ def _servers(app: str, workers: int = 1) -> tuple[Server, Server, int]:
 def _scrape(port: int, workers: int) -> float:
     """Milliseconds of one scrape, that of a new connection included."""
     began = time.perf_counter()
-    with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10) as response:
-        text = response.read()
+    text = HTTPClient(HOST, port, limit_s=10.0).ask("/metrics").body
     if b"wsgifast_workers %d.0" % workers not in text:
         raise RuntimeError(f"a scrape does not tell of {workers} workers: {text[:500]!r}")
     return (time.perf_counter() - began) * 1e3

@@ -9,6 +9,7 @@ from typing import Any
 from .arguments import add_parser, count, option
 from .files.codings import CODING_PACKAGES, SIBLING_SUFFIXES, available_codings
 from .files.compress import CompressReport, compress
+from .sizes import size_text
 from .terminal import progress_line
 
 _STATUS_FAILED = 1
@@ -77,7 +78,7 @@ def _summary(report: CompressReport) -> str:
     if report.original_bytes:
         saved = 1 - report.smallest_bytes / report.original_bytes
         text += (
-            f"; {report.original_bytes / 1e3:,.0f} kB become "
-            f"{report.smallest_bytes / 1e3:,.0f} kB ({saved:.0%} saved)"
+            f"; {size_text(report.original_bytes)} become {size_text(report.smallest_bytes)} "
+            f"({saved:.0%} saved)"
         )
     return text

@@ -84,21 +84,20 @@ def test_an_interrupt_while_a_process_starts_is_not_lost() -> None:
 
 
 def test_a_look(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def at(path: str, *headers: str) -> tuple[str, int, bool, bool]:
+    def at(path: str, *headers: str) -> tuple[int, bool, bool]:
         seen = look(Task(path, address=server.address, headers=headers))
-        return seen.answer, seen.body_bytes, seen.ok, seen.answered
+        return seen.body_bytes, seen.ok, seen.answered
 
-    assert at("/") == ("200 OK", 6, True, True)
-    assert at("/secret") == ("404 Not Found", 0, False, True)
-    assert at("/secret", "Cookie: a=b") == ("200 OK", 6, True, True)
-    assert at("/away") == ("302 Found", 0, True, True)
-    assert at("/str")[2:] == (False, True)
+    assert at("/") == (6, True, True)
+    assert at("/secret") == (0, False, True)
+    assert at("/secret", "Cookie: a=b") == (6, True, True)
+    assert at("/away") == (0, True, True)
+    assert at("/str")[1:] == (False, True)
     monkeypatch.setattr("wsgifast.benchmark.load.LOOK_S", 0.2)
     with pytest.raises(ConfigurationError, match="/forever: no end of the answer"):
         at("/forever")
     nobody = look(Task(address=(HOST, free_port())))
-    assert not nobody.answered
-    assert "refused" in nobody.answer
+    assert (nobody.ok, nobody.answered) == (False, False)
 
 
 def test_locust_counts_what_it_saw(server: RunningServer) -> None:

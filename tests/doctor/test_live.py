@@ -16,9 +16,9 @@ from tests.conftest import gunicorn
 from tests.support.servers import free_port, live_server
 from tests.workers.serving import fast_worker
 from wsgifast import ConfigurationError, cli
+from wsgifast.client import NoAnswer
 from wsgifast.doctor import as_text
 from wsgifast.doctor.live import look_at
-from wsgifast.doctor.live_client import NoAnswer
 
 # What a server of one fault answers: (method, headers in lower case) -> packets, with pauses.
 Answer = Callable[[str, dict[str, str]], list[bytes]]
@@ -136,6 +136,11 @@ def failing(method: str, headers: dict[str, str]) -> list[bytes]:
     return [b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"]
 
 
+def cut_off(method: str, headers: dict[str, str]) -> list[bytes]:
+    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\n"
+    return [head if method == "HEAD" else head + b"abc"]
+
+
 FAULTS: dict[str, list[Answer]] = {
     "WF015": [failing],
     "WF040": [late_body],
@@ -156,6 +161,13 @@ def test_faults(expected: str, answer: Answer) -> None:
     with faulty(answer) as url:
         report = look_at(url, limit_s=5)
     assert [finding.id for finding in report.findings] == [expected], as_text(report)
+
+
+def test_a_body_that_is_cut_off() -> None:
+    with faulty(cut_off) as url:
+        report = look_at(url, limit_s=5)
+    found = [finding for finding in report.findings if finding.id == "WF013"]
+    assert [each.what for each in found] == ["Content-Length says 5 bytes, the body has 3"]
 
 
 def test_a_good_server() -> None:

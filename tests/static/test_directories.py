@@ -38,7 +38,7 @@ def test_no_index(site: Path) -> None:
 
 
 SHOWN_SIZES = [
-    (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (3 << 20, "3.0 MiB"),
+    (0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (3 << 20, "3 MiB"),
 ]  # fmt: skip
 
 

@@ -97,7 +97,7 @@ def test_errors_are_one_sentence(address: str, capsys: pytest.CaptureFixture[str
     assert f"nothing listens on 127.0.0.1:{port}" in said
     assert f"WSGIFAST_METRICS=127.0.0.1:{port}" in said
     assert cli.main(["top", "nosuchhost.invalid:9100"]) == 2
-    assert "nosuchhost.invalid:9100 cannot be asked" in capsys.readouterr().err
+    assert "wsgifast: nosuchhost.invalid:9100: " in capsys.readouterr().err
     assert cli.main(["top", "9100x"]) == 2
     assert "ADDRESS='9100x': expected a host and a port" in capsys.readouterr().err
 
@@ -128,7 +128,7 @@ def test_another_server_is_told_apart(
         name = f"127.0.0.1:{listener.getsockname()[1]}"
         for said in (
             "not Prometheus's text format", "answers 404", "answers 500: The disk is full",
-            "cannot be asked",
+            "the answer is not HTTP (no HTTP",
         ):  # fmt: skip
             assert cli.main(["top", name]) == 2
             assert said in capsys.readouterr().err

@@ -108,7 +108,7 @@ def test_its_text() -> None:
     assert "requests  112.0/s, 2.0/s with 5xx, p50 5.6 ms, p99 1 s" in text
     assert "bytes     97.7 KiB/s of bodies, -/s by sendfile" in text
     assert "clients   97 connected: 90 idle, 7 sending" in text
-    assert "memory    100.0 MiB (50.0 MiB, 50.0 MiB), 1.50 processors in use" in text
+    assert "memory    100 MiB (50 MiB, 50 MiB), 1.50 processors in use" in text
     slowest = "/report/<int:year> 12.0 2.0 640 ms 1 s 0 B"
     assert " ".join(text[-2].split()) == slowest
     (line,) = lines(view(before, after), "here", most=1)[-1:]
@@ -121,8 +121,8 @@ def test_the_text_of_slow_clients() -> None:
     slow = [Client(7, f"192.0.2.{number}:5", path, 300_000, 12.0, 800.0) for number in range(3)]
     text = lines(view(nothing, nothing, slow), "here", most=2)
     assert [" ".join(line.split()) for line in text[-2:]] == [
-        "192.0.2.0:5 800 B/s 293.0 KiB 12 s /movie\ufffd[2J",
-        "192.0.2.1:5 800 B/s 293.0 KiB 12 s /movie\ufffd[2J",
+        "192.0.2.0:5 800 B/s 293 KiB 12 s /movie\ufffd[2J",
+        "192.0.2.1:5 800 B/s 293 KiB 12 s /movie\ufffd[2J",
     ]
 
 

@@ -6,16 +6,16 @@ Before any load each server is asked once: what it answers, and whether that is 
 from __future__ import annotations
 
 import hashlib
-import http.client
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ..client import HTTPClient, NoAnswer, unverified_tls
 from ..errors import ConfigurationError
 from ..imports import needs
-from .processes import HOST, Address, tls_context
+from .processes import HOST, Address
 
 with needs("wsgifast bench", "psutil", "bench"):
     import psutil
@@ -103,12 +103,12 @@ Client = Callable[[Task], Load]
 
 @dataclass(frozen=True)
 class Seen:
-    """The status, or what went wrong; and the body.
+    """What came of one plain request.
 
+    :ivar ok: the whole answer came, with a status below 400.
     :ivar answered: there is a head at least.
     """
 
-    answer: str
     body_bytes: int
     digest: str
     ok: bool
@@ -120,41 +120,29 @@ def look(task: Task) -> Seen:
 
     :raises ConfigurationError: if the answer has no end, or none that one could wait for.
     """
-    digest, size, answer, problem = hashlib.sha256(), 0, "", ""
-    deadline = time.monotonic() + LOOK_S
-    connection = _connection(task)
+    digest, size = hashlib.sha256(), 0
+
+    def take(block: bytes) -> None:
+        nonlocal size
+        digest.update(block)
+        size += len(block)
+
+    lines = [line.partition(":") for line in (*task.headers, "Connection: close")]
+    headers = [(name, value.strip()) for name, _, value in lines]
+    tls = unverified_tls() if task.tls else None
+    ok, answered = False, True
     try:
-        connection.putrequest("GET", task.path, skip_accept_encoding=True)
-        for line in (*task.headers, "Connection: close"):
-            name, _, value = line.partition(":")
-            connection.putheader(name, value.strip())
-        connection.endheaders()
-        with connection.getresponse() as response:
-            answer = f"{response.status} {response.reason}"
-            while block := response.read1(_BLOCK_BYTES):  # what is there
-                digest.update(block)
-                size += len(block)
-                if time.monotonic() > deadline:
-                    raise TimeoutError
-        if response.length:
-            problem = f"{answer}, then the end after {size} of {size + response.length} bytes"
-        elif response.status >= 400:
-            problem = answer
-    except TimeoutError:
-        raise ConfigurationError(
-            f"{task.path}: no end of the answer after {LOOK_S:.0f} s; name a path whose answers end"
-        ) from None
-    except (OSError, http.client.HTTPException) as error:
-        problem = f"{answer}, then {type(error).__name__}: {error}".removeprefix(", then ")
-    finally:
-        connection.close()
-    return Seen(problem or answer, size, digest.hexdigest(), not problem, bool(answer))
-
-
-def _connection(task: Task) -> http.client.HTTPConnection:
-    if not task.tls:
-        return http.client.HTTPConnection(*task.address, timeout=LOOK_S)
-    return http.client.HTTPSConnection(*task.address, timeout=LOOK_S, context=tls_context())
+        client = HTTPClient(*task.address, tls=tls, headers=headers, limit_s=LOOK_S)
+        answer = client.ask(task.path, take=take)
+        ok = answer.status < 400 and not answer.missing
+    except NoAnswer as error:
+        if isinstance(error.__cause__, TimeoutError):
+            raise ConfigurationError(
+                f"{task.path}: no end of the answer after {LOOK_S:.0f} s; name a path whose "
+                "answers end"
+            ) from None
+        answered = error.begun
+    return Seen(size, digest.hexdigest(), ok, answered)
 
 
 def measured(pid: int, run: Callable[[], Load]) -> Load:

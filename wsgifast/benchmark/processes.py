@@ -13,7 +13,6 @@ import os
 import secrets
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -223,14 +222,6 @@ def free_port(host: str = HOST) -> int:
                     continue
                 raise
         return port
-
-
-def tls_context() -> ssl.SSLContext:
-    """TLS without verification: the servers are our own."""
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def _wait_until_listening(server: RunningServer) -> None:

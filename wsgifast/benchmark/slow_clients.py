@@ -26,7 +26,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from .processes import Address, started, tls_context
+from ..client import unverified_tls
+from .processes import Address, started
 
 # So small that the kernel's buffers do not hide that a client is slow; with less than this, the
 # packets of a large file fill it badly and no client comes to its rate.
@@ -100,7 +101,7 @@ class Crowd:
         self._away: list[float] = [0.0] * self.clients  # when each may come back
         self._owed = [0.0, 0.0]  # bytes to send and to receive, fractions of a turn before
         self._before = time.monotonic()
-        self._tls = tls_context() if self.kind.tls else None
+        self._tls = unverified_tls() if self.kind.tls else None
 
     @property
     def gathered(self) -> int:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 
 from ..bodies.streams import is_event_stream
-from ..shapes.rule import BodyKind, BodySeen, is_many_and_small, size_text, slow_shape
+from ..shapes.rule import BodyKind, BodySeen, is_many_and_small, slow_shape
+from ..sizes import size_text
 from .catalogue import CATALOGUE
 from .model import Cost, Finding, Observation, Recording, Report, Unreached
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 import time
 from collections.abc import Iterable, Iterator
 from statistics import median
+from urllib.parse import urlsplit
 
 from ..arguments import check_path
+from ..client import Answer, HTTPClient, NoAnswer
+from ..errors import ConfigurationError
 from ..shapes.rule import Chunks
 from .catalogue import CATALOGUE, known_ids
 from .judge import add_to, answers_error
-from .live_client import Answer, Client, NoAnswer
 from .model import Endpoint, Finding, Observation, Recording, Report, Unreached
 
 # Bodies up to here leave a server in one packet or a few: a pause between them is Nagle's.
@@ -49,11 +52,11 @@ def look_at(
     :raises NoAnswer: if the server cannot be reached.
     """
     silenced = known_ids(silence)
-    client = Client(url, tuple(headers), limit_s)
+    client, prefix = _client(url, headers, limit_s)
     report = Report(url, "WSGI", None)
     for path in paths:
         check_path(path)
-        endpoint = Endpoint(client.prefix + path, path, "command line")
+        endpoint = Endpoint(prefix + path, path, "command line")
         try:
             first = client.ask(endpoint.url)
         except NoAnswer as error:
@@ -65,7 +68,7 @@ def look_at(
         wrong = answers_error(seen)
         findings = [] if wrong is None else [wrong]
         lost = ""
-        for check in (_packets, _head, _validators, _ranges, _compression):
+        for check in (_length, _packets, _head, _validators, _ranges, _compression):
             try:
                 findings += check(client, endpoint, first)
             except NoAnswer as error:  # the other checks go on
@@ -82,11 +85,35 @@ def look_at(
     return report
 
 
+def _client(url: str, headers: Iterable[tuple[str, str]], limit_s: float) -> tuple[HTTPClient, str]:
+    """A client for a URL, and the path in it.
+
+    :raises ConfigurationError: if it is none.
+    """
+    parts = urlsplit(url if "//" in url else f"http://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        raise ConfigurationError(f"--live {url}: expected a URL such as http://127.0.0.1:8000")
+    tls = ssl.create_default_context() if parts.scheme == "https" else None
+    client = HTTPClient(parts.hostname, port, tls=tls, headers=headers, limit_s=limit_s)
+    return client, parts.path.rstrip("/")
+
+
 def _finding(id_: str, endpoint: Endpoint, what: str, fix: str, cost: str = "") -> Finding:
     return Finding(id_, CATALOGUE[id_].severity, endpoint, what, cost, fix)
 
 
-def _packets(client: Client, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
+def _length(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
+    if first.missing:
+        size = len(first.body)
+        what = f"Content-Length says {size + first.missing} bytes, the body has {size}"
+        yield _finding("WF013", endpoint, what, "count the bytes")
+
+
+def _packets(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
     if first.closes:
         yield _finding("WF041", endpoint, "the connection ends with it", "serve HTTP/1.1")
         return
@@ -105,7 +132,7 @@ def _packets(client: Client, endpoint: Endpoint, first: Answer) -> Iterator[Find
         yield _finding("WF040", endpoint, what, "WSGIFast(app)", f"{gap * 1e3:.0f} ms")
 
 
-def _head(client: Client, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
+def _head(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
     head = client.ask(endpoint.url, method="HEAD")
     if head.status != first.status:
         what = f"{head.status} to HEAD, {first.status} to GET"
@@ -121,7 +148,7 @@ def _head(client: Client, endpoint: Endpoint, first: Answer) -> Iterator[Finding
         yield _finding("WF044", endpoint, what, "send no body to HEAD")
 
 
-def _validators(client: Client, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
+def _validators(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
     etag, modified = first.header("ETag"), first.header("Last-Modified")
     if first.status != 200 or (etag is None and modified is None):
         return
@@ -140,7 +167,7 @@ def _validators(client: Client, endpoint: Endpoint, first: Answer) -> Iterator[F
         yield _finding("WF046", endpoint, "bytes after a 304", "send no body with 304")
 
 
-def _ranges(client: Client, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
+def _ranges(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
     size = len(first.body)
     if first.status != 200 or size < 10 or first.header("Accept-Ranges") == "none":
         return
@@ -156,7 +183,7 @@ def _ranges(client: Client, endpoint: Endpoint, first: Answer) -> Iterator[Findi
         yield _finding("WF042", endpoint, what, "WSGIFast(app)")
 
 
-def _compression(client: Client, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
+def _compression(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
     answer = client.ask(endpoint.url, headers=[("Accept-Encoding", "gzip")])
     coding = answer.header("Content-Encoding")
     if coding is None or answer.status != 200:
@@ -166,7 +193,7 @@ def _compression(client: Client, endpoint: Endpoint, first: Answer) -> Iterator[
         yield _finding("WF047", endpoint, what, "wsgifast compress, for static files")
 
 
-def _slow_readers(client: Client, report: Report) -> Iterator[Finding]:
+def _slow_readers(client: HTTPClient, report: Report) -> Iterator[Finding]:
     by_size = sorted(report.observations, key=lambda seen: seen.raw.chunks.total)
     if not by_size or by_size[-1].raw.chunks.total < _HOLDING_BYTES:
         return

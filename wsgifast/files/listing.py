@@ -9,6 +9,7 @@ from html import escape
 from typing import NamedTuple
 from urllib.parse import quote
 
+from ..sizes import size_text
 from .conditions import http_date
 from .directory import Directory, is_served, names_of
 from .plan import Header, Plan
@@ -26,7 +27,6 @@ _HEADERS: tuple[Header, ...] = (
     ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"),
     ("X-Content-Type-Options", "nosniff"),
 )
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class Listed(NamedTuple):
@@ -78,7 +78,7 @@ def listing_plan(path: str, entries: Iterable[Listed], *, is_root: bool) -> Plan
         slash = "/" if entry.is_directory else ""
         # "./": "a:b" would be a URL with a scheme.
         link = "./" + quote(entry.name.encode("utf-8", "surrogateescape")) + slash
-        size = "" if entry.is_directory else _readable(entry.size)
+        size = "" if entry.is_directory else size_text(entry.size)
         rows.append(
             f'<tr><td><a href="{link}">{_text(entry.name)}{slash}</a></td>'
             f"<td>{size}</td><td>{_date(entry.modified)}</td></tr>"
@@ -114,15 +114,6 @@ def _facts_of(
 def _text(name: str) -> str:
     """Return a name as HTML; bytes that are not UTF-8 become U+FFFD."""
     return escape(name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
-
-
-def _readable(size: int) -> str:
-    amount = float(size)
-    for unit in _UNITS:
-        if amount < 1024 or unit == _UNITS[-1]:
-            break
-        amount /= 1024
-    return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"
 
 
 def _date(seconds: int) -> str:

@@ -11,7 +11,8 @@ from typing import Final
 from ..errors import ConfigurationError
 from ..option_checks import is_number
 from ..routes import stream_route
-from .rule import BodySeen, Chunks, size_text, slow_shape
+from ..sizes import size_text
+from .rule import BodySeen, Chunks, slow_shape
 
 logger = logging.getLogger("wsgifast")
 

@@ -96,10 +96,3 @@ def slow_shape(seen: BodySeen) -> str | None:
 def is_many_and_small(chunks: Chunks) -> bool:
     """Whether there are many chunks, and small ones."""
     return chunks.count >= _MANY_CHUNKS and chunks.median < _SMALL_CHUNK_BYTES
-
-
-def size_text(size: float) -> str:
-    """Return a size for people to read."""
-    if size < 2048:
-        return f"{size:.0f} B"
-    return f"{size / 1024:.0f} KiB" if size < 2 * 1024**2 else f"{size / 1024**2:.1f} MiB"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..client import HTTPClient, NoAnswer
 from ..errors import WSGIFastError
 from ..imports import needs
 from ..metrics.multiprocess import VARIABLE
@@ -79,23 +79,17 @@ def clients(address: Address) -> list[Client] | None:
 
 
 def _get(address: Address, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=_TIMEOUT_S)
+    client = HTTPClient(*address, headers=[("Accept", "text/plain")], limit_s=_TIMEOUT_S)
     try:
-        connection.request("GET", path, headers={"Accept": "text/plain"})
-        answer = connection.getresponse()
-        body = answer.read()
-    except ConnectionRefusedError:
-        raise WSGIFastError(
-            f"nothing listens on {address}: start the server with {VARIABLE}={address}, or name "
-            "its metrics address"
-        ) from None
-    except TimeoutError:
-        raise WSGIFastError(f"{address} does not answer within {_TIMEOUT_S:.0f} s") from None
-    except (OSError, http.client.HTTPException) as error:
-        raise WSGIFastError(f"{address} cannot be asked: {error or type(error).__name__}") from None
-    finally:
-        connection.close()
-    return answer.status, body.decode("utf-8", "replace")
+        answer = client.ask(path)
+    except NoAnswer as error:
+        if isinstance(error.__cause__, ConnectionRefusedError):
+            raise WSGIFastError(
+                f"nothing listens on {address}: start the server with {VARIABLE}={address}, or "
+                "name its metrics address"
+            ) from None
+        raise
+    return answer.status, answer.body.decode("utf-8", "replace")
 
 
 def parsed(text: str, at: float) -> Scrape:

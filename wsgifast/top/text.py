@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..sizes import size_text
 from ..terminal import cut, printable, table
 from .view import View
 
 # Of a pattern or path, however narrow the terminal is.
 _LEAST_COLUMNS = 16
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def lines(view: View, address: str, *, most: int = 20, width: int | None = None) -> list[str]:
@@ -31,8 +31,8 @@ def lines(view: View, address: str, *, most: int = 20, width: int | None = None)
         f"{_optional(', p50 %s', _time(view.p50_s))}{_optional(', p99 %s', _time(view.p99_s))}"
     )
     text.append(
-        f"bytes     {_bytes(view.body_bytes_per_s)}/s of bodies, "
-        f"{_bytes(view.sendfile_bytes_per_s)}/s by sendfile"
+        f"bytes     {_size(view.body_bytes_per_s)}/s of bodies, "
+        f"{_size(view.sendfile_bytes_per_s)}/s by sendfile"
     )
     if view.connections:
         states = ", ".join(f"{n:,} {state}" for state, n in view.connections.items() if n)
@@ -43,13 +43,13 @@ def lines(view: View, address: str, *, most: int = 20, width: int | None = None)
     if view.slow_clients is not None:
         text.append(
             f"slow      {_counted(view.slow_clients, 'client')}, "
-            f"{_bytes(view.queued_bytes)} queued, {_bytes(view.spooled_bytes)} in files, "
+            f"{_size(view.queued_bytes)} queued, {_size(view.spooled_bytes)} in files, "
             f"{_rate(view.clients_left_per_s)} left, {_rate(view.timeouts_per_s)} timed out"
         )
     if view.memory_bytes:
-        each = ", ".join(_bytes(size) for size in view.memory_bytes.values())
+        each = ", ".join(_size(size) for size in view.memory_bytes.values())
         cpu = "" if view.cpu is None else f", {view.cpu:.2f} processors in use"
-        text.append(f"memory    {_bytes(sum(view.memory_bytes.values()))} ({each}){cpu}")
+        text.append(f"memory    {_size(sum(view.memory_bytes.values()))} ({each}){cpu}")
     if view.endpoints:
         rows = [
             (
@@ -58,7 +58,7 @@ def lines(view: View, address: str, *, most: int = 20, width: int | None = None)
                 f"{each.errors_per_s:,.1f}",
                 _time(each.p50_s),
                 _time(each.p99_s),
-                _bytes(each.body_bytes_per_s),
+                _size(each.body_bytes_per_s),
             )
             for each in view.endpoints[:most]
         ]
@@ -68,8 +68,8 @@ def lines(view: View, address: str, *, most: int = 20, width: int | None = None)
         slow = [
             (
                 printable(each.client),
-                f"{_bytes(each.bytes_per_s)}/s",
-                _bytes(each.queued_bytes),
+                f"{_size(each.bytes_per_s)}/s",
+                _size(each.queued_bytes),
                 _time(each.waited_s),
                 printable(each.path),
             )
@@ -115,11 +115,5 @@ def _time(seconds: float | None) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def _bytes(size: float | None) -> str:
-    if size is None:
-        return "-"
-    for unit in _UNITS[:-1]:
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} {_UNITS[-1]}"
+def _size(size: float | None) -> str:
+    return "-" if size is None else size_text(size)

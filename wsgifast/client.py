@@ -1,4 +1,4 @@
-"""The HTTP client with which the doctor examines a running server."""
+"""An HTTP client for servers that may do anything: it waits no longer than it may, and measures."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import http.client
 import socket
 import ssl
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
-from ..errors import ConfigurationError, WSGIFastError
+from .errors import WSGIFastError
 
-# Of a body; the rest is not read.
+# Of a body that is kept; the rest is not read.
 _MOST_BYTES = 64 * 1024 * 1024
 _BLOCK_BYTES = 1 << 20
 # Bytes that do not belong there come with the head, or right behind it: seconds to wait for them.
@@ -23,19 +22,27 @@ _SLOW_BUFFER_BYTES = 4096
 
 
 class NoAnswer(WSGIFastError, OSError):
-    """The server cannot be reached, or does not speak HTTP."""
+    """The server cannot be reached, breaks off, or does not speak HTTP.
+
+    :ivar begun: there was a head at least.
+    """
+
+    begun = False
 
 
 @dataclass(frozen=True)
 class Answer:
     """One response, as a client sees it.
 
+    :ivar missing: how many bytes of its Content-Length did not come.
     :ivar body_s: seconds from the end of the head to the end of the body.
+    :ivar closes: the connection ends with it.
     """
 
     status: int
     headers: Sequence[tuple[str, str]]
     body: bytes
+    missing: int
     seconds: float
     body_s: float
     closes: bool
@@ -44,21 +51,32 @@ class Answer:
         return next((v for k, v in self.headers if k.lower() == name.lower()), None)
 
 
-class Client:
-    """Requests from one server, on one connection each or on a shared one."""
+def unverified_tls() -> ssl.SSLContext:
+    """TLS without verification: for servers of our own."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
-    def __init__(self, url: str, headers: tuple[tuple[str, str], ...], limit_s: float) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise ConfigurationError(f"--live {url}: expected a URL such as http://127.0.0.1:8000")
-        self.prefix = parts.path.rstrip("/")
-        self._host, self._port = parts.hostname, port
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._headers = headers
+
+class HTTPClient:
+    """Requests from one server, on one connection each or on a shared one.
+
+    :param headers: for every request.
+    :param limit_s: seconds for one answer.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        headers: Iterable[tuple[str, str]] = (),
+        limit_s: float,
+    ) -> None:
+        self._host, self._port, self._tls = host, port, tls
+        self._headers = tuple(headers)
         self._limit_s = limit_s
 
     def connect(self) -> http.client.HTTPConnection:
@@ -82,36 +100,41 @@ class Client:
         method: str = "GET",
         headers: Iterable[tuple[str, str]] = (),
         on: http.client.HTTPConnection | None = None,
+        take: Callable[[bytes], object] | None = None,
     ) -> Answer:
         """One request, on a connection of its own or on an open one.
 
-        :raises NoAnswer: if there is no whole answer in time, or what comes is not HTTP.
+        :param take: gets the whole body, in blocks; otherwise its beginning is in the answer.
+        :raises NoAnswer: if there is no end of the answer in time, or what comes is not HTTP.
         """
         connection = self.connect() if on is None else on
+        kept = bytearray()
+        begun = False
         try:
-            with self._no_answer():
+            with self._no_answer(lambda: begun):
                 began = time.perf_counter()
                 self._send(connection, url, method, headers)
-                response = connection.getresponse()
-                at_head = time.perf_counter()
-                body = self._body(response, began + self._limit_s)
+                with connection.getresponse() as response:
+                    begun = True
+                    at_head = time.perf_counter()
+                    # Of an endless body some may come again and again.
+                    while len(kept) < _MOST_BYTES and (block := response.read1(_BLOCK_BYTES)):
+                        (take or kept.extend)(block)
+                        if time.perf_counter() > began + self._limit_s:
+                            raise TimeoutError
                 ended = time.perf_counter()
         finally:
             if on is None:
                 connection.close()
-        seconds, body_s = ended - began, ended - at_head
-        head = response.getheaders()
-        return Answer(response.status, head, body, seconds, body_s, response.will_close)
-
-    def _body(self, response: http.client.HTTPResponse, deadline: float) -> bytes:
-        """Read a body's first bytes: of an endless one some may come again and again."""
-        body = bytearray()
-        with response:
-            while len(body) < _MOST_BYTES and (block := response.read1(_BLOCK_BYTES)):
-                body += block
-                if time.perf_counter() > deadline:
-                    raise TimeoutError(f"no end of the answer after {self._limit_s:g} s")
-        return bytes(body)
+        return Answer(
+            response.status,
+            response.getheaders(),
+            bytes(kept),
+            (response.length or 0) if len(kept) < _MOST_BYTES else 0,
+            ended - began,
+            ended - at_head,
+            response.will_close,
+        )
 
     def read_slowly(self, url: str) -> socket.socket:
         """Request a body, and do not read it."""
@@ -150,11 +173,17 @@ class Client:
         connection.endheaders()
 
     @contextlib.contextmanager
-    def _no_answer(self) -> Iterator[None]:
+    def _no_answer(self, begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
         """Raise NoAnswer for errors of the connection."""
         try:
             yield
         except (OSError, http.client.HTTPException) as error:
             where = f"{self._host}:{self._port or (443 if self._tls else 80)}"
             reason = getattr(error, "strerror", None) or error or type(error).__name__
-            raise NoAnswer(f"{where}: {reason}") from error
+            if isinstance(error, TimeoutError):
+                reason = f"no {'end of the ' * begun()}answer within {self._limit_s:g} s"
+            elif not isinstance(error, OSError):
+                reason = f"the answer is not HTTP ({reason})"
+            raised = NoAnswer(f"{where}: {reason}")
+            raised.begun = begun()
+            raise raised from error
