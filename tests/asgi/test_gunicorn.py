@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import gunicorn.config
 import pytest
 from asgifast.messages import ASGIApp, Receive, Scope, Send, response_body, response_start
-from asgifast.protocols import read_buffer
 from asgifast.workers.gunicorn import FastASGIProtocol
 from gunicorn.asgi.protocol import ASGIProtocol
 
 from tests.support.http import Connection
+from wsgifast.sockets import lingering
 
 from .servers import asgi_server
 from .support import expect_http2, expect_websocket
@@ -127,12 +127,13 @@ def test_a_large_upload_that_comes_before_the_request_in_front_of_it_is_answered
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("size", [1_000_000, 10], ids=["much", "little"])
 @pytest.mark.parametrize("sends", [True, False])
 def test_a_connection_with_an_upload_that_is_refused_is_closed_in_time(
-    sends: bool, monkeypatch: pytest.MonkeyPatch
+    size: int, sends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_buffer, "_LINGER_S", 60.0 if sends else 0.05)
-    monkeypatch.setattr(read_buffer, "_LINGERS_MOST_S", 0.05 if sends else 60.0)
+    monkeypatch.setattr(lingering, "LINGER_S", 60.0 if sends else 0.05)
+    monkeypatch.setattr(lingering, "_LINGERS_MOST_S", 0.05 if sends else 60.0)
     come = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,11 +147,12 @@ def test_a_connection_with_an_upload_that_is_refused_is_closed_in_time(
         transport, _ = await loop.create_connection(lambda: protocol, sock=ours)
         reader, writer = await asyncio.open_connection(sock=client)
         writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n")
-        writer.write(bytes(1_000_000))
-        while not protocol._reading_paused:
+        writer.write(bytes(size))
+        while not protocol._body_receiver or protocol._reading_paused != (size > 10):
             await asyncio.sleep(0)
         come.set()
         assert (await reader.read()).endswith(b"\r\n\r\nok")
+        assert not transport.is_closing()
         while sends and not transport.is_closing():
             writer.write(b"x")
             await asyncio.sleep(0.001)

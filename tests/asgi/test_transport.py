@@ -8,7 +8,6 @@ import struct
 
 import pytest
 from asgifast.coalescing import COALESCED_BYTES
-from asgifast.protocols import read_buffer
 
 from tests.asgi.transports import (
     connected,
@@ -17,7 +16,7 @@ from tests.asgi.transports import (
     turns,
     writes,
 )
-from wsgifast.sockets import FileSegment
+from wsgifast.sockets import FileSegment, lingering
 
 
 def test_writes_of_one_turn_are_one() -> None:
@@ -143,8 +142,8 @@ def test_a_second_close_waits_for_no_client_that_goes_on_sending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server ends."""
-    monkeypatch.setattr(read_buffer, "_LINGER_S", 0.5)
-    monkeypatch.setattr(read_buffer, "_LINGERS_MOST_S", 3600.0)
+    monkeypatch.setattr(lingering, "LINGER_S", 0.5)
+    monkeypatch.setattr(lingering, "_LINGERS_MOST_S", 3600.0)
 
     async def run() -> None:
         async with connected() as (transport, client):

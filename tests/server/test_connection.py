@@ -21,7 +21,6 @@ from tests.server.connections import (
 )
 from tests.workers.bench import GET, LARGE, Bench, Client, echo, large, make_bench
 from tests.workers.serving import POLLERS
-from wsgifast.server.endpoint import LINGER_S
 from wsgifast.server.poller import READ
 from wsgifast.server.states import (
     CLOSED,
@@ -31,6 +30,7 @@ from wsgifast.server.states import (
     RUNNING,
     SENDING,
 )
+from wsgifast.sockets.lingering import LINGER_S
 from wsgifast.workers.worker import FastWorker
 
 __all__ = ["bench", "make_bench"]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from ..sockets.lingering import Lingering
 from .app_socket import AppSocket
 from .channel import Channel
 from .counters import Counters
@@ -32,12 +33,6 @@ from .states import (
     TRANSITIONS,
 )
 
-# Lingering close, as in nginx: how long a client may be silent after the last byte of a response
-# before the connection is closed. A client in the middle of an upload may read the response only
-# after the upload: for this long, and this many bytes, what it sends is discarded.
-LINGER_S = 2.0
-_LINGERS_MOST_S = 30.0
-_LINGER_BYTES = 1024 * 1024 * 1024
 # Bytes discarded in one turn.
 _DISCARD_BYTES = 256 * 1024
 
@@ -111,9 +106,8 @@ class Endpoint:
     """
 
     __slots__ = (
-        "_core", "_left_to_discard", "_lingers_until", "_tls", "address", "app_socket", "deadline",
-        "fd", "hijacked", "known", "output", "peer", "proxy", "retries", "sock", "state", "streams",
-        "watched",
+        "_core", "_lingering", "_tls", "address", "app_socket", "deadline", "fd", "hijacked",
+        "known", "output", "peer", "proxy", "retries", "sock", "state", "streams", "watched",
     )  # fmt: skip
 
     def __init__(self, core: Core, sock: socket.socket, peer: Any, address: Any) -> None:
@@ -213,9 +207,8 @@ class Endpoint:
     def leave(self) -> None:
         """End the connection so that the client can read the whole response.
 
-        Closing a socket that has unread data sends a reset, which may destroy a response on its
-        way (RFC 9112 section 9.6). So only the sending side is shut down, and what the client still
-        sends is discarded until it closes.
+        Only the sending side is shut down, and what the client still sends is discarded until it
+        closes: see :mod:`~wsgifast.sockets.lingering`.
         """
         if self.output.error is not None:
             self.close()
@@ -231,21 +224,18 @@ class Endpoint:
             self.close()
             return
         self.move(LEAVES)
-        now = time.monotonic()
-        self.deadline = now + LINGER_S
-        self._lingers_until = now + _LINGERS_MOST_S
-        self._left_to_discard = _LINGER_BYTES
+        self._lingering = Lingering(time.monotonic())
+        self.deadline = self._lingering.deadline
         self._discard(READ)
 
     def _discard(self, events: int) -> None:
         try:
             size = len(socket.socket.recv(self.sock, _DISCARD_BYTES))  # without decrypting it
-            if not size or size >= self._left_to_discard:
+            if not self._lingering.goes_on(size, time.monotonic()):
                 self.close()
                 return
             if not self._core.is_ending():
-                self._left_to_discard -= size
-                self.deadline = min(time.monotonic() + LINGER_S, self._lingers_until)
+                self.deadline = self._lingering.deadline
         except WOULD_BLOCK:
             pass
         except (OSError, ValueError):

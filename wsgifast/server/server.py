@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from ..sockets.lingering import LINGER_S
 from .acceptor import Acceptor
 from .application import Application
 from .channel import Channel
@@ -20,7 +21,7 @@ from .coalescing import Coalescing
 from .connection import Connection
 from .counters import Counters
 from .drain import Drain
-from .endpoint import LINGER_S, Endpoint, Streams
+from .endpoint import Endpoint, Streams
 from .exchange import Exchange
 from .limits import Budget
 from .options import HTTP2Options, Options

@@ -6,12 +6,11 @@ import asyncio
 import threading
 from typing import cast
 
+from wsgifast.sockets.lingering import Lingering
+
 # One read of the socket. A copy of it stays below the 128 KiB from which on glibc's malloc() maps
 # fresh pages and unmaps them again (mallopt(3), M_MMAP_THRESHOLD).
 READ_BYTES = 112 * 1024
-# Lingering close, as in nginx: a client that is sending may read its response only after that. So
-# long it may be silent, and take in all.
-_LINGER_S, _LINGERS_MOST_S = 2.0, 30.0
 # Bytes are read and parsed in one callback, so that one buffer serves all of a thread's loop.
 _of_this_thread = threading.local()
 
@@ -45,7 +44,7 @@ class _Buffered(asyncio.BufferedProtocol):
 
 
 class _Discarding(_Buffered):
-    """Closes its transport at the client's end, or when that takes too long."""
+    """Lingering close: discards what comes, and closes its transport at the end of that."""
 
     def __init__(
         self,
@@ -56,13 +55,15 @@ class _Discarding(_Buffered):
         super().__init__(protocol)
         self._transport = transport
         self._loop = loop
-        self._end = loop.time() + _LINGERS_MOST_S
-        self._timer = loop.call_later(_LINGER_S, transport.close)
+        self.limits = Lingering(loop.time())
+        self._timer = loop.call_at(self.limits.deadline, transport.close)
 
     def buffer_updated(self, nbytes: int) -> None:
         self._timer.cancel()
-        at = min(self._loop.time() + _LINGER_S, self._end)
-        self._timer = self._loop.call_at(at, self._transport.close)
+        if self.limits.goes_on(nbytes, self._loop.time()):
+            self._timer = self._loop.call_at(self.limits.deadline, self._transport.close)
+        else:
+            self._transport.close()
 
     def eof_received(self) -> None:
         self._transport.close()
@@ -70,10 +71,6 @@ class _Discarding(_Buffered):
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         super().connection_lost(exc)
-
-    def let_end(self) -> None:
-        """Wait no longer than for a silent client, although it goes on sending."""
-        self._end = self._timer.when()
 
 
 def read_into_buffer(transport: asyncio.Transport) -> None:
@@ -93,14 +90,10 @@ def read_plainly(transport: asyncio.Transport) -> None:
 
 
 def linger(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-    """Close a transport behind what its client is sending; soon, if it is called once more.
-
-    The kernel resets a connection that is closed while received bytes are unread, and the client
-    loses what it has not read yet of the response (RFC 9112 section 9.6).
-    """
+    """Close a transport behind what its client is sending; soon, if it is called once more."""
     protocol = transport.get_protocol()
     if isinstance(protocol, _Discarding):
-        protocol.let_end()
+        protocol.limits.hurry()
         return
     if isinstance(protocol, _Buffered):
         protocol = protocol.protocol

@@ -246,8 +246,12 @@ class CoalescingTransport(asyncio.Transport):
             self._file.fail(ConnectionResetError("the connection was lost while a file was sent"))
 
     def close(self) -> None:
+        """Close behind what is written, and behind what the client is sending.
+
+        A second call is the server's, which is about to end.
+        """
         if self.is_closing is _lingers:
-            linger(self.real, self._loop)  # the server is about to end
+            linger(self.real, self._loop)
             return
         if not self.is_closing():
             self.flush()

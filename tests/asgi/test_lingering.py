@@ -1,0 +1,70 @@
+"""Connections that are closed behind what their clients are still sending."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from asgifast.messages import Receive, Scope, Send
+
+from wsgifast.sockets import lingering
+
+from .protocols import Client, _no_descriptor_is_left, body, protocol, serving, start, turns
+
+__all__ = ["_no_descriptor_is_left", "protocol"]
+
+UPLOAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n"
+
+
+async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
+    await start(send, length=2)
+    await body(send, b"no")
+
+
+async def send_until_closed(client: Client) -> int:
+    """Send on and on; return how many bytes were sent."""
+    sent = 0
+    while client.state.connections:
+        try:
+            await client.send(bytes(1000))
+        except OSError:
+            break
+        sent += 1000
+        await asyncio.sleep(0.001)
+    return sent
+
+
+@pytest.mark.parametrize("headers", [b"", b"Connection: close\r\n"], ids=["kept", "closed"])
+def test_a_server_that_ends_does_not_wait_for_all_that_a_client_would_send(
+    protocol: Any, headers: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the connection is open until then, or lingers already."""
+    monkeypatch.setattr(lingering, "_LINGERS_MOST_S", 600.0)
+
+    async def run() -> None:
+        async with serving(protocol, refusing) as client:
+            await client.send(UPLOAD + headers + b"\r\n" + bytes(1000))
+            await client.until(b"no")
+            await turns()
+            assert client.state.connections
+            monkeypatch.setattr(lingering, "LINGER_S", 0.3)
+            for connection in client.state.connections:
+                connection.shutdown()
+            await asyncio.wait_for(send_until_closed(client), 60)
+
+    asyncio.run(run())
+
+
+def test_a_client_is_given_up_that_sends_more_than_an_upload(
+    protocol: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lingering, "_LINGER_BYTES", 50_000)
+
+    async def run() -> None:
+        async with serving(protocol, refusing) as client:
+            await client.send(UPLOAD + b"Connection: close\r\n\r\n")
+            await client.until(b"no")
+            assert 50_000 <= await asyncio.wait_for(send_until_closed(client), 60) < 1_000_000
+
+    asyncio.run(run())

@@ -1,0 +1,37 @@
+"""The limits of a lingering close."""
+
+from __future__ import annotations
+
+import pytest
+
+from wsgifast.sockets import lingering
+from wsgifast.sockets.lingering import LINGER_S, Lingering
+
+
+def test_the_client_closes() -> None:
+    assert not Lingering(0.0).goes_on(0, 0.0)
+
+
+def test_a_client_that_goes_on_is_given_up_in_the_end() -> None:
+    limits = Lingering(100.0)
+    assert limits.deadline == 100.0 + LINGER_S
+    now = 100.0
+    while now < limits.deadline:
+        now += LINGER_S / 2
+        assert limits.goes_on(1, now)
+    assert limits.deadline == 130.0
+
+
+def test_bytes_have_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lingering, "_LINGER_BYTES", 1000)
+    limits = Lingering(0.0)
+    assert limits.goes_on(999, 0.0)
+    assert not limits.goes_on(1, 0.0)
+
+
+def test_a_server_that_ends_waits_for_a_silent_client_alone() -> None:
+    limits = Lingering(0.0)
+    assert limits.goes_on(1, 5.0)
+    limits.hurry()
+    assert limits.goes_on(1, 7.0)
+    assert limits.deadline == 5.0 + LINGER_S
