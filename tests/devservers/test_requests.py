@@ -41,6 +41,21 @@ def test_the_server_keeps_to_wsgi(kind: str) -> None:
 
 
 @each_kind
+def test_an_absolute_target_is_split(kind: str) -> None:
+    def echo(environ: WSGIEnvironment) -> list[bytes]:
+        names = ("HTTP_HOST", "PATH_INFO", "QUERY_STRING")
+        return [" ".join([environ[name] for name in names]).encode("latin-1")]
+
+    with serve(answering(echo), kind) as served, Connection(served.address) as client:
+        for target, expected in [
+            ("http://elsewhere:81/a%20b%C3%BC?c=d", b"elsewhere:81 /a b\xc3\xbc c=d"),
+            ("HTTP://elsewhere", b"elsewhere / "),
+            ("http://[::1]:81?c", b"[::1]:81 / c"),
+        ]:
+            assert client.request(target).body == expected
+
+
+@each_kind
 def test_an_old_client_may_ask_to_stay(kind: str) -> None:
     with serve(answering(path_of), kind) as served:
         with Connection(served.address) as client:

@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Iterable
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any, TypeVar, overload
+from urllib.parse import unquote, urlsplit
 from wsgiref import simple_server
 from wsgiref.handlers import BaseHandler
 
@@ -163,6 +164,10 @@ class WSGIRequestHandler(KeepAliveHandler, simple_server.WSGIRequestHandler):
 
     def basic_environ(self) -> WSGIEnvironment:
         environ: WSGIEnvironment = self.get_environ()
+        target = urlsplit(self.path)
+        if target.netloc:  # an absolute URI, which takes precedence over Host (RFC 9112, 3.2.2)
+            environ["HTTP_HOST"] = target.netloc.rpartition("@")[2]
+            environ["PATH_INFO"] = unquote(target.path or "/", "latin-1")
         environ["wsgi.version"] = (1, 0)
         environ["wsgi.url_scheme"] = (
             "https" if isinstance(self.connection, ssl.SSLSocket) else "http"
