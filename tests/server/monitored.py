@@ -57,9 +57,7 @@ class Monitored:
         for each in (module, pool, counters):
             monkeypatch.setattr(each, "time", SimpleNamespace(monotonic=lambda: self.now))
         poller: Any = SimpleNamespace(poll=self._poll, wake=self._wake)
-        self.pool: Pool[str] = Pool(
-            size=SIZE,
-            poller=poller,
+        work: Any = SimpleNamespace(
             receive=lambda item: self.receive(item),
             run=self._run,
             on_tick=self._tick,
@@ -68,6 +66,7 @@ class Monitored:
             on_queued=lambda job: self.at_queued(job),
             on_taken=lambda job: self.at_taking(job),
         )
+        self.pool: Pool[str] = Pool(SIZE, poller, work)
         alarm: Any = SimpleNamespace(wait=self._pause, set=self._set_alarm)
         self.pool.monitor._alarm = alarm
         self.first, *self.others = self.pool._members
@@ -120,7 +119,7 @@ class Monitored:
 
     def serve(self, member: Any) -> None:
         """One turn, and what it does then."""
-        (self.pool._serve_as_spare if member.spare else self.pool._serve)(member)
+        self.pool._serve(member)
 
     def turn(self, member: Any) -> list[Any]:
         """One turn; who would have led or followed then."""

@@ -28,14 +28,7 @@ class Harness:
 
     def __init__(self, kind: str, size: int, round_s: float = 10 * PATIENCE_S) -> None:
         self.poller = make_poller(kind)
-        self.pool: Pool[App] = Pool(
-            size=size,
-            poller=self.poller,
-            receive=self._receive,
-            run=self._run,
-            on_tick=self._on_tick,
-            on_failure=self._on_failure,
-        )
+        self.pool: Pool[App] = Pool(size, self.poller, self)
         self.received_in: set[str] = set()
         self.ran_in: set[str] = set()
         self.failed = threading.Event()
@@ -119,7 +112,9 @@ class Harness:
             self.pool.monitor.run(self._round_s)
             self.rounds += 1
 
-    def _receive(self, item: Event | Task[App]) -> App | None:
+    # What the pool calls.
+
+    def receive(self, item: Event | Task[App]) -> App | None:
         self.received_in.add(threading.current_thread().name)
         if not isinstance(item, tuple):
             return item()
@@ -130,15 +125,19 @@ class Harness:
         assert sock.recv(2) == b"a", "an event has been delivered twice"
         return app
 
-    def _run(self, app: App) -> None:
+    def run(self, app: App) -> None:
         self.ran_in.add(threading.current_thread().name)
         app()
 
-    def _on_tick(self) -> bool:
+    def on_tick(self) -> bool:
         return False
 
-    def _on_failure(self) -> None:
+    def on_failure(self) -> None:
         self.failed.set()
+
+    def on_queued(self, app: App) -> None: ...
+    def on_taken(self, app: App) -> None: ...
+    def on_saturation(self) -> None: ...
 
 
 class Gate:

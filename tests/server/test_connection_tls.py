@@ -87,7 +87,7 @@ def test_tls_handshakes(
 
     monkeypatch.setattr(ssl.SSLSocket, "do_handshake", handshake)
     for event in (READ, READ, WRITE):
-        bench.server._receive((client.near.fd, event))
+        bench.server.receive((client.near.fd, event))
     assert events == [READ, WRITE, READ]
 
 

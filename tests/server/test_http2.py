@@ -371,10 +371,10 @@ def test_a_stream_may_end_while_it_is_queued_or_taken(begin: Begin) -> None:
     server = begin().bench.server
     exchange = Exchange(None, 0, b"", {})
     stream: Any = Leaves(exchange)
-    server._on_queued(stream)
+    server.on_queued(stream)
     assert exchange.queued
     stream = Leaves(exchange)
-    server._on_taken(stream)
+    server.on_taken(stream)
     assert len(server.counters.take_waits()) == 1
 
 

@@ -6,13 +6,15 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.server.pools import PATIENCE_S, SIZE, SPARE, App, Gate, Harness
 from tests.support.servers import wait_for
 from wsgifast.server.poller import READ, Event, make_poller
-from wsgifast.server.pool import Pool, Task
+from wsgifast.server.pool import Pool
 
 
 @pytest.fixture(params=["epoll", "selectors"])
@@ -304,7 +306,6 @@ def test_an_interrupt_ends_a_monitor_that_sleeps(harness: Harness) -> None:
 
 @pytest.mark.parametrize("kind", ["epoll", "selectors"])
 def test_an_interrupt_is_not_lost_while_the_monitor_promotes(kind: str) -> None:
-    poller = make_poller(kind)
     ticks = 0
 
     def interrupt_at_the_second_tick() -> bool:
@@ -315,21 +316,15 @@ def test_an_interrupt_is_not_lost_while_the_monitor_promotes(kind: str) -> None:
             pool.monitor.interrupt()
         return False
 
-    def take(item: Event | Task[App]) -> App | None:
-        assert not isinstance(item, tuple)
-        return item()
-
-    def run(app: App) -> None:
-        app()
-
-    pool: Pool[App] = Pool(
-        size=1,
-        poller=poller,
-        receive=take,
-        run=run,
+    nothing = dict.fromkeys(("on_failure", "on_queued", "on_taken"), lambda *_: None)
+    work: Any = SimpleNamespace(
+        receive=lambda item: item(),
+        run=lambda app: app(),
         on_tick=interrupt_at_the_second_tick,
-        on_failure=lambda: None,
+        on_saturation=lambda: None,
+        **nothing,
     )
+    pool: Pool[App] = Pool(1, make_poller(kind), work)
     gate = Gate()
     pool.start()
     pool.push(lambda: gate)

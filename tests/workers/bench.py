@@ -272,22 +272,22 @@ class Bench:
 
     def take_up(self) -> Any:
         """Do what the next event calls for; returns the job, if one is ready to run."""
-        return self.server._receive(self._pool.work.popleft())
+        return self.server.receive(self._pool.work.popleft())
 
     def leave_waiting(self, job: Any) -> None:
         """No thread is free for this job."""
-        self.server._on_queued(job)
+        self.server.on_queued(job)
         self._pool.ready.append(job)
 
     def take_waiting(self) -> Any:
         """A thread is free for the next of them."""
         job = self._pool.ready.popleft()
-        self.server._on_taken(job)
+        self.server.on_taken(job)
         return job
 
     def answer(self, job: Any) -> None:
         """Run the app for a job."""
-        self.server._run(job)
+        self.server.run(job)
 
     def sweep(self) -> None:
         self.server._sweep()

@@ -181,7 +181,7 @@ def test_a_worker_without_its_arbiter_ends(life: Life) -> None:
 def test_a_pool_that_has_failed_ends_the_worker_with_an_error(life: Life) -> None:
     def fail() -> None:
         life.pool.failed = True
-        life.bench.server._on_pool_failure()
+        life.bench.server.on_failure()
 
     life.pool.at_monitor = [fail]
     life.bench.connect()  # which nobody would serve
@@ -278,7 +278,7 @@ def test_the_pool_is_made_to_measure(make_bench: MakeBench) -> None:
     pool = bench.server.pool
     assert len(pool._members) == 7
     pool.monitor._on_tick()
-    pool._on_failure()
+    bench.server.on_failure()
     assert bench.log.says("A thread of the worker has failed")
     assert pool.monitor._interrupted
 
@@ -347,7 +347,7 @@ def test_newcomers_are_left_to_siblings_that_may_have_a_free_thread(
         server = bench.server
         for saturated in (False, True, False):
             server.pool.saturated = saturated
-            server.pool._on_saturation()
+            server.on_saturation()
             assert bench.listens is not (saturated and leaves)
         server.stop()
         bench.sweep()
@@ -370,7 +370,7 @@ def test_listeners_are_for_whoever_polls(make_bench: MakeBench, poller_kind: str
                 bench.run()
             assert sock.recv(1000).startswith(b"HTTP/1.0 200 OK\r\n")
         # An event of a descriptor that is nobody's any more.
-        server._receive((12345, 1))
+        server.receive((12345, 1))
         server.stop()
         server._acceptor.update()
     assert [status for _, status, _ in bench.log.requests] == ["200 OK"]

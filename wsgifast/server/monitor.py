@@ -54,15 +54,15 @@ class Monitor:
 
     :param leader: returns the current leader.
     :param replace: called with a leader that is to be replaced.
-    :param on_tick: see :class:`~.pool.Pool`.
+    :param on_tick: see :class:`~.pool.Work`.
     :ivar ticking: whether it runs, so that a requested tick comes.
     :ivar guard_at: a thread that begins a turn after this time calls :meth:`guard`; monotonic.
     """
 
     def __init__(
         self,
-        *,
         leader: Callable[[], Member],
+        *,
         replace: Callable[[Member], object],
         on_tick: Callable[[], bool],
     ) -> None:

@@ -46,7 +46,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from .counters import Exhaustion
 from .monitor import TICK_S, Member, Monitor, is_running
@@ -71,37 +71,43 @@ Job = TypeVar("Job")
 Task = Callable[[], Job | None]
 
 
+class Work(Protocol[Job]):
+    """What the threads of a pool do. Any of them may call; nothing here may raise."""
+
+    def receive(self, item: Event | Task[Job]) -> Job | None:
+        """Handle an event or a task with non-blocking I/O; returns a job if one is ready to run."""
+
+    def run(self, job: Job) -> None:
+        """Run a job; called by every thread but the spare ones and the monitor's."""
+
+    def on_queued(self, job: Job) -> None:
+        """No thread is free for a job, which is about to wait in `ready`."""
+
+    def on_taken(self, job: Job) -> None:
+        """A thread takes such a job."""
+
+    def on_tick(self) -> bool:
+        """The monitor looks, or a tick was requested. Must not block.
+
+        :returns: whether there was something to do.
+        """
+
+    def on_saturation(self) -> None:
+        """:attr:`Pool.saturated` has changed. Must not block."""
+
+    def on_failure(self) -> None:
+        """This thread ends because of an internal error."""
+
+
 class Pool(Generic[Job]):
     """A fixed number of threads that poll and run jobs, and spare threads that only poll.
 
     :param size: number of threads, which is the number of apps that run at once.
-    :param receive: handles an event or a task with non-blocking I/O, and returns a job if one is
-        ready to run. Called by every thread but the monitor's. Must not raise.
-    :param run: runs a job. Called by every thread but the spare ones and the monitor's. Must not
-        raise.
-    :param on_tick: called by the monitor whenever it looks, and at requested ticks. Returns whether
-        there was something to do. Must not block.
-    :param on_failure: called in a thread that ends because of an internal error.
-    :param on_saturation: called when `saturated` has changed. Must not block.
-    :param on_queued: called with a job for which no thread is free, before it goes to `ready`.
-    :param on_taken: called with such a job when a thread takes it.
     :ivar saturated: no thread is free to run a job, and a spare leads.
     :ivar failed: a thread has ended because of an internal error: the worker must end.
     """
 
-    def __init__(
-        self,
-        *,
-        size: int,
-        poller: Poller,
-        receive: Callable[[Event | Task[Job]], Job | None],
-        run: Callable[[Job], None],
-        on_tick: Callable[[], bool],
-        on_failure: Callable[[], object],
-        on_saturation: Callable[[], object] = lambda: None,
-        on_queued: Callable[[Job], object] = lambda job: None,
-        on_taken: Callable[[Job], object] = lambda job: None,
-    ) -> None:
+    def __init__(self, size: int, poller: Poller, user: Work[Job]) -> None:
         self.work: deque[Event | Task[Job]] = deque()
         self.deferred: deque[Event | Task[Job]] = deque()
         self._polled_at = 0.0
@@ -111,12 +117,8 @@ class Pool(Generic[Job]):
         self.exhaustion = Exhaustion()
         self.failed = False
         self._poller = poller
-        self._receive = receive
-        self._run = run
-        self._on_saturation = on_saturation
-        self._on_queued = on_queued
-        self._on_taken = on_taken
-        self._on_failure = on_failure
+        self._user = user
+        self._receive, self._run = user.receive, user.run  # which are called most
         self._members = [Member(f"wsgifast-{number}") for number in range(size)]
         self._spares = [Member("wsgifast-spare-0", spare=True)]
         self._leader = self._members[0]
@@ -128,7 +130,7 @@ class Pool(Generic[Job]):
         self._lock = threading.Lock()
         self._stopped = False
         self._promote_early = 0
-        self.monitor = Monitor(leader=lambda: self._leader, replace=self._replace, on_tick=on_tick)
+        self.monitor = Monitor(lambda: self._leader, replace=self._replace, on_tick=user.on_tick)
 
     def start(self) -> None:
         """Start the threads; the first one leads."""
@@ -219,29 +221,31 @@ class Pool(Generic[Job]):
     # The pool's threads
 
     def _start(self, member: Member) -> None:
-        serve = self._serve_as_spare if member.spare else self._serve
         member.thread = threading.Thread(
-            target=self._until_stopped, args=(serve, member), name=member.name, daemon=True
+            target=self._serve_until_stopped, args=(member,), name=member.name, daemon=True
         )
         member.thread.start()
 
-    def _until_stopped(self, serve: Callable[[Member], None], me: Member) -> None:
+    def _serve_until_stopped(self, me: Member) -> None:
         try:
             while not self._stopped:
-                serve(me)
+                self._serve(me)
             self._poller.wake()  # another thread may still poll
         except BaseException:
             self.failed = True
-            self._on_failure()
+            self._user.on_failure()
             raise
 
     def _serve(self, me: Member) -> None:
         """Take one turn, or wait for one."""
         job = item = None
         try:
-            if self.ready:
+            if me.spare and self._leader is not me:
+                self._rest(me)
+                return
+            if self.ready and not me.spare:
                 job = self.ready.popleft()
-                self._on_taken(job)
+                self._user.on_taken(job)
             elif self.work:
                 item = self.work.popleft()
             elif self._leader is me:
@@ -260,41 +264,25 @@ class Pool(Generic[Job]):
         if item is not None:
             job = self._receive(item)
         if job is not None:
-            if self._promote_early:
+            if me.spare:
+                self._user.on_queued(job)
+                self.ready.append(job)
+                self._wake_for_work()
+            elif self._promote_early:
                 self._hand_over_and_run(me, job)
             else:
                 self._run(job)
         me.busy = False
-        if self._leader is not me:
+        if self._leader is not me and not me.spare:
             self._lead_or_follow(me)
 
-    def _serve_as_spare(self, me: Member) -> None:
-        """Take one turn in place of the other threads, or wait until none of them is free."""
-        if self._leader is not me:
-            with self._lock:
-                if self._leader is me or self._stopped:
-                    return
-                self._idle_spares.append(me)
-            me.gate.acquire()
-            return
-        if not self.work:
-            self._poll(me)
-            return
-        try:
-            item = self.work.popleft()
-        except IndexError:
-            return  # another thread was quicker
-        me.turn += 1
-        me.since = now = time.monotonic()
-        me.busy = True
-        if now >= self.monitor.guard_at:
-            self.monitor.guard(now)
-        job = self._receive(item)
-        me.busy = False
-        if job is not None:
-            self._on_queued(job)
-            self.ready.append(job)
-            self._wake_for_work()
+    def _rest(self, me: Member) -> None:
+        """A spare that does not lead waits until none of the other threads is free."""
+        with self._lock:
+            if self._leader is me or self._stopped:
+                return
+            self._idle_spares.append(me)
+        me.gate.acquire()
 
     def _poll(self, me: Member) -> None:
         # Set before the last look at the work: a thread that adds some either sees this and wakes
@@ -340,7 +328,7 @@ class Pool(Generic[Job]):
                 self.exhaustion.end()
             saturated, self.saturated = self.saturated, False
         if saturated:
-            self._on_saturation()
+            self._user.on_saturation()
         if not leads:
             me.gate.acquire()
 
@@ -372,7 +360,7 @@ class Pool(Generic[Job]):
             self._set_leader(spare)
             self.saturated = True
             self.exhaustion.begin()
-        self._on_saturation()  # before it polls
+        self._user.on_saturation()  # before it polls
         if spare.thread is None:
             self._start(spare)
         else:

@@ -82,18 +82,8 @@ class Server:
             log=log,
         )
         self.connections = self.registry.connections
-        coalescing = Coalescing(lambda: self.pool.monitor.request_tick())
-        self.pool: Pool[Channel] = Pool(
-            size=options.threads,
-            poller=self.poller,
-            receive=self._receive,
-            run=self._run,
-            on_tick=coalescing.tick,
-            on_failure=self._on_pool_failure,
-            on_saturation=lambda: self._acceptor.update(),
-            on_queued=self._on_queued,
-            on_taken=self._on_taken,
-        )
+        self._coalescing = Coalescing(lambda: self.pool.monitor.request_tick())
+        self.pool: Pool[Channel] = Pool(options.threads, self.poller, self)
         self._acceptor = Acceptor(
             self.listeners,
             self.poller,
@@ -114,7 +104,7 @@ class Server:
         # Used by connections, like options, registry and log: see endpoint.Core.
         self.http2 = http2
         self.output_rules = OutputRules(
-            options, self.counters, coalescing, self.pool.share_work, log
+            options, self.counters, self._coalescing, self.pool.share_work, log
         )
         self.on_sent = application.on_sent
 
@@ -217,10 +207,6 @@ class Server:
         self._killed = True
         self.stop()
 
-    def _on_pool_failure(self) -> None:
-        self.log.exception("A thread of the worker has failed; the worker restarts")
-        self.pool.monitor.interrupt()
-
     # Connections
 
     def _is_open(self) -> bool:
@@ -272,10 +258,9 @@ class Server:
         ends = self._stopping or self._ends_soon
         return min(keepalive_s, LINGER_S) if ends else keepalive_s
 
-    # Called by the pool
+    # Called by the pool; see pool.Work
 
-    def _receive(self, item: Event | Task[Channel]) -> Channel | None:
-        """Handle an event or a task; returns a connection or stream whose app is to run."""
+    def receive(self, item: Event | Task[Channel]) -> Channel | None:
         if not isinstance(item, tuple):
             return item()
         fd, events = item
@@ -304,23 +289,35 @@ class Server:
             connection.close()
             return None
 
-    def _on_queued(self, channel: Channel) -> None:
-        exchange = channel.exchange
-        if exchange is not None:  # a stream may end meanwhile, and drop it
-            exchange.queued = time.monotonic()
-
-    def _on_taken(self, channel: Channel) -> None:
-        exchange = channel.exchange
-        if exchange is not None:
-            self.counters.count_wait(time.monotonic() - exchange.queued)
-
-    def _run(self, channel: Channel) -> None:
+    def run(self, channel: Channel) -> None:
         try:
             if channel.begin_app():
                 self._application.run(channel)
         except Exception:
             self.log.exception("Error in a connection")
             channel.close()
+
+    def on_queued(self, channel: Channel) -> None:
+        exchange = channel.exchange
+        if exchange is not None:  # a stream may end meanwhile, and drop it
+            exchange.queued = time.monotonic()
+
+    def on_taken(self, channel: Channel) -> None:
+        exchange = channel.exchange
+        if exchange is not None:
+            self.counters.count_wait(time.monotonic() - exchange.queued)
+
+    def on_tick(self) -> bool:
+        return self._coalescing.tick()
+
+    def on_saturation(self) -> None:
+        self._acceptor.update()
+
+    def on_failure(self) -> None:
+        self.log.exception("A thread of the worker has failed; the worker restarts")
+        self.pool.monitor.interrupt()
+
+    # Overdue connections
 
     def _sweep_soon(self) -> None:
         """Have a thread of the pool sweep: the main thread must not block."""
