@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from tests.support.slow_clients import opening
 from wsgifast.benchmark.load import Client, Load, Task, family, resident_bytes
 from wsgifast.benchmark.serving import gunicorn
-from wsgifast.benchmark.slow_clients import Kind, slow_clients
+from wsgifast.benchmark.slow_clients import GATHER_S, TURN_S, Crowd, Kind
 from wsgifast.benchmark.tables import Row, Server, Unit
 from wsgifast.client import HTTPClient, unverified_tls
 from wsgifast.server.pool import MAX_SPARES
@@ -87,11 +87,23 @@ def _states(*, tls: bool) -> dict[str, Kind]:
 
 
 def _abandon(task: Task, kinds: Iterable[Kind], clients: int, seconds: float) -> int:
-    """So many clients of each kind, for a while; returns how many they were."""
-    with contextlib.ExitStack() as stack:
-        crowds = [stack.enter_context(slow_clients(k, task.address, clients)) for k in kinds]
-        time.sleep(seconds)
-        return sum(int(crowd.end()["opened"]) for crowd in crowds)
+    """So many clients of each kind, for a while, until all of them are there; then all leave.
+
+    Returns how many they were.
+    """
+    crowds = [Crowd(kind, task.address, clients) for kind in kinds]
+    begun = time.monotonic()
+    try:
+        while True:
+            for crowd in crowds:
+                crowd.turn()
+            passed = time.monotonic() - begun
+            if passed >= seconds and (passed > GATHER_S or all(c.is_gathered for c in crowds)):
+                return sum(crowd.seen["opened"] for crowd in crowds)
+            time.sleep(TURN_S)
+    finally:
+        for crowd in crowds:
+            crowd.close()
 
 
 def _blocks(task: Task) -> int:

@@ -108,6 +108,11 @@ class Crowd:
         """How many clients are there and have sent their opening."""
         return sum(client.sent >= len(self._opening) for client in self._present)
 
+    @property
+    def is_gathered(self) -> bool:
+        """Whether all of them are, if they stay at all."""
+        return self.kind.leaves or self.gathered >= self.clients
+
     def turn(self) -> None:
         """Let each client do what it is to have done by now."""
         now = time.monotonic()
@@ -259,7 +264,7 @@ def main() -> None:
     crowd = Crowd(kind, (given.host, given.port), min(given.clients, raise_open_files() - 50))
     turn_s = max(TURN_S, TURN_S_PER_CLIENT * crowd.clients)
     begun = time.monotonic()
-    while crowd.gathered < crowd.clients and not kind.leaves:
+    while not crowd.is_gathered:
         crowd.turn()
         time.sleep(TURN_S)
         if time.monotonic() - begun > GATHER_S:
