@@ -49,8 +49,8 @@ def test_an_absolute_target_is_split(kind: str) -> None:
     with serve(answering(echo), kind) as served, Connection(served.address) as client:
         for target, expected in [
             ("http://elsewhere:81/a%20b%C3%BC?c=d", b"elsewhere:81 /a b\xc3\xbc c=d"),
-            ("HTTP://elsewhere", b"elsewhere / "),
-            ("http://[::1]:81?c", b"[::1]:81 / c"),
+            ("HTTP://[::1]:81/?c", b"[::1]:81 / c"),
+            ("/http://elsewhere/", b"localhost /http://elsewhere/ "),
         ]:
             assert client.request(target).body == expected
 

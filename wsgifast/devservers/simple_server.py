@@ -165,7 +165,8 @@ class WSGIRequestHandler(KeepAliveHandler, simple_server.WSGIRequestHandler):
     def basic_environ(self) -> WSGIEnvironment:
         environ: WSGIEnvironment = self.get_environ()
         target = urlsplit(self.path)
-        if target.netloc:  # an absolute URI, which takes precedence over Host (RFC 9112, 3.2.2)
+        if target.scheme and target.netloc:
+            # An absolute URI, which takes precedence over Host (RFC 9112, 3.2.2).
             environ["HTTP_HOST"] = target.netloc.rpartition("@")[2]
             environ["PATH_INFO"] = unquote(target.path or "/", "latin-1")
         environ["wsgi.version"] = (1, 0)
