@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from tests.metrics.test_prometheus import Samples, parsed
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
@@ -38,9 +37,7 @@ def test_workers_of_gthread_with_the_app_loaded_before(tmp_path: Path) -> None:
     env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
 
     def samples() -> Samples:
-        registry = CollectorRegistry()
-        registry.register(Directory(str(tmp_path), own=False))
-        return parsed(registry)
+        return parsed(Directory(str(tmp_path), own=False).text()[1])
 
     with live_server(argv, ("127.0.0.1", port), env=env) as server:
         _ask(server)

@@ -30,11 +30,10 @@ from wsgifast.metrics.prometheus import FileReporter, PointCollector
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def parsed(registry: CollectorRegistry) -> Samples:
-    text = generate_latest(registry).decode()
+def parsed(text: bytes) -> Samples:
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
+        for family in text_string_to_metric_families(text.decode())
         for sample in family.samples
     }
 
@@ -42,14 +41,14 @@ def parsed(registry: CollectorRegistry) -> Samples:
 def scraped(source: Any) -> Samples:
     registry = CollectorRegistry()
     registry.register(PointCollector([source]))
-    return parsed(registry)
+    return parsed(generate_latest(registry))
 
 
 def read_files(directory: Path) -> Samples:
     registry = CollectorRegistry()
     collector: Any = MultiProcessCollector  # has no types
     collector(registry, str(directory))
-    return parsed(registry)
+    return parsed(generate_latest(registry))
 
 
 def some_requests() -> RequestMetrics:

@@ -18,17 +18,21 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from prometheus_client.mmap_dict import MmapedDict
 
-from .merge import ADDED_UP, UNREADABLE, ValuesFile, gauges, metrics_of, parts_of, sums
+from .exposition import text_format
+from .merge import ADDED_UP, UNREADABLE, ValuesFile, gauges, parts_of, sums
 from .processes import is_alive, pid_in
 
 # The name of the process in the names of merged files.
 _DEAD = "wsgifast-dead"
 _PLAN = "merging.json"
 _ATTEMPTS = 3
+# Formats whose lines are kept: Prometheus always asks for the same.
+_MOST_FORMATS = 4
 
 
 class Directory:
@@ -42,25 +46,28 @@ class Directory:
         self.path = path
         self._own = own
         self._lock = threading.Lock()
+        self._format = lru_cache(_MOST_FORMATS)(text_format)
         # Of kinds that are added up, by path and inode.
         self._values: dict[tuple[str, int], ValuesFile] = {}
 
-    def collect(self) -> Iterator[Any]:
-        """The metrics of all processes, added up; called by prometheus_client's registries."""
+    def text(self, accept: str = "") -> tuple[str, bytes]:
+        """The metrics of all processes, added up; and before it, its Content-Type.
+
+        :param accept: the client's Accept header.
+        """
         with self._lock:
-            metrics = self._read()
-        yield from metrics
+            for attempt in range(_ATTEMPTS):
+                try:
+                    values, others = self._read()
+                    break
+                except UNREADABLE:
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+            chosen = self._format(accept)
+            return chosen.content_type, chosen.text(values, others)
 
-    def _read(self) -> list[Any]:
-        for attempt in range(_ATTEMPTS):
-            try:
-                return list(self._read_once())
-            except UNREADABLE:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-        raise AssertionError
-
-    def _read_once(self) -> Iterator[Any]:
+    def _read(self) -> tuple[dict[str, dict[str, float]], list[Any]]:
+        """Of each kind that is added up the values by their keys; and the gauges."""
         with os.scandir(self.path) as entries:
             # The inode too: a merged file is replaced by a new one of the same name. An empty file
             # has just been created.
@@ -70,14 +77,16 @@ class Directory:
             self._values.pop(gone).close()
         for new in lasting - self._values.keys():
             self._values[new] = ValuesFile(new[0])
-        for kind in ADDED_UP:
-            same = [file for file in self._values.values() if file.kind == kind]
-            for file in same:
-                file.read()
-            yield from metrics_of(kind, sums(same))
-        for metric in gauges(path for path, _ in files - lasting):
+        for file in self._values.values():
+            file.read()
+        values = {
+            kind: sums(file for file in self._values.values() if file.kind == kind)
+            for kind in ADDED_UP
+        }
+        others = list(gauges(path for path, _ in files - lasting))
+        for metric in others:
             metric.samples = [_with_plain_pid(sample) for sample in metric.samples]
-            yield metric
+        return values, others
 
     def processes(self) -> set[str]:
         """Live processes of this server that have files in the directory."""

@@ -25,8 +25,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
-
 from ..sockets.address import Address
 from .directory import Directory
 from .multiprocess import check_space, metrics_address
@@ -50,7 +48,7 @@ _REQUEST_TIMEOUT_S = 10
 _MOST_CLIENTS = 64
 # How long workers may outlive their arbiter before their directory is removed.
 _LAST_WORKER_S = 10.0
-_NO_STORE = ("Cache-Control", "no-store")
+_PLAIN = "text/plain; charset=utf-8"
 
 
 def main(export: str) -> None:
@@ -209,34 +207,23 @@ def _app(directory: Directory, clean: Callable[[], object]) -> Callable[..., Ite
 
     :param clean: called before each scrape.
     """
-    registry = CollectorRegistry()
-    registry.register(directory)
-    of_prometheus: Callable[..., Iterable[bytes]] = make_wsgi_app(
-        registry, disable_compression=True
-    )
 
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        if environ["REQUEST_METHOD"] == "HEAD":  # wsgiref would send a body (RFC 9110 9.3.2)
-            serve({**environ, "REQUEST_METHOD": "GET"}, start_response)
-            return []
         path = environ["PATH_INFO"]
-        if path == "/metrics":
-            clean()
-        if path != "/metrics":
-            found = answer(path, directory.path)
-        elif problem := _disk_full(directory.path):
-            found = Answer("500 Internal Server Error", "text/plain; charset=utf-8", problem)
-        else:
-            return of_prometheus(
-                environ, lambda status, headers: start_response(status, [*headers, _NO_STORE])
-            )
-        if found is None:
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            found = Answer("405 Method Not Allowed", _PLAIN, b"There are GET and HEAD\n")
+        elif path != "/metrics":
             text = f"There are /metrics, {', '.join(PATHS)}\n".encode()
-            found = Answer("404 Not Found", "text/plain", text)
-        length = str(len(found.body))
-        headers = [("Content-Type", found.content_type), ("Content-Length", length)]
-        start_response(found.status, [*headers, _NO_STORE])
-        return [found.body]
+            found = answer(path, directory.path) or Answer("404 Not Found", _PLAIN, text)
+        elif problem := _disk_full(directory.path):
+            found = Answer("500 Internal Server Error", _PLAIN, problem)
+        else:
+            clean()
+            found = Answer("200 OK", *directory.text(environ.get("HTTP_ACCEPT", "")))
+        headers = [("Content-Type", found.content_type), ("Content-Length", str(len(found.body)))]
+        start_response(found.status, [*headers, ("Cache-Control", "no-store")])
+        # wsgiref would send a body to HEAD (RFC 9110 9.3.2).
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [found.body]
 
     return serve
 

@@ -8,14 +8,11 @@ process at each scrape. It is left the gauges, which are few, and have rules of 
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
-from itertools import accumulate
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 from ..imports import needs
 
@@ -23,7 +20,6 @@ with needs("wsgifast.metrics.merge", "prometheus_client", "prometheus"):
     from prometheus_client.core import Metric
     from prometheus_client.mmap_dict import MmapedDict
     from prometheus_client.multiprocess import MultiProcessCollector
-    from prometheus_client.utils import floatToGoString
 
 # Kinds whose values are added up, also those of processes that have ended; those of gauges are not.
 ADDED_UP = frozenset({"counter", "histogram", "summary"})
@@ -34,8 +30,6 @@ UNREADABLE = (struct.error, RuntimeError, ValueError, FileNotFoundError)
 _USED = struct.Struct("=i")
 _HEAD_BYTES = 8
 _VALUE_BYTES = 8
-# Parsed keys that are remembered: as many as 1,500 series of both histograms of requests have.
-_MOST_KEYS = 50_000
 
 
 class ValuesFile:
@@ -99,68 +93,8 @@ def sums(files: Iterable[ValuesFile]) -> dict[str, float]:
     return found
 
 
-def metrics_of(kind: str, values: Mapping[str, float]) -> Iterable[Metric]:
-    """The metrics of a kind.
-
-    :param values: by their keys.
-    """
-    metrics: dict[str, Metric] = {}
-    # By metric and labels: a histogram's counts by their bounds, and the other samples.
-    found: dict[tuple[str, _Labels], tuple[dict[float, float], dict[str, float]]] = {}
-    for text, value in values.items():
-        key = _parsed(kind, text)
-        if key.metric not in metrics:
-            metrics[key.metric] = Metric(key.metric, key.help, kind)
-        counts, others = found.setdefault((key.metric, key.labels), ({}, {}))
-        if key.bound is None:
-            others[key.sample] = others.get(key.sample, 0.0) + value
-        else:
-            counts[key.bound] = counts.get(key.bound, 0.0) + value
-    for (name, labels), (counts, others) in found.items():
-        add, shown = metrics[name].add_sample, dict(labels)
-        total = 0.0
-        for bound, total in _accumulated(counts):
-            add(f"{name}_bucket", {**shown, "le": bound}, total)
-        if counts:
-            add(f"{name}_count", shown, total)
-        for sample, value in others.items():
-            add(sample, shown, value)
-    return metrics.values()
-
-
-def _accumulated(counts: Mapping[float, float]) -> Iterator[tuple[str, float]]:
-    as_text: Any = floatToGoString  # has no types
-    bounds = sorted(counts)
-    return zip(map(as_text, bounds), accumulate(map(counts.__getitem__, bounds)), strict=True)
-
-
 def gauges(paths: Iterable[str]) -> Iterable[Metric]:
     """Those of these files, by prometheus_client's own rules."""
     merge: Any = MultiProcessCollector.merge  # has no types
     found: Iterable[Metric] = merge(paths)
     return found
-
-
-_Labels = tuple[tuple[str, str], ...]
-
-
-class _Key(NamedTuple):
-    """What an entry's key says.
-
-    :ivar labels: without the bound.
-    :ivar bound: of a histogram's bucket; None for other samples.
-    """
-
-    metric: str
-    sample: str
-    labels: _Labels
-    bound: float | None
-    help: str
-
-
-@lru_cache(_MOST_KEYS)
-def _parsed(kind: str, text: str) -> _Key:
-    metric, sample, labels, documentation = json.loads(text)
-    bound = labels.pop("le", None) if kind == "histogram" else None
-    at = None if bound is None else float(bound)
-    return _Key(metric, sample, tuple(sorted(labels.items())), at, documentation)
