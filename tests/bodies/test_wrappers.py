@@ -420,6 +420,29 @@ def test_cherrypy(path: Path) -> None:
         check(file, "file")
 
 
+# Sentry
+
+
+@pytest.mark.parametrize(
+    ("make", "route"),
+    [
+        (lambda path: ["a", b"b"], "joined"),
+        (lambda path: path.open("rb"), "file"),
+        (lambda path: Source([b"a"] * 9), "stream-small"),
+    ],
+)
+def test_sentry(make: Callable[[Path], Any], route: str, path: Path) -> None:
+    """It gives every response a scope of its own."""
+    sentry = pytest.importorskip("sentry_sdk.integrations.wsgi")
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        inner = flask_app(make(path), mimetype="text/plain")
+        body: Iterable[bytes] = sentry.SentryWsgiMiddleware(inner)(environ, start_response)
+        return body
+
+    check(app, route)
+
+
 # Pyramid, Falcon and Bottle
 
 

@@ -114,6 +114,23 @@ def test_a_framework_is_found_in_a_closure_and_under_any_name() -> None:
     assert from_framework(Wrapper(), {})[0] == "flask"
 
 
+def test_a_framework_is_found_in_slots() -> None:
+    class Base:
+        __slots__ = "app"
+        app: Any
+
+        def __call__(self, environ: Any, start_response: Any) -> Any:
+            return self.app(environ, start_response)
+
+    class Middleware(Base):
+        __slots__ = ("other",)
+        other: Any
+
+    outer, inner = Middleware(), Middleware()
+    outer.app, inner.other = inner, flask_app()
+    assert from_framework(outer, {})[0] == "flask"
+
+
 def test_routes_of_an_app_that_is_mounted_in_middleware() -> None:
     app = Starlette(routes=[Mount("/shop", app=GZipMiddleware(starlette_app()))])
     _, (endpoints, unreached) = from_framework(app, {})

@@ -49,6 +49,7 @@ _FILE_RANGES = {
 _HOLDERS: dict[str, Callable[[Any], object]] = {
     "cherrypy._cpwsgi.AppResponse": attrgetter("iter_response"),
     "cherrypy._cpwsgi._TrappedResponse": attrgetter("iter_response"),
+    "sentry_sdk.integrations.wsgi._ScopedResponse": attrgetter("_response"),
     "werkzeug.wsgi.ClosingIterator": lambda body: body._next.args[0],
     "wsgifast.bodies.segments.SegmentedBlocks": attrgetter("body"),
     "wsgifast.bodies.streams.ClosedWith": attrgetter("blocks"),

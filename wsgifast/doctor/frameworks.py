@@ -81,6 +81,10 @@ def _layers(app: Any) -> Iterator[Any]:
                 waiting.append(cell.cell_contents)
         if isinstance(own := getattr(inner, "__dict__", None), dict):
             waiting += own.values()
+        for kind in type(inner).__mro__:
+            slots = vars(kind).get("__slots__", ())
+            names = (slots,) if isinstance(slots, str) else slots
+            waiting += (getattr(inner, name, None) for name in names)
 
 
 # Frameworks. None is imported here: an app of one has imported it.
