@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import gunicorn.config
 import pytest
 from asgifast.messages import ASGIApp, Receive, Scope, Send, response_body, response_start
-from asgifast.workers.gunicorn import FastASGIProtocol
+from asgifast.workers.gunicorn import FastASGIProtocol, FastASGIWorker
 from gunicorn.asgi.protocol import ASGIProtocol
 
 from tests.support.http import Connection
@@ -159,6 +159,49 @@ def test_a_connection_with_an_upload_that_is_refused_is_closed_in_time(
         await asyncio.wait_for(asyncio.shield(protocol._task), 60.0)
         while not protocol._conn_lost_handled:
             await asyncio.sleep(0.001)
+        writer.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["before", "meanwhile"])
+def test_a_worker_that_ends_does_not_wait_for_all_that_a_client_would_send(
+    closes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the client's connection lingers before that or since then."""
+    monkeypatch.setattr(lingering, "LINGER_S", 0.3)
+    monkeypatch.setattr(lingering, "_LINGERS_MOST_S", 600.0)
+    come = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await come.wait()
+        await ok(scope, receive, send)
+
+    async def send_on(writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"x")
+            await asyncio.sleep(0.001)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        worker = FastASGIWorker.__new__(FastASGIWorker)
+        worker.__dict__.update(vars(_worker(loop, app, graceful_timeout=600)))
+        worker.__dict__.update(servers=[], lifespan=None, _quick_shutdown=False)
+        ours, client = socket.socketpair()
+        await loop.create_connection(lambda: FastASGIProtocol(worker), sock=ours)
+        reader, writer = await asyncio.open_connection(sock=client)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n")
+        sending = loop.create_task(send_on(writer))
+        if closes:
+            come.set()
+            assert (await reader.read()).endswith(b"\r\n\r\nok")
+        worker.alive = False
+        ending = loop.create_task(worker._shutdown())
+        await asyncio.sleep(0)
+        come.set()
+        await asyncio.wait_for(ending, 60.0)
+        assert not worker.nr_conns
+        sending.cancel()
         writer.close()
 
     asyncio.run(run())

@@ -16,7 +16,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from wsgifast.errors import WSGIFastError
 from wsgifast.http import chunk_size_line, has_body
@@ -291,8 +291,12 @@ class _RequestReady:
 
 
 class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
-    """gunicorn's ASGIProtocol with sendfile."""
+    """gunicorn's ASGIProtocol with sendfile.
 
+    :cvar lingering: those of this process that are closed behind what their clients are sending.
+    """
+
+    lingering: ClassVar[set[FastASGIProtocol]] = set()
     coalescing: CoalescingTransport
     transport: Any
     _closed: bool
@@ -322,6 +326,7 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
         self.transport = self.coalescing.real
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.lingering.discard(self)
         self.coalescing.lost()
         super().connection_lost(exc)
         self._idle_timer.stop()
@@ -353,6 +358,10 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
         if not self._closed:
             self._closed = True
             self.coalescing.close()
+            if not self.coalescing.real.is_closing():
+                self.lingering.add(self)
+                if not self.worker.alive:
+                    self.coalescing.close()  # soon, whatever the client is still sending
 
     async def _handle_websocket(self, *args: Any) -> None:
         # gunicorn gives the connection to its WebSocket protocol, which needs none of this.
@@ -369,3 +378,8 @@ class FastASGIWorker(ExportingWorker, gasgi.ASGIWorker):  # type: ignore[misc, u
         # The worker, which has a process of its own, looks the protocol up in its module.
         gasgi.ASGIProtocol = FastASGIProtocol
         super().init_process()
+
+    async def _shutdown(self) -> None:
+        for protocol in FastASGIProtocol.lingering:
+            protocol.coalescing.close()  # as above
+        await super()._shutdown()
