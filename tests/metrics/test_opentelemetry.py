@@ -111,7 +111,7 @@ def test_what_the_process_tells(monkeypatch: pytest.MonkeyPatch) -> None:
         told = {name: (type(m.data).__name__, m.data.data_points) for name, m in metrics.items()}
         assert told.pop("wsgifast.content_length_errors")[0] == "Sum"
         assert [(kind, each.value) for kind, (each,) in told.values()] == [
-            ("Sum", 0), ("Sum", 4), ("Sum", 3), ("Gauge", 7), ("Sum", collections)
+            ("Sum", 0), ("Sum", 3), ("Sum", 4), ("Gauge", 7), ("Sum", collections)
         ]  # fmt: skip
         assert dict(told["wsgifast.connections"][1][0].attributes) == {"wsgifast.state": "idle"}
         assert metrics["wsgifast.timeouts"].data.is_monotonic

@@ -7,6 +7,7 @@ names begin with `wsgifast`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -32,10 +33,10 @@ class Metric(NamedTuple):
     unit: str
     labels: tuple[str, ...]
     help: str
-    told_by: tuple[Teller, ...]
     across: Across = "sum"
     bounds: tuple[float, ...] = ()
     known: tuple[str, ...] = ()
+    told_by: tuple[Teller, ...] = ()
 
     @property
     def opentelemetry_name(self) -> str:
@@ -90,164 +91,149 @@ ANY_SERVER: tuple[Teller, ...] = ("middleware", "worker")
 WORKER: tuple[Teller, ...] = ("worker",)
 SOCKETS: tuple[Teller, ...] = ("worker", "protocol")
 
-_METRICS = (
-    # Requests
-    Metric(
-        "http_server_request_duration_seconds", "histogram", "s", _REQUEST,
-        "From a request's head to the end of its response.",
-        ANY_SERVER, bounds=_DURATION_S,
+_TOLD: Mapping[tuple[Teller, ...], tuple[Metric, ...]] = {
+    ANY_SERVER: (
+        Metric(
+            "http_server_request_duration_seconds", "histogram", "s", _REQUEST,
+            "From a request's head to the end of its response.",
+            bounds=_DURATION_S,
+        ),
+        Metric(
+            "http_server_response_body_size_bytes", "histogram", "By", _REQUEST,
+            "Bytes of a response's body.",
+            bounds=_SIZE_BYTES,
+        ),
+        Metric(
+            "http_server_active_requests", "gauge", "{request}",
+            ("http_request_method", "url_scheme"),
+            "Requests that have reached the app and whose response has not ended.",
+        ),
+        Metric(
+            "wsgifast_responses_total", "counter", "{response}", ("wsgifast_route", "http_route"),
+            "Responses by the route of their body: as-is, rescued, joined, file, stream, ...",
+        ),
+        Metric(
+            "wsgifast_response_body_bytes_total", "counter", "By", ("wsgifast_route",),
+            "Bytes of bodies by their route.",
+        ),
+        Metric(
+            "wsgifast_responses_repaired_total", "counter", "{response}", ("http_route",),
+            "Responses whose body had a slow or wrong shape, which was repaired.",
+        ),
+        Metric(
+            "wsgifast_content_length_errors_total", "counter", "{response}", ("kind",),
+            "Bodies that did not match their Content-Length: short, long, or corrected in time.",
+            known=("short", "long", "corrected"),
+        ),
+        Metric(
+            "wsgifast_clients_left_total", "counter", "{response}", (),
+            "Responses whose client left, or was dropped, before it had received everything.",
+        ),
     ),
-    Metric(
-        "http_server_response_body_size_bytes", "histogram", "By", _REQUEST,
-        "Bytes of a response's body.",
-        ANY_SERVER, bounds=_SIZE_BYTES,
+    SOCKETS: (
+        Metric(
+            "wsgifast_sendfile_bytes_total", "counter", "By", (),
+            "Bytes of files that were sent by sendfile.",
+        ),
+        Metric(
+            "wsgifast_connections", "gauge", "{connection}", ("state",),
+            f"Open connections by their state: {', '.join(CONNECTION_STATES)}.",
+            known=CONNECTION_STATES,
+        ),
+        Metric(
+            "wsgifast_connections_accepted_total", "counter", "{connection}", (),
+            "Connections accepted.",
+        ),
+        Metric(
+            "wsgifast_slow_clients", "gauge", "{connection}", (),
+            "Clients that receive their response more slowly than it is produced.",
+        ),
+        Metric(
+            "wsgifast_output_queued_bytes", "gauge", "By", (),
+            "Bytes in memory that wait for slow clients.",
+        ),
+        Metric(
+            "wsgifast_workers", "gauge", "{process}", (),
+            "Workers that are serving.",
+        ),
+        Metric(
+            "wsgifast_worker_starts_total", "counter", "{process}", (),
+            "Workers that have started to serve.",
+        ),
+        Metric(
+            "wsgifast_worker_memory_bytes", "gauge", "By", (),
+            "Resident memory of each worker, by its pid.",
+            across="each",
+        ),
+        Metric(
+            "wsgifast_worker_cpu_seconds_total", "counter", "s", (),
+            "Processor time of the workers.",
+        ),
     ),
-    Metric(
-        "http_server_active_requests", "gauge", "{request}",
-        ("http_request_method", "url_scheme"),
-        "Requests that have reached the app and whose response has not ended.",
-        ANY_SERVER,
+    WORKER: (
+        Metric(
+            "wsgifast_threads", "gauge", "{thread}", (),
+            "Threads that run the app.",
+        ),
+        Metric(
+            "wsgifast_threads_busy", "gauge", "{thread}", (),
+            "Threads that are handling a request.",
+        ),
+        Metric(
+            "wsgifast_requests_waiting", "gauge", "{request}", (),
+            "Complete requests for which no thread is free.",
+        ),
+        Metric(
+            "wsgifast_thread_wait_seconds", "histogram", "s", (),
+            "How long requests have waited for a thread.",
+            bounds=_WAIT_S,
+        ),
+        Metric(
+            "wsgifast_saturated_seconds_total", "counter", "s", (),
+            "Time in which no thread of a worker was free.",
+        ),
+        Metric(
+            "wsgifast_connections_limit", "gauge", "{connection}", (),
+            "The most connections there may be: worker_connections of all workers.",
+        ),
+        Metric(
+            "wsgifast_accept_backlog", "gauge", "{connection}", (),
+            "Connections that wait in the kernel to be accepted (Linux, TCP).",
+            across="max",
+        ),
+        Metric(
+            "wsgifast_accept_backlog_limit", "gauge", "{connection}", (),
+            "The most that may wait there; the kernel drops more (Linux, TCP).",
+            across="max",
+        ),
+        Metric(
+            "wsgifast_output_spooled_bytes", "gauge", "By", (),
+            "Bytes in temporary files that wait for slow clients.",
+        ),
+        Metric(
+            "wsgifast_request_bodies_spooled_bytes", "gauge", "By", (),
+            "Bytes of request bodies in temporary files.",
+        ),
+        Metric(
+            "wsgifast_timeouts_total", "counter", "{connection}", ("kind",),
+            f"Connections ended because time was over: {', '.join(_TIMEOUTS)}.",
+            known=_TIMEOUTS,
+        ),
+        Metric(
+            "wsgifast_requests_refused_total", "counter", "{request}", ("status",),
+            "Requests that the worker has refused with an error, without calling the app.",
+        ),
+        Metric(
+            "wsgifast_worker_ends_total", "counter", "{process}", ("reason",),
+            "Workers that have ended: at a limit (max_requests, max_rss_bytes, "
+            "max_lifetime_s), stuck, failed, or stopped by gunicorn.",
+            known=_ENDS,
+        ),
     ),
-    # Bodies
-    Metric(
-        "wsgifast_responses_total", "counter", "{response}", ("wsgifast_route", "http_route"),
-        "Responses by the route of their body: as-is, rescued, joined, file, stream, ...",
-        ANY_SERVER,
-    ),
-    Metric(
-        "wsgifast_response_body_bytes_total", "counter", "By", ("wsgifast_route",),
-        "Bytes of bodies by their route.",
-        ANY_SERVER,
-    ),
-    Metric(
-        "wsgifast_responses_repaired_total", "counter", "{response}", ("http_route",),
-        "Responses whose body had a slow or wrong shape, which was repaired.",
-        ANY_SERVER,
-    ),
-    Metric(
-        "wsgifast_content_length_errors_total", "counter", "{response}", ("kind",),
-        "Bodies that did not match their Content-Length: short, long, or corrected in time.",
-        ANY_SERVER, known=("short", "long", "corrected"),
-    ),
-    Metric(
-        "wsgifast_clients_left_total", "counter", "{response}", (),
-        "Responses whose client left, or was dropped, before it had received everything.",
-        ANY_SERVER,
-    ),
-    Metric(
-        "wsgifast_sendfile_bytes_total", "counter", "By", (),
-        "Bytes of files that were sent by sendfile.",
-        SOCKETS,
-    ),
-    # Threads
-    Metric(
-        "wsgifast_threads", "gauge", "{thread}", (),
-        "Threads that run the app.",
-        WORKER,
-    ),
-    Metric(
-        "wsgifast_threads_busy", "gauge", "{thread}", (),
-        "Threads that are handling a request.",
-        WORKER,
-    ),
-    Metric(
-        "wsgifast_requests_waiting", "gauge", "{request}", (),
-        "Complete requests for which no thread is free.",
-        WORKER,
-    ),
-    Metric(
-        "wsgifast_thread_wait_seconds", "histogram", "s", (),
-        "How long requests have waited for a thread.",
-        WORKER, bounds=_WAIT_S,
-    ),
-    Metric(
-        "wsgifast_saturated_seconds_total", "counter", "s", (),
-        "Time in which no thread of a worker was free.",
-        WORKER,
-    ),
-    # Connections
-    Metric(
-        "wsgifast_connections", "gauge", "{connection}", ("state",),
-        f"Open connections by their state: {', '.join(CONNECTION_STATES)}.",
-        SOCKETS, known=CONNECTION_STATES,
-    ),
-    Metric(
-        "wsgifast_connections_limit", "gauge", "{connection}", (),
-        "The most connections there may be: worker_connections of all workers.",
-        WORKER,
-    ),
-    Metric(
-        "wsgifast_connections_accepted_total", "counter", "{connection}", (),
-        "Connections accepted.",
-        SOCKETS,
-    ),
-    Metric(
-        "wsgifast_accept_backlog", "gauge", "{connection}", (),
-        "Connections that wait in the kernel to be accepted (Linux, TCP).",
-        WORKER, across="max",
-    ),
-    Metric(
-        "wsgifast_accept_backlog_limit", "gauge", "{connection}", (),
-        "The most that may wait there; the kernel drops more (Linux, TCP).",
-        WORKER, across="max",
-    ),
-    Metric(
-        "wsgifast_slow_clients", "gauge", "{connection}", (),
-        "Clients that receive their response more slowly than it is produced.",
-        SOCKETS,
-    ),
-    Metric(
-        "wsgifast_output_queued_bytes", "gauge", "By", (),
-        "Bytes in memory that wait for slow clients.",
-        SOCKETS,
-    ),
-    Metric(
-        "wsgifast_output_spooled_bytes", "gauge", "By", (),
-        "Bytes in temporary files that wait for slow clients.",
-        WORKER,
-    ),
-    Metric(
-        "wsgifast_request_bodies_spooled_bytes", "gauge", "By", (),
-        "Bytes of request bodies in temporary files.",
-        WORKER,
-    ),
-    Metric(
-        "wsgifast_timeouts_total", "counter", "{connection}", ("kind",),
-        f"Connections ended because time was over: {', '.join(_TIMEOUTS)}.",
-        WORKER, known=_TIMEOUTS,
-    ),
-    Metric(
-        "wsgifast_requests_refused_total", "counter", "{request}", ("status",),
-        "Requests that the worker has refused with an error, without calling the app.",
-        WORKER,
-    ),
-    # Workers
-    Metric(
-        "wsgifast_workers", "gauge", "{process}", (),
-        "Workers that are serving.",
-        SOCKETS,
-    ),
-    Metric(
-        "wsgifast_worker_starts_total", "counter", "{process}", (),
-        "Workers that have started to serve.",
-        SOCKETS,
-    ),
-    Metric(
-        "wsgifast_worker_ends_total", "counter", "{process}", ("reason",),
-        "Workers that have ended: at a limit (max_requests, max_rss_bytes, "
-        "max_lifetime_s), stuck, failed, or stopped by gunicorn.",
-        WORKER, known=_ENDS,
-    ),
-    Metric(
-        "wsgifast_worker_memory_bytes", "gauge", "By", (),
-        "Resident memory of each worker, by its pid.",
-        SOCKETS, across="each",
-    ),
-    Metric(
-        "wsgifast_worker_cpu_seconds_total", "counter", "s", (),
-        "Processor time of the workers.",
-        SOCKETS,
-    ),
-)  # fmt: skip
+}  # fmt: skip
 
-CATALOGUE: Final = {metric.name: metric for metric in _METRICS}
+CATALOGUE: Final = {
+    metric.name: metric._replace(told_by=told_by)
+    for told_by, metrics in _TOLD.items()
+    for metric in metrics
+}
