@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 # Called with the number of parts that are done, their total, and the name of the next one.
 Progress = Callable[[int, int, str], None]
@@ -106,6 +106,22 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
         for number, (cell, width) in enumerate(zip(cells, widths, strict=False))
     )
     return "  ".join([first, *others]).rstrip()
+
+
+def fitted(
+    rows: Sequence[Sequence[str]], width: int | None, least: Mapping[int, int]
+) -> list[list[str]]:
+    """The cells of a table, all of a column in as many columns of the terminal.
+
+    :param width: of the table, if it can be; None for any.
+    :param least: the columns that are cut where it is too wide, in this order, and what is left.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, kept in least.items():
+        whole = sum(widths) + 2 * (len(widths) - 1)
+        over = 0 if width is None else max(0, whole - width)
+        widths[number] = max(min(widths[number], kept), widths[number] - over)
+    return [list(map(cut, row, widths)) for row in rows]
 
 
 def cut(text: str, width: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from .. import __version__
-from ..terminal import cut, printable
+from ..terminal import cut, fitted, printable
 from .catalogue import CATALOGUE
 from .model import Finding, Report, Severity, Unreached
 
@@ -18,6 +18,8 @@ JSON_VERSION = 1
 _COLOURS: Mapping[Severity, str] = {"wrong": "\033[31m", "slow": "\033[33m", "info": "\033[36m"}
 _RESET, _DIM = "\033[0m", "\033[2m"
 _LEAST_WIDTH = 60
+# Of the columns that are cut first: what it returns, and the endpoint.
+_LEAST = {2: 16, 1: 12}
 # Of endpoints that were not reached; --format json has all.
 _MOST_REASONS, _MOST_NAMES = 12, 3
 _FIX_INDENT = " " * len("WF001  ")
@@ -40,14 +42,16 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
         cells = [("", "endpoint", "what it returns", "CPU time", "what to do")]
         cells += [(f.id, _endpoint(f), printable(f.what), f.cost, f.fix) for f in findings]
         severities: Sequence[Severity | None] = [None, *(f.severity for f in findings)]
-        widths, is_wide = _widths(cells, width)
-        for row, severity in zip(cells, severities, strict=True):
-            line = "  ".join(map(cut, row, widths)).rstrip()
+        # What to do is what one copies: where the table is too wide, it has lines of its own.
+        shown = fitted(cells, None, {})
+        is_wide = width is None or len("  ".join(shown[0])) <= width
+        if not is_wide:
+            shown = fitted([row[:-1] for row in cells], max(width or 0, _LEAST_WIDTH), _LEAST)
+        for row, severity, (*_, fix) in zip(shown, severities, cells, strict=True):
+            line = "  ".join(row).rstrip()
             if colours and severity is not None:
                 line = f"{_COLOURS[severity]}{line[:5]}{_RESET}{line[5:]}"
-            lines.append(line)
-            if not is_wide:
-                lines.append(f"{_FIX_INDENT}{row[-1]}")
+            lines += [line] if is_wide else [line, f"{_FIX_INDENT}{fix}"]
         lines.append("")
     lines.append(summary(report))
     for line in _not_reached(report.unreached, width):
@@ -184,25 +188,6 @@ def _endpoint(finding: Finding) -> str:
     name = printable(endpoint.name)
     text = name if endpoint.method == "GET" else f"{endpoint.method} {name}"
     return f"{text} ({endpoint.requests:,}x)" if endpoint.requests else text
-
-
-def _widths(cells: Sequence[Sequence[str]], width: int | None) -> tuple[list[int], bool]:
-    """The columns' widths, and whether what to do is one of them.
-
-    It is never cut off: it is what one copies. Where the table is too wide it has lines of its own.
-    """
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    if width is None or _total(widths) <= width:
-        return widths, True
-    del widths[-1]
-    for column, least in ((2, 16), (1, 12)):
-        over = max(0, _total(widths) - max(width, _LEAST_WIDTH))
-        widths[column] = max(min(widths[column], least), widths[column] - over)
-    return widths, False
-
-
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + 2 * (len(widths) - 1)
 
 
 def _escaped(text: str, more: str = "") -> str:

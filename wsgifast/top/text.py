@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..sizes import size_text
-from ..terminal import cut, printable, table
+from ..terminal import fitted, printable, table
 from .view import View
 
 # Of a pattern or path, however narrow the terminal is.
@@ -84,13 +84,8 @@ def _table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], long: int, width: int | None
 ) -> list[str]:
     """:param long: the number of the column that is cut where the table is too wide."""
-    made = table(columns, rows).splitlines()
-    over = 0 if width is None else max(map(len, made)) - width
-    if over <= 0:
-        return made
-    room = max(_LEAST_COLUMNS, max(len(row[long]) for row in rows) - over)
-    shorter = [[*row[:long], cut(row[long], room).rstrip(), *row[long + 1 :]] for row in rows]
-    return table(columns, shorter).splitlines()
+    titles, *cells = fitted([columns, *rows], width, {long: _LEAST_COLUMNS})
+    return table(titles, cells).splitlines()
 
 
 def _counted(count: int | None, what: str) -> str:
