@@ -17,7 +17,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 from wsgifast import WSGIFast
 from wsgifast.benchmark.load import Client, Load, Task
-from wsgifast.benchmark.processes import HOST, free_port, started, temporary_folder
+from wsgifast.benchmark.processes import (
+    HOST,
+    free_port,
+    is_listening,
+    started,
+    temporary_folder,
+    wait_until,
+)
 from wsgifast.benchmark.tables import Row, Server, Unit
 
 from .bench import row, table
@@ -41,7 +47,7 @@ CONNECTIONS = 16
 # The requests of the shorter run, after which CPython has adapted to them; the other has twice.
 REQUESTS, CALLS = 100 * CONNECTIONS, 1000
 BODY = [b"x" * 512]
-_START_S, _PAUSE_S = 120.0, 0.1
+_START_S = 120.0
 # The garbage collector looks at all that a process has imported, after so many allocations: a look
 # more or less would be most of a difference.
 _RUN = (
@@ -62,7 +68,9 @@ _ENVIRON: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _counted(module: Sequence[str], load: Callable[[], None], log: Path) -> int:
+def _counted(
+    module: Sequence[str], load: Callable[[subprocess.Popen[bytes]], object], log: Path
+) -> int:
     """The instructions of a process, which ends by itself or by SIGTERM.
 
     :param module: its name and its arguments.
@@ -81,7 +89,7 @@ def _counted(module: Sequence[str], load: Callable[[], None], log: Path) -> int:
         stdout=quiet,
         stderr=quiet,
     ) as process:
-        load()
+        load(process)
     found = _COUNTED.search(log.read_text())
     if found is None:
         raise RuntimeError(f"{' '.join(module)} ended with status {process.returncode}")
@@ -98,13 +106,13 @@ def _served(server: Server, path: str) -> Client:
     def counted(count: int, log: Path) -> int:
         port = free_port()
         (_, _, *module), _ = server.placed({"{host}": HOST, "{port}": str(port)})
-        return _counted(module, partial(_ask, port, path, count), log)
+        return _counted(module, lambda process: _ask(port, path, count), log)
 
     return lambda task: _difference(counted, REQUESTS)
 
 
 def _ask(port: int, path: str, count: int) -> None:
-    _wait_for(port)
+    wait_until(lambda: is_listening((HOST, port)), _START_S)
     with contextlib.ExitStack() as stack:
         clients = [http.client.HTTPConnection(HOST, port, timeout=60) for _ in range(CONNECTIONS)]
         for client in clients:
@@ -116,27 +124,10 @@ def _ask(port: int, path: str, count: int) -> None:
                 client.getresponse().read()
 
 
-def _wait_for(port: int) -> None:
-    end = time.monotonic() + _START_S
-    while True:
-        try:
-            socket.create_connection((HOST, port), timeout=1).close()
-            return
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(_PAUSE_S)
-
-
 def _called(call: str) -> Client:
     def counted(count: int, log: Path) -> int:
         module = ["loadtests.instructions", call, str(count)]
-
-        def until_it_ends() -> None:
-            while not (log.exists() and _COUNTED.search(log.read_text())):
-                time.sleep(_PAUSE_S)
-
-        return _counted(module, until_it_ends, log)
+        return _counted(module, lambda process: process.wait(_START_S), log)
 
     def run(task: Task) -> Load:
         # Compiles what has changed since the last time, which is no part of a call.

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from wsgifast.benchmark.load import Client, Load, Task, family
-from wsgifast.benchmark.processes import HOST, free_port
+from wsgifast.benchmark.processes import HOST, free_port, wait_until
 from wsgifast.benchmark.serving import gunicorn
 from wsgifast.benchmark.tables import Contender, Row, Server, Unit
 from wsgifast.client import HTTPClient
@@ -54,15 +54,12 @@ def _scrape(port: int, workers: int) -> float:
 
 
 def _wait_for_workers(port: int, workers: int) -> None:
-    deadline = time.monotonic() + _WORKERS_START_S
-    while True:
-        try:
-            _scrape(port, workers)
-            return
-        except (OSError, RuntimeError):
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+    def are_there() -> bool:
+        with contextlib.suppress(OSError, RuntimeError):
+            return _scrape(port, workers) > 0
+        return False
+
+    wait_until(are_there, _WORKERS_START_S)
 
 
 def _scrapes(port: int, *, loaded: bool) -> Client:

@@ -29,7 +29,7 @@ from pathlib import Path
 import psutil
 
 from wsgifast.benchmark.load import Client, Load, Task
-from wsgifast.benchmark.processes import Address, temporary_folder
+from wsgifast.benchmark.processes import Address, temporary_folder, wait_until
 from wsgifast.benchmark.runner import running_server
 from wsgifast.benchmark.serving import gunicorn
 from wsgifast.benchmark.tables import Row, Server, Unit
@@ -216,11 +216,8 @@ def _workers(pid: int) -> set[float]:
 
 
 def _wait_until(condition: Callable[[], bool], fault: str) -> None:
-    deadline = time.monotonic() + _DONE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"the server {fault} after {_DONE_S:.0f} s")
-        time.sleep(0.05)
+    if not wait_until(condition, _DONE_S):
+        raise RuntimeError(f"the server {fault} after {_DONE_S:.0f} s")
 
 
 def _replacing(server: Server, deeds: Sequence[signal.Signals]) -> Client:

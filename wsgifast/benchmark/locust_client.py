@@ -119,13 +119,13 @@ class Locust:
         if self._process is not None:
             return
         self._errors: IO[bytes] = self._stack.enter_context(tempfile.TemporaryFile())
-        options = []
+        role = ["alone"]
         if workers := self.processes or self.expect_workers:
             host, port = (HOST, free_port()) if self.processes else self.master
-            options.append(f"--master={host}:{port}:{workers}")
+            role = ["master", host, str(port), str(workers)]
             for _ in range(self.processes):
                 self._start(worker_command((host, port)), subprocess.DEVNULL)
-        self._process = self._start([sys.executable, "-m", _PROCESS, *options], subprocess.PIPE)
+        self._process = self._start([sys.executable, "-m", _PROCESS, *role], subprocess.PIPE)
         self._answer()
 
     def _start(self, command: list[str], pipe: int) -> subprocess.Popen[str]:
@@ -154,4 +154,4 @@ class Locust:
 
 def worker_command(master: Address) -> list[str]:
     """The command of one of Locust's workers, which ends with its master."""
-    return [sys.executable, "-m", _PROCESS, f"--worker={master[0]}:{master[1]}"]
+    return [sys.executable, "-m", _PROCESS, "worker", *map(str, master)]

@@ -1,6 +1,6 @@
 """One of Locust's processes, with our users: alone, or a master, or one of its workers.
 
-    python -m wsgifast.benchmark.locust_process [--master HOST:PORT:WORKERS | --worker HOST:PORT]
+    python -m wsgifast.benchmark.locust_process alone | master HOST PORT WORKERS | worker HOST PORT
 
 Alone, or as the master, it takes an order a line, see `locust_client`. A master sends each run to
 its workers in a custom message. The figures are those of Locust's own statistics, which it merges.
@@ -10,7 +10,6 @@ CPU time.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import sys
@@ -26,6 +25,7 @@ from locust.log import setup_logging
 
 from .downloads import DownloadUser
 from .locust_client import Run
+from .processes import wait_until
 
 # A run without a success ends after this many failures, per process.
 MAX_VAIN_REQUESTS = 20
@@ -103,33 +103,28 @@ class Visitor(DownloadUser):
 
 def main() -> None:
     """Take orders until the end of the input; or be a worker until the master ends."""
-    parser = argparse.ArgumentParser(
-        prog="python -m wsgifast.benchmark.locust_process",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--master", metavar="HOST:PORT:WORKERS", default="::0")
-    parser.add_argument("--worker", metavar="HOST:PORT", default="")
-    given = parser.parse_args()
     setup_logging("ERROR")  # type: ignore[no-untyped-call]
     runners.WORKER_REPORT_INTERVAL = REPORT_INTERVAL_S
     environment = Environment(user_classes=[Visitor], catch_exceptions=False)
     environment.events.report_to_master.add_listener(_add_report)  # type: ignore[no-untyped-call]
-    if given.worker:
-        host, port = given.worker.rsplit(":", 1)
+    role, *where = sys.argv[1:]
+    if role == "worker":
+        host, port = where
         worker: Any = environment.create_worker_runner(host, int(port))
         worker.register_message("run", _begin)
         with contextlib.suppress(KeyboardInterrupt):
             worker.greenlet.join()
         return
-    host, port, workers = given.master.rsplit(":", 2)
     runner: Any
-    if int(workers):
+    workers = 0
+    if role == "master":
+        host, port, expected = where
+        workers = int(expected)
         runner = environment.create_master_runner(host, int(port))
     else:
         runner = environment.create_local_runner()
         runner.register_message("run", _begin)
-    master = _Master(runner, int(workers))
+    master = _Master(runner, workers)
     master.gather()
     answers = sys.stdout
     sys.stdout = sys.stderr  # what Locust prints is not an answer
@@ -172,7 +167,7 @@ class _Master:
         if not self._workers:
             return
         ready = self._runner.clients
-        if not _until(lambda: len(ready.ready) >= self._workers, GATHER_S):
+        if not wait_until(lambda: len(ready.ready) >= self._workers, GATHER_S):
             sys.exit(f"{len(ready.ready)} of {self._workers} workers are there")
 
     def carry_out(self, run: Run) -> dict[str, Any]:
@@ -182,7 +177,7 @@ class _Master:
         runner.environment.host = run.host
         runner.send_message("run", asdict(run))
         runner.start(run.users, spawn_rate=run.users)
-        over = _until(
+        over = wait_until(
             lambda: self._reports(run) is not None, run.seconds + run.give_up_s + OVERTIME_S
         )
         reports = self._reports(run) or [{"seconds": run.seconds, "cpu_s": 0.0}]
@@ -218,15 +213,6 @@ def _error_text(text: str, run: Run) -> str:
     """Without the URL, which has another port each time."""
     reason = text.partition("original=")[2].removesuffix(")") or text.strip("\"'")
     return f"no byte for {run.give_up_s:g} s" if reason == "timed out" else reason
-
-
-def _until(condition: Any, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        gevent.sleep(0.01)
-    return True
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -96,7 +96,7 @@ def running(
     :raises ServerFailed: if the port is taken, or the server ends or does not listen in time.
     """
     name = name or " ".join(command)
-    if _is_listening(address):
+    if is_listening(address):
         raise ServerFailed(
             f"port {address[1]} of {address[0]} is taken by another program, so {name} cannot "
             "have it: name another port, or none for a free one"
@@ -224,19 +224,29 @@ def free_port(host: str = HOST) -> int:
         return port
 
 
-def _wait_until_listening(server: RunningServer) -> None:
-    deadline = time.monotonic() + START_S
-    while not _is_listening(server.address):
-        server.check()
+def wait_until(condition: Callable[[], object], seconds: float) -> bool:
+    """Wait until something is so; False if it is not after this time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
         if time.monotonic() > deadline:
-            raise ServerFailed(
-                f"{server.name} does not listen after {START_S:.0f} s:\n{server.log_tail()}"
-            )
+            return False
         time.sleep(0.02)
-    server.check()  # gunicorn listens first and imports the app then
+    return True
 
 
-def _is_listening(address: Address) -> bool:
+def is_listening(address: Address) -> bool:
     with socket.socket() as sock:
         sock.settimeout(1.0)
         return sock.connect_ex(address) == 0
+
+
+def _wait_until_listening(server: RunningServer) -> None:
+    def is_there() -> bool:
+        server.check()
+        return is_listening(server.address)
+
+    if not wait_until(is_there, START_S):
+        raise ServerFailed(
+            f"{server.name} does not listen after {START_S:.0f} s:\n{server.log_tail()}"
+        )
+    server.check()  # gunicorn listens first and imports the app then

@@ -8,7 +8,6 @@ of the environment names the app, since not every server accepts a factory with 
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -25,8 +24,7 @@ from typing import Any
 from ..apps import Interface
 from ..errors import ConfigurationError, MissingExtra
 from ..loading import AppNotLoaded, load_app, unwrapped, wrapped
-from . import SERVERS
-from .processes import HOST, started
+from .processes import started
 from .tables import Server
 
 FAST_WORKER = "wsgifast.workers.FastWorker"
@@ -168,7 +166,7 @@ def facts_of(target: str) -> Facts:
 
     :raises AppNotLoaded: with its reason.
     """
-    command = [sys.executable, "-m", "wsgifast.benchmark.serving", "facts", HOST, "0"]
+    command = [sys.executable, "-m", "wsgifast.benchmark.serving", "facts"]
     env = {**os.environ, VARIABLE: json.dumps({"target": target, "options": None})}
     pipe = subprocess.PIPE
     with started(command, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
@@ -197,16 +195,13 @@ def app() -> Any:
     return bare if options is None else wrapped(bare, loaded.interface, **options)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Serve until Ctrl-C or SIGTERM; or print facts about the app."""
-    parser = argparse.ArgumentParser(prog="python -m wsgifast.benchmark.serving")
-    parser.add_argument("server", choices=(*SERVERS[3:], "facts"))
-    parser.add_argument("host")
-    parser.add_argument("port", type=int)
-    given = parser.parse_args(arguments)
-    if given.server == "facts":
+    kind, *where = sys.argv[1:]
+    if kind == "facts":
         _tell_facts()
-    server = _made(given.server, given.host, given.port, app())
+    host, port = where
+    server = _made(kind, host, int(port), app())
 
     def end(*_: object) -> None:
         # Whatever is raised in a request is taken for a failure of the app, and served on.

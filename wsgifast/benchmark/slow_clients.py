@@ -9,7 +9,6 @@ and how fast, and how fast it reads.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import json
@@ -206,11 +205,11 @@ class SlowClients:
     :ivar gathered: how many clients had sent their requests at the beginning.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], kind: Kind) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], *order: object) -> None:
         self.process = process
         assert process.stdin is not None
         assert process.stdout is not None
-        pickle.dump(vars(kind), process.stdin)
+        pickle.dump(order, process.stdin)
         process.stdin.flush()
         line = process.stdout.readline()
         if not line:
@@ -238,9 +237,8 @@ def slow_clients(
     :param seconds: the crowd ends after this time at the latest.
     """
     command = [sys.executable, "-m", "wsgifast.benchmark.slow_clients"]
-    command += [*map(str, address), str(clients), str(seconds)]
     with started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        yield SlowClients(process, kind)
+        yield SlowClients(process, vars(kind), address, clients, seconds)
 
 
 def raise_open_files() -> int:
@@ -252,16 +250,10 @@ def raise_open_files() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m wsgifast.benchmark.slow_clients", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument("host")
-    parser.add_argument("port", type=int)
-    parser.add_argument("clients", type=int)
-    parser.add_argument("seconds", type=float, help=f"up to {MOST_SECONDS:.0f}")
-    given = parser.parse_args()
-    kind = Kind(**pickle.load(sys.stdin.buffer))
-    crowd = Crowd(kind, (given.host, given.port), min(given.clients, raise_open_files() - 50))
+    """Be the crowd that the input orders."""
+    facts, address, clients, seconds = pickle.load(sys.stdin.buffer)
+    kind = Kind(**facts)
+    crowd = Crowd(kind, address, min(clients, raise_open_files() - 50))
     turn_s = max(TURN_S, TURN_S_PER_CLIENT * crowd.clients)
     begun = time.monotonic()
     while not crowd.is_gathered:
@@ -272,7 +264,7 @@ def main() -> None:
     print(crowd.gathered, flush=True)
     crowd.sent_bytes = crowd.received_bytes = 0
     begun, cpu = time.monotonic(), time.process_time()
-    end = begun + min(given.seconds, MOST_SECONDS)
+    end = begun + min(seconds, MOST_SECONDS)
     wait_s = 0.0
     # Whoever started this closes its input, or ends, and the crowd goes home.
     while time.monotonic() < end and not select.select([sys.stdin], [], [], wait_s)[0]:
