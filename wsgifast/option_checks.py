@@ -27,10 +27,23 @@ def is_count(value: object, *, least: int = 0) -> bool:
 
 
 def is_number(value: object, *, least: float, most: float) -> bool:
-    """Whether a value is a number within these bounds; NaN, True and False are not."""
-    return (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
-    )
+    """Whether a value is a number within these bounds; NaN, True and False are not.
+
+    Nor is an integer that is too large for a float: adding it to a time would fail.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    if isinstance(value, int):
+        most = min(most, sys.float_info.max)
+    return least <= value <= most
+
+
+def shown(value: object) -> str:
+    """A value as errors say it: of an integer with too many digits, which repr() refuses, less."""
+    try:
+        return repr(value)
+    except ValueError:
+        return f"an integer of {value.bit_length()} bits" if isinstance(value, int) else "a value"
 
 
 def configuration_names(config: str | None) -> Mapping[str, Any]:

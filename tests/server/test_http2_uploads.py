@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -280,3 +281,24 @@ def test_a_body_that_stops(begin: Begin, end: str) -> None:
         assert peers[0].answers[1].status == 408
     assert not peers[0].streams
     assert not peers[0].bench.log.errors
+
+
+@pytest.mark.parametrize("timeout_s", [1e300, float("inf")])
+def test_an_app_waits_for_its_body_as_long_as_it_takes(begin: Begin, timeout_s: float) -> None:
+    """A lock takes no time as long as that."""
+    read: list[bytes] = []
+    sender: list[threading.Timer] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        raw = environ["wsgi.input"].raw
+        sender.append(threading.Timer(0.05, raw.feed, [b"body", 4]))
+        sender[0].start()
+        read.append(environ["wsgi.input"].read1(4))
+        start_response("200 OK", [])
+        return []
+
+    peer = begin(app, attributes={**STREAMED, "body_timeout_s": timeout_s})
+    peer.ask(method="POST", body=b"", ends=False)
+    peer.run()
+    sender[0].join()
+    assert read == [b"body"]

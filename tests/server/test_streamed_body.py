@@ -287,3 +287,13 @@ def test_as_much_memory_whatever_is_promised(ends: Ends, monkeypatch: pytest.Mon
     assert sizes == [256 * 1024, 16 * 1024]
     assert ends.body(5).read(100) == b"x"
     assert sizes[2:] == [5]  # never a byte of what follows
+
+
+@pytest.mark.parametrize("timeout_s", [1e300, float("inf")])
+def test_a_client_may_be_waited_for_as_long_as_it_takes(ends: Ends, timeout_s: float) -> None:
+    """poll(2) takes no time as long as that."""
+    sender = threading.Timer(0.05, ends.client.sendall, [b"0123456789"])
+    sender.start()
+    with io.BufferedReader(ends.body(10, timeout_s=timeout_s)) as stream:
+        assert stream.read() == b"0123456789"
+    sender.join()

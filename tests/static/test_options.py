@@ -42,6 +42,8 @@ from wsgifast.files.rules import HeaderRules
         ({"etag": "md5"}, "etag='md5'"),
         ({"recheck_s": -1}, "recheck_s=-1"),
         ({"recheck_s": float("nan")}, "recheck_s=nan"),
+        ({"recheck_s": 10**400}, f"recheck_s={10**400}: seconds"),
+        ({"recheck_s": 10**5000}, "recheck_s=an integer of 16610 bits: seconds"),
         ({"app": "module:app"}, "app='module:app'"),
         ({"directory": ""}, "directory=''"),
         ({"directory": None}, "directory=None"),

@@ -42,8 +42,16 @@ def configured(name: str, value: object) -> type[FastWorker]:
     ("name", "wrong", "right"),
     [
         *(
-            (f"{which}_timeout_s", (0, -1, "30", None, math.nan, True), (1, 0.5, math.inf))
+            (
+                f"{which}_timeout_s",
+                (0, -1, "30", None, math.nan, True, 10**400),
+                (1, 0.5, 1e300, math.inf),
+            )
             for which in ("body", "head", "send")
+        ),
+        *(
+            (name, (-1, math.nan, 10**400), (1, 10**300, math.inf))
+            for name in ("send_least_bytes_per_s", "max_rss_bytes", "max_lifetime_s")
         ),
         *(
             (f"{which}_bytes", (-1, 1.0, "1", None, True), (0, 1, 2**40))
@@ -59,6 +67,32 @@ def test_options(name: str, wrong: tuple[Any, ...], right: tuple[Any, ...]) -> N
     for value in wrong:
         with pytest.raises(ConfigurationError, match=rf"FastWorker\.{name}={value!r}: expected"):
             configured(name, value).check_config(Config(), Log())
+
+
+def test_a_number_with_more_digits_than_python_prints_is_refused_all_the_same() -> None:
+    with pytest.raises(ConfigurationError, match=r"send_timeout_s=an integer of 16610 bits: exp"):
+        configured("send_timeout_s", 10**5000).check_config(Config(), Log())
+
+
+@pytest.mark.parametrize("name", ["keepalive", "graceful_timeout"])
+def test_times_of_gunicorn_that_no_clock_can_tell_are_refused(name: str) -> None:
+    cfg = Config()
+    for value in (10**400, 10**10):
+        cfg.set(name, value)
+        with pytest.raises(ConfigurationError, match=rf"^{name}=10+: expected seconds, 92"):
+            FastWorker.check_config(cfg, Log())
+    cfg.set(name, 10**9)
+    FastWorker.check_config(cfg, Log())
+
+
+def test_settings_of_http2_that_no_frame_has_room_for_are_its_most(make_bench: MakeBench) -> None:
+    most = make_bench(
+        hello,
+        http_protocols="h2,h1",
+        http2_max_header_list_size=2**40,
+        http2_max_concurrent_streams=2**40,
+    ).server.http2
+    assert most.max_header_list_bytes == most.max_concurrent_streams == 2**32 - 1
 
 
 def test_threads_and_what_gthread_has_to_say() -> None:

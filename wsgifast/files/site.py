@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from urllib.parse import quote
 
 from ..errors import ConfigurationError
-from ..option_checks import check_switches, is_count, is_number
+from ..option_checks import check_switches, is_count, is_number, shown
 from .directory import Directory, names_of
 from .found import Found
 from .listing import listed, listing_plan
@@ -124,7 +124,7 @@ class StaticFilesBase(Generic[AppT]):
         if etag not in ("stat", "content", None):
             raise ConfigurationError(f"etag={etag!r}: 'stat', 'content' or None")
         if not is_number(recheck_s, least=0, most=math.inf):
-            raise ConfigurationError(f"recheck_s={recheck_s!r}: seconds, from 0 on")
+            raise ConfigurationError(f"recheck_s={shown(recheck_s)}: seconds, from 0 on")
         if fallback is not None:
             if app is not None:
                 raise ConfigurationError(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # Bytes of one receive: at least, however little the app asks for; and at most.
 _LEAST_BYTES = 16 * 1024
 _MOST_BYTES = 256 * 1024
+# Of one call: poll(2) takes milliseconds of 31 bits.
+_LONGEST_WAIT_S = 3600.0
 # The most that is discarded of a body that the app has not read, in order to keep the connection: a
 # client could otherwise keep the server busy for as long as it likes.
 DRAIN_BYTES = 1024 * 1024
@@ -168,4 +170,4 @@ def receive_blocking(
             poller = select.poll()
             poller.register(sock.fileno(), awaited)
         poller.modify(sock.fileno(), awaited)
-        poller.poll(remaining * 1000)
+        poller.poll(min(remaining, _LONGEST_WAIT_S) * 1000)

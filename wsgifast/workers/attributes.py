@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
+from threading import TIMEOUT_MAX
 from typing import Any
 
 from ..errors import ConfigurationError, MissingExtra
 from ..metrics.multiprocess import metrics_address
-from ..option_checks import is_count, is_number
+from ..option_checks import is_count, is_number, shown
 from ..server.poller import POLLERS
 
 PARSERS = ("auto", "gunicorn", "httptools")
@@ -70,7 +71,7 @@ def check_attributes(worker: Any, base: type) -> None:
     for name, (expected, is_allowed) in ATTRIBUTES.items():
         value = getattr(worker, name)
         if not is_allowed(value):
-            raise InvalidWorkerOption(f"FastWorker.{name}={value!r}: expected {expected}")
+            raise InvalidWorkerOption(f"FastWorker.{name}={shown(value)}: expected {expected}")
     if worker.metrics_bind is not None:
         try:
             metrics_address(worker.metrics_bind, "FastWorker.metrics_bind")
@@ -79,6 +80,19 @@ def check_attributes(worker: Any, base: type) -> None:
     if worker.parser == "httptools" and find_spec("httptools") is None:
         missing = MissingExtra("FastWorker.parser='httptools'", "httptools", "fast")
         raise InvalidWorkerOption(str(missing))
+
+
+def check_settings(cfg: Any) -> None:
+    """Check gunicorn's settings of which gunicorn checks less.
+
+    :raises InvalidWorkerOption: for the first that is wrong.
+    """
+    for name in ("keepalive", "graceful_timeout"):
+        value = getattr(cfg, name)
+        if not is_number(value, least=0, most=TIMEOUT_MAX):
+            raise InvalidWorkerOption(
+                f"{name}={shown(value)}: expected seconds, {TIMEOUT_MAX:.0f} at most"
+            )
 
 
 def check_names(names: Mapping[str, Any]) -> None:

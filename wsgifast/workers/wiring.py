@@ -14,6 +14,8 @@ from .attributes import ATTRIBUTES
 from .gunicorn_parser import GunicornParser
 from .gunicorn_support import Settings
 
+# A setting has 32 bits (RFC 9113 section 6.5.1).
+_MOST_HTTP2_VALUE = 2**32 - 1
 # Attributes of the worker that are options of the server.
 _OF_THE_SERVER = [field.name for field in fields(Options) if field.name in ATTRIBUTES]
 
@@ -61,10 +63,10 @@ def http2(settings: Settings) -> HTTP2Options:
         with needs("HTTP/2 on FastWorker", "h2", "http2"):
             import h2  # noqa: F401
     return HTTP2Options(
-        max_concurrent_streams=settings.http2_max_concurrent_streams,
+        max_concurrent_streams=min(settings.http2_max_concurrent_streams, _MOST_HTTP2_VALUE),
         initial_window_bytes=settings.http2_initial_window_size,
         max_frame_bytes=settings.http2_max_frame_size,
-        max_header_list_bytes=settings.http2_max_header_list_size,
+        max_header_list_bytes=min(settings.http2_max_header_list_size, _MOST_HTTP2_VALUE),
     )
 
 

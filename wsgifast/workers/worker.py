@@ -24,7 +24,7 @@ from ..server.application import Application
 from ..server.channel import Channel
 from ..server.environ import EnvironFactory
 from ..server.server import Server
-from .attributes import InvalidWorkerOption, check_attributes
+from .attributes import InvalidWorkerOption, check_attributes, check_settings
 from .configuration import configure, name_module
 from .error_page import ErrorPage
 from .gunicorn_support import (
@@ -162,6 +162,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         check_attributes(cls, FastWorker)
         if cfg.threads < 1:
             raise InvalidWorkerOption(f"threads={cfg.threads}: FastWorker needs 1 or more")
+        check_settings(cfg)
         if problem := patched_threads():  # by an app that is loaded in the arbiter
             raise InvalidWorkerOption(problem)
         if cfg.is_ssl:

@@ -6,6 +6,7 @@ import io
 import threading
 import time
 from collections import deque
+from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING
 
 from ...errors import RequestError
@@ -93,7 +94,7 @@ class StreamedUpload(io.RawIOBase):
             raise self.failure
         began = time.monotonic()
         deadline = self._deadline(began)
-        while not self._came.wait(max(0.0, deadline - time.monotonic())):
+        while not self._came.wait(min(max(0.0, deadline - time.monotonic()), TIMEOUT_MAX)):
             passed, deadline = deadline, self._deadline(began)
             if deadline <= passed:
                 self.failure = RequestError(408, "The request body did not come in time")
