@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.http import Connection, get
 from tests.support.servers import wait_for
+from wsgifast.bodies import response_writer
 
 from .serving import KINDS, THREADED, Served, serve
 
@@ -386,3 +387,29 @@ def test_a_target_that_is_no_url_is_refused(kind: str) -> None:
                 assert not response.keep_alive, f"{head[:100]!r}: {response}"
             assert_serves(served)
     assert "Traceback" not in served.log
+
+
+@each_kind
+def test_write_without_end_to_head_ends_when_the_client_leaves(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_writer, "_LOOK_AGAIN_S", 0.0)
+    ended = threading.Event()
+
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        write = start_response("200 OK", [])
+        try:
+            while not ended.is_set():
+                write(b"to nobody")
+        finally:
+            ended.set()
+        return []
+
+    with serve(app, kind) as served:
+        try:
+            with Connection(served.address) as client:
+                client.send_request(method="HEAD")
+                assert client.read(1)
+            assert ended.wait(60)
+        finally:
+            ended.set()

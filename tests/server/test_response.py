@@ -10,6 +10,7 @@ import pytest
 from tests.server.responses import Ask, Headers, MakeBench, ask, exc_info, says, segmented
 from tests.workers.bench import make_bench
 from wsgifast import BodyError
+from wsgifast.errors import ClientGone
 from wsgifast.server.output import OutputQueue
 
 __all__ = ["ask", "make_bench"]
@@ -40,6 +41,39 @@ def test_a_body_that_is_dropped_is_told_once(ask: Ask) -> None:
     assert not ask(says("304 Not Modified", [], [b""])).bench.log.lines[1:]
     # To HEAD most apps answer as to GET: what is right needs no warning.
     assert not ask(says("200 OK", [], [b"body"]), "HEAD").bench.log.lines[1:]
+
+
+@pytest.mark.parametrize(("method", "status"), [("HEAD", "200 OK"), ("GET", "204 No Content")])
+def test_write_without_end_and_without_a_body_ends_when_the_client_leaves(
+    make_bench: MakeBench, method: str, status: str
+) -> None:
+    """Nothing is sent by which the app could learn of it."""
+    ended: list[BaseException] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        write = start_response(status, [])
+        for _ in range(5):
+            write(b"to nobody")
+            bench.clock.now += 1  # the client is still there
+        assert client.receive_all_there_is().startswith(b"HTTP/1.1 20")
+        client.close()
+        try:
+            for _ in range(3):
+                write(b"to nobody")
+                bench.clock.now += 1
+        except ConnectionError as error:
+            ended.append(error)
+            raise
+        return []
+
+    bench = make_bench(app, keepalive=5)
+    client = bench.connect()
+    client.send_request(method=method)
+    bench.run()
+    assert [type(error) for error in ended] == [ClientGone]
+    assert not bench.server.connections
+    assert not bench.log.failures
+    assert not bench.log.says("Error handling request")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from gunicorn.config import Config
 from gunicorn.workers import base
 
 from tests.support.http import Connection
+from wsgifast.bodies import response_writer
 from wsgifast.server import (
     application,
     coalescing,
@@ -39,7 +40,7 @@ from wsgifast.workers import FastWorker
 
 _WITH_A_CLOCK = (
     application, coalescing, connection, endpoint, exchange, incoming, limits, multiplexer,
-    outgoing, output, sending, server, stream, uploads,
+    outgoing, output, response_writer, sending, server, stream, uploads,
 )  # fmt: skip
 PEER = ("192.0.2.1", 4711)
 # More than a Unix socket's buffers take.

@@ -6,6 +6,7 @@ in one call, a file by sendfile. Subclasses encode the head and decide about the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # Up to this size, joining costs less than passing several buffers to the kernel.
 _JOIN_BYTES = 64 * 1024
+# How often it is seen whether a client is there to whom nothing is sent.
+_LOOK_AGAIN_S = 1.0
 
 # Of a response before start_response. Not class attributes: CPython reads an attribute slowly whose
 # class has an object of a Python class under the same name.
@@ -51,6 +54,9 @@ class Output(Protocol):
         :returns: what sends a further block, which it may hold back while more may follow at once.
         """
 
+    def check_client(self) -> None:
+        """Nothing is sent, for it has all been: see that the client has not left."""
+
     def write_file(self, head: bytes, fd: int, offset: int, size: int, /) -> None:
         """Send a head, which may be empty, and a part of a file.
 
@@ -74,6 +80,7 @@ class ResponseWriter:
     _head: ResponseHead | None = None
     closes = True
     _write_next: Callable[[bytes], object]  # set by the beginning of a stream
+    _looks_at: float | None = None  # when to look for the client of a response without a body
 
     def __init__(self, output: Output) -> None:
         self.status: str | None = None
@@ -127,6 +134,8 @@ class ResponseWriter:
         :raises BodyError: once the body is longer than its Content-Length (PEP 3333, "Handling the
             Content-Length Header"): an app that writes without end would never learn otherwise that
             nothing of it is sent. What the length has room for has been sent by then.
+        :raises ClientGone: if the client has left; where there is no body, as to HEAD, what is
+            written is dropped until then.
         """
         self._write_block(data)
         if self.is_cut():
@@ -146,6 +155,19 @@ class ResponseWriter:
             # At the Content-Length nothing follows: do not wait for more.
             write = self._output.write if self.counter.complete else self._write_next
             write(block)
+        elif data:
+            self._check_client()
+
+    def _check_client(self) -> None:
+        """A block is dropped: an app that writes them without end is told when the client leaves.
+
+        Not at once: a client that has ended its side may wait for the answers to other requests.
+        """
+        now = time.monotonic()
+        if self._looks_at is None or now >= self._looks_at:
+            if self._looks_at is not None:
+                self._output.check_client()
+            self._looks_at = now + _LOOK_AGAIN_S
 
     def _begin_stream(self, block: bytes) -> None:
         """Send the head, and the first block, which may be empty."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from ..errors import BodyTooShort, ClientGone
+from ..sockets.hang_up import has_hung_up
 from ..sockets.options import SocketLike, limit_send_buffer
 from ..sockets.send_buffers import send_some
 from ..sockets.sendfile import MSG_MORE, FileSegment, FileTruncated, send_file_segment
@@ -52,6 +53,10 @@ class Outlet:
             raise _gone(error) from error
         finally:
             self.unsent = sum(map(len, buffers))
+
+    def check_client(self) -> None:
+        if has_hung_up(self._sock):
+            raise ClientGone("the client has hung up")
 
     def write_file(self, head: bytes, fd: int, offset: int, size: int) -> None:
         """:raises FileTruncated: if the file ends early.

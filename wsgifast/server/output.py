@@ -129,8 +129,7 @@ class OutputQueue:
     def bytes_left(self) -> int:
         """Bytes that the kernel has not taken, including those that an error has dropped."""
         with self.lock:
-            held = 0 if self._held is None else self._held.size
-            return self._dropped + held + self.bytes_queued
+            return self._dropped + (self._held.size if self._held else 0) + self.bytes_queued
 
     # Called by the writer; all of it raises ClientGone if the client has gone.
 
@@ -142,10 +141,10 @@ class OutputQueue:
                 self._queue_held()
             backlog = self.backlog
             queued = 0 if backlog is None else backlog.size
-            if backlog is not None and queued > self._ahead_bytes:
+            if backlog is not None and queued > self._rules.ahead_bytes:
                 limit = self._rules.options.response_on_disk_bytes
                 if not (self.may_run_ahead and backlog.may_spill(limit)):
-                    self._wait_for_room(self._ahead_bytes // 2)
+                    self._wait_for_room(self._rules.ahead_bytes // 2)
             if self.error is not None:
                 raise ClientGone(str(self.error))
             if not queued and not self.draining:
@@ -186,7 +185,7 @@ class OutputQueue:
             self._send_or_raise()
             if not buffers or not backlog.size:
                 return
-            rest = backlog.take_excess(self._ahead_bytes if self.may_run_ahead else None)
+            rest = backlog.take_excess(self._rules.ahead_bytes if self.may_run_ahead else None)
             if not rest:
                 return
         # Without the lock: a slow disk must not hold up the thread that sends.
@@ -216,6 +215,11 @@ class OutputQueue:
             if segment is not None:
                 backlog.append_file(segment)
             self._send_or_raise()
+
+    def check_client(self) -> None:
+        if self.sender.has_lost_client():
+            self.fail(ClientGone("the client has hung up"))
+        self._check()
 
     def drain(self) -> None:
         """Send everything, and wait until the client has taken it or is given up."""
@@ -255,7 +259,7 @@ class OutputQueue:
             self.draining = False
             if self.error is None:
                 self._send(after_event=True)
-            if self._room is not None and self.bytes_queued <= self._ahead_bytes // 2:
+            if self._room is not None and self.bytes_queued <= self._rules.ahead_bytes // 2:
                 self._room.notify_all()
             return self.closing and not self.draining
 
@@ -264,10 +268,6 @@ class OutputQueue:
         with self.lock:
             self._fail(error)
 
-    @property
-    def _ahead_bytes(self) -> int:
-        return self._rules.options.output_ahead_bytes
-
     # Everything below needs the lock, unless it says otherwise.
 
     def _check(self) -> None:
@@ -275,8 +275,7 @@ class OutputQueue:
             raise ClientGone(str(self.error)) from self.error
 
     def _fail(self, error: BaseException) -> None:
-        if self.error is None:
-            self.error = error
+        self.error = self.error or error
         self._queue_held()
         if self.backlog is not None:
             self._dropped += self.backlog.size

@@ -21,6 +21,7 @@ class OutputRules:
     :param coalescing: the queues that hold blocks back.
     :param share_work: called during a long turn that releases the GIL: other threads go on with the
         rest of the work.
+    :ivar ahead_bytes: what may wait for one client before the writer waits, or uses a file.
     :ivar memory: counts the output in memory.
     :ivar disk: the threads for files that are not in the page cache.
     :ivar cached_runs: what the page cache has of files.
@@ -35,6 +36,7 @@ class OutputRules:
         log: Any,
     ) -> None:
         self.options = options
+        self.ahead_bytes = options.output_ahead_bytes
         self.counters = counters
         self.coalescing = coalescing
         self.share_work = share_work

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, cast
 
+from ..sockets.hang_up import has_hung_up
 from ..sockets.options import (
     FIRST_SEND_BUFFER_BYTES,
     NEAR_SEND_BUFFER_BYTES,
@@ -105,6 +106,9 @@ class SenderLike(Protocol):
         :param now: monotonic.
         :returns: None if the client is not waited for.
         """
+
+    def has_lost_client(self) -> bool:
+        """Return whether the client has hung up, and nobody else will tell of it."""
 
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
         """Send or read the next bytes of the first file; may wait for its disk."""
@@ -193,6 +197,9 @@ class Sender:
     def pace(self, now: float) -> tuple[float, int] | None:
         wait = self._wait
         return None if wait is None else wait.pace(now)
+
+    def has_lost_client(self) -> bool:
+        return has_hung_up(self._sock)
 
     # Bytes
 

@@ -112,6 +112,9 @@ class StreamSender:
     def pace(self, now: float) -> tuple[float, int] | None:
         return None if self._window_wait is None else self._window_wait.pace(now)
 
+    def has_lost_client(self) -> bool:
+        return False  # the connection's owner hears of it, and fails the stream
+
     def is_held_back(self) -> bool:
         """Whether its own window, or the connection's, is used up."""
         return self._room() <= 0
