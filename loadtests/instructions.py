@@ -2,8 +2,8 @@
 
 valgrind counts those of a process, without the kernel's; a row is the difference of two runs, so
 that starting is no part of it. The process is a server, or `python -m loadtests.instructions CALL
-COUNT`, which makes a call of the table so often. The WSGI environ contains what gunicorn puts
-there, so that TCP_NODELAY is set as in production.
+COUNT...`, which forks one for each count, to make a call of the table so often. The WSGI environ
+contains what gunicorn puts there, so that TCP_NODELAY is set as in production.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import http.client
 import os
 import re
 import shutil
+import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from subprocess import DEVNULL, Popen
 from typing import TYPE_CHECKING, Any
 
 from wsgifast import WSGIFast
@@ -35,7 +35,6 @@ from wsgifast.benchmark.processes import (
 from wsgifast.benchmark.tables import Row, Server, Unit
 
 from .bench import row, table
-from .flask_app import app as flask_app
 from .servers import uvicorn
 
 if TYPE_CHECKING:
@@ -68,47 +67,44 @@ _ENVIRON: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _counted(
-    module: Sequence[str], load: Callable[[subprocess.Popen[bytes]], object], log: Path
-) -> int:
-    """The instructions of a process, which ends by itself or by SIGTERM.
+def _counted(module: Sequence[str], load: Callable[[Popen[bytes]], object]) -> list[int]:
+    """The instructions of a process and of those that it forks, the fewest first.
 
     :param module: its name and its arguments.
-    :param load: what it is to do meanwhile.
+    :param load: what it is to do; it ends by itself before this returns, or by SIGTERM then.
     """
     if shutil.which("valgrind") is None:
         raise RuntimeError("valgrind is not installed: apt-get install valgrind (Debian, Ubuntu)")
     tool = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
     # A dictionary's order of strings is part of the count.
     env = {**os.environ, "PYTHONHASHSEED": "0"}
-    quiet = subprocess.DEVNULL
-    with started(
-        [*tool, f"--log-file={log}", sys.executable, "-c", _RUN, *module],
-        env=env,
-        stop_s=_START_S,
-        stdout=quiet,
-        stderr=quiet,
-    ) as process:
-        load(process)
-    found = _COUNTED.search(log.read_text())
-    if found is None:
-        raise RuntimeError(f"{' '.join(module)} ended with status {process.returncode}")
-    return int(found[1].replace(",", ""))
-
-
-def _difference(counted: Callable[[int, Path], int], size: int) -> Load:
     with temporary_folder("instructions") as folder:
-        less, more = (counted(count, folder / str(count)) for count in (size, 2 * size))
+        with started(
+            [*tool, f"--log-file={folder}/%p", sys.executable, "-c", _RUN, *module],
+            env=env,
+            stop_s=_START_S,
+            stdout=DEVNULL,
+            stderr=DEVNULL,
+        ) as process:
+            load(process)
+        found = [_COUNTED.search(log.read_text()) for log in folder.iterdir()]
+    if process.returncode not in (0, -signal.SIGTERM) or None in found:
+        raise RuntimeError(f"{' '.join(module)} ended with status {process.returncode}")
+    return sorted(int(each[1].replace(",", "")) for each in found if each)
+
+
+def _difference(less: int, more: int, size: int) -> Load:
     return Load(1, 0, 0, 1.0, facts={"instructions": (more - less) / size})
 
 
 def _served(server: Server, path: str) -> Client:
-    def counted(count: int, log: Path) -> int:
+    def counted(count: int) -> int:
         port = free_port()
         (_, _, *module), _ = server.placed({"{host}": HOST, "{port}": str(port)})
-        return _counted(module, lambda process: _ask(port, path, count), log)
+        (found,) = _counted(module, lambda process: _ask(port, path, count))
+        return found
 
-    return lambda task: _difference(counted, REQUESTS)
+    return lambda task: _difference(counted(REQUESTS), counted(2 * REQUESTS), REQUESTS)
 
 
 def _ask(port: int, path: str, count: int) -> None:
@@ -125,15 +121,10 @@ def _ask(port: int, path: str, count: int) -> None:
 
 
 def _called(call: str) -> Client:
-    def counted(count: int, log: Path) -> int:
-        module = ["loadtests.instructions", call, str(count)]
-        return _counted(module, lambda process: process.wait(_START_S), log)
-
     def run(task: Task) -> Load:
-        # Compiles what has changed since the last time, which is no part of a call.
-        command = [sys.executable, "-m", "loadtests.instructions", call, "1"]
-        subprocess.run(command, check=True, timeout=_START_S)
-        return _difference(counted, CALLS)
+        module = ["loadtests.instructions", call, str(CALLS), str(2 * CALLS)]
+        _, less, more = _counted(module, lambda process: process.wait(_START_S))
+        return _difference(less, more, CALLS)
 
     return run
 
@@ -189,6 +180,8 @@ def _with_opentelemetry(app: Any) -> Any:
 
 
 def _flask(wrap: Callable[[Any], Any]) -> Callable[[], None]:
+    from .flask_app import app as flask_app  # here: other calls need not wait for its import
+
     return _request(wrap(flask_app), {**_ENVIRON, "PATH_INFO": "/page"})
 
 
@@ -236,13 +229,21 @@ def main() -> None:
     )
     names = [f"{key}:{side}" for key, (_, sides, _) in _CALLS.items() for side in sides]
     parser.add_argument("call", choices=names, metavar="CALL", help="one of " + ", ".join(names))
-    parser.add_argument("count", type=int, metavar="COUNT", help="how often")
+    parser.add_argument("count", type=int, nargs="+", metavar="COUNT", help="how often")
     given = parser.parse_args()
     key, _, side = given.call.partition(":")
     _, sides, make = _CALLS[key]
-    call = make(sides[side])
-    for _ in range(given.count):
-        call()
+    for count in given.count:
+        pid = os.fork()
+        if not pid:
+            call = make(sides[side])  # here: a fork has no thread of its parent's
+            for _ in range(count):
+                call()
+            return
+        _, status = os.waitpid(pid, 0)
+        if status:
+            sys.exit(1)
+    os._exit(0)  # the end that takes the fewest instructions, so that the counts are in order
 
 
 if __name__ == "__main__":
