@@ -245,7 +245,11 @@ def test_after_a_turn_the_others_are_asked_first() -> None:
     assert server.poller.queued == [LISTENER] * 2
 
 
-def test_a_full_worker_says_so_once_until_it_has_room_again() -> None:
+def test_a_full_worker_says_so_once_until_it_has_room_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(accepting, "time", SimpleNamespace(monotonic=lambda: now))
     server = Server(waiting=500, room=100)
     server.acceptor._limit = 100
     server.acceptor._count = lambda: 100 - server.room
@@ -259,11 +263,13 @@ def test_a_full_worker_says_so_once_until_it_has_room_again() -> None:
         while server.room > 0:
             server.acceptor.accept(LISTENER)
     assert len(server.warnings) == 1
-    server.room = 20
-    server.acceptor.on_closed()
-    while server.room > 0:
-        server.acceptor.accept(LISTENER)
-    assert len(server.warnings) == 2
+    for pause_s, warnings in ((0.0, 1), (accepting._WARN_AGAIN_S, 2), (1.0, 2)):
+        now += pause_s
+        server.room = 20  # a crowd comes and goes
+        server.acceptor.on_closed()
+        while server.room > 0:
+            server.acceptor.accept(LISTENER)
+        assert len(server.warnings) == warnings
 
 
 def test_a_listener_that_fails_otherwise_stays() -> None:

@@ -34,7 +34,7 @@ _ACCEPTS = 16
 _EVENTS_BETWEEN_TURNS = 32
 # How long to wait after running out of descriptors.
 _PAUSE_S = 0.2
-# The least time between two warnings about that.
+# The least time between two warnings about that, and between two that the worker is full.
 _WARN_AGAIN_S = 10.0
 # No room for a connection, or for watching a listener (epoll_ctl(2)).
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC})
@@ -78,6 +78,7 @@ class Acceptor:
         self._resume_at = 0.0
         self._warned_at = -_WARN_AGAIN_S
         self._full = False
+        self._said_full_at = -_WARN_AGAIN_S
         self.listening = False
         self._closed = False
         self._accepting = 0  # threads in a turn
@@ -199,8 +200,12 @@ class Acceptor:
         self._resume_at = now + _PAUSE_S
 
     def _warn_that_it_is_full(self) -> None:
-        if not self._full:
-            self._full = True
+        if self._full:
+            return
+        self._full = True
+        now = time.monotonic()
+        if now - self._said_full_at >= _WARN_AGAIN_S:
+            self._said_full_at = now
             self._log.warning(
                 "All %d worker_connections are taken: new ones wait until others close", self._limit
             )
