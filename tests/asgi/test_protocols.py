@@ -16,6 +16,7 @@ from asgifast.protocols.transport import CoalescingTransport
 from tests.support.descriptors import open_descriptors
 
 from .protocols import (
+    HELLO,
     LARGE_BYTES,
     PATHSEND,
     TOO_MUCH,
@@ -430,3 +431,33 @@ def test_an_upgraded_connection_is_uvicorns_alone(protocol: Any, large: Path) ->
         assert not isinstance(transport, CoalescingTransport)
 
     talk(protocol, app, conversation, ws=Upgraded)
+
+
+def test_a_client_that_leaves_with_other_requests_in_line_ends_the_one_that_is_answered(
+    protocol: Any,
+) -> None:
+    """The app would send for ever to nobody."""
+    told: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_on() -> None:
+            await start(send)
+            while True:
+                await body(send, b"x" * 1000, more=True)
+                await asyncio.sleep(0)
+
+        sending = asyncio.get_running_loop().create_task(send_on())
+        while (message := await receive())["type"] != "http.disconnect":
+            pass
+        told.append(message["type"])
+        sending.cancel()
+
+    async def conversation(client: Client) -> None:
+        await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + HELLO)
+        await client.until(b"x" * 1000)
+        client.sock.close()
+        while client.state.tasks:
+            await asyncio.sleep(0)
+        assert told == ["http.disconnect"]
+
+    talk(protocol, app, conversation)

@@ -100,19 +100,25 @@ class _App:
     """The app as uvicorn calls it: it gives the app a Response's send() and an Upload's receive().
 
     uvicorn's own are methods of its RequestResponseCycle, which is found by them.
+
+    :ivar cycle: of the request that is answered, over HTTP/1.1; uvicorn's protocol has the one that
+        was read last.
     """
 
-    __slots__ = ("_app", "_is_http1", "_response_class")
+    __slots__ = ("_app", "_is_http1", "_response_class", "cycle")
 
     def __init__(self, app: Any, response_class: MakeResponse, *, is_http1: bool) -> None:
         self._app = app
         self._response_class = response_class
         self._is_http1 = is_http1
+        self.cycle: Any = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any:
         cycle = send.__self__  # type: ignore[attr-defined]
         scope["extensions"] = scope.get("extensions", {}) | PROTOCOL_EXTENSIONS
         response = self._response_class(cycle, cycle.transport)
+        if self._is_http1:
+            self.cycle = cycle
         upload = None
         if cycle.more_body:
             if self._is_http1:
@@ -201,6 +207,11 @@ class FileSending(_Base):
         self.transport.lost()
         super().connection_lost(exc)
         self.loop.stop()
+        cycle = self.app.cycle
+        if cycle is not None and not cycle.response_complete:
+            # With pipelining uvicorn has told the last request alone.
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def eof_received(self) -> Any:  # uvicorn's have it return None
         """The client sends no more, but may still read; a reset ends a file in any case.
