@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -153,6 +154,20 @@ def test_what_was_left_unfinished(path: Path) -> None:
     directory.clean()
     assert samples(directory)["wsgifast_timeouts_total", (("kind", "head"),)] == 2
     assert not (path / "counter_wsgifast-1-2.db").exists()
+
+
+def test_a_plan_touches_no_file_elsewhere(path: Path) -> None:
+    directory, elsewhere = path / "metrics", path / "elsewhere"
+    directory.mkdir()
+    elsewhere.touch()
+    (path / "counter_wsgifast-dead.tmp").touch()
+    plan = {"kind": "../counter", "gone": ["../elsewhere", str(elsewhere)]}
+    (directory / "merging.json").write_text(json.dumps(plan))
+    Directory(str(directory), own=False).clean()
+    assert not [*directory.iterdir()]
+    assert {file.name for file in path.iterdir()} == {
+        "metrics", "elsewhere", "counter_wsgifast-dead.tmp"
+    }  # fmt: skip
 
 
 def test_a_process_is_told_from_a_later_one_of_its_pid() -> None:

@@ -160,13 +160,17 @@ class Directory:
             os.replace(temporary, merged)
         for name in plan["gone"]:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(self.path, name))
+                os.unlink(self._path_of(name))
         os.unlink(path)
 
     def _merged(self, kind: str) -> tuple[str, str]:
         """The merged file of a kind, and its temporary name."""
-        path = os.path.join(self.path, f"{kind}_{_DEAD}")
+        path = self._path_of(f"{kind}_{_DEAD}")
         return f"{path}.db", f"{path}.tmp"
+
+    def _path_of(self, name: str) -> str:
+        """The path of a file of a plan, which may have been written by others: a file in here."""
+        return os.path.join(self.path, os.path.basename(name))
 
 
 def _has_values(entry: os.DirEntry[str]) -> bool:
