@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from wsgifast.benchmark.load import Client, Load
-from wsgifast.benchmark.serving import FAST_WORKER
+from wsgifast.benchmark.serving import FAST_WORKER, gunicorn
 from wsgifast.benchmark.tables import BYTES, REQUESTS, Contender, Row, Server, Table, Unit
 
 from .clients import raw, wrk
 from .payloads import files
 
 FAST = FAST_WORKER
+APP = "loadtests.app:app"
 # A contender: a server, and what it is asked for or by which client, if that is not the row's; or
 # a client that does all by itself.
 Side: TypeAlias = "Server | Client | tuple[Server, str | Client] | tuple[Server, str, Client]"
@@ -55,6 +56,17 @@ def _contender(name: str, side: Side, path: str, fresh: bool) -> Contender:
         else:
             client = each
     return Contender(name, server, path, client, fresh)
+
+
+def pair(*options: str, app: str = APP, first: str = "gthread", **more: Any) -> dict[str, Side]:
+    """FastWorker and gthread.
+
+    :param options: gunicorn's.
+    :param more: as for :func:`~wsgifast.benchmark.serving.gunicorn`.
+    """
+    kinds = {"FastWorker": FAST, "gthread": "gthread"}
+    names = sorted(kinds, key=lambda name: name != first)
+    return {n: gunicorn(app, *options, worker_class=kinds[n], **more) for n in names}
 
 
 def rows(key: str, title: str, sides: Mapping[str, Side], cases: Iterable[Case]) -> list[Row]:

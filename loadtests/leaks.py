@@ -30,7 +30,7 @@ from wsgifast.benchmark.tables import Row, Server, Unit
 from wsgifast.client import HTTPClient, unverified_tls
 from wsgifast.server.pool import MAX_SPARES
 
-from .bench import FAST, row, table
+from .bench import APP, FAST, row, table
 from .servers import uvicorn
 
 # Rounds of so many seconds, with so many clients in each state at a time; and as many more leave
@@ -254,7 +254,7 @@ def _row(key: str, name: str, server: Server, client: Client) -> Row:
 
 _LEFT = Unit("connections", lambda m: m.requests)
 _BOTH = ("--http-protocols=h2,h1", "--http2-cleartext=both", "--log-level=critical")
-_APP, _ASGI_APP = "loadtests.app:app", "loadtests.asgi_app:bare"
+_ASGI_APP = "loadtests.asgi_app:bare"
 _PEM = ("--ssl-certfile={folder}/server.pem", "--ssl-keyfile={folder}/server.pem")
 # FastWorker polls with these while all its threads are taken; the first is there at the start.
 FAST_SPARES = MAX_SPARES - 1
@@ -263,10 +263,10 @@ ASYNCIO_SPARES = min(32, (os.cpu_count() or 1) + 4)
 # uvicorn's time limit for a connection that is kept alive is 5 s.
 _UVICORN = _abandoning(ASYNCIO_SPARES, 6.0)
 TABLE = table("leaks", "What is left of abandoned connections", [
-    _row("FastWorker", "FastWorker", gunicorn(_APP, *_BOTH, worker_class=FAST),
+    _row("FastWorker", "FastWorker", gunicorn(APP, *_BOTH, worker_class=FAST),
          _abandoning(FAST_SPARES)),
     _row("FastWorker-tls", "FastWorker, TLS",
-         gunicorn(_APP, *_BOTH, worker_class=FAST, tls=True), _abandoning(FAST_SPARES)),
+         gunicorn(APP, *_BOTH, worker_class=FAST, tls=True), _abandoning(FAST_SPARES)),
     _row("uvicorn", "uvicorn, our protocol", uvicorn(_ASGI_APP, ours=True), _UVICORN),
     _row("uvicorn-tls", "uvicorn, our protocol, TLS",
          replace(uvicorn(_ASGI_APP, *_PEM, ours=True), tls=True), _UVICORN),

@@ -24,10 +24,10 @@ from wsgifast.benchmark.serving import gunicorn
 from wsgifast.benchmark.tables import Contender, Row, Server, Unit
 from wsgifast.client import HTTPClient
 
-from .bench import FAST, row, table
+from .bench import APP, FAST, row, table
 from .clients import Connection, percentiles, wrk
 
-APP, FLASK = "loadtests.app:app", "loadtests.flask_app:app"
+FLASK = "loadtests.flask_app:app"
 SMALL, PAGE = "/small/1024", "/page"
 WORKERS = 8
 _PAUSE_S = 0.05  # between two scrapes

@@ -64,14 +64,8 @@ def payload_file(size: int) -> Path:
 
 def files(folder: Path) -> None:
     """What the servers of most tables need: the payload files, and a certificate for TLS."""
+    from tests.support.tls import write_certificate  # no part of the apps' memory
+
     for size in (1024, REPORT_BYTES, LIST_BYTES, FILE_BYTES, LARGE_FILE_BYTES):
         payload_file(size)
-    certificate(folder)
-
-
-def certificate(folder: Path) -> None:
-    """Write server.pem, of localhost."""
-    import trustme
-
-    issued = trustme.CA().issue_cert("localhost")
-    issued.private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
+    write_certificate(folder / "server.pem")

@@ -34,7 +34,7 @@ from wsgifast.benchmark.runner import running_server
 from wsgifast.benchmark.serving import gunicorn
 from wsgifast.benchmark.tables import Row, Server, Unit
 
-from .bench import FAST, row, table
+from .bench import APP, FAST, row, table
 from .clients import BadAnswer, Connection, NoAnswer
 from .payloads import payload, payload_file
 from .servers import granian
@@ -59,9 +59,8 @@ _BOOT_S = 2.0
 class Outcome:
     """What became of the requests of one server's clients."""
 
-    answered: int = 0
-    downloads: int = 0
-    repeated: int = 0  # and answered then
+    # "answered", "downloads", and "repeated": answered when it was asked again.
+    done: Counter[str] = field(default_factory=Counter)
     deeds: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
 
@@ -99,7 +98,7 @@ class Asking:
                 if not was_used:
                     raise
                 self._connection.ask()
-                self._outcome.repeated += 1
+                self._outcome.done["repeated"] += 1
         except (BadAnswer, OSError) as error:
             late = isinstance(error, TimeoutError)
             self._outcome.lost["no byte in time" if late else str(error)] += 1
@@ -126,7 +125,7 @@ def measure(
 
         def have_answered(share: float) -> bool:
             """Wait for so much of all requests; False if that is not to be."""
-            while outcome.answered < requests * share:
+            while outcome.done["answered"] < requests * share:
                 if time.monotonic() > deadline or outcome.lost.total() > _MOST_LOST:
                     return False
                 time.sleep(0.02)
@@ -153,7 +152,7 @@ def _asking(address: Address, outcome: Outcome, clients: int, downloads: int) ->
         while not over.is_set():
             if asking.ask():
                 with lock:
-                    setattr(outcome, what, getattr(outcome, what) + 1)
+                    outcome.done[what] += 1
         asking.close()
 
     small = ("answered", "/small", SMALL_BYTES, 0.0)
@@ -226,9 +225,9 @@ def _replacing(server: Server, deeds: Sequence[signal.Signals]) -> Client:
         begun = time.monotonic()
         out = measure(server, deeds, requests=requests, times=times, longest_s=longest_s)
         seconds, lost = time.monotonic() - begun, out.lost
-        kept = {"downloads": out.downloads, "repeated": out.repeated, "lost": lost.total()}
-        facts = {**kept, **out.deeds}
-        return Load(out.answered, lost.total(), 0, seconds, errors=lost, facts=facts)
+        kept = {name: out.done[name] for name in ("downloads", "repeated")}
+        facts = {**kept, "lost": lost.total(), **out.deeds}
+        return Load(out.done["answered"], lost.total(), 0, seconds, errors=lost, facts=facts)
 
     return run
 
@@ -244,7 +243,7 @@ def _gunicorn(worker_class: str) -> Server:
         f"--workers={WORKERS}", "--keep-alive=60", "--graceful-timeout=30", "--max-requests=20000",
         "--max-requests-jitter=5000", "--pid={folder}/pid", "--log-level=warning",
     )  # fmt: skip
-    server = gunicorn(_APP, *options, worker_class=worker_class)
+    server = gunicorn(APP, *options, worker_class=worker_class)
     # What USR2 starts is this command line again: as `python -m gunicorn` it would find the folder
     # of gunicorn's modules on its path, where one is called http.
     script = str(Path(sys.executable).with_name("gunicorn"))
@@ -252,12 +251,11 @@ def _gunicorn(worker_class: str) -> Server:
 
 
 _ANSWERED = Unit("requests", lambda m: m.requests)
-_APP = "loadtests.app:app"
 _HUP = signal.SIGHUP
 _ALL = (_HUP, _HUP, _HUP, signal.SIGTTIN, signal.SIGTTOU, _HUP, signal.SIGUSR2)
 FAST_SERVER = _gunicorn(FAST)
 TABLE = table("replaced", "What is lost while processes are replaced", [
     _row("FastWorker", FAST_SERVER, *_ALL),
     _row("gthread", _gunicorn("gthread"), *_ALL),
-    _row("granian", granian(_APP, interface="wsgi", workers=WORKERS), _HUP),
+    _row("granian", granian(APP, interface="wsgi", workers=WORKERS), _HUP),
 ])  # fmt: skip

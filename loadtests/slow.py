@@ -17,13 +17,12 @@ from typing import Any
 
 from tests.support.slow_clients import KINDS, others, slow_clients
 from wsgifast.benchmark.load import Client, Load, Task, resident_bytes
-from wsgifast.benchmark.serving import gunicorn
 from wsgifast.benchmark.slow_clients import SlowClients
 from wsgifast.benchmark.tables import Row, Unit
 
 from .asgi import APP as ASGI_APP
 from .asgi import HTTP2
-from .bench import FAST, Side, row, table
+from .bench import Side, pair, row, table
 from .clients import raw
 from .payloads import FILE_BYTES, LIST_BYTES
 from .servers import nginx, uvicorn
@@ -112,13 +111,10 @@ def _allowed(clients: int | None) -> int | None:
     return clients and min(clients, most)
 
 
-def _pair(*options: str, app: str = "loadtests.app:app", **more: Any) -> dict[str, Side]:
+def _pair(*options: str, **more: Any) -> dict[str, Side]:
     """FastWorker and gthread, with room for the crowd."""
     room = ("--worker-connections", "20000", "--keep-alive", "120")
-    return {
-        name: gunicorn(app, *room, *options, worker_class=worker_class, **more)
-        for name, worker_class in (("FastWorker", FAST), ("gthread", "gthread"))
-    }
+    return pair(*room, *options, first="FastWorker", **more)
 
 
 def _row(

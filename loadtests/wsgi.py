@@ -21,13 +21,13 @@ from wsgifast.benchmark.serving import gunicorn, served, sides
 from wsgifast.benchmark.tables import BYTES, REQUESTS, Row, Server, Unit
 
 from .app import SHAPES
-from .bench import FAST, Case, Side, row, rows, table, with_its_cpu
+from .bench import APP, FAST, Case, Side, pair, row, rows, table, with_its_cpu
 from .clients import raw, wrk
 from .django_app import MIDDLEWARE
 from .payloads import FILE_BYTES, LARGE_FILE_BYTES, MIB, PAYLOADS, REPORT_BYTES
 from .servers import granian, nginx, small, uvicorn
 
-APP, ASGI_APP, FLASK = "loadtests.app:app", "loadtests.asgi_app:app", "loadtests.flask_app:app"
+ASGI_APP, FLASK = "loadtests.asgi_app:app", "loadtests.flask_app:app"
 DJANGO, STATIC = "loadtests.django_app", "loadtests.static_app"
 RANGE = (f"Range: bytes={3 * MIB}-{4 * MIB - 1}",)
 LARGE, SMALL, SMALL_FILE = f"/{FILE_BYTES}.bin", "/small/1024", "/1024.bin"
@@ -171,25 +171,15 @@ FILES = [
 
 # --- FastWorker
 
-GTHREAD, OURS, OUR_FILES = "gthread", "FastWorker", "StaticFiles on FastWorker"
-
-
-_KINDS = {GTHREAD: "gthread", OURS: FAST}
-
-
-def _pair(*more: str, first: str = GTHREAD, **options: Any) -> dict[str, Side]:
-    names = sorted(_KINDS, key=lambda name: name != first)
-    return {n: gunicorn(APP, *more, worker_class=_KINDS[n], **options) for n in names}
-
-
+OURS, OUR_FILES = "FastWorker", "StaticFiles on FastWorker"
 # What a second worker is worth, on a machine with two cores.
 _BOTH: dict[str, Side] = {
-    f"{name}{suffix}": gunicorn(APP, worker_class=_KINDS[name], workers=workers)
-    for name in (OURS, GTHREAD)
+    f"{name}{suffix}": pair(workers=workers)[name]
+    for name in (OURS, "gthread")
     for suffix, workers in (("", 1), (", 2 workers", 2))
 }
 _LARGE_FILE: dict[str, Side] = {
-    **_pair(first=OURS),
+    **pair(first=OURS),
     "nginx, sendfile on": (nginx(), LARGE),
     "nginx, sendfile off": (nginx(sendfile=False), LARGE),
     "bare epoll + sendfile loop": (small("sendfile-loop", PAYLOADS / f"{FILE_BYTES}.bin"), LARGE),
@@ -205,11 +195,11 @@ def _file(key: str, kib: str, client: Client) -> Row:
 
 
 WORKER = table("worker", "FastWorker beside gthread, granian and nginx", [
-    row("worker.rates.small-4", "1 KiB, 4 connections", _pair(), SMALL, client=wrk(4)),
+    row("worker.rates.small-4", "1 KiB, 4 connections", pair(), SMALL, client=wrk(4)),
     row("worker.rates.small-32", "1 KiB, 32 connections",
-        {**_pair(), "granian": granian(APP, interface="wsgi")}, SMALL, client=wrk(32), ours=OURS),
-    row("worker.rates.sleep", "app sleeps 10 ms, 32", _pair(), "/sleep", client=wrk(32)),
-    row("worker.rates.compute", "app computes 3 ms, 32", _pair(), "/compute", client=wrk(32)),
+        {**pair(), "granian": granian(APP, interface="wsgi")}, SMALL, client=wrk(32), ours=OURS),
+    row("worker.rates.sleep", "app sleeps 10 ms, 32", pair(), "/sleep", client=wrk(32)),
+    row("worker.rates.compute", "app computes 3 ms, 32", pair(), "/compute", client=wrk(32)),
     row("worker.rates.static", "1 KiB file, 32", {
         "WhiteNoise on gthread": _static("whitenoise()"),
         OUR_FILES: _static("static_files()", worker_class=FAST),
@@ -220,7 +210,7 @@ WORKER = table("worker", "FastWorker beside gthread, granian and nginx", [
         client=wrk(32)),
     row("worker.two.small-32", "two workers: 1 KiB, 32, of which wrk has its share", _BOTH, SMALL,
         client=wrk(32)),
-    *rows("worker.tls", "TLS ", _pair(tls=True), [
+    *rows("worker.tls", "TLS ", pair(tls=True), [
         ("small-4", "1 KiB, 4 connections", SMALL, REQUESTS, wrk(4)),
         ("small-32", "1 KiB, 32 connections", SMALL, REQUESTS, wrk(32)),
         ("large", "10 MiB, 4 connections", "/server-wrapper", REQUESTS, wrk(4)),

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from loadtests.bench import row, table
 from loadtests.servers import small
@@ -52,12 +53,10 @@ def read_file(sock: socket.socket, size: int, count: ReceiveCount) -> bytes:
         return file.read(size)
 
 
-def whole(sock: socket.socket, size: int, count: ReceiveCount) -> bytes:
-    return recv_exactly(sock, size, count=count)
-
-
-def whole_by_deadline(sock: socket.socket, size: int, count: ReceiveCount) -> bytes:
-    return recv_exactly(sock, size, timeout=60.0, count=count)
+def whole(
+    sock: socket.socket, size: int, count: ReceiveCount, timeout: float | None = None
+) -> bytes:
+    return recv_exactly(sock, size, timeout=timeout, count=count)
 
 
 def new_bound(sock: socket.socket, size: int, count: ReceiveCount) -> mmap.mmap:
@@ -152,7 +151,7 @@ MAKING_A_BUFFER: dict[str, Make] = {
     OURS: lambda size: whole,
     "recv and join, 1,460 bytes": lambda size: join_pieces,
     "makefile().read()": lambda size: read_file,
-    "recv_exactly, with a deadline": lambda size: whole_by_deadline,
+    "recv_exactly, with a deadline": lambda size: partial(whole, timeout=60.0),
 }
 # The memory allocator hands out the same 2 MB again and again, so this is used memory for all.
 BLOCKS: dict[str, Make] = {**MAKING_A_BUFFER, OURS_INTO: into, BOUND: bound}

@@ -38,6 +38,7 @@ def bench(*arguments: str) -> int:
         ((APP, "--server", "wsgiref", "--worker-class", "sync"), 2, "--worker-class"),
         ((ASGI, "--server", "waitress"), 2, "is an ASGI app"),
         ((APP, "--server", "wsgiref", "--", "--threads=2"), 2, "wsgiref has no options"),
+        ((APP, "--worker-class", "nope"), 2, "--worker-class nope: ImportError: Entry point"),
         ((APP, "--master", "--processes", "2"), 2, "--processes"),
         (("nowhere:app",), 3, "nowhere"),
         (("tests.doctor.apps:nothing",), 3, "nothing"),

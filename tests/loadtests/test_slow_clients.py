@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from loadtests.payloads import certificate
 from tests.support.servers import PATIENCE_S, wait_for
 from tests.support.slow_clients import HOST, KINDS, opening, others, slow_clients
 from tests.support.slow_disk import has_slow_disk, slow_disk
+from tests.support.tls import write_certificate
 from wsgifast.benchmark.slow_clients import Kind
 from wsgifast.benchmark.slow_clients import slow_clients as crowd_of
 
@@ -122,7 +122,7 @@ def test_who_was_dropped_comes_back() -> None:
 
 
 def test_a_crowd_and_others_speak_tls(tmp_path: Path) -> None:
-    certificate(tmp_path)
+    write_certificate(tmp_path / "server.pem")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(tmp_path / "server.pem")
     with listening(answers=ANSWER, tls=context) as listener:
@@ -136,7 +136,7 @@ def test_a_crowd_and_others_speak_tls(tmp_path: Path) -> None:
 
 def test_a_silent_crowd_under_tls_stays(tmp_path: Path) -> None:
     """It has a look whether it was dropped, which TLS does not have a flag for."""
-    certificate(tmp_path)
+    write_certificate(tmp_path / "server.pem")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(tmp_path / "server.pem")
     with listening(tls=context) as listener:

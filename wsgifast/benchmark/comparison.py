@@ -104,10 +104,10 @@ def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust:
             if asgi
             else f"--server {server} serves ASGI apps, and {options.app} is a WSGI app"
         )
-    classes = options.worker_class or ["gthread", FAST_WORKER]
     if options.worker_class and server != "gunicorn":
         raise ConfigurationError(f"--worker-class is gunicorn's, and the server is {server}")
-    classes = [FAST_WORKER if name == "FastWorker" else name for name in classes]
+    given = options.worker_class or ["gthread", "FastWorker"]
+    classes = [FAST_WORKER if each == "FastWorker" else each for each in given]
     more = tuple(options.rest)
     if more and server in ("wsgiref", "werkzeug"):
         raise ConfigurationError(f"-- {shlex.join(more)}: {server} has no options")

@@ -60,6 +60,7 @@ def sides(
     :param options: WSGIFast's or ASGIFast's.
     :param more: options for the server's own command.
     :raises MissingExtra: if the server is not installed.
+    :raises ConfigurationError: if gunicorn has no such worker class.
     """
     _check_installed(server)
     options = options or {}
@@ -76,6 +77,8 @@ def sides(
             server: served(target, None, server, more=more),
             f"WSGIFast on {server}": served(target, options, server, more=more),
         }
+    for each in worker_classes:
+        _check_worker_class(each)
     raw, *_ = worker_classes
     found = {_short(raw): served(target, None, server, raw, more)}
     for each in worker_classes:
@@ -85,6 +88,18 @@ def sides(
 
 def _short(worker_class: str) -> str:
     return worker_class.rpartition(".")[2]
+
+
+def _check_worker_class(name: str) -> None:
+    """:raises ConfigurationError: if gunicorn has none of this name; modules are not looked at."""
+    from gunicorn.util import load_class
+
+    if not set(".:") & set(name):
+        try:
+            load_class(name, section="gunicorn.workers")
+        except (RuntimeError, ImportError) as error:
+            *_, reason = str(error).strip("]\n ").splitlines()
+            raise ConfigurationError(f"--worker-class {name}: {reason.strip()}") from None
 
 
 def _check_installed(server: str) -> None:
