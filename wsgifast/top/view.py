@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -166,23 +167,29 @@ def _endpoints(
     sizes: Mapping[Labels, float],
     seconds: float,
 ) -> list[Endpoint]:
-    def own(counters: Mapping[Labels, float]) -> dict[Labels, float]:
-        return {k: value for k, value in counters.items() if dict(k).get(_ROUTE, "") == pattern}
-
+    bodies, times = _by_pattern(sizes), _by_pattern(durations)
     found = []
-    for pattern in {dict(key).get(_ROUTE, "") for key, count in counts.items() if count}:
-        buckets = _buckets(own(durations))
-        found.append(
-            Endpoint(
-                pattern,
-                sum(own(counts).values()) / seconds,
-                _errors(own(counts)) / seconds,
-                quantile(0.5, buckets),
-                quantile(0.99, buckets),
-                sum(own(sizes).values()) / seconds,
+    for pattern, own in _by_pattern(counts).items():
+        if any(own.values()):
+            buckets = _buckets(times[pattern])
+            found.append(
+                Endpoint(
+                    pattern,
+                    sum(own.values()) / seconds,
+                    _errors(own) / seconds,
+                    quantile(0.5, buckets),
+                    quantile(0.99, buckets),
+                    sum(bodies[pattern].values()) / seconds,
+                )
             )
-        )
     return sorted(found, key=lambda each: (-(each.p99_s or 0.0), each.pattern))
+
+
+def _by_pattern(counters: Mapping[Labels, float]) -> Mapping[str, dict[Labels, float]]:
+    found = defaultdict[str, dict[Labels, float]](dict)
+    for key, value in counters.items():
+        found[dict(key).get(_ROUTE, "")][key] = value
+    return found
 
 
 def _by_label(scrape: Scrape, name: str, of: str, order: Sequence[str]) -> dict[str, int]:
