@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.support.terminals import open_terminal
-from wsgifast import __version__, cli
+from wsgifast import ConfigurationError, __version__, cli
+from wsgifast.arguments import check_writable
 from wsgifast.terminal import progress_line
 
 
@@ -100,3 +102,22 @@ def test_a_full_disk_is_told_in_one_sentence() -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (2, "wsgifast: No space left on device\n")
+
+
+def test_what_cannot_be_written_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = tmp_path / "file"
+    taken.touch()
+    check_writable("--html", str(taken))
+    check_writable("--html", str(tmp_path / "new"))
+    assert [*tmp_path.iterdir()] == [taken]
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as for any user but root
+    for path, reason in (
+        (tmp_path, "Is a directory"),
+        (tmp_path / "missing" / "new", "No such file or directory"),
+        (taken, "Permission denied"),
+        (tmp_path / "new", "Permission denied"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"--html {path}: {reason}"):
+            check_writable("--html", str(path))

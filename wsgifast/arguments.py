@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import textwrap
@@ -134,14 +135,28 @@ def seconds(text: str) -> float:
     return found
 
 
-def check_file(option: str, path: str | None, mode: str = "rb") -> None:
-    """:raises ConfigurationError: if an option's file cannot be opened; nothing in it changes."""
+def check_readable(option: str, path: str | None) -> None:
+    """:raises ConfigurationError: if an option's file cannot be read."""
     if path is not None:
         try:
-            with open(path, mode):
+            with open(path, "rb"):
                 pass
         except OSError as error:
             raise ConfigurationError(f"{option} {path}: {error.strerror}") from None
+
+
+def check_writable(option: str, path: str) -> None:
+    """:raises ConfigurationError: if an option's file could not be written, as far as one sees."""
+    folder = os.path.dirname(path) or "."
+    number = 0
+    if os.path.isdir(path):
+        number = errno.EISDIR
+    elif not os.path.isdir(folder):
+        number = errno.ENOENT
+    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        number = errno.EACCES
+    if number:
+        raise ConfigurationError(f"{option} {path}: {os.strerror(number)}")
 
 
 def address_of(bind: str) -> Address:

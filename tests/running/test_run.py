@@ -128,7 +128,7 @@ def test_one_sentence_for_what_cannot_be(tmp_path: Path) -> None:
             ((WSGI, "--bind", "127.0.0.1:http"), 2, "HOST:PORT"),
             ((WSGI, "--static", "/s/=nowhere"), 2, "nowhere"),
             ((ASGI, "--threads", "2"), 2, "--threads"),
-            ((WSGI, "--bind", "unix:/no/such/app.sock"), 2, "no directory /no/such"),
+            ((WSGI, "--bind", "unix:/no/such/app.sock"), 2, "/no/such/app.sock: No such file"),
             ((WSGI, "--certfile", "nowhere.pem"), 2, "--certfile nowhere.pem: No such file"),
             ((WSGI, "--certfile", "README.md"), 2, "--certfile README.md: [SSL]"),
             ((ASGI, "--certfile", pem, "--keyfile", "README.md"), 2, "--keyfile README.md: [SSL]"),

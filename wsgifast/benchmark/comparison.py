@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..arguments import check_path, given_headers
+from ..arguments import check_path, check_writable, given_headers
 from ..errors import ConfigurationError
 from ..terminal import next_steps
 from .budget import budget, over_budget
@@ -43,8 +43,10 @@ def compare(options: argparse.Namespace) -> int:
     """
     bars = budget(options.budget or "")
     report = Path(options.report)
-    if not report.name or not report.parent.is_dir():
-        raise ConfigurationError(f"--report {options.report}: the folder does not exist")
+    if not report.name:
+        raise ConfigurationError(f"--report {options.report!r}: name the files to write")
+    for suffix in ("json", "html"):
+        check_writable("--report", f"{report}.{suffix}")
     paths = list(dict.fromkeys(options.paths or ["/"]))
     for path in paths:
         check_path(path)

@@ -15,7 +15,7 @@ from ..arguments import (
     APP_HELP,
     add_header_options,
     add_parser,
-    check_file,
+    check_writable,
     given_headers,
     option,
     pair,
@@ -110,7 +110,8 @@ def _run(options: argparse.Namespace) -> int:
         print(explain(options.explain))
         return _STATUS_CLEAN
     known = _baseline(options)
-    check_file("--html", options.html, "ab")
+    if options.html is not None:
+        check_writable("--html", options.html)
     if options.live is not None:
         from .live import look_at
 

@@ -198,8 +198,9 @@ class Report:
     @property
     def good(self) -> int:
         """How many endpoints are neither."""
+        bad = self.bad
         asked = [(seen.endpoint.method, seen.endpoint.url) for seen in self.observations]
-        return sum(each not in self.bad for each in asked)
+        return sum(each not in bad for each in asked)
 
     def sort(self) -> None:
         """Sort findings by severity, then by the seconds saved over all known requests."""

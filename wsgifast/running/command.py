@@ -20,11 +20,12 @@ from ..arguments import (
     add_parser,
     address_of,
     cannot_listen,
-    check_file,
+    check_readable,
+    check_writable,
     count,
     option,
 )
-from ..errors import ConfigurationError, MissingExtra, WSGIFastError
+from ..errors import ConfigurationError, MissingExtra
 from ..loading import LoadedApp, load_app
 from . import ARGUMENTS, wrapped
 
@@ -95,7 +96,7 @@ def _run(options: argparse.Namespace) -> int:
     loaded = load_app(options.app)
     wrapped(options.app, dict(options.static))  # so that its errors are reported in one sentence
     for name in ("certfile", "keyfile", "config"):
-        check_file(f"--{name}", getattr(options, name))
+        check_readable(f"--{name}", getattr(options, name))
     check_certificate(options.certfile, options.keyfile)
     plan = (plan_uvicorn if loaded.interface == "ASGI" else plan_gunicorn)(options, loaded)
     _check_address(options.bind)
@@ -200,9 +201,7 @@ def _check_address(bind: str) -> None:
     :raises WSGIFastError: if it is not possible to listen there.
     """
     if bind.startswith("unix:"):
-        folder = Path(bind.removeprefix("unix:")).parent
-        if not folder.is_dir():
-            raise WSGIFastError(f"--bind {bind}: there is no directory {folder}")
+        check_writable("--bind", bind.removeprefix("unix:"))
         return
     try:
         address_of(bind).check_free()
