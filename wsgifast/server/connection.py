@@ -206,13 +206,13 @@ class Connection(Endpoint):
                 return  # the queue waits for the socket; receiving goes on after that
         if deadline is not None:
             self.deadline = deadline
+        self._await_more()
+
+    def _await_more(self) -> None:
+        """Wait for the next bytes, or go on at once with those that no event will report."""
         if self._receiver.has_more_to_do() or self.has_more_in_tls():
             self._core.resume(self)
-        else:
-            self._wait_to_receive()
-
-    def _wait_to_receive(self) -> None:
-        if self._is_read_empty and self.watched:
+        elif self._is_read_empty and self.watched:
             self._core.registry.publish(self)
         elif self._is_read_empty:
             self.wait_for_more()
@@ -318,7 +318,8 @@ class Connection(Endpoint):
         self.output.reset()
         self.deadline = now + self._core.keepalive_s()
         if exchange is None or exchange.streamed is None:
-            self._stay()
+            self.move(STAYS)
+            self._await_more()
             return
         self.deadline = min(self.deadline, now + self._core.options.body_timeout_s)
         self._unread = exchange.streamed
@@ -338,20 +339,12 @@ class Connection(Endpoint):
             self._unread = None
             self._receiver.rest = rest
             self.deadline = time.monotonic() + self._core.keepalive_s()
-            self._stay()
+            self.move(STAYS)
+            self._await_more()
         elif body.failure is None:
             self.wait(READ)
         else:
             self.leave()
-
-    def _stay(self) -> None:
-        """Wait for the next request."""
-        self.move(STAYS)
-        # No event will report a pipelined request that has been received already.
-        if self._receiver.rest or (self._tls is not None and self.has_more_in_tls()):
-            self._core.resume(self)
-        else:
-            self._wait_to_receive()
 
     def _drop_request(self) -> None:
         self.exchange = self._unread = None
