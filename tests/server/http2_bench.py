@@ -7,7 +7,7 @@ import h2.exceptions
 from tests.support import http2
 from tests.workers.bench import Bench
 from tests.workers.bench import Client as SocketClient
-from wsgifast.server.http2.multiplexer import Multiplexer
+from wsgifast.server.http2.connection import HTTP2Connection
 
 __all__ = ["HTTP2", "Peer", "Stalled"]
 
@@ -32,15 +32,17 @@ class Peer(http2.Client):
         near = self.socket.near
         bench.server.registry.claim(near.fd)
         near._speak_http2(None)
+        # Another object has its socket now.
+        (self.socket.near,) = (c for c in bench.server.connections if c.fd == near.fd)
         self.begin()
         self.run()
 
     @property
-    def near(self) -> Multiplexer:
+    def near(self) -> HTTP2Connection:
         """The worker's end."""
-        streams = self.socket.near.streams
-        assert isinstance(streams, Multiplexer)
-        return streams
+        near = self.socket.near
+        assert isinstance(near, HTTP2Connection)
+        return near
 
     @property
     def streams(self) -> int:

@@ -24,6 +24,7 @@ from wsgifast.server.states import (
     SKIPPING,
     SKIPS,
     STAYS,
+    STREAMS,
     SWITCHES,
     TRANSITIONS,
 )  # fmt: skip
@@ -38,7 +39,8 @@ def after(state: str, *events: str) -> str:
 
 
 def test_every_state_has_its_row_and_says_what_is_done_in_it() -> None:
-    assert {*TRANSITIONS} == {*_ON_EVENT} == {*_ON_OVERDUE}
+    # In STREAMS it is another object, of HTTP/2.
+    assert {*TRANSITIONS} - {STREAMS} == {*_ON_EVENT} == {*_ON_OVERDUE}
     constants = [value for name, value in vars(states).items() if name.isupper()]
     named = {value for value in constants if isinstance(value, str)}
     assert {*TRANSITIONS} | EVENTS == named

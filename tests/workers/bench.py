@@ -35,11 +35,12 @@ from wsgifast.server import (
     sending,
     server,
 )
-from wsgifast.server.http2 import incoming, multiplexer, outgoing, stream, uploads
+from wsgifast.server.http2 import connection as http2_connection
+from wsgifast.server.http2 import incoming, outgoing, stream, uploads
 from wsgifast.workers import FastWorker
 
 _WITH_A_CLOCK = (
-    application, coalescing, connection, endpoint, exchange, incoming, limits, multiplexer,
+    application, coalescing, connection, endpoint, exchange, http2_connection, incoming, limits,
     outgoing, output, response_writer, sending, server, stream, uploads,
 )  # fmt: skip
 PEER = ("192.0.2.1", 4711)
@@ -125,7 +126,7 @@ def _is_a_tests(error: BaseException) -> bool:
 class Client(Connection):
     """The client's end of a connection; `near` is the worker's."""
 
-    def __init__(self, sock: socket.socket, near: connection.Connection) -> None:
+    def __init__(self, sock: socket.socket, near: Any) -> None:
         sock.settimeout(_PATIENCE_S)
         self.sock = sock
         self.near = near
@@ -133,7 +134,7 @@ class Client(Connection):
 
     def is_in(self, state: str) -> bool:
         """Whether the worker's end is in a state."""
-        return self.near.state == state
+        return bool(self.near.state == state)
 
     def receive_all_there_is(self) -> bytes:
         """What has come, at its end b""; never waits."""

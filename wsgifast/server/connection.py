@@ -6,7 +6,7 @@ states.py has the states and the transitions; :data:`_ON_EVENT` and :data:`_ON_O
 each state to what is done. A waiting connection is in the registry, where an event or the sweep
 claims it and makes one thread its owner (registry.py). The owner calls :meth:`Connection.on_event`,
 which lets the connection wait again, closes it, or returns it because its app is to run. Once
-HTTP/2 is negotiated, the multiplexer handles the events (http2/multiplexer.py).
+HTTP/2 is negotiated, an HTTP2Connection takes its place (http2/connection.py).
 
 While the app runs, the app's thread is the owner. If the output queue waits for the client
 meanwhile, the connection waits in the registry too, but its event then only sends, under the
@@ -30,9 +30,11 @@ from ..sockets.sendfile import FileTruncated
 from .channel import Channel
 from .endpoint import Core, Endpoint
 from .exchange import Exchange
+from .output import OutputQueue
 from .poller import READ, WOULD_BLOCK, WRITE
 from .receiving import ASKED, COMPLETE, HTTP2, Receiver
 from .response import Response
+from .sending import Sender
 from .states import (
     ANSWERED,
     BEGUN,
@@ -49,7 +51,6 @@ from .states import (
     SKIPPING,
     SKIPS,
     STAYS,
-    STREAMS,
     SWITCHES,
 )
 from .streamed_body import StreamedBody
@@ -67,17 +68,22 @@ class Connection(Endpoint):
     :param address: the listener's.
     :param receiver: parses its requests.
     :ivar exchange: the request that runs or is being answered.
+    :ivar hijacked: the app has taken the socket over.
     """
 
-    __slots__ = ("_is_read_empty", "_receiver", "_unread", "exchange")
+    __slots__ = ("_is_read_empty", "_receiver", "_unread", "exchange", "hijacked")
 
     response_class = Response
 
     def __init__(
         self, core: Core, sock: socket.socket, peer: Any, address: Any, receiver: Receiver
     ) -> None:
-        super().__init__(core, sock, peer, address)
+        secure = isinstance(sock, ssl.SSLSocket)
+        super().__init__(core, sock, peer, address, HANDSHAKE if secure else IDLE)
+        rules = core.output_rules
+        self.output = OutputQueue(Sender(sock, rules), self, rules)
         self.exchange: Exchange | None = None
+        self.hijacked = False
         self._receiver = receiver
         # The last receive has emptied the socket: an event will report whatever comes next.
         self._is_read_empty = False
@@ -88,26 +94,15 @@ class Connection(Endpoint):
         """Whether the head of a request is complete, and its body is not."""
         return self.state is RECEIVING and self._receiver.exchange is not None
 
-    def is_idle(self) -> bool:
-        """Whether it is kept open between two requests."""
-        return self.state is IDLE or self.state is SKIPPING
-
     def is_sending(self) -> bool:
-        """Whether a response is being sent whose app has returned."""
-        return self.state is SENDING if self.streams is None else self.streams.is_sending()
+        return self.state is SENDING
 
-    def owes_goaway(self) -> bool:
-        """Whether it speaks HTTP/2 and its client has not been told that the server ends."""
-        return self.streams is not None and self.streams.owes_goaway()
+    def channels(self) -> list[Connection]:
+        return [self]
 
     # Events
 
     def on_event(self, events: int) -> Channel | None:
-        """Handle an event; the caller owns the connection.
-
-        :param events: 0 to go on without one.
-        :returns: the connection, or one of its streams, if its app is to run.
-        """
         return _ON_EVENT[self.state](self, events)
 
     def on_overdue(self) -> None:
@@ -243,19 +238,14 @@ class Connection(Endpoint):
         if self.output.on_writable():
             self._finish()
 
-    # HTTP/2
-
     def _speak_http2(self, exchange: Exchange | None) -> Channel | None:
-        """Hand the connection to a multiplexer, with what has been received already.
+        """Let another object go on, with what has been received already.
 
         :param exchange: the request that has asked for the upgrade.
         """
-        receiver = self._receiver
         self.move(SWITCHES)
-        self.streams = streams = self._core.begin_http2(self, receiver.parser)
-        self.output = streams.output
-        received, receiver.rest, receiver.exchange = receiver.rest, b"", None
-        return streams.begin(received, exchange)
+        receiver = self._receiver
+        return self._core.begin_http2(self, receiver.parser, receiver.rest, exchange)
 
     # The app's thread
 
@@ -271,6 +261,15 @@ class Connection(Endpoint):
 
     def connection(self) -> Connection:
         return self
+
+    def hijack(self) -> socket.socket:
+        """Hand the socket to the app, once the client has taken all queued output."""
+        if not self.hijacked:
+            self.hijacked = True
+            self._core.registry.unwatch(self)
+            self.output.drain()
+            self.sock.setblocking(True)
+        return self.sock
 
     def app_is_done(self) -> None:
         """The app has returned: finish now, or let the thread do it that sends the last byte."""
@@ -346,9 +345,10 @@ class Connection(Endpoint):
         else:
             self.leave()
 
-    def _drop_request(self) -> None:
+    def _let_go(self) -> bool:
         self.exchange = self._unread = None
         self._receiver.close()
+        return True
 
     def _time_out(self) -> None:
         self.refuse(RequestError(408, "The request did not come in time"))
@@ -366,7 +366,6 @@ _ON_EVENT: dict[str, Callable[[Any, int], Channel | None]] = {
     RUNNING: Connection._send,
     SENDING: Connection._send,
     SKIPPING: Connection._skip,
-    STREAMS: lambda connection, events: connection.streams.on_event(events),
     LINGERING: Connection._discard,
     CLOSED: lambda connection, events: None,
 }
@@ -386,7 +385,6 @@ _ON_OVERDUE: dict[str, Callable[[Any], object]] = {
     RUNNING: Connection._stall,
     SENDING: Connection._stall,
     SKIPPING: Connection.leave,
-    STREAMS: lambda connection: connection.streams.on_overdue(),
     LINGERING: Connection.close,
     CLOSED: Connection.close,
 }

@@ -21,17 +21,7 @@ from .output_rules import OutputRules
 from .parser import Parser
 from .poller import READ, WOULD_BLOCK, WRITE
 from .registry import Registry
-from .sending import Sender
-from .states import (
-    CLOSED,
-    GONE,
-    HANDSHAKE,
-    IDLE,
-    LEAVES,
-    RUNNING,
-    STREAMS,
-    TRANSITIONS,
-)
+from .states import CLOSED, GONE, IDLE, LEAVES, RUNNING, SKIPPING, TRANSITIONS
 
 # Bytes discarded in one turn.
 _DISCARD_BYTES = 256 * 1024
@@ -76,23 +66,15 @@ class Core(Protocol):
     def is_ending(self) -> bool:
         """Whether clients should make their next requests elsewhere."""
 
-    def begin_http2(self, connection: Endpoint, parser: Parser) -> Streams:
-        """Make the multiplexer of a connection that has negotiated HTTP/2."""
+    def begin_http2(
+        self, connection: Endpoint, parser: Parser, received: bytes, exchange: Exchange | None
+    ) -> Channel | None:
+        """Go on with HTTP/2 on the socket of a connection; its owner lets go of the old object.
 
-
-class Streams(Protocol):
-    """A :class:`~.http2.multiplexer.Multiplexer`; its output queue replaces the connection's."""
-
-    output: OutputQueue
-
-    def begin(self, received: bytes, exchange: Exchange | None) -> Channel | None: ...
-    def on_event(self, event: int) -> Channel | None: ...
-    def on_overdue(self) -> None: ...
-    def retry(self) -> None: ...
-    def let_go(self) -> bool: ...
-    def is_sending(self) -> bool: ...
-    def owes_goaway(self) -> bool: ...
-    def channels(self) -> Sequence[Channel]: ...
+        :param parser: for the requests of its client.
+        :param received: what the client has sent already.
+        :param exchange: the request that has asked for the upgrade.
+        """
 
 
 class Endpoint:
@@ -101,43 +83,96 @@ class Endpoint:
     For `deadline`, `known`, `watched` and `retries` see :class:`~.registry.Waiting`; for
     `app_socket` and `proxy`, :class:`~.app_socket.Owner`.
 
-    :ivar streams: the multiplexer, once HTTP/2 is negotiated.
-    :ivar hijacked: the app has taken the socket over.
+    :param state: the first one.
     """
 
     __slots__ = (
-        "_core", "_lingering", "_tls", "address", "app_socket", "deadline", "fd", "hijacked",
-        "known", "output", "peer", "proxy", "retries", "sock", "state", "streams", "watched",
+        "_core", "_lingering", "_tls", "address", "app_socket", "deadline", "fd", "known", "output",
+        "peer", "proxy", "retries", "sock", "state", "watched",
     )  # fmt: skip
 
-    def __init__(self, core: Core, sock: socket.socket, peer: Any, address: Any) -> None:
+    output: OutputQueue
+
+    def __init__(
+        self, core: Core, sock: socket.socket, peer: Any, address: Any, state: str
+    ) -> None:
         self.sock = sock
         self.fd = sock.fileno()
         self.peer = peer
         self.address = address
         self.app_socket: AppSocket | None = None
         self.proxy: dict[str, Any] | None = None
-        self.streams: Streams | None = None
-        self.hijacked = False
         self.known = False
         self.watched = False
         self.retries = False
         self.deadline = time.monotonic() + core.options.head_timeout_s
-        rules = core.output_rules
-        self.output = OutputQueue(Sender(sock, rules), self, rules)
         self._core = core
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
-        self.state = IDLE if self._tls is None else HANDSHAKE
-
-    def begin(self) -> None:
-        """Wait for the first event."""
-        self.wait_for_more()
+        self.state = state
 
     def move(self, event: str) -> None:
         """Change to the state that an event leads to."""
         self.state = TRANSITIONS[self.state][event]
 
+    # What each version of HTTP does in its own way
+
+    def on_event(self, events: int) -> Channel | None:
+        """Handle an event; the caller owns the connection.
+
+        :param events: 0 to go on without one.
+        :returns: what runs an app, if one is to run: the connection, or one of its streams.
+        """
+        raise NotImplementedError
+
+    def on_overdue(self) -> None:
+        """End what is overdue; called by the sweep, which owns the connection."""
+        raise NotImplementedError
+
+    def hijack(self) -> socket.socket:
+        """Hand the socket to the app.
+
+        :raises OSError: if other streams use it too.
+        """
+        raise NotImplementedError
+
+    def channels(self) -> Sequence[Channel]:
+        """Return what has, or gets, requests; for any thread."""
+        raise NotImplementedError
+
+    def is_sending(self) -> bool:
+        """Whether a response is being sent whose app has returned."""
+        raise NotImplementedError
+
+    def is_idle(self) -> bool:
+        """Whether it is kept open between two requests of HTTP/1."""
+        return self.state is IDLE or self.state is SKIPPING
+
+    def owes_goaway(self) -> bool:
+        """Whether it speaks HTTP/2 and its client has not been told that the server ends."""
+        return False
+
+    def _let_go(self) -> bool:
+        """Drop all requests, before the socket is closed; False if that must wait for an app."""
+        raise NotImplementedError
+
     # Waiting; for the output queue, see :class:`~.output.OutputOwner`
+
+    def begin(self) -> None:
+        """Wait for the first event."""
+        self.wait_for_more()
+
+    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
+        self.deadline = deadline
+        self.retries = retry
+        self._core.registry.wait(self, 0 if retry else WRITE)
+
+    def resume_sending(self) -> None:
+        self._core.resume(self)
+
+    def retry(self) -> None:
+        """Wait for the socket after all; called by the sweep, which owns the connection."""
+        self.retries = False
+        self.wait(WRITE)
 
     def wait(self, events: int) -> None:
         """Give the connection up until an event; the caller must not touch it afterwards."""
@@ -161,22 +196,6 @@ class Endpoint:
         if self.state is not RUNNING:
             self.close()
 
-    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
-        self.deadline = deadline
-        self.retries = retry
-        self._core.registry.wait(self, 0 if retry else WRITE)
-
-    def resume_sending(self) -> None:
-        self._core.resume(self)
-
-    def retry(self) -> None:
-        """Wait for the socket after all; called by the sweep, which owns the connection."""
-        self.retries = False
-        if self.streams is not None and self.state is STREAMS:
-            self.streams.retry()
-        else:
-            self.wait(WRITE)
-
     def has_unread(self) -> bool:
         """Whether the socket has unread data, or is at its end; encrypted data with TLS."""
         try:
@@ -187,20 +206,6 @@ class Endpoint:
     def has_more_in_tls(self) -> bool:
         """Whether TLS holds decrypted bytes, which no event would report."""
         return self._tls is not None and self._tls.pending() > 0
-
-    def hijack(self) -> socket.socket:
-        """Hand the socket to the app, once the client has taken all queued output.
-
-        :raises OSError: if it has streams.
-        """
-        if self.streams is not None:
-            raise OSError("the socket of an HTTP/2 connection cannot be taken over")
-        if not self.hijacked:
-            self.hijacked = True
-            self._core.registry.unwatch(self)
-            self.output.drain()
-            self.sock.setblocking(True)
-        return self.sock
 
     # Ends
 
@@ -247,11 +252,10 @@ class Endpoint:
         """Close at once; for the owner only, and never while the app runs."""
         if self.state is CLOSED:
             return
-        if self.streams is not None and not self.streams.let_go():
+        if not self._let_go():
             return  # the thread of its last app closes it
         self.move(GONE)
         registry = self._core.registry
-        self._drop_request()
         self.output.close()
         self.app_socket = None
         registry.forget(self)
@@ -260,6 +264,3 @@ class Endpoint:
         except OSError:
             pass
         registry.remove(self)
-
-    def _drop_request(self) -> None:
-        """Drop an incomplete request."""

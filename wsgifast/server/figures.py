@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 
 from ..metrics.health import SlowClient
 from ..metrics.points import Point, point, points_of
-from .channel import Channel
 from .connection import Connection
+from .endpoint import Endpoint
 from .server import Server
 from .states import HANDSHAKE, IDLE, LINGERING, RECEIVING, RUNNING, SENDING, SKIPPING, STREAMS
 
@@ -43,7 +43,7 @@ def gauges(server: Server) -> Iterator[Point]:
     yield point("wsgifast_saturated_seconds_total", exhausted_s)
     yield from points_of("wsgifast_connections", Counter(map(_state_of, connections)))
     yield point("wsgifast_connections_limit", server.options.worker_connections)
-    waits = [any(channel.output.draining for channel in _channels(each)) for each in connections]
+    waits = [any(channel.output.draining for channel in each.channels()) for each in connections]
     yield point("wsgifast_slow_clients", sum(waits))
     yield point("wsgifast_output_queued_bytes", memory.used_bytes)
     yield point("wsgifast_output_spooled_bytes", memory.disk.used_bytes)
@@ -58,23 +58,21 @@ def requests_under_way(server: Server) -> list[tuple[str, str]]:
     """Return the method and scheme of each request that the app has got and is not answered."""
     found = []
     for connection in list(server.connections):
-        for channel in _channels(connection):
+        for channel in connection.channels():
             exchange = channel.exchange
             if exchange is not None and exchange.environ is not None:
                 found.append((exchange.req.method, exchange.req.scheme))
     return found
 
 
-def slowest_clients(
-    connections: Iterable[Connection], now: float, *, most: int
-) -> list[SlowClient]:
+def slowest_clients(connections: Iterable[Endpoint], now: float, *, most: int) -> list[SlowClient]:
     """Return the clients whose output waits for them, the slowest first.
 
     :param now: monotonic.
     """
     found = []
     for connection in connections:
-        for channel in _channels(connection):
+        for channel in connection.channels():
             output, exchange = channel.output, channel.exchange
             pace = output.sender.pace(now) if output.draining else None
             if pace is None:  # it may wait for a disk
@@ -93,13 +91,6 @@ def slowest_clients(
     return found[:most]
 
 
-def _channels(connection: Connection) -> Iterator[Channel]:
-    """A connection, and its streams."""
-    yield connection
-    if connection.streams is not None:
-        yield from connection.streams.channels()
-
-
 def _shown(peer: object) -> str:
     if not isinstance(peer, tuple):
         return "unix"
@@ -107,10 +98,10 @@ def _shown(peer: object) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _state_of(connection: Connection) -> str:
+def _state_of(connection: Endpoint) -> str:
     state = connection.state
     if state == RECEIVING:
-        return "body" if connection.receives_body else "head"
+        return "body" if isinstance(connection, Connection) and connection.receives_body else "head"
     return _CALLED.get(state, "closing")
 
 

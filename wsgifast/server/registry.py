@@ -158,6 +158,11 @@ class Registry(Generic[C]):
         if self._poller.must_forget and connection.sock.fileno() == fd:
             self._poller.forget(fd)
 
+    def replace(self, connection: C, other: C) -> None:
+        """Another object goes on with the socket of a connection."""
+        self.connections.add(other)
+        self.connections.discard(connection)
+
     def remove(self, connection: C) -> None:
         """A connection has closed its descriptor."""
         self.connections.discard(connection)

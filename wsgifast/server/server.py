@@ -21,7 +21,7 @@ from .coalescing import Coalescing
 from .connection import Connection
 from .counters import Counters
 from .drain import Drain
-from .endpoint import Endpoint, Streams
+from .endpoint import Endpoint
 from .exchange import Exchange
 from .limits import Budget
 from .options import HTTP2Options, Options
@@ -75,7 +75,7 @@ class Server:
         self._killed = False
         self._sweep_pushed = False
         self.poller = make_poller(options.poller_kind)
-        self.registry: Registry[Connection] = Registry(
+        self.registry: Registry[Endpoint] = Registry(
             self.poller,
             on_closed=self._on_closed,
             push=lambda event: self.pool.push(event),
@@ -138,7 +138,7 @@ class Server:
             self._sweep_soon()
             if self._ends_soon:
                 now = time.monotonic()
-                self.registry.cap_deadlines(now + LINGER_S, Connection.is_idle)
+                self.registry.cap_deadlines(now + LINGER_S, Endpoint.is_idle)
                 self._send_goaways(now)
                 drain = drain or self._drain(now)
                 if drain.is_over(now):
@@ -156,7 +156,7 @@ class Server:
         deadline = now + self.options.graceful_timeout_s
         # A request may be on its way on an idle connection: it is answered, with "Connection:
         # close" (RFC 9112 section 9.6).
-        self.registry.cap_deadlines(now + LINGER_S, Connection.is_idle)
+        self.registry.cap_deadlines(now + LINGER_S, Endpoint.is_idle)
         while self._is_unfinished() and not self.pool.failed:
             now = time.monotonic()
             self._send_goaways(now)
@@ -186,7 +186,7 @@ class Server:
 
     def _send_goaways(self, now: float) -> None:
         """Have the next sweep send GOAWAY frames to clients that have got none."""
-        self.registry.cap_deadlines(now, Connection.owes_goaway)
+        self.registry.cap_deadlines(now, lambda each: each.owes_goaway())
 
     def _drain(self, now: float) -> Drain:
         return Drain(
@@ -235,16 +235,20 @@ class Server:
 
     # Called by connections; see endpoint.Core
 
-    def resume(self, connection: Connection) -> None:
+    def resume(self, connection: Endpoint) -> None:
         self.pool.defer(partial(self._go_on, connection, 0))
 
     def run_soon(self, task: Task[Channel]) -> None:
         self.pool.defer(task)
 
-    def begin_http2(self, connection: Endpoint, parser: Parser) -> Streams:
-        from .http2.multiplexer import Multiplexer  # needs h2
+    def begin_http2(
+        self, connection: Endpoint, parser: Parser, received: bytes, exchange: Exchange | None
+    ) -> Channel | None:
+        from .http2.connection import HTTP2Connection  # needs h2
 
-        return Multiplexer(self, connection, parser)
+        http2 = HTTP2Connection(self, connection, parser)
+        self.registry.replace(connection, http2)
+        return http2.begin_streams(received, exchange)
 
     def is_ending(self) -> bool:
         return self._stopping or bool(self._ends_soon)
@@ -281,7 +285,7 @@ class Server:
             return None
         return ready
 
-    def _go_on(self, connection: Connection, events: int) -> Channel | None:
+    def _go_on(self, connection: Endpoint, events: int) -> Channel | None:
         try:
             return connection.on_event(events)
         except Exception:

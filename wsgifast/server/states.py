@@ -14,7 +14,7 @@ RECEIVING: Final = "receiving"  # a part of a request has been received
 RUNNING: Final = "running"  # the app runs, or waits for a thread
 SENDING: Final = "sending"  # the app has returned, or was not called; the output queue has more
 SKIPPING: Final = "skipping"  # all is sent; the rest of a body arrives that the app has not read
-STREAMS: Final = "streams"  # HTTP/2, whose streams have states of their own (http2/)
+STREAMS: Final = "streams"  # HTTP/2 (http2/connection.py), whose streams have states of their own
 LINGERING: Final = "lingering"  # all is sent; the client closes first (RFC 9112 section 9.6)
 CLOSED: Final = "closed"
 

@@ -6,7 +6,7 @@ the kernel takes it. So the connection's own output queue never holds more than 
 rest waits in the queues of the streams. The owner pumps when the socket is writable or windows have
 opened, and a task of the pool when a disk read has finished.
 
-Everything here runs under the connection's lock: see multiplexer.py.
+Everything here runs under the connection's lock: see connection.py.
 """
 
 from __future__ import annotations

@@ -13,14 +13,17 @@ which they were made (HPACK depends on it). Nobody waits for a client under the 
 
 A *lost* connection waits for no event: the thread that ends its last stream closes it.
 
-Two parts do the rest: Incoming (incoming.py) understands what is received, for the owner; Outgoing
+These are states of sending; for the connection, all of them are the state STREAMS (states.py). Two
+parts do the rest: Incoming (incoming.py) understands what is received, for the owner; Outgoing
 (outgoing.py) sends, and is what the streams know of their connection.
 """
 
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
+from typing import Any
 
 from ...errors import ClientGone
 from ..channel import Channel
@@ -28,6 +31,7 @@ from ..endpoint import Core, Endpoint
 from ..exchange import Exchange
 from ..parser import Parser
 from ..poller import READ, WRITE
+from ..states import STREAMS
 from .frames import ALL_STREAMS
 from .incoming import Incoming
 from .outgoing import LEAVING, LOST, OPEN, Outgoing
@@ -39,40 +43,42 @@ _SECOND_GOAWAY_S = 1.0
 _SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
 
 
-class Multiplexer:
-    """Speaks HTTP/2 on a connection; implements :class:`~..endpoint.Streams`.
+class HTTP2Connection(Endpoint):
+    """A connection on which HTTP/2 was negotiated.
 
+    :param before: what had its socket until then.
+    :param parser: for the requests of its client.
     :ivar outgoing: the sending half, which the streams use.
     :ivar incoming: the receiving half.
     :ivar streams: those that are not over, by number.
     """
 
     __slots__ = (
-        "_connection", "_core", "_deadline_of_idle", "_is_in_turn", "_lock", "_second_goaway_at",
-        "incoming", "outgoing", "output", "streams",
+        "_deadline_of_idle", "_is_in_turn", "_lock", "_second_goaway_at", "exchange", "incoming",
+        "outgoing", "streams",
     )  # fmt: skip
 
-    def __init__(self, core: Core, connection: Endpoint, parser: Parser) -> None:
-        self.outgoing = outgoing = Outgoing(core, connection, self._end)
+    def __init__(self, core: Core, before: Endpoint, parser: Parser) -> None:
+        super().__init__(core, before.sock, before.peer, before.address, STREAMS)
+        self.known, self.watched, self.proxy = before.known, before.watched, before.proxy
+        self.outgoing = outgoing = Outgoing(core, self, self._end)
         self.incoming = Incoming(outgoing, parser)
         self.output = outgoing.output
+        self.exchange = None  # each stream has its own
         self.streams: dict[int, Stream] = outgoing.streams
-        self._core = core
-        self._connection = connection
         self._lock = outgoing.lock
         self._is_in_turn = False  # a thread owns the connection and will close it if it must
-        self._deadline_of_idle = time.monotonic() + core.options.head_timeout_s
+        self._deadline_of_idle = self.deadline
         self._second_goaway_at: float | None = None  # set with the first GOAWAY
 
     # Called by the connection's owner.
 
-    def begin(self, received: bytes, exchange: Exchange | None) -> Channel | None:
+    def begin_streams(self, received: bytes, exchange: Exchange | None) -> Channel | None:
         """Start with what has been received already.
 
         :param exchange: the HTTP/1.1 request that asked for the upgrade, which becomes stream 1.
         """
         self._is_in_turn = True
-        self._connection.deadline = self._deadline_of_idle
         with self._lock:
             if exchange is not None:
                 with contextlib.suppress(ClientGone):  # the owner's next event tells of it
@@ -90,17 +96,22 @@ class Multiplexer:
             self.incoming.take(received)
         return self._end_turn()
 
-    def on_event(self, event: int) -> Channel | None:
-        """Handle an event; returns a stream whose app is to run."""
+    def on_event(self, events: int) -> Channel | None:
+        if self.state is not STREAMS:
+            self._discard(events)
+            return None
         self._is_in_turn = True
-        if event & WRITE:
+        if events & WRITE:
             self.outgoing.on_writable()
-        if event & ~WRITE or not event:
+        if events & ~WRITE or not events:
             self.incoming.receive()
         return self._end_turn()
 
     def on_overdue(self) -> None:
         """End what is overdue: the connection, or some of its streams."""
+        if self.state is not STREAMS:
+            self.close()
+            return
         self._is_in_turn = True
         now = time.monotonic()
         timeouts = self._core.counters.timeouts
@@ -114,7 +125,7 @@ class Multiplexer:
             self._leave()
         with self._lock:
             deadlines = [stream.deadline for stream in self.streams.values()]
-            self._connection.deadline = min(deadlines, default=self._deadline_of_idle)
+            self.deadline = min(deadlines, default=self._deadline_of_idle)
             self.outgoing.cap_deadline(self.outgoing.until_sent)
             self.outgoing.cap_deadline(self.outgoing.blocked_until)
             if self._second_goaway_at is not None and self.outgoing.state is OPEN:
@@ -122,13 +133,15 @@ class Multiplexer:
         self._run_soon(self._end_turn())
 
     def retry(self) -> None:
-        """The kernel was out of memory for the socket: wait for it again."""
+        self.retries = False
+        if self.state is not STREAMS:
+            self._discard(0)
+            return
         self._is_in_turn = True
         self.outgoing.wait_for_socket()
         self._run_soon(self._end_turn())
 
-    def let_go(self) -> bool:
-        """The connection is to be closed; False while apps run on it, the last of which does it."""
+    def _let_go(self) -> bool:
         with self._lock:
             self._is_in_turn = True
             if self.outgoing.state is not LOST:
@@ -136,16 +149,16 @@ class Multiplexer:
             self._is_in_turn = False
             return not self.streams
 
+    def hijack(self) -> socket.socket:
+        raise OSError("the socket of an HTTP/2 connection cannot be taken over")
+
     def is_sending(self) -> bool:
-        """Whether a response is being sent whose app has returned."""
         return any(stream.state is not RUNNING for stream in list(self.streams.values()))
 
-    def channels(self) -> list[Stream]:
-        """The open streams; for any thread."""
-        return list(self.streams.values())
+    def channels(self) -> list[Any]:
+        return [self, *list(self.streams.values())]
 
     def owes_goaway(self) -> bool:
-        """Whether the client has not been told yet that the server ends."""
         return self._second_goaway_at is None and self.outgoing.state is OPEN
 
     def _end_turn(self) -> Channel | None:
@@ -153,7 +166,6 @@ class Multiplexer:
         self.outgoing.pump()
         if self.outgoing.state is OPEN and self._core.is_ending():
             self.send_goaway()
-        connection = self._connection
         with self._lock:
             self._is_in_turn = False
             ready, self.incoming.ready = self.incoming.ready, []
@@ -164,12 +176,12 @@ class Multiplexer:
             ends = ends and not self.streams
             if not ends:
                 awaited = self.outgoing.awaited()
-                if awaited & READ and connection.has_more_in_tls():
-                    self._core.resume(connection)
+                if awaited & READ and self.has_more_in_tls():
+                    self._core.resume(self)
                 else:
-                    connection.wait(awaited)
+                    self.wait(awaited)
         if ends:
-            connection.leave()
+            self.leave()
             return None
         for stream in ready[1:]:
             self._run_soon(stream)
@@ -183,7 +195,7 @@ class Multiplexer:
 
     def _end(self, stream: Stream) -> None:
         if self._forget(stream):
-            self._connection.leave()
+            self.leave()
 
     def _forget(self, stream: Stream) -> bool:
         """Drop a stream that is over; returns whether it was the last of a lost connection."""
@@ -202,7 +214,7 @@ class Multiplexer:
             self._deadline_of_idle = now + (
                 self._core.keepalive_s() or self._core.options.head_timeout_s
             )
-            self._connection.deadline = self._deadline_of_idle
+            self.deadline = self._deadline_of_idle
             return False
 
     def send_goaway(self) -> None:
