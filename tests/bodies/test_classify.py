@@ -20,7 +20,7 @@ from wsgifast import ConfigurationError, register_file_wrapper
 from wsgifast.bodies.classify import Shape, classify
 from wsgifast.bodies.files import FileSlice
 from wsgifast.bodies.segments import SegmentedBody
-from wsgifast.devservers.filewrapper import FileWrapper as DevServerWrapper
+from wsgifast.devservers.response import FileWrapper as DevServerWrapper
 
 
 class ServersWrapper:

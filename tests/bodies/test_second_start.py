@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from wsgifast import BodyError
-from wsgifast.bodies.second_start import check_second_start
+from wsgifast.bodies.held_head import check_second_start
 
 
 @pytest.mark.parametrize("sent", [False, True])

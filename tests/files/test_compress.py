@@ -27,8 +27,7 @@ from wsgifast.files import codings, directory
 from wsgifast.files import compress as module
 from wsgifast.files import tree as tree_module
 from wsgifast.files.codings import available_codings
-from wsgifast.files.compress import compress
-from wsgifast.files.manifest import MANIFEST
+from wsgifast.files.compress import MANIFEST, compress
 
 
 def snapshot(root: Path) -> dict[str, tuple[bytes, int]]:

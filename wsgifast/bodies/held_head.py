@@ -1,4 +1,4 @@
-"""HeldHead: the start_response() and write() that WSGIFast gives to an app."""
+"""start_response(): what WSGIFast gives to an app, and the rule of a second call (PEP 3333)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from ..apps import app_name
 from ..errors import BodyError
 from ..http import BodyCounter, Framing, declared_length, frame_response, has_body, status_code
 from .chunks import charset_of, to_bytes
-from .second_start import check_second_start
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
@@ -159,3 +158,27 @@ class HeldHead:
         if self.length is not None and self.no_body and not has_body("GET", code):
             # Also for 304, which may have one: gevent's pywsgi answers 500 to it.
             self.set_length(None)
+
+
+def check_second_start(exc_info: OptExcInfo | None, *, sent: bool, app: str = "the app") -> None:
+    """Check a call of start_response that is not the first, or has exc_info.
+
+    The caller deletes its own exc_info afterwards: its frame and the traceback refer to each other.
+
+    :param sent: whether the head has been sent, so that it cannot be replaced.
+    :param app: its name, for the message.
+    :raises BodyError: without exc_info; if the head has been sent, also with one that is empty.
+    :raises BaseException: that of exc_info, if the head has been sent.
+    """
+    try:
+        if not exc_info:
+            raise BodyError(f"{app} called start_response twice without exc_info (PEP 3333)")
+        if sent:
+            if exc_info[1] is None:
+                raise BodyError(
+                    f"{app} called start_response after its head was sent, with an exc_info that "
+                    "has no exception: call it inside the except block"
+                )
+            raise exc_info[1].with_traceback(exc_info[2])
+    finally:
+        exc_info = None

@@ -15,7 +15,7 @@ from ..http.framing import LAST_CHUNK, BodyCounter, Framing, chunk, chunk_size_l
 from ..http.head import ResponseHead, known_head
 from ..sockets.sendfile import SMALL_FILE_BYTES, FileSegment, FileTruncated
 from .files import is_in_memory, segment_of
-from .second_start import check_second_start
+from .held_head import check_second_start
 from .segments import SegmentedBody, read_whole
 from .streams import is_event_stream
 from .wrappers import held_in, holds_all, iterated, known_file

@@ -34,7 +34,7 @@ _FILE_WRAPPERS = {
     "waitress.buffers.ReadOnlyFileBasedBuffer": "file",
     "webob.static.FileIter": "file",
     "werkzeug.wsgi.FileWrapper": "file",
-    "wsgifast.devservers.filewrapper.FileWrapper": "filelike",
+    "wsgifast.devservers.response.FileWrapper": "filelike",
     "wsgifast.doctor.recording.FileWrapper": "filelike",
     "wsgiref.util.FileWrapper": "filelike",
 }

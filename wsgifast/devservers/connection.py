@@ -31,12 +31,11 @@ from ..errors import ClientGone, RequestError
 from ..http import wants_to_persist
 from ..sockets.options import set_nodelay
 from ..sockets.sendfile import FileTruncated
-from .filewrapper import FileWrapper
 from .inlet import Inlet, Waiting
 from .outlet import Outlet
 from .requestbody import RequestBody
 from .requesthead import BodyFraming, CheckedLines, check_head
-from .response import Response
+from .response import FileWrapper, Response
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication, WSGIEnvironment

@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 
 from ..errors import MalformedRequest, RequestError
 from ..http import parse_length
-from ..http.request import check_host
-from ..http.syntax import TOKEN
+from ..http.syntax import TOKEN, check_host
 
 # RFC 9112, 3: single spaces. http.server splits at any white space.
 _REQUEST_LINE = re.compile(rf"{TOKEN} [!-~\x80-\xff]+ HTTP/1\.[0-9]")

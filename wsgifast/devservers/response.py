@@ -1,15 +1,19 @@
-"""One response of a development server: its length, and whether its connection is kept."""
+"""One response of a development server, and the `wsgi.file_wrapper` that it knows."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO
+from wsgiref import util
 
 from ..bodies.chunks import few_chunks
+from ..bodies.files import segment_of
 from ..bodies.response_writer import ResponseWriter
 from ..bodies.segments import Segment
 from ..errors import BodyError
 from ..http import BodyCounter, Framing, ResponseHead, frame_response
-from ..sockets.sendfile import FileSegment
+from ..sockets.sendfile import BLOCK_BYTES, FileSegment
 from .outlet import Outlet
 
 
@@ -115,6 +119,20 @@ class Response(ResponseWriter):
             own.append(("Connection", "keep-alive"))
         lines = "".join([f"{name}: {value}\r\n" for name, value in own])
         return head.encode("1.1", self._framing, lines)
+
+
+class FileWrapper(util.FileWrapper):
+    """Wraps a file that an application returns; the server sends it by sendfile if possible.
+
+    :param file: a file object; only `read` is needed.
+    :param buffer_size: a suggestion for the size of the blocks (PEP 3333), followed if a read may
+        have to wait, as for a pipe. Regular files and BytesIO are read in larger blocks.
+    """
+
+    def __init__(self, file: IO[bytes], buffer_size: int = 8192) -> None:
+        if isinstance(file, io.BytesIO) or segment_of(file) is not None:
+            buffer_size = max(buffer_size, BLOCK_BYTES)
+        super().__init__(file, buffer_size)
 
 
 def _checked(block: object) -> bytes:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 from wsgiref import util
 
-from ..bodies.second_start import check_second_start
+from ..bodies.held_head import check_second_start
 from ..errors import BodyError
 from ..http.framing import chunk_size_line
 from ..loading import described

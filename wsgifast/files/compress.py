@@ -11,8 +11,11 @@ The manifest is untrusted, and names and links may change while this runs: see
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -23,7 +26,6 @@ from threading import Lock
 from ..errors import ConfigurationError
 from .codings import ENCODERS, SIBLING_SUFFIXES, checked_codings
 from .directory import names_of
-from .manifest import read_manifest, write_manifest
 from .tree import MAX_FILE_BYTES, File, facts_of, folder_of, is_regular, read_file, write_file
 
 # A sibling has to save this share of the original: less is not worth the client's decompression.
@@ -34,6 +36,10 @@ _COMPRESSED_EXTENSIONS = frozenset(
     | {".m4a", ".m4v", ".mov", ".mp3", ".mp4", ".mpeg", ".ogg", ".opus", ".png", ".rar", ".tbz"}
     | {".tgz", ".txz", ".webm", ".webp", ".whl", ".woff", ".woff2", ".xz", ".zip", ".zst"}
 )
+# Hidden, so that it is not served.
+MANIFEST = ".wsgifast-compress.json"
+_MANIFEST_VERSION = 1
+_SIBLING = re.compile(rf"[^/](?:{'|'.join(map(re.escape, SIBLING_SUFFIXES.values()))})\Z")
 # The errors if a sibling's folder is gone, or has become a link.
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
@@ -86,7 +92,7 @@ def compress(
     codings = checked_codings(codings)
     if jobs is not None and jobs < 1:
         raise ConfigurationError(f"jobs={jobs}: a number of threads from 1 on")
-    run = _Run(root, codings, overwrite, read_manifest(root))
+    run = _Run(root, codings, overwrite, _read_manifest(root))
     skipped = _COMPRESSED_EXTENSIONS
     if isinstance(skip_extensions, str):
         raise ConfigurationError(
@@ -116,7 +122,7 @@ def compress(
         raise
     pool.shutdown()
     run.remove_orphans()
-    write_manifest(root, run.made)
+    _write_manifest(root, run.made)
     for names in (run.report.written, run.report.current, run.report.left_alone):
         names.sort()
     return run.report
@@ -142,7 +148,7 @@ class _Run:
         """Write no more siblings, and the manifest of those that were written."""
         with self._writing:
             self._is_stopped = True
-            write_manifest(self.root, self.made)
+            _write_manifest(self.root, self.made)
 
     def compress_one(self, path: str) -> tuple[int, int]:
         """Return the sizes of a file and of its smallest sibling; (0, 0) if it has none."""
@@ -228,3 +234,42 @@ def _originals(root: Path, skipped: Collection[str]) -> Iterator[str]:
 
 def _digest(content: bytes) -> str:
     return blake2b(content, digest_size=16).hexdigest()
+
+
+def _read_manifest(root: Path) -> dict[str, str]:
+    """Return the paths of the siblings with their digests; empty without a manifest.
+
+    :raises ConfigurationError: if it is malformed, or names anything but siblings below the root.
+    """
+    try:
+        with folder_of(root, MANIFEST) as (folder, name):
+            file = read_file(folder, name)
+        content = {} if file is None else json.loads(file.content)
+        if content["version"] == _MANIFEST_VERSION:
+            made = {str(name): str(digest) for name, digest in content["siblings"].items()}
+            if all(map(_may_be_made, made)):
+                return made
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    raise ConfigurationError(
+        f"{root / MANIFEST} is not a manifest of this version: delete it, and use overwrite to "
+        "replace the siblings that it listed"
+    )
+
+
+def _may_be_made(path: str) -> bool:
+    names = names_of(path)
+    return bool(names) and "/".join(names or ()) == path and _SIBLING.search(path) is not None
+
+
+def _write_manifest(root: Path, made: dict[str, str]) -> None:
+    """Write the manifest, or delete it if `made` is empty."""
+    with folder_of(root, MANIFEST) as (folder, name):
+        if made:
+            content = {"version": _MANIFEST_VERSION, "siblings": dict(sorted(made.items()))}
+            write_file(folder, name, json.dumps(content, indent=1).encode() + b"\n")
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)

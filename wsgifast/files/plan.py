@@ -171,9 +171,9 @@ class Representation:
         if facts[2:] == _NOTHING_ELSE:
             return self._head if facts.method == "HEAD" else self._whole
         method, _, range_, if_range, match, unmodified_since, none_match, modified_since = facts
-        if not self._is_comparable and not (match is none_match is None):
-            return self._head if method == "HEAD" else self._whole
         if not (match is unmodified_since is none_match is modified_since is None):
+            if not self._is_comparable and not (match is none_match is None):
+                return self._head if method == "HEAD" else self._whole
             status = evaluate(
                 method,
                 self.etag,

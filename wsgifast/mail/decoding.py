@@ -25,12 +25,12 @@ _BEFORE_LAST_OCTET = 4  # octets of the longest match that may stand in an earli
 
 
 class Refusal(enum.Enum):
-    """Why a message is refused."""
+    """The reply to a message that is refused; some with an enhanced code (RFC 3463)."""
 
-    LINE_TOO_LONG = enum.auto()
-    TOO_MUCH = enum.auto()
-    SMUGGLING = enum.auto()
-    NO_STORAGE = enum.auto()
+    LINE_TOO_LONG = "500 Line too long (see RFC5321 4.5.3.1.6)"
+    TOO_MUCH = "552 Error: Too much mail data"
+    NO_STORAGE = "452 4.3.1 Error: insufficient system storage"
+    SMUGGLING = "554 5.6.0 Error: bare CR or LF around a dot (see RFC5321 2.3.8)"
 
 
 class SmugglingCheck:

@@ -42,13 +42,6 @@ _PLAIN_ADDRESS = re.compile(
     r"@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*)>(?: +(?P<rest>[A-Za-z0-9][!-~ ]*))?",
     re.ASCII,
 )
-_REPLIES = {
-    Refusal.LINE_TOO_LONG: "500 Line too long (see RFC5321 4.5.3.1.6)",
-    Refusal.TOO_MUCH: "552 Error: Too much mail data",
-    # Enhanced codes (RFC 3463): 4.3.1 mail system full; 5.6.0 other media error.
-    Refusal.NO_STORAGE: "452 4.3.1 Error: insufficient system storage",
-    Refusal.SMUGGLING: "554 5.6.0 Error: bare CR or LF around a dot (see RFC5321 2.3.8)",
-}
 
 
 class Envelope(_smtp.Envelope):
@@ -151,7 +144,7 @@ class SMTPServer(PipelinedSMTP):
         with self._new_content() as content:
             await self._receive(decoder, content)
             if decoder.refusal is not None:
-                await self.push(_REPLIES[decoder.refusal])
+                await self.push(decoder.refusal.value)
                 self._set_post_data_state()
             else:
                 await self._deliver(content)
@@ -186,7 +179,7 @@ class SMTPServer(PipelinedSMTP):
                 last = True
                 await self.push("503 Error: need RCPT command")
             elif decoder.refusal is not None:
-                await self.push(_REPLIES[decoder.refusal])
+                await self.push(decoder.refusal.value)
                 self._set_post_data_state()
             elif last:
                 await self._deliver(content)

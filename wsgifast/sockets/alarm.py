@@ -1,4 +1,4 @@
-"""An alarm for one waiting thread, which other threads can postpone without waking it.
+"""Wake one waiting thread: an event, and an alarm that is postponed without waking it.
 
 Waking a thread that finds nothing to do is expensive in Python: it queues for the GIL, and the
 thread that works may lose the GIL at its next system call. So the kernel keeps the time where it
@@ -10,16 +10,39 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from .wake_event import WakeEvent
-
 # timerfd_create(2), Linux. Its flags TFD_NONBLOCK and TFD_CLOEXEC have the values of open(2)'s.
 _CLOCK_MONOTONIC = 1
 _NS_PER_S = 1_000_000_000
+
+
+class WakeEvent:
+    """A threading.Event for which one thread waits; a wait() that it ends also clears it.
+
+    A set() while no thread waits is not lost: the next wait() returns at once.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """End the current or the next wait; safe in any thread and in a signal handler."""
+        try:
+            self._lock.release()
+        except RuntimeError:
+            pass  # it is set already
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait until it is set, for at most `seconds`; returns whether it was."""
+        return self._lock.acquire(timeout=-1 if seconds is None else seconds)
 
 
 def make_alarm() -> KernelAlarm | PlainAlarm:

@@ -18,7 +18,7 @@ from typing import Any
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from ..http import parse_length, wants_to_persist
-from ..http.request import check_host
+from ..http.syntax import check_host
 from ..server.environ import header_key
 from ..server.exchange import Exchange
 from .gunicorn_parser import GunicornParser

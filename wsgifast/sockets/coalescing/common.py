@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TypeVar
 
 from ...errors import ConfigurationError, WSGIFastError
@@ -33,12 +32,7 @@ class ClosingWriter:
     def __enter__(self: Writer) -> Writer:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
 

@@ -22,7 +22,7 @@ import os
 import threading
 from typing import Protocol
 
-from ..wake_event import WakeEvent
+from ..alarm import WakeEvent
 
 # Linux adds a timer slack of 50 us to each wait, so that a shorter one would hardly end earlier.
 _SHORTEST_WAIT_S = 50e-6

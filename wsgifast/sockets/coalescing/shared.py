@@ -11,9 +11,9 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
+from ..alarm import WakeEvent
 from ..options import set_nodelay
 from ..send_buffers import send_all
-from ..wake_event import WakeEvent
 from .common import MAX_BYTES, WINDOW_US, ClosingWriter, SendFailed, WriterClosed, again, check
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wsgifast.errors import MalformedRequest
-from wsgifast.http.request import check_host
+from wsgifast.http.syntax import check_host
 
 
 @pytest.mark.parametrize(
