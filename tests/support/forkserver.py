@@ -7,6 +7,7 @@ environment, folder and output, as if started by its command line.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import gc
@@ -46,8 +47,10 @@ _PRELOADED = """
 """
 # One message: a command line and an environment.
 _MESSAGE_BYTES = 2**20
-# How long gunicorn's arbiter sleeps between two looks at its workers, in place of 0.1 s.
-_LOOK_S = 0.01
+# How long gunicorn's arbiter sleeps between two looks at its workers, in place of 0.1 s; and those
+# on asyncio between two at whether they are to end, in place of 0.1 s and 1 s.
+_LOOK_S, _ASYNCIO_LOOK_S = 0.01, 0.02
+_ON_ASYNCIO = ("uvicorn.server", "gunicorn.workers.gasgi")
 
 
 class ForkedProcess:
@@ -309,11 +312,16 @@ def _run(command: list[str], cwd: str, env: dict[str, str]) -> None:
 
 
 def _look_often() -> None:
-    """Have gunicorn see at once that its workers have ended; else each server's end takes 0.2 s."""
+    """Have servers see at once what has ended or is to; else an end takes up to a second."""
     if "gunicorn.arbiter" in sys.modules:
         arbiter: Any = sys.modules["gunicorn.arbiter"]
         arbiter.time = SimpleNamespace(**vars(time))
         arbiter.time.sleep = lambda seconds: time.sleep(min(seconds, _LOOK_S))
+    for name in _ON_ASYNCIO:
+        if name in sys.modules:
+            server: Any = sys.modules[name]
+            server.asyncio = SimpleNamespace(**vars(asyncio))
+            server.asyncio.sleep = lambda seconds: asyncio.sleep(min(seconds, _ASYNCIO_LOOK_S))
 
 
 def main() -> None:
