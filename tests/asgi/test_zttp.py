@@ -130,7 +130,7 @@ class Wire:
 
 @asynccontextmanager
 async def connected(app: ASGIApp, client: Client) -> AsyncIterator[Wire]:
-    config = uvicorn.Config(app, lifespan="off", log_level="critical", proxy_headers=False)
+    config = uvicorn.Config(app, lifespan="off", log_config=None, proxy_headers=False)
     config.load()
     state = ServerState()
     wire = Wire(client)
