@@ -37,15 +37,14 @@ def make_small(event: Any) -> None:
         event._waiters = []
 
 
-def forget_request(cycle: Any, scope: Scope) -> None:
+def forget_request(protocol: Any, cycle: Any, scope: Scope) -> None:
     """Release a request whose app has returned, and whose response has begun.
 
-    :param cycle: uvicorn's RequestResponseCycle over HTTP/1.1. From now on it uses nothing of its
-        scope but the method.
+    :param protocol: uvicorn's, over HTTP/1.1.
+    :param cycle: its RequestResponseCycle, which uses nothing of the scope any more but the method.
     """
     cycle.scope = _scope_of(scope["method"])
     make_small(cycle.message_event)
-    protocol = cycle.on_response.__self__
     if protocol.scope is scope:  # and not the next request's
         protocol.scope = protocol.headers = None
 

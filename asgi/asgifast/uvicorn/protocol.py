@@ -96,56 +96,6 @@ _OF_THE_PROTOCOL = {
 }  # fmt: skip
 
 
-class _App:
-    """The app as uvicorn calls it: it gives the app a Response's send() and an Upload's receive().
-
-    uvicorn's own are methods of its RequestResponseCycle, which is found by them.
-
-    :ivar cycle: of the request that is answered, over HTTP/1.1; uvicorn's protocol has the one that
-        was read last.
-    """
-
-    __slots__ = ("_app", "_is_http1", "_response_class", "cycle")
-
-    def __init__(self, app: Any, response_class: MakeResponse, *, is_http1: bool) -> None:
-        self._app = app
-        self._response_class = response_class
-        self._is_http1 = is_http1
-        self.cycle: Any = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any:
-        cycle = send.__self__  # type: ignore[attr-defined]
-        scope["extensions"] = scope.get("extensions", {}) | PROTOCOL_EXTENSIONS
-        response = self._response_class(cycle, cycle.transport)
-        if self._is_http1:
-            self.cycle = cycle
-        upload = None
-        if cycle.more_body:
-            if self._is_http1:
-                upload = Upload(cycle, cycle.flow.resume_reading)
-            else:
-                resume_reading = cycle.resume_reading
-                upload = Upload(cycle, resume_reading, resume_reading.__self__.cycles)
-            receive = upload.receive
-        try:
-            result = await self._app(scope, receive, response.send)
-        except Exception:
-            await response.sent()  # a file that was handed over is sent nevertheless
-            raise
-        finally:
-            if upload is not None:
-                upload.end()
-        if not cycle.response_started and not cycle.disconnected:
-            # uvicorn then logs that no response was started.
-            logger.error("The app has sent nothing. If it sent a file, %s", UNKNOWN_PATHSEND)
-        if response.handed_over is not None:
-            if self._is_http1:
-                forget_request(cycle, scope)
-            del scope, receive, send
-            await response.sent()
-        return result
-
-
 class CountedResponse(Response):
     """A response whose cycle counts and frames the body itself: over httptools and zttp."""
 
@@ -167,9 +117,14 @@ class CountedResponse(Response):
 class FileSending(_Base):
     """Mixed into one of uvicorn's protocols.
 
+    :ivar app: what uvicorn calls; it calls the app with a Response's send() and an Upload's
+        receive().
     :ivar transport: a CoalescingTransport; the real one once the connection is a WebSocket's.
     :ivar loop: an IdleTimerLoop.
     """
+
+    # With two attributes more CPython gives every one of uvicorn's objects a dictionary of its own.
+    __slots__ = ("_answered", "_app")
 
     _response_class: MakeResponse
     # One request at a time.
@@ -184,7 +139,10 @@ class FileSending(_Base):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.app = _App(instrumented(self.app), self._response_class, is_http1=self._is_http1)
+        self._app: Any = instrumented(self.app)
+        self.app = self._answer
+        # Of the request that is answered, over HTTP/1.1; uvicorn's `cycle` was read last.
+        self._answered: Any = None
         self.loop = IdleTimerLoop(self.loop)
         if hasattr(self, "pipeline"):
             self.pipeline = Pipeline()
@@ -199,19 +157,55 @@ class FileSending(_Base):
         make_small(self.flow._is_writable_event)
         self.server = shared(self.server)
 
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Any:
+        cycle = send.__self__  # type: ignore[attr-defined]
+        scope["extensions"] = scope.get("extensions", {}) | PROTOCOL_EXTENSIONS
+        response = self._response_class(cycle, cycle.transport)
+        upload = None
+        if self._is_http1:
+            self._answered = cycle
+        if cycle.more_body:
+            upload = self._upload(cycle)
+            receive = upload.receive
+        try:
+            result = await self._app(scope, receive, response.send)
+        except Exception:
+            await response.sent()  # a file that was handed over is sent nevertheless
+            raise
+        finally:
+            if upload is not None:
+                upload.end()
+        if not cycle.response_started and not cycle.disconnected:
+            # uvicorn then logs that no response was started.
+            logger.error("The app has sent nothing. If it sent a file, %s", UNKNOWN_PATHSEND)
+        if response.handed_over is not None:
+            if self._is_http1:
+                forget_request(self, cycle, scope)
+            del scope, receive, send
+            await response.sent()
+        return result
+
+    def _upload(self, cycle: Any) -> Upload:
+        return Upload(cycle, cycle.flow.resume_reading)
+
     def _is_receiving(self) -> bool:
         return self.cycle is not None and self.cycle.more_body
 
     def connection_lost(self, exc: Exception | None) -> None:
-        figures.open.pop(self, None)
-        self.transport.lost()
+        self._leave()
         super().connection_lost(exc)
-        self.loop.stop()
-        cycle = self.app.cycle
+        cycle = self._answered
         if cycle is not None and not cycle.response_complete:
             # With pipelining uvicorn has told the last request alone.
             cycle.disconnected = True
             cycle.message_event.set()
+
+    def _leave(self) -> None:
+        """The connection is lost, or another protocol's: drop what refers to this one."""
+        figures.open.pop(self, None)
+        self.transport.lost()
+        self.loop.stop()
+        self.app = None
 
     def eof_received(self) -> Any:  # uvicorn's have it return None
         """The client sends no more, but may still read; a reset ends a file in any case.
@@ -247,10 +241,8 @@ class FileSending(_Base):
 
     def handle_websocket_upgrade(self, *args: Any) -> None:
         # uvicorn gives the connection to its WebSocket protocol, which needs none of this.
-        figures.open.pop(self, None)
-        self.loop.stop()
         self.transport.flush()
-        self.transport.lost()
+        self._leave()
         self.transport = self.transport.real
         read_plainly(self.transport)
         super().handle_websocket_upgrade(*args)  # type: ignore[misc]

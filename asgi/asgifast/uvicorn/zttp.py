@@ -23,6 +23,7 @@ from ..protocols.file_body import SMALL_FILE_BYTES
 from ..protocols.response import Response
 from ..protocols.transport import CoalescingTransport, Rest
 from .protocol import CountedResponse, FileSending, UnsupportedUvicorn, check
+from .uploads import Upload
 
 with needs("asgifast.uvicorn.ZttpProtocol", "zttp", "zttp"):
     import zttp  # noqa: F401
@@ -79,25 +80,6 @@ class _Uncounted:
         return out
 
 
-class _WindowUpdates:
-    """Wakes the streams of a connection that wait for their window."""
-
-    def __init__(self) -> None:
-        self._waiting: list[asyncio.Future[None]] = []
-
-    async def wait(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
-        await waiter
-
-    def notify(self) -> None:
-        """A window may have opened, or its stream or connection may have ended."""
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
-
-
 class ZttpResponse(CountedResponse):
     """Over HTTP/1.1: uvicorn counts and frames for zttp as it does for httptools."""
 
@@ -135,11 +117,13 @@ class ZttpResponse(CountedResponse):
 class ZttpH2Response(Response):
     """Over HTTP/2: send() waits while too much of the response waits for the client's window."""
 
-    __slots__ = ("_updates",)
+    __slots__ = ("_window_updated",)
 
-    def __init__(self, updates: _WindowUpdates, cycle: Any, transport: CoalescingTransport) -> None:
+    def __init__(
+        self, window_updated: asyncio.Event, cycle: Any, transport: CoalescingTransport
+    ) -> None:
         super().__init__(cycle, transport)
-        self._updates = updates
+        self._window_updated = window_updated
 
     async def send(self, message: Message) -> None:
         await super().send(message)
@@ -153,7 +137,8 @@ class ZttpH2Response(Response):
         """Wait until at most `queued` bytes of the stream wait for the client's window."""
         cycle = self._cycle
         while not cycle.disconnected and (cycle.stream.pending_bytes or 0) > queued:
-            await self._updates.wait()
+            self._window_updated.clear()
+            await self._window_updated.wait()
 
     def _frame_for(self, size: int) -> tuple[bytes, bytes]:
         cycle = self._cycle
@@ -214,8 +199,9 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
     _is_http1 = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._updates = _WindowUpdates()
-        self._response_class = partial(ZttpH2Response, self._updates)
+        # A window of the connection may have opened, or its stream or connection may have ended.
+        self._window_updated = asyncio.Event()
+        self._response_class = partial(ZttpH2Response, self._window_updated)
         super().__init__(*args, **kwargs)
 
     @property
@@ -227,6 +213,9 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
         super().connection_made(transport)
         self.transport.can_sendfile = False  # zttp makes the frames
 
+    def _upload(self, cycle: Any) -> Upload:
+        return Upload(cycle, cycle.resume_reading, self.cycles)
+
     def handle_request(self, event: Any) -> None:
         super().handle_request(event)
         if event.end_stream:
@@ -237,7 +226,7 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._updates.notify()
+        self._window_updated.set()
 
     def data_received(self, data: bytes) -> None:
         coalescing = self.transport
@@ -249,7 +238,7 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
             coalescing.flush_follows = False
             if not coalescing.is_closing():
                 coalescing.flush()
-        self._updates.notify()
+        self._window_updated.set()
 
 
 class AutoZttpProtocol(auto_zttp_impl.AutoZttpProtocol):
