@@ -23,10 +23,10 @@ from .bodies.classify import (
     Shape,
     classify,
 )
-from .bodies.files import FileReader, FileSlice, in_file_wrapper, known_size, segment_of
+from .bodies.files import FileReader, FileSlice, close_body, in_file_wrapper, known_size, segment_of
 from .bodies.held_head import HeldHead
 from .bodies.segments import SegmentedBody, file_body
-from .bodies.streams import ClosedWith, Stream, close_body
+from .bodies.streams import ClosedWith, Stream
 from .errors import BodyError
 from .file_answers import plan_file_body, request_facts
 from .front_server import front_server_of

@@ -97,10 +97,10 @@ class FileSlice:
         """Whether the slice begins and ends where the file does."""
         return self._start == 0 and self._end == os.fstat(self._fd).st_size
 
-    def also_close(self, other: Closeable) -> None:
-        """Close another object after the file."""
+    def after_close(self, call: Callable[[], object]) -> None:
+        """Call a function after the file has been closed."""
         if self._file is not None:
-            self._file = _Both(self._file, other)
+            self._file = ClosedThen(self._file, call)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -176,16 +176,14 @@ class FileReader:
         """The number of bytes read so far."""
         return self._counter.sent
 
-    def also_close(self, other: Closeable) -> None:
-        """Close another object after the owner."""
-        self._owner = _Both(self._owner, other)
+    def after_close(self, call: Callable[[], object]) -> None:
+        """Call a function after the owner has been closed."""
+        self._owner = ClosedThen(self._owner, call)
 
     def close(self) -> None:
         """Close the owner; a second call does nothing."""
         owner, self._owner = self._owner, None
-        close = getattr(owner, "close", None)
-        if callable(close):
-            close()
+        close_body(owner)
 
 
 def in_file_wrapper(
@@ -212,20 +210,25 @@ def suited_to(file_wrapper: object, file: Any) -> Any:
     return FileReader(file, None, bytes)
 
 
-class _Both:
-    """Closes two objects; the first one need not have a close()."""
+def close_body(body: object) -> None:
+    """Call the close() of a body or a file, if it has one (PEP 3333)."""
+    close = getattr(body, "close", None)
+    if callable(close):
+        close()
 
-    def __init__(self, first: Any, other: Closeable) -> None:
-        self._first = first
-        self._other = other
+
+class ClosedThen:
+    """Closes a body or a file, and calls a function then."""
+
+    def __init__(self, body: object, then: Callable[[], object]) -> None:
+        self._body = body
+        self._then = then
 
     def close(self) -> None:
         try:
-            close = getattr(self._first, "close", None)
-            if callable(close):
-                close()
+            close_body(self._body)
         finally:
-            self._other.close()
+            self._then()
 
 
 def _has_read1(file: object) -> bool:

@@ -364,10 +364,7 @@ class ResponseWriter:
     def _admitted(self, data: bytes) -> bytes:
         """Return what is sent of some bytes of the body."""
         if not isinstance(data, bytes):
-            raise BodyError(
-                f"the app returned a body with a {type(data).__name__} in it: yield bytes, or wrap "
-                "the app with wsgifast.WSGIFast"
-            )
+            raise not_bytes(data)
         size = len(data)
         admitted = self.counter.admit(size)
         return data if admitted == size else data[:admitted]
@@ -382,3 +379,10 @@ class ResponseWriter:
         if self._head is None:
             raise BodyError("the app returned a body without calling start_response")
         return self._head
+
+
+def not_bytes(block: object) -> BodyError:
+    return BodyError(
+        f"the app returned a body with a {type(block).__name__} in it: yield bytes, or wrap "
+        "the app with wsgifast.WSGIFast"
+    )

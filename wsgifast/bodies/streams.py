@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import BodyTooShort
 from ..routes import CHUNKS, LENGTH_ERROR, ROUTE, SAMPLED_CHUNKS, stream_route
 from .chunks import coalesced
+from .files import close_body
 from .held_head import HeldHead
 from .wrappers import iterated
 
@@ -148,13 +149,6 @@ class ClosedWith:
         """Close the app's own iterable, once."""
         body, self._body = self._body, None
         close_body(body)
-
-
-def close_body(body: object) -> None:
-    """Call a body's close(), if it has one (PEP 3333)."""
-    close = getattr(body, "close", None)
-    if callable(close):
-        close()
 
 
 def is_event_stream(headers: Iterable[tuple[str, str]]) -> bool:

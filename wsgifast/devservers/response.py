@@ -9,7 +9,7 @@ from wsgiref import util
 
 from ..bodies.chunks import few_chunks
 from ..bodies.files import segment_of
-from ..bodies.response_writer import ResponseWriter
+from ..bodies.response_writer import ResponseWriter, not_bytes
 from ..bodies.segments import Segment
 from ..errors import BodyError
 from ..http import BodyCounter, Framing, ResponseHead, frame_response
@@ -138,7 +138,7 @@ class FileWrapper(util.FileWrapper):
 def _checked(block: object) -> bytes:
     if isinstance(block, bytes):
         return block
-    raise BodyError(f"the body has a {type(block).__name__} in it: yield bytes")
+    raise not_bytes(block)
 
 
 def _length_of(body: object) -> int | None:

@@ -13,10 +13,10 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..bodies.files import FileReader, FileSlice
+from ..bodies.files import ClosedThen, FileReader, FileSlice, close_body
 from ..bodies.held_head import HeldHead
 from ..bodies.segments import SegmentedBody
-from ..bodies.streams import ClosedWith, close_body
+from ..bodies.streams import ClosedWith
 from ..bodies.wrappers import known_file
 from ..routes import CHUNKS, LENGTH_ERROR, ROUTE
 from .patterns import PATTERN
@@ -191,37 +191,23 @@ def _followed(end: _EndOfResponse, body: Any, wrapper: Any) -> Iterable[bytes]:
     kind = type(body)
     if kind is ClosedWith and type(body.blocks) in (list, tuple):
         size = sum(map(len, body.blocks))
-        return ClosedWith(body.blocks, _Closing(body, partial(end, size)))
+        return ClosedWith(body.blocks, ClosedThen(body, partial(end, size)))
     if kind is SegmentedBody:
         size = sum(len(s) if isinstance(s, bytes) else s.size for s in body.segments)
-        return SegmentedBody(body.segments, _Closing(body, partial(end, size)).close)
+        return SegmentedBody(body.segments, ClosedThen(body, partial(end, size)).close)
     file = body if kind is FileReader else known_file(body)
     passed: Iterable[bytes] = body
     if isinstance(file, FileSlice):
-        file.also_close(_Closing(None, partial(end, file.rest().size)))
+        file.after_close(partial(end, file.rest().size))
         return passed
     if isinstance(file, FileReader):
         # It is read while it is sent.
-        file.also_close(_Closing(None, lambda: end(file.sent)))
+        file.after_close(lambda: end(file.sent))
         return passed
     if isinstance(wrapper, type) and isinstance(body, wrapper):
         end(0)  # a file of the app's own, which the server sends
         return passed
     return _Body(end, body)
-
-
-class _Closing:
-    """Closes a body, and calls a function then."""
-
-    def __init__(self, body: Any, then: Callable[[], object]) -> None:
-        self._body = body
-        self._then = then
-
-    def close(self) -> None:
-        try:
-            close_body(self._body)
-        finally:
-            self._then()
 
 
 class _Body:

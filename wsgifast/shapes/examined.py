@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..bodies.classify import HELD_WHOLE, STREAM, WHOLE, classify
-from ..bodies.streams import close_body, is_event_stream
+from ..bodies.files import close_body
+from ..bodies.streams import is_event_stream
 from ..metrics.patterns import PATTERN, call_noting_pattern
 from .reports import EXAMINED_CHUNKS, Reports
 from .rule import BodySeen, Chunks
