@@ -23,7 +23,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.effort import effort
-from tests.support.scripts import AppError, CloseError, Script, ScriptedApp, lawful, scripts
+from tests.support.scripts import (
+    FILES,
+    RUNNING,
+    TYPES,
+    WHOLE,
+    AppError,
+    CloseError,
+    Script,
+    ScriptedApp,
+    lawful,
+    may_write,
+)
 from wsgifast import BodyError, WSGIFast
 from wsgifast.errors import BodyTooShort
 
@@ -34,6 +45,25 @@ if TYPE_CHECKING:
 Serve = Callable[["WSGIApplication", str], bytes]
 # What an app or wsgifast raises so that the server closes the connection.
 EXPECTED = (AppError, BodyError, BodyTooShort)
+
+# Not beside Script: a server whose app plays one need not import Hypothesis.
+texts = st.text("aé ", max_size=6).map(str.encode)
+scripts = st.builds(
+    Script,
+    method=st.sampled_from(["GET", "GET", "POST", "HEAD"]),
+    status=st.sampled_from(
+        ["200 OK", "206 Part", "204 None", "304 Same", "404 Not Found", "500 Oh"]
+    ),
+    shape=st.sampled_from([*WHOLE, *FILES, *RUNNING, "iterator"]),
+    # More than a stream needs to count as quick.
+    pieces=st.lists(texts, max_size=14).map(tuple),
+    type_=st.sampled_from([*TYPES, "bytes"]),
+    length=st.sampled_from([None, None, "right", "short", "long"]),
+    written=st.lists(texts, max_size=2).map(tuple),
+    restart=st.sampled_from([None, None, "at once", "before", "empty", "after"]),
+    error_at=st.none() | st.integers(0, 14),
+    close=st.sampled_from([None, "counts", "raises"]),
+).filter(lambda script: not script.written or may_write(script))
 
 
 def new_environ(method: str, file_wrapper: type) -> dict[str, Any]:

@@ -12,9 +12,11 @@ from tests.support.effort import effort
 from tests.support.gunicorn import may_end_head_with_bare_lf
 from tests.support.http import Connection
 from tests.support.scripted import target_of
-from tests.support.scripts import Script, ScriptedApp, lawful, scripts
+from tests.support.scripts import Script, ScriptedApp, lawful
 from tests.support.servers import LiveServer
-from tests.test_differential import Server, is_for_real_servers, without_empty_chunks
+from tests.test_differential import Server, is_for_real_servers, scripts, without_empty_chunks
+
+pytestmark = pytest.mark.long
 
 # They end a response to HEAD, or with 204, by a last chunk where the app gave no Content-Length.
 ENDS_HEAD_WITH_A_CHUNK = ("waitress", "pywsgi")

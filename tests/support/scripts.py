@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import strategies as st
-
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
@@ -86,25 +84,6 @@ def lawful(script: Script) -> Script:
     if script.shape in ("list", "tuple") and script.length and not script.written:
         script = replace(script, length="right")
     return script
-
-
-texts = st.text("aé ", max_size=6).map(str.encode)
-scripts = st.builds(
-    Script,
-    method=st.sampled_from(["GET", "GET", "POST", "HEAD"]),
-    status=st.sampled_from(
-        ["200 OK", "206 Part", "204 None", "304 Same", "404 Not Found", "500 Oh"]
-    ),
-    shape=st.sampled_from([*WHOLE, *FILES, *RUNNING, "iterator"]),
-    # More than a stream needs to count as quick.
-    pieces=st.lists(texts, max_size=14).map(tuple),
-    type_=st.sampled_from([*TYPES, "bytes"]),
-    length=st.sampled_from([None, None, "right", "short", "long"]),
-    written=st.lists(texts, max_size=2).map(tuple),
-    restart=st.sampled_from([None, None, "at once", "before", "empty", "after"]),
-    error_at=st.none() | st.integers(0, 14),
-    close=st.sampled_from([None, "counts", "raises"]),
-).filter(lambda script: not script.written or may_write(script))
 
 
 def may_write(script: Script) -> bool:
