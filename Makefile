@@ -16,8 +16,8 @@ RELEASE_READY := $(VENV)/.release-ready
 UNSUPPORTED_GUNICORN := $(VENV)/unsupported-gunicorn
 # Those that are supported.
 PYTHONS := 3.10 3.11 3.12 3.13 3.14 3.15
-# Runners of the tests: twice the cores, as tests of live servers wait as long as they compute.
-JOBS   ?= $(shell $(PYTHON) -c 'import os; print(2 * len(os.sched_getaffinity(0)))' 2>/dev/null || echo 4)
+# Runners of the tests: thrice the cores, as tests of live servers wait longer than they compute.
+JOBS   ?= $(shell $(PYTHON) -c 'import os; print(3 * len(os.sched_getaffinity(0)))' 2>/dev/null || echo 4)
 
 # pytest rewrites and Python compiles the tests in every process, unless they may keep the outcome.
 unexport PYTHONDONTWRITEBYTECODE

@@ -20,6 +20,8 @@ from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait
 from tests.workers.serving import gunicorn_command
 from wsgifast.metrics import CATALOGUE
 
+pytestmark = pytest.mark.long
+
 FOLDER = ROOT / "examples" / "monitoring"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "grafana-dashboard.json").read_text())
 ALERTS = (FOLDER / "wsgifast-alerts.yml").read_text()

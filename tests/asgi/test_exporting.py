@@ -17,6 +17,8 @@ from tests.support.http import Connection, get
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from tests.workers.test_metrics import Scrape, is_listening, scraped_until, workers_of
 
+pytestmark = pytest.mark.long
+
 UVICORN = "-m uvicorn --http asgifast.uvicorn:{protocol} --port {port}"
 GUNICORN = "-m gunicorn --no-control-socket -b 127.0.0.1:{port} -k asgifast.workers.{worker}"
 APP = "tests.asgi.metered:app"

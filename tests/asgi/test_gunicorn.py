@@ -25,6 +25,8 @@ from wsgifast.sockets import lingering
 from .servers import asgi_server
 from .support import expect_http2, expect_websocket
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.skipif(
     "http2_cleartext" not in gunicorn.config.make_settings(),

@@ -18,6 +18,8 @@ from tests.support.descriptors import open_descriptors
 
 from .support import call, scope_of
 
+pytestmark = pytest.mark.long
+
 LARGE = bytes(range(256)) * 2048
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -22,6 +22,8 @@ from tests.support.http import Connection, Response
 from tests.support.servers import LiveServer, free_port, live_server
 from tests.workers.serving import gunicorn_command
 
+pytestmark = pytest.mark.long
+
 CONTENT = os.urandom(700_000)
 PROJECT = "examples.django_project"
 

@@ -23,6 +23,8 @@ from wsgifast.doctor import CATALOGUE, Endpoint, as_text, examination, examine, 
 from wsgifast.doctor.formats import as_github, as_junit
 from wsgifast.doctor.page import as_html
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("path", SHAPES)
 def test_wsgi_shapes(path: str) -> None:

@@ -20,6 +20,8 @@ from wsgifast.client import NoAnswer
 from wsgifast.doctor import as_text
 from wsgifast.doctor.live import look_at
 
+pytestmark = pytest.mark.long
+
 # What a server of one fault answers: (method, headers in lower case) -> packets, with pauses.
 Answer = Callable[[str, dict[str, str]], list[bytes]]
 _SOON_S = 0.06

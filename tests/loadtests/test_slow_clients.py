@@ -21,6 +21,8 @@ from tests.support.tls import write_certificate
 from wsgifast.benchmark.slow_clients import Kind
 from wsgifast.benchmark.slow_clients import slow_clients as crowd_of
 
+pytestmark = pytest.mark.long
+
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 

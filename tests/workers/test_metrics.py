@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import forkserver
@@ -19,6 +20,8 @@ from tests.support.servers import ROOT, LiveServer, free_port, wait_for
 from tests.workers.app import FILE_BYTES
 from tests.workers.serving import fast_worker, gunicorn_command, reset, rewrite_module, stats
 from wsgifast.metrics import CATALOGUE
+
+pytestmark = pytest.mark.long
 
 Labels = Mapping[str, str]
 

@@ -21,6 +21,8 @@ from tests.workers.serving import fast_worker, reset
 from wsgifast import cli
 from wsgifast.workers.metrics import state_of
 
+pytestmark = pytest.mark.long
+
 __all__ = ["make_bench"]
 
 THREADS = 4

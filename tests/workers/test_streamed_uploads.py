@@ -17,6 +17,8 @@ from tests.support.tls import client_context, write_certificate
 from tests.workers.app import PIECE_BYTES, block
 from tests.workers.serving import POLLERS, fast_worker, nothing_left_behind, reset, stats
 
+pytestmark = pytest.mark.long
+
 UPLOAD_BYTES = 5_000_000
 THREADS = 4
 PIECE = b"piece..." * (PIECE_BYTES // 8)
