@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from wsgifast import BodyError, ConfigurationError, WSGIFast
-from wsgifast.bodies.files import FileReader
-from wsgifast.bodies.streams import close_body
+from wsgifast.bodies.files import FileReader, close_body
 from wsgifast.metrics import RequestMetrics
 from wsgifast.metrics.recorder import RECORDER, LengthError
 
