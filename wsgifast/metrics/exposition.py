@@ -100,8 +100,9 @@ class TextFormat:
         name = (metric, json.dumps(labels, sort_keys=True))
         series = self._series.setdefault(name, _Series(metric, help))
         series.lines[what] = self._begin(metric, kind, sample, shown)
-        if what is not sample:
-            series.lines[f"{metric}_count"] = self._begin(metric, kind, f"{metric}_count", labels)
+        count = f"{metric}_count"
+        if what is not sample and count not in series.lines:
+            series.lines[count] = self._begin(metric, kind, count, labels)
         return series, what
 
     def _begin(self, metric: str, kind: str, sample: str, labels: dict[str, str]) -> str:
