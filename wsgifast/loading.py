@@ -89,9 +89,12 @@ def load_app(target: str) -> LoadedApp:
 def unwrapped(app: Any) -> tuple[Any, bool]:
     """The app inside WSGIFast or ASGIFast, and whether it was wrapped."""
     was_wrapped = False
+    wrappers: tuple[type[Any], ...] = (WSGIFast,)
+    if asgifast := sys.modules.get("asgifast"):  # an app in ASGIFast has imported it
+        wrappers += (asgifast.ASGIFast,)
     while True:
         inner = vars(app).get("wsgi_app") if hasattr(app, "__dict__") else None
-        if isinstance(app, WSGIFast) or type(app).__module__.startswith("asgifast."):
+        if isinstance(app, wrappers):
             app = app.app
         elif isinstance(inner, WSGIFast):  # Flask's way: app.wsgi_app = WSGIFast(app.wsgi_app)
             app = inner.app
@@ -105,10 +108,12 @@ def wrapped(app: Any, interface: Interface, **options: Any) -> Any:
 
     :param options: theirs.
     """
+    if unwrapped(app)[1]:
+        return app
     wrap: Any = WSGIFast
     if interface == "ASGI":
         from asgifast import ASGIFast as wrap
-    return app if isinstance(app, wrap) else wrap(app, **options)
+    return wrap(app, **options)
 
 
 def _file_as_module(path: str) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import asgifast
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -22,6 +25,7 @@ from wsgifast import ConfigurationError, WSGIFast, WSGIFastError
 from wsgifast.doctor import CATALOGUE, Endpoint, as_text, examination, examine, explain, judge
 from wsgifast.doctor.formats import as_github, as_junit
 from wsgifast.doctor.page import as_html
+from wsgifast.loading import unwrapped
 
 pytestmark = pytest.mark.long
 
@@ -101,6 +105,32 @@ def test_an_app_that_is_wrapped_is_examined_without_it() -> None:
     report = examine(WSGIFast(wsgi_app), ["/str"])
     assert report.was_wrapped
     assert [finding.id for finding in report.findings] == ["WF011"]
+
+
+OWN_DJANGO = """
+from django.conf import settings
+settings.configure(ROOT_URLCONF=__name__, SECRET_KEY="x")
+from django.http import HttpResponse
+from django.urls import path
+from wsgifast.django import get_asgi_application
+urlpatterns = [path("", lambda request: HttpResponse("page"))]
+app = get_asgi_application()
+"""
+
+
+def test_only_asgifast_itself_is_taken_off_an_app(tmp_path: Path) -> None:
+    """Not what else asgifast has: its files, and Django's handler in asgifast.django."""
+    (tmp_path / "a.txt").write_text("a file")
+    alone = asgifast.StaticFiles(directory=tmp_path)
+    around = asgifast.StaticFiles(asgi_app, directory=tmp_path, prefix="/static/")
+    assert unwrapped(asgifast.ASGIFast(around)) == (around, True)
+    report = examine(alone, ["/a.txt"])
+    assert not report.was_wrapped
+    assert [seen.raw.status for seen in report.observations] == [200]
+    (tmp_path / "own_django.py").write_text(OWN_DJANGO)
+    command = [sys.executable, "-m", "wsgifast", "doctor", str(tmp_path / "own_django.py")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "1 endpoint: 1 good." in ran.stdout, ran.stderr
 
 
 def test_an_app_that_does_not_start() -> None:

@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import flask
 import pytest
 from cryptography.hazmat.primitives import serialization
 
 from tests.support import forkserver
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from tests.support.tls import write_certificate
+from wsgifast import loading
 from wsgifast.cli import command_parser
 from wsgifast.loading import load_app
 from wsgifast.running import ARGUMENTS, wrapped, wrapped_by_environment
@@ -170,6 +172,9 @@ def test_a_wrapped_app_is_not_wrapped_again() -> None:
     app = wrapped("examples.mistakes:app")
     assert isinstance(app, WSGIFast)
     assert not isinstance(app.app, WSGIFast)
+    own = flask.Flask("own")
+    own.wsgi_app = WSGIFast(own.wsgi_app)  # type: ignore[method-assign]
+    assert loading.wrapped(own, "WSGI") is own
 
 
 def test_arguments_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
