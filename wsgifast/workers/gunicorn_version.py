@@ -42,15 +42,9 @@ def check_gunicorn(version: str | None = None) -> None:
         )
 
     from gunicorn import sock
-    from gunicorn.http.body import Body
     from gunicorn.http.message import Message
 
-    for owner, name in (
-        (Message, "parse_headers"),
-        (Body, "read"),
-        (sock, "ssl_wrap_socket"),
-        (sock, "ssl_context"),
-    ):
+    for owner, name in ((Message, "parse_headers"), (sock, "ssl_context")):
         if not hasattr(owner, name):
             raise UnsupportedGunicorn(
                 f"gunicorn {version} has no {owner.__name__}.{name} any more, although {supported}:"
