@@ -13,6 +13,7 @@ from tests.asgi.transports import (
     connected,
     read,
     read_to_end,
+    send_file,
     turns,
     writes,
 )
@@ -99,7 +100,7 @@ def test_nothing_is_written_to_a_connection_that_is_closing() -> None:
             transport.close()
             assert not writes(transport)
             with pytest.raises(ConnectionResetError):
-                await transport.send_file(FileSegment(0, 0, 1))
+                await send_file(transport, FileSegment(0, 0, 1))
 
     asyncio.run(run())
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from asgifast.protocols import file_transfer, writable
-from asgifast.protocols import transport as transport_module
 from asgifast.protocols.transport import CoalescingTransport
 
 from tests.asgi.transports import (
@@ -26,6 +25,7 @@ from tests.asgi.transports import (
     fd,
     read,
     read_to_end,
+    send_file,
     turns,
     writes,
 )
@@ -61,7 +61,7 @@ def test_a_writable_socket_that_takes_nothing_is_asked_again_later(
         async with connected() as (transport, client):
             monkeypatch.setattr(loop, "call_later", at_once)
             monkeypatch.setattr(os, "sendfile", without_memory)
-            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
             assert await read(client, FILE_BYTES) == os.pread(fd, FILE_BYTES, 0)
             await sending
 
@@ -93,7 +93,7 @@ def test_a_starved_connection_that_is_lost_leaves_no_timer(
         async with connected() as (transport, _):
             monkeypatch.setattr(loop, "call_later", noted)
             monkeypatch.setattr(os, "sendfile", without_memory)
-            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
             timer = await waiting
             await turns()
             assert calls == 2, "at once, and when the socket was said to be writable"
@@ -111,7 +111,7 @@ def test_the_send_buffer_grows_for_a_quick_client_alone(
     def buffer_after(quick_s: float) -> int:
         async def run() -> int:
             async with connected() as (transport, client):
-                sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+                sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
                 await read(client, FILE_BYTES)
                 await sending
                 sock = transport.get_extra_info("socket")
@@ -161,7 +161,7 @@ def test_no_byte_is_sent_on_the_loop_that_the_disk_must_be_waited_for(
         async with connected() as (transport, client):
             monkeypatch.setattr(os, "preadv", preadv_of_cached)
             monkeypatch.setattr(os, "sendfile", sendfile_of_cached)
-            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
             assert await read(client, FILE_BYTES) == pread(fd, FILE_BYTES, 0)
             await sending
 
@@ -195,7 +195,7 @@ def test_a_file_system_that_cannot_be_asked_is_never_read_on_the_loop(
             monkeypatch.setattr(os, "preadv", refusing)
             monkeypatch.setattr(os, "sendfile", noted)
             transport.write(b"head")
-            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
             assert await read(client, FILE_BYTES + 4) == b"head" + os.pread(fd, FILE_BYTES, 0)
             await sending
 
@@ -222,7 +222,7 @@ def test_a_head_that_the_socket_takes_in_pieces(fd: int, monkeypatch: pytest.Mon
 
             async def in_one_turn() -> None:
                 transport.write(head)
-                await transport.send_file(FileSegment(fd, 0, 100_000))
+                await send_file(transport, FileSegment(fd, 0, 100_000))
 
             monkeypatch.setattr(socket.socket, "send", piece, raising=False)
             socket.setdefaulttimeout(30)
@@ -243,7 +243,7 @@ def test_a_file_waits_for_what_is_coalesced_elsewhere(fd: int) -> None:
 
             async def in_one_turn() -> None:
                 transport.call_before_flush(lambda: transport.write(b"coalesced"))
-                await transport.send_file(FileSegment(fd, 0, 100_000))
+                await send_file(transport, FileSegment(fd, 0, 100_000))
 
             sending = asyncio.create_task(in_one_turn())
             assert await read(client, 100_009) == b"coalesced" + os.pread(fd, 100_000, 0)
@@ -261,7 +261,7 @@ def test_a_file_keeps_its_place(fd: int) -> None:
         async with connected() as (transport, client):
             transport.write(before)
             transport.write(b"head")
-            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 100, size)))
+            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 100, size)))
             await turns()
             assert transport.get_write_buffer_size(), "the file waits for it"
             assert await read(client, len(before) + 4) == before + b"head"
@@ -294,7 +294,7 @@ def test_a_file_waits_for_a_little_that_the_socket_did_not_take(fd: int) -> None
 
             async def behind_a_full_socket() -> None:
                 fill(transport)
-                await transport.send_file(FileSegment(fd, 0, 100_000))
+                await send_file(transport, FileSegment(fd, 0, 100_000))
 
             sending = asyncio.create_task(behind_a_full_socket())
             received = bytearray()
@@ -311,7 +311,7 @@ def test_a_connection_that_is_lost_in_the_turn_in_which_it_has_drained(fd: int) 
     async def run() -> None:
         async with connected() as (transport, _):
             transport.write(bytes(FILE_BYTES))
-            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
             await turns()
             transport.drained()
             transport.lost()
@@ -333,7 +333,7 @@ def test_no_file_goes_past_tls(fd: int) -> None:
             transport = CoalescingTransport(real, asyncio.get_running_loop())
             assert not transport.can_sendfile
             with pytest.raises(SendfileUnavailable):
-                await transport.send_file(FileSegment(fd, 0, 100_000))
+                await send_file(transport, FileSegment(fd, 0, 100_000))
 
     asyncio.run(run())
 
@@ -348,7 +348,7 @@ def test_no_file_behind_a_connection_that_is_closing_slowly(fd: int) -> None:
             transport.write(b"too late")
             transport.close()
             with pytest.raises(ConnectionResetError):
-                await asyncio.wait_for(transport.send_file(FileSegment(fd, 0, FILE_BYTES)), 10)
+                await asyncio.wait_for(send_file(transport, FileSegment(fd, 0, FILE_BYTES)), 10)
             await turns()
             assert len(writes(transport)) == before
 
@@ -371,11 +371,11 @@ def test_a_send_buffer_that_cannot_be_set_is_no_hindrance(
 
     async def run() -> None:
         async with connected() as (transport, client):
-            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
             assert await read(client, FILE_BYTES) == os.pread(fd, FILE_BYTES, 0)
             await sending
 
-    monkeypatch.setattr(transport_module, "limit_send_buffer", refusing)
+    monkeypatch.setattr(file_transfer, "limit_send_buffer", refusing)
     monkeypatch.setattr(file_transfer, "QUICK_S", 60.0)
     asyncio.run(run())
     assert calls == refused, "once it has grown it is left alone"
@@ -400,7 +400,7 @@ def test_no_descriptor_is_used_once_it_is_closed(fd: int, monkeypatch: pytest.Mo
         async with connected() as (transport, _):
             monkeypatch.setattr(os, "preadv", cold)
             monkeypatch.setattr(os, "sendfile", slow)
-            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
             while not sending_begun.is_set():
                 await asyncio.sleep(0)
             transport.lost()
@@ -461,7 +461,7 @@ def test_a_file_that_is_cut_off_ends_the_connection(
         monkeypatch.setattr(file_transfer, "stop_calling", unwatch)
         monkeypatch.setattr(socket.socket, "close", noted_close)
         async with connected() as (transport, client):
-            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
             await read(client, 1000)
             await turns()
             assert watched
@@ -494,7 +494,7 @@ def test_a_file_whose_turn_never_comes(fd: int, end: str) -> None:
     async def run() -> None:
         async with connected() as (transport, client):
             transport.write(bytes(FILE_BYTES))
-            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
             await turns()
             if end == "abort":
                 transport.abort()
@@ -515,7 +515,7 @@ def test_a_download_has_no_descriptor_but_its_connection_and_its_file(fd: int) -
         async with connected() as first, connected() as second:
             before = descriptors()
             sending = [
-                asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+                asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
                 for transport, _ in (first, second)
             ]
             await turns()
@@ -539,7 +539,7 @@ def test_each_call_sends_one_window_at_most(fd: int, monkeypatch: pytest.MonkeyP
     async def run() -> None:
         async with connected() as (transport, client):
             monkeypatch.setattr(os, "sendfile", counted)
-            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, 3_000_000)))
+            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, 3_000_000)))
             await read(client, 3_000_000)
             await sending
 
@@ -564,7 +564,7 @@ def test_an_error_of_sendfile(fd: int, monkeypatch: pytest.MonkeyPatch, calls: i
         async with connected() as (transport, client):
             monkeypatch.setattr(os, "sendfile", failing)
             transport.write(b"head")
-            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
             if calls:
                 received = await read_to_end(client)
                 assert 4 < len(received) < FILE_BYTES
@@ -593,7 +593,7 @@ def test_sendfile_that_is_refused_once_the_socket_has_room(
             monkeypatch.setattr(os, "sendfile", failing)
             transport.write(b"head")
             with pytest.raises(SendfileUnavailable):
-                await transport.send_file(FileSegment(fd, 0, FILE_BYTES))
+                await send_file(transport, FileSegment(fd, 0, FILE_BYTES))
             transport.write(b"body")
             assert await read(client, 8) == b"headbody"
 
@@ -625,7 +625,7 @@ def test_a_file_that_ends_early(
             if cold:
                 monkeypatch.setattr(os, "preadv", from_the_disk)
             os.truncate(tmp_path / "file", 2_000_000)
-            sending = asyncio.create_task(transport.send_file(FileSegment(fd, 0, FILE_BYTES)))
+            sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
             assert len(await read_to_end(client)) == 2_000_000
             with pytest.raises(FileTruncated, match="shrank"):
                 await sending

@@ -13,7 +13,19 @@ from typing import Any
 import pytest
 from asgifast.protocols.transport import CoalescingTransport
 
-__all__ = ["FILE_BYTES", "Recorded", "connected", "fd", "read", "read_to_end", "turns", "writes"]
+from wsgifast.sockets import FileSegment
+
+__all__ = [
+    "FILE_BYTES",
+    "Recorded",
+    "connected",
+    "fd",
+    "read",
+    "read_to_end",
+    "send_file",
+    "turns",
+    "writes",
+]
 
 
 # More than the socket buffers of both sides together.
@@ -72,6 +84,12 @@ async def connected() -> AsyncIterator[tuple[CoalescingTransport, socket.socket]
             client.close()
             await asyncio.sleep(0)
     assert not failed, "no callback of the loop fails"
+
+
+async def send_file(transport: CoalescingTransport, segment: FileSegment) -> None:
+    rest = transport.begin_file(segment)
+    if rest is not None:
+        await rest()
 
 
 async def read(client: socket.socket, size: int) -> bytes:

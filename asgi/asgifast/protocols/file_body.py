@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ class HandedOver(NamedTuple):
     rest: Rest
     fd: int
     # What follows in the body, of the same file.
-    segments: Sequence[bytes | ByteRange]
+    segments: Iterator[bytes | ByteRange]
     close: Callable[[], object]
 
 
@@ -128,19 +128,29 @@ class FileBody(ABC):
             if len(segments) == 1 and (data := _read_small(fd, segments[0])) is not None:
                 await self._finish(data)
                 return
-            for index, segment in enumerate(segments):
-                if isinstance(segment, bytes):
-                    await self._send_bytes(segment)
-                    continue
-                rest = await self._begin_segment(FileSegment(fd, segment.offset, segment.size))
-                if rest is not None:
-                    self.handed_over = HandedOver(rest, fd, segments[index + 1 :], close)
-                    asyncio.get_running_loop().call_soon(self._start_task)
-                    return
-            await self._finish()
+            following = iter(segments)
+            rest = await self._send_until_full(fd, following)
+            if rest is not None:
+                self.handed_over = HandedOver(rest, fd, following, close)
+                asyncio.get_running_loop().call_soon(self._start_task)
         finally:
             if self.handed_over is None:
                 close()
+
+    async def _send_until_full(self, fd: int, segments: Iterator[bytes | ByteRange]) -> Rest | None:
+        """Send segments and the body's end; or return what sends the rest of one, if it takes long.
+
+        The segments behind that are not taken then.
+        """
+        for segment in segments:
+            if isinstance(segment, bytes):
+                await self._send_part(response_body(segment, more_body=True))
+            else:
+                file = FileSegment(fd, segment.offset, segment.size)
+                if (rest := await self._begin_segment(file)) is not None:
+                    return rest
+        await self._finish()
+        return None
 
     def _start_task(self) -> None:
         """Have a task send what was handed over, if the app's caller does not."""
@@ -161,28 +171,19 @@ class FileBody(ABC):
 
     async def _send_rest(
         self,
-        rest: Rest,
+        rest: Rest | None,
         fd: int,
-        segments: Sequence[bytes | ByteRange],
+        segments: Iterator[bytes | ByteRange],
         close: Callable[[], object] = lambda: None,
     ) -> None:
         try:
-            sending = rest()
-            del rest  # else it is kept for as long as the client reads
-            await sending
-            for segment in segments:
-                if isinstance(segment, bytes):
-                    await self._send_bytes(segment)
-                else:
-                    following = FileSegment(fd, segment.offset, segment.size)
-                    if (more := await self._begin_segment(following)) is not None:
-                        await more()
-            await self._finish()
+            while rest is not None:
+                sending = rest()
+                rest = None  # else it is kept for as long as the client reads
+                await sending
+                rest = await self._send_until_full(fd, segments)
         finally:
             close()
-
-    async def _send_bytes(self, data: bytes) -> None:
-        await self._send_part(response_body(data, more_body=True))
 
     async def _send_part(self, message: Message) -> None:
         """Send a body message that is a part of a file's body."""

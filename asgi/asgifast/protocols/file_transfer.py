@@ -24,8 +24,8 @@ import socket
 import time
 from typing import Any, Protocol
 
-from wsgifast.sockets import FileSegment, FileTruncated
-from wsgifast.sockets.options import QUICK_S
+from wsgifast.sockets import FileSegment, FileTruncated, limit_send_buffer
+from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES, QUICK_S
 from wsgifast.sockets.page_cache import cached_bytes
 from wsgifast.sockets.sendfile import MSG_MORE, SendfileUnavailable, send_file_once
 
@@ -49,12 +49,10 @@ class Progress(enum.Enum):
 class Owner(Protocol):
     """The transport whose socket it is.
 
-    :ivar may_grow: the socket's send buffer is limited.
+    :ivar may_grow: the socket's send buffer is limited; None before the first file.
     """
 
     may_grow: bool | None
-
-    def grow_send_buffer(self) -> None: ...
 
     def file_ended(self, error: BaseException | None) -> None:
         """The kernel has the last byte, or :meth:`FileTransfer.send` raises an error."""
@@ -108,6 +106,8 @@ class FileTransfer:
         self._error: Exception | None = None
         # The socket's descriptor while it is watched.
         self._watched = -1
+        if owner.may_grow is None:
+            owner.may_grow = _limited(sock, FIRST_SEND_BUFFER_BYTES)
 
     def step(self) -> Progress:
         """Send what the socket takes now of the page cache, up to one window.
@@ -231,7 +231,8 @@ class FileTransfer:
         if self._owner.may_grow:
             now = time.monotonic()
             if now - self._waiting_since < QUICK_S:
-                self._owner.grow_send_buffer()
+                self._owner.may_grow = False
+                _limited(self._sock)
             self._waiting_since = now
         before = len(self._head), self._offset
         try:
@@ -246,3 +247,10 @@ class FileTransfer:
         elif (len(self._head), self._offset) == before:
             self._unwatch()
             self._timer = self._loop.call_later(_WITHOUT_MEMORY_S, self._watch)
+
+
+def _limited(sock: Any, *size: int) -> bool:
+    try:
+        return limit_send_buffer(sock, *size)
+    except OSError:
+        return False  # the peer has gone; sending will raise

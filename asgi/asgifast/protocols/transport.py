@@ -22,8 +22,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
-from wsgifast.sockets import FileSegment, limit_send_buffer
-from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES
+from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sendfile import SendfileUnavailable
 
 from ..coalescing import COALESCED_BYTES
@@ -164,21 +163,13 @@ class CoalescingTransport(asyncio.Transport):
 
     # Files
 
-    async def send_file(self, segment: FileSegment) -> None:
-        """Send a range of a file behind everything written so far.
+    def begin_file(self, segment: FileSegment) -> Rest | None:
+        """Send a range of a file behind everything written so far: what the socket takes now.
 
+        :returns: what sends the rest, and raises the same errors; None if there is none.
         :raises SendfileUnavailable: if the kernel cannot; nothing of the file was sent.
         :raises FileTruncated: if the file ends early; the connection is closed.
         :raises ConnectionError: if the connection is lost or closed meanwhile.
-        """
-        rest = self.begin_file(segment)
-        if rest is not None:
-            await rest()
-
-    def begin_file(self, segment: FileSegment) -> Rest | None:
-        """Begin :meth:`send_file`: send what the socket takes now.
-
-        :returns: what sends the rest; None if there is none.
         """
         if not self.can_sendfile:
             raise SendfileUnavailable
@@ -188,8 +179,6 @@ class CoalescingTransport(asyncio.Transport):
         if self.real.get_write_buffer_size():
             return partial(self._send_behind_buffer, segment)
         sock = self.real.get_extra_info("socket")
-        if self.may_grow is None:
-            self.may_grow = _limited(sock, FIRST_SEND_BUFFER_BYTES)
         head = bytes(self._take()) if self._pending else b""
         file = self._file = FileTransfer(self, self._loop, sock, head, segment)
         try:
@@ -204,7 +193,9 @@ class CoalescingTransport(asyncio.Transport):
 
     async def _send_behind_buffer(self, segment: FileSegment) -> None:
         await self._drain()
-        await self.send_file(segment)
+        rest = self.begin_file(segment)
+        if rest is not None:
+            await rest()
 
     def file_ended(self, error: BaseException | None) -> None:
         """Called by the FileTransfer. Nothing may follow a part of a file."""
@@ -213,10 +204,6 @@ class CoalescingTransport(asyncio.Transport):
             self._pending.clear()
             self._size = 0
             self.real.close()
-
-    def grow_send_buffer(self) -> None:
-        self.may_grow = False
-        _limited(self.real.get_extra_info("socket"))
 
     async def _drain(self) -> None:
         """Wait until the loop's transport has sent its buffer."""
@@ -322,10 +309,3 @@ class CoalescingTransport(asyncio.Transport):
 def _lingers() -> bool:
     """The is_closing() of a transport that discards what its client is sending."""
     return True
-
-
-def _limited(sock: Any, *size: int) -> bool:
-    try:
-        return limit_send_buffer(sock, *size)
-    except OSError:
-        return False  # the peer has gone; sending will raise
