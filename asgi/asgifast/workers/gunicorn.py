@@ -114,8 +114,8 @@ class _Cycle:
     """
 
     __slots__ = (
-        "disconnected_here", "gunicorn_send", "protocol", "response", "response_complete",
-        "response_started", "scope", "start",
+        "gunicorn_send", "protocol", "response", "response_complete", "response_started", "scope",
+        "start",
     )  # fmt: skip
 
     protocol: FastASGIProtocol
@@ -125,7 +125,6 @@ class _Cycle:
     response: _GunicornResponse | None
     response_started: bool
     response_complete: bool
-    disconnected_here: bool
 
     @property
     def flow(self) -> Any:
@@ -133,11 +132,7 @@ class _Cycle:
 
     @property
     def disconnected(self) -> bool:
-        return self.disconnected_here or bool(self.protocol._closed)
-
-    @disconnected.setter
-    def disconnected(self, value: bool) -> None:
-        self.disconnected_here = value
+        return self.protocol._closed
 
     def app_send(self, message: Message) -> Awaitable[None]:
         """The send() that the app is given."""
@@ -157,7 +152,6 @@ class _Cycle:
         protocol = self.protocol
         # gunicorn holds the head until the body's first bytes.
         self.response_started = self.response_complete or protocol._response_buffer is not None
-        self.disconnected_here = False
         if not self.response_complete:
             protocol.transport = protocol.coalescing
         return _GunicornResponse(self)
@@ -182,6 +176,9 @@ class _GunicornResponse(Response):
         super().__init__(cycle, cycle.protocol.coalescing)
         if cycle.start is not None:
             self._headers = cycle.start["headers"]
+
+    def _cut_off(self) -> None:
+        self._cycle.protocol._close_transport()
 
     def _is_bodyless(self) -> bool:
         cycle = self._cycle
@@ -223,39 +220,6 @@ def _begin(sending: Coroutine[Any, Any, None]) -> None:
     except StopIteration:
         return
     sending.close()
-
-
-def _with_files(app: ASGIApp, protocol: FastASGIProtocol) -> ASGIApp:
-    """The app as gunicorn calls it: it gives the app a _Cycle's send()."""
-    # Over HTTP/2 gunicorn makes the frames: files are read from the page cache.
-    over_http2 = ASGIFast(app, ranges=False, conditional=False)
-
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await app(scope, receive, send)
-            return
-        if scope["http_version"] == "2":
-            await over_http2(scope, receive, send)
-            return
-        scope["extensions"] = (scope.get("extensions") or {}) | PROTOCOL_EXTENSIONS
-        # Attribute by attribute: a constructor would be one more call for every request.
-        cycle = _Cycle()
-        cycle.protocol = protocol
-        cycle.scope = scope
-        cycle.gunicorn_send = send
-        cycle.start = cycle.response = None
-        cycle.response_complete = False
-        try:
-            await app(scope, receive, cycle.app_send)
-        except Exception:
-            if cycle.response is not None:
-                await cycle.response.sent()  # a file that was handed over is sent nevertheless
-            raise
-        if cycle.response is not None:
-            await cycle.response.sent()
-            cycle.response = None  # break the reference cycle
-
-    return call
 
 
 class _RequestReady:
@@ -306,7 +270,9 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
         super().__init__(worker)
         self._idle_timer = IdleTimerLoop(worker.loop)
         self._cancel_keepalive_timer = self._idle_timer.cancel
-        self.app: Any = _with_files(instrumented(worker.asgi), self)
+        self._app: ASGIApp = instrumented(worker.asgi)
+        self._app_over_http2: ASGIApp | None = None
+        self.app: Any = self._answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self.coalescing = CoalescingTransport(transport, self.worker.loop)
@@ -314,6 +280,35 @@ class FastASGIProtocol(ASGIProtocol):  # type: ignore[misc, unused-ignore]
         super().connection_made(self.coalescing)
         if self._callback_parser is not None:  # not HTTP/2
             self.write_plainly()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The app as gunicorn calls it: it gives the app a _Cycle's send()."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if scope["http_version"] == "2":
+            if self._app_over_http2 is None:
+                # gunicorn makes the frames: files are read from the page cache.
+                self._app_over_http2 = ASGIFast(self._app, ranges=False, conditional=False)
+            await self._app_over_http2(scope, receive, send)
+            return
+        scope["extensions"] = (scope.get("extensions") or {}) | PROTOCOL_EXTENSIONS
+        # Attribute by attribute: a constructor would be one more call for every request.
+        cycle = _Cycle()
+        cycle.protocol = self
+        cycle.scope = scope
+        cycle.gunicorn_send = send
+        cycle.start = cycle.response = None
+        cycle.response_complete = False
+        try:
+            await self._app(scope, receive, cycle.app_send)
+        except Exception:
+            if cycle.response is not None:
+                await cycle.response.sent()  # a file that was handed over is sent nevertheless
+            raise
+        if cycle.response is not None:
+            await cycle.response.sent()
+            cycle.response = None  # break the reference cycle
 
     def _setup_callback_parser(self) -> None:
         """Called by gunicorn right after it has made its Event."""
