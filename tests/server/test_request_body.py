@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import tracemalloc
 from typing import Any
 
@@ -183,5 +184,20 @@ def test_a_disk_that_fails_takes_nothing_of_the_budget(monkeypatch: pytest.Monke
     collector = known(100, spool(0, disk=disk))
     with pytest.raises(OSError, match="no temporary files"):
         collector.take(bytes(100))
+    collector.spool.close()
+    assert disk.used_bytes == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+@pytest.mark.parametrize("in_memory", [0, 60])
+def test_a_full_disk_is_no_error_of_ours(in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "tempfile.TemporaryFile", lambda buffering: open("/dev/full", "r+b", buffering)
+    )
+    disk = Budget(1000)
+    collector = known(100, spool(in_memory, disk=disk))
+    with pytest.raises(RequestError, match="No space left") as caught:
+        collector.take(bytes(100))
+    assert caught.value.status == 503
     collector.spool.close()
     assert disk.used_bytes == 0

@@ -6,6 +6,7 @@ to a limit, and in a temporary file beyond it.
 
 from __future__ import annotations
 
+import errno
 import io
 import tempfile
 from typing import BinaryIO, cast
@@ -20,6 +21,8 @@ _FIRST_CHUNKS_BYTES = 4 * 1024
 _LEAST_CHUNKS_BYTES = 1024
 # Chunks decoded in one turn: far less than a millisecond of work, whatever their size.
 _CHUNKS_A_TURN = 500
+# A full disk, or as much of it as this user, or a file, may take.
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class BodyCollector:
@@ -93,7 +96,7 @@ class Spool:
         """Append bytes.
 
         :raises BodyTooLarge: over the limit.
-        :raises RequestError: if the disk budget is used up.
+        :raises RequestError: if the disk, or its budget, is used up.
         :raises OSError: if the temporary file cannot be written.
         """
         self.size += len(data)
@@ -138,7 +141,13 @@ class _TemporaryFile(io.BufferedReader):
         with memoryview(data) as view:
             written = 0
             while written < len(view):
-                written += cast(io.RawIOBase, self.raw).write(view[written:]) or 0
+                try:
+                    written += cast(io.RawIOBase, self.raw).write(view[written:]) or 0
+                except OSError as error:
+                    if error.errno not in _NO_ROOM:
+                        raise
+                    text = f"There is no room for the request body: {error.strerror}"
+                    raise RequestError(503, text) from error
 
     def close(self) -> None:
         if not self.closed:
